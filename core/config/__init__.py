@@ -1,0 +1,25 @@
+"""Configuration and checkpoint description, shared by all processes."""
+
+from penstock.core.config.options import (
+    Config,
+    ConfigError,
+    FrontendOptions,
+    IpcOptions,
+    LogOptions,
+    ModelOptions,
+    SchedulerOptions,
+    WorkerOptions,
+    validate,
+)
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "FrontendOptions",
+    "IpcOptions",
+    "LogOptions",
+    "ModelOptions",
+    "SchedulerOptions",
+    "WorkerOptions",
+    "validate",
+]

@@ -1,0 +1,1 @@
+"""What crosses a process border: message structs, codec, channels, addresses, process habits."""

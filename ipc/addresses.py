@@ -1,0 +1,46 @@
+"""Where processes of one launch meet: `ipc://` sockets in a private folder, unless addresses are given."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_MAX_IPC_PATH = 107  # sun_path holds 108 bytes with its end mark
+
+
+class AddressError(ValueError):
+    """An address that cannot be used; the message says why."""
+
+
+@contextlib.contextmanager
+def private_dir(wanted: str = "") -> Iterator[Path]:
+    """A folder of mode 0700 for sockets: `wanted` (kept afterwards), or a fresh one (removed afterwards).
+
+    Raises:
+        AddressError: if `wanted` is open to others, or too long a path for a socket.
+    """
+    if not wanted:
+        folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    folder = Path(wanted)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        raise AddressError(f"{wanted!r} must be accessible to its owner only (mode 0700)")
+    yield folder
+
+
+def ipc_address(folder: Path, name: str) -> str:
+    """The address of a socket file in `folder`.
+
+    Raises:
+        AddressError: if the path is longer than a Unix socket's may be.
+    """
+    path = folder / f"{name}.sock"
+    if len(str(path).encode()) > _MAX_IPC_PATH:
+        raise AddressError(f"socket path {str(path)!r} is longer than {_MAX_IPC_PATH} bytes")
+    return f"ipc://{path}"

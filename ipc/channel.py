@@ -1,0 +1,164 @@
+"""Typed channels over ZeroMQ: `Router` and `Dealer` for asyncio, `SyncDealer` for a plain loop.
+
+The asyncio ones drain the socket from `loop.add_reader` and hand every message to a callback, which
+costs about 20 us a message less than a future per receive. ZeroMQ's descriptor is edge-triggered:
+it becomes readable when something *changed*, so each event drains the socket whole, and each send
+(which may consume the edge) looks again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import zmq
+
+from penstock.ipc import sockets
+from penstock.ipc.codec import Codec, MalformedMessage
+from penstock.ipc.messages import Message
+
+In = TypeVar("In")
+PeerId = bytes
+
+_MAX_MESSAGES_PER_DRAIN = 256
+"""A flooding peer may not keep the event loop from everyone else; the rest follows in the next turn."""
+
+
+class _AsyncChannel:
+    """The part that the two asyncio channels share: drain on readable, look again after a send."""
+
+    def __init__(self, socket: zmq.Socket[bytes], on_closed: Callable[[], None] | None = None) -> None:
+        self._socket = socket
+        self._loop = asyncio.get_running_loop()
+        self._drain_is_scheduled = False
+        self._is_closed = False
+        self.num_malformed = 0
+        self._loop.add_reader(socket.fileno(), self._drain)
+        self._schedule_drain()
+
+    def _drain(self) -> None:
+        self._drain_is_scheduled = False
+        for _ in range(_MAX_MESSAGES_PER_DRAIN):
+            if self._is_closed:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._deliver(frames)
+            except MalformedMessage:
+                self.num_malformed += 1
+        self._schedule_drain()
+
+    def _deliver(self, frames: list[bytes]) -> None:
+        raise NotImplementedError
+
+    def _schedule_drain(self) -> None:
+        if not self._drain_is_scheduled:
+            self._drain_is_scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _look_again(self) -> None:
+        if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+            self._schedule_drain()
+
+    def close(self) -> None:
+        """Close the socket; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+
+
+class Router(_AsyncChannel, Generic[In]):
+    """The bound side with many peers. `on_message(peer, message)` is called for each valid message."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        codec: Codec[In],
+        on_message: Callable[[PeerId, In], None],
+    ) -> None:
+        self._codec = codec
+        self._on_message = on_message
+        socket = sockets.router(context, address)
+        super().__init__(socket)
+        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def send(self, peer: PeerId, message: Message) -> bool:
+        """Queue a message for a peer; False if the peer is not connected or its queue is full."""
+        try:
+            self._socket.send_multipart((peer, self._codec.encode(message)), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                return False
+            raise
+        self._look_again()
+        return True
+
+    def _deliver(self, frames: list[bytes]) -> None:
+        if len(frames) != 2:
+            raise MalformedMessage(f"{len(frames)} frames instead of 2")
+        self._on_message(frames[0], self._codec.decode(frames[1]))
+
+
+class Dealer(_AsyncChannel, Generic[In]):
+    """The connecting side. `on_message(message)` is called for each valid message."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        identity: str,
+        codec: Codec[In],
+        on_message: Callable[[In], None],
+    ) -> None:
+        self._codec = codec
+        self._on_message = on_message
+        super().__init__(sockets.dealer(context, address, identity))
+
+    def send(self, message: Message) -> bool:
+        """Queue a message (also while the other side is away); False if the queue is full."""
+        try:
+            self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._look_again()
+        return True
+
+    def _deliver(self, frames: list[bytes]) -> None:
+        if len(frames) != 1:
+            raise MalformedMessage(f"{len(frames)} frames instead of 1")
+        self._on_message(self._codec.decode(frames[0]))
+
+
+class SyncDealer(Generic[In]):
+    """The connecting side for a process without an event loop."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str, codec: Codec[In]
+    ) -> None:
+        self._socket = sockets.dealer(context, address, identity)
+        self._codec = codec
+        self.num_malformed = 0
+
+    def send(self, message: Message) -> None:
+        """Queue a message; blocks only when the queue is full."""
+        self._socket.send(self._codec.encode(message))
+
+    def receive(self, timeout_ms: int | None = None) -> In | None:
+        """The next valid message; None if none came within `timeout_ms` (None waits for ever, 0 only looks)."""
+        while self._socket.poll(timeout_ms):
+            frames = self._socket.recv_multipart()
+            try:
+                if len(frames) == 1:
+                    return self._codec.decode(frames[0])
+            except MalformedMessage:
+                pass
+            self.num_malformed += 1
+        return None
+
+    def close(self) -> None:
+        """Close the socket; what is queued is dropped."""
+        self._socket.close()

@@ -1,0 +1,247 @@
+"""Every message that crosses a socket, and nothing else.
+
+Structs are tagged, array-like and frozen; they are validated against these types on receipt.
+Integer arrays travel as raw little-endian buffers (`bytes`), named with their dtype and shape in
+the comment beside the field. A field is only ever added at the end and with a default, and a
+change that breaks that raises `PROTOCOL_VERSION`.
+
+Directions:
+
+    frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, Heartbeat, Goodbye
+    scheduler -> frontend    EngineReady, EngineNotReady, TokenBatch, EngineStats, SayHello, Refused, Heartbeat
+    worker    -> scheduler   WorkerHello, StepResult, WorkerFailed, Heartbeat
+    scheduler -> worker      Welcome, StepPlan, SayHello, Refused, Heartbeat, Shutdown
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+PROTOCOL_VERSION = 1
+
+Buffer = bytes
+"""Raw little-endian integers; the comment beside each field gives dtype and shape."""
+
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+ShortText = Annotated[str, Meta(max_length=256)]
+
+
+class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base of everything that is sent."""
+
+
+# --- both directions ------------------------------------------------------------------------
+
+
+class Heartbeat(Message, frozen=True):
+    """Nothing to say, still here. Sent by a side that has been silent for a while."""
+
+
+class SayHello(Message, frozen=True):
+    """The scheduler does not know this peer (it was restarted, or took the peer for gone).
+
+    The peer says hello again and takes everything it had under way here for lost.
+    """
+
+
+class Refused(Message, frozen=True):
+    """The scheduler turns a peer away (wrong protocol, another model); the peer exits."""
+
+    reason: str
+
+
+# --- frontend <-> scheduler -----------------------------------------------------------------
+
+
+class FrontendHello(Message, frozen=True):
+    protocol_version: int
+    name: ShortText
+    model_fingerprint: str
+
+
+class EngineReady(Message, frozen=True):
+    """Answer to a hello once a worker is there; sent again to all whenever it becomes true."""
+
+    protocol_version: int
+    model_fingerprint: str
+    max_model_len: int  # prompt + output tokens of one sequence
+    vocab_size: int
+    page_size: int
+    num_pages: int
+    max_num_seqs: int
+
+
+class EngineNotReady(Message, frozen=True):
+    """No worker serves now (starting, or lost); requests wait until EngineReady comes."""
+
+    reason: str
+
+
+class SamplingParams(Struct, frozen=True, array_like=True, gc=False):
+    """How one sequence's tokens are drawn and when it stops. Validated by the frontend.
+
+    `temperature == 0` is greedy. `top_k == 0` and `top_p == 1.0` mean "off".
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    temperature: float = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0  # always set; the frontend draws one if the user gave none
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    stop_token_ids: tuple[int, ...] = ()  # the model's EOS ids are in here unless ignore_eos was asked
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+
+
+class AddRequest(Message, frozen=True):
+    """A request with `n` sequences. The scheduler answers with deltas in TokenBatch until each has finished.
+
+    Sequence `i` samples with seed `(sampling.seed + i) mod 2**63`, so sequence 0 equals an `n=1` request.
+    """
+
+    request_id: ShortText  # unique among the live requests of all frontends
+    prompt_token_ids: Buffer  # int32[num_prompt_tokens]
+    sampling: SamplingParams
+    n: Annotated[int, Meta(ge=1, le=1024)] = 1
+    priority: int = 0  # lower runs first under the priority policy
+    cache_salt: ShortText = ""  # prefix cache entries are shared only among equal salts
+
+
+class AbortRequest(Message, frozen=True):
+    """Stop working on a request, or on one sequence of it. Idempotent; an unknown id is fine.
+
+    No delta follows for what is aborted: the sender has already answered its client.
+    """
+
+    request_id: ShortText
+    sequence_idx: int = -1  # -1: all sequences of the request
+
+
+class Goodbye(Message, frozen=True):
+    """This frontend leaves; its remaining requests are aborted."""
+
+
+class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
+    """What one step brought for one sequence."""
+
+    request_id: str
+    sequence_idx: int
+    token_ids: tuple[int, ...]  # usually one; a stop token is included
+    finish_reason: FinishReason | None = None  # set exactly once per sequence, in its last delta
+    stop_token_id: int | None = None  # the token that stopped it, if one did
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache (first admission)
+    error: str = ""  # for finish_reason "error"
+
+
+class TokenBatch(Message, frozen=True):
+    """All that one step brought for the sequences of one frontend."""
+
+    step_id: int
+    deltas: tuple[SequenceDelta, ...]
+
+
+class EngineStats(Message, frozen=True):
+    """The scheduler's counters, for /metrics. Sent when they changed, at most a few times a second."""
+
+    num_waiting: int
+    num_running: int
+    num_rows: int
+    num_pages: int
+    num_free_pages: int
+    num_cached_pages: int  # owned by the prefix cache alone
+    num_used_pages: int  # in some running sequence's page table
+    num_steps: int  # totals since start from here on
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    is_ready: bool
+
+
+# --- scheduler <-> worker -------------------------------------------------------------------
+
+
+class WorkerHello(Message, frozen=True):
+    """The model is loaded and the KV pool stands; plans may come."""
+
+    protocol_version: int
+    name: ShortText
+    rank: int
+    model_fingerprint: str
+    device: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    page_size: int
+    num_pages: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class Welcome(Message, frozen=True):
+    """The scheduler takes this worker; the worker clears all rows."""
+
+    protocol_version: int
+
+
+class NewRow(Struct, frozen=True, array_like=True, gc=False):
+    """All that a worker must know of a sequence that enters a row."""
+
+    row: int
+    token_ids: Buffer  # int32[num_known]: prompt, then outputs already returned (after a preemption)
+    num_prompt_tokens: int
+    sampling: SamplingParams  # seed is already the sequence's own
+    page_ids: Buffer  # int32[k]: the pages it starts with (prefix hit, plus those for its first chunk)
+
+
+class StepPlan(Message, frozen=True):
+    """One forward pass over one ragged batch.
+
+    The worker applies, in this order: new_rows, page appends, page copies; then it runs the batch
+    rows in the order given. Row `b` computes positions `start[b] .. start[b]+num_new[b]-1`; their
+    token ids are in the row's token buffer, where the worker itself has put each token it sampled.
+    If `samples[b]`, the logits of the chunk's last position give the row's next token.
+    """
+
+    step_id: int
+    rows: Buffer  # int32[N]
+    start: Buffer  # int32[N]: num_computed_tokens before this step
+    num_new: Buffer  # int32[N]: chunk lengths, >= 1
+    samples: Buffer  # uint8[N]
+    new_rows: tuple[NewRow, ...] = ()
+    append_rows: Buffer = b""  # int32[A]: rows (not new in this plan) that get pages
+    append_counts: Buffer = b""  # int32[A]
+    append_page_ids: Buffer = b""  # int32[sum(append_counts)]
+    copy_src: Buffer = b""  # int32[C]: page copies, before the forward pass
+    copy_dst: Buffer = b""  # int32[C]
+    freed_rows: Buffer = b""  # int32[F]: rows that hold no sequence any more (may be new again here)
+
+
+class StepResult(Message, frozen=True):
+    """The tokens of one step, in the order of the plan's sampling rows."""
+
+    step_id: int
+    token_ids: Buffer  # int32[number of rows with samples == 1]
+    num_forward_us: int = 0  # plan taken up -> tokens known
+    num_idle_us: int = 0  # the device waited this long for the plan
+
+
+class WorkerFailed(Message, frozen=True):
+    """The worker cannot go on (out of memory, device error); it exits after this."""
+
+    step_id: int
+    reason: str
+
+
+class Shutdown(Message, frozen=True):
+    """Finish what is queued, then exit 0."""
+
+
+FromFrontend = FrontendHello | AddRequest | AbortRequest | Heartbeat | Goodbye
+ToFrontend = EngineReady | EngineNotReady | TokenBatch | EngineStats | SayHello | Refused | Heartbeat
+FromWorker = WorkerHello | StepResult | WorkerFailed | Heartbeat
+ToWorker = Welcome | StepPlan | SayHello | Refused | Heartbeat | Shutdown

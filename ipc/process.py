@@ -1,0 +1,75 @@
+"""Habits that all processes share: name, log lines, configuration from the parent, end with the parent."""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from typing import TypeVar
+
+import msgspec
+import setproctitle
+import structlog
+
+T = TypeVar("T")
+
+_PR_SET_PDEATHSIG = 1
+
+
+def begin(process_name: str, level: str = "info", log_format: str = "auto") -> None:
+    """Name this process for `ps` and for its log lines, and set logging up."""
+    setproctitle.setproctitle(process_name)
+    setup_logging(process_name, level, log_format)
+
+
+def setup_logging(process_name: str, level: str = "info", log_format: str = "auto") -> None:
+    """structlog to stderr, one line per event: readable on a terminal, JSON elsewhere (`auto`)."""
+    is_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer() if is_console else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if is_console else "iso", utc=not is_console),
+            *([] if is_console else [structlog.processors.dict_tracebacks]),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(process=process_name)
+
+
+def pass_config(config: msgspec.Struct) -> int:
+    """Put a configuration where a child can inherit it: an anonymous file, readable by nobody else.
+
+    Returns the descriptor, to be passed on (`pass_fds`) and named to the child as `--config-fd`.
+    """
+    descriptor = os.memfd_create("penstock-config", 0)
+    os.write(descriptor, msgspec.json.encode(config))
+    return descriptor
+
+
+def inherited_config(argv: list[str], config_type: type[T]) -> T:
+    """The configuration that the parent passed in `argv`: `--config-fd N [--parent PID]`.
+
+    With `--parent`, this process also ends when that one does.
+    """
+    arguments = dict(zip(argv[::2], argv[1::2], strict=False))
+    if "--parent" in arguments:
+        end_with_parent(int(arguments["--parent"]))
+    descriptor = int(arguments["--config-fd"])
+    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)  # siblings share the file's offset
+    os.close(descriptor)
+    return msgspec.json.decode(content, type=config_type)
+
+
+def end_with_parent(expected_parent: int) -> None:
+    """Ask the kernel for SIGTERM when the parent dies, so that no orphan stays behind (Linux)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != expected_parent:  # it died before the call took effect
+        sys.exit(1)

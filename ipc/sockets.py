@@ -1,0 +1,33 @@
+"""How every ZeroMQ socket of Penstock is set up: bounded in number and size of messages, never lingering."""
+
+import zmq
+
+MAX_QUEUED_MESSAGES = 10_000
+MAX_MESSAGE_BYTES = 64 << 20  # a plan that brings many long prompts at once is the largest message
+
+
+def router(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    """A bound ROUTER. Sending to an absent or stalled peer raises instead of dropping silently."""
+    socket = _bounded(context.socket(zmq.ROUTER))
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects takes its identity over
+    socket.bind(address)
+    return socket
+
+
+def dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str) -> zmq.Socket[bytes]:
+    """A connecting DEALER. It reconnects by itself for as long as it lives."""
+    socket = _bounded(context.socket(zmq.DEALER))
+    socket.setsockopt(zmq.ROUTING_ID, identity.encode())
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    socket.connect(address)
+    return socket
+
+
+def _bounded(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    return socket
