@@ -23,6 +23,7 @@ Buffer = bytes
 """Raw little-endian integers; the comment beside each field gives dtype and shape."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+ErrorCode = Literal["", "queue_full", "too_long", "internal"]
 ShortText = Annotated[str, Meta(max_length=256)]
 
 
@@ -108,7 +109,8 @@ class AddRequest(Message, frozen=True):
     sampling: SamplingParams
     n: Annotated[int, Meta(ge=1, le=1024)] = 1
     priority: int = 0  # lower runs first under the priority policy
-    cache_salt: ShortText = ""  # prefix cache entries are shared only among equal salts
+    cache_salt: ErrorCode = Literal["", "queue_full", "too_long", "internal"]
+ShortText = ""  # prefix cache entries are shared only among equal salts
 
 
 class AbortRequest(Message, frozen=True):
@@ -134,7 +136,8 @@ class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
     finish_reason: FinishReason | None = None  # set exactly once per sequence, in its last delta
     stop_token_id: int | None = None  # the token that stopped it, if one did
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache (first admission)
-    error: str = ""  # for finish_reason "error"
+    error: str = ""  # for finish_reason "error": one sentence with the limit and the value
+    error_code: ErrorCode = ""
 
 
 class TokenBatch(Message, frozen=True):

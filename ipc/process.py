@@ -73,3 +73,12 @@ def end_with_parent(expected_parent: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != expected_parent:  # it died before the call took effect
         sys.exit(1)
+
+
+def report_ready(argv: list[str]) -> None:
+    """Tell the parent that this process can do its work, if the parent asked (`--ready-fd N`)."""
+    arguments = dict(zip(argv[::2], argv[1::2], strict=False))
+    if "--ready-fd" in arguments:
+        descriptor = int(arguments["--ready-fd"])
+        os.write(descriptor, b"1")
+        os.close(descriptor)

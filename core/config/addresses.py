@@ -1,0 +1,35 @@
+"""Which addresses a configuration means, once a folder for sockets is known."""
+
+from pathlib import Path
+
+import msgspec
+
+from penstock.core.config.options import Config, ConfigError
+from penstock.ipc.addresses import ipc_address
+
+
+def with_addresses(config: Config, folder: Path) -> Config:
+    """Fill the addresses that were left empty with `ipc://` sockets in `folder`."""
+    return msgspec.structs.replace(
+        config,
+        ipc=msgspec.structs.replace(
+            config.ipc,
+            frontend_address=config.ipc.frontend_address or ipc_address(folder, "frontends"),
+            worker_address=config.ipc.worker_address or ipc_address(folder, "workers"),
+        ),
+    )
+
+
+def require_addresses(config: Config, *, frontend: bool = False, worker: bool = False) -> Config:
+    """For a process that is started alone: the addresses it needs, given or from `--runtime-dir`.
+
+    Raises:
+        ConfigError: naming the flag that is missing.
+    """
+    if config.ipc.runtime_dir:
+        config = with_addresses(config, Path(config.ipc.runtime_dir))
+    if frontend and not config.ipc.frontend_address:
+        raise ConfigError("--frontend-address (or --runtime-dir) says where scheduler and frontends meet; it is missing")
+    if worker and not config.ipc.worker_address:
+        raise ConfigError("--worker-address (or --runtime-dir) says where scheduler and workers meet; it is missing")
+    return config

@@ -1,0 +1,288 @@
+"""The scheduler process: one event loop that moves messages between frontends, `Scheduler` and the worker.
+
+    frontends --AddRequest/AbortRequest--> scheduler.add_request/abort --+
+                                                                         v
+    worker   <--StepPlan------------------ scheduler.schedule() <---- _pump(), once per batch of messages
+    worker   --StepResult----------------> scheduler.process()  ----> _pump(), then TokenBatch to the frontends
+
+All decisions are `Scheduler`'s; here are sockets, clocks and the list of peers.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from time import monotonic
+
+import structlog
+import zmq
+
+from penstock.core.config import Config
+from penstock.core.peers import Peers
+from penstock.core.scheduler import Refusal, Scheduler
+from penstock.core.step_trace import StepTrace
+from penstock.ipc.channel import PeerId, Router
+from penstock.ipc.codec import Codec
+from penstock.ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequest,
+    AddRequest,
+    EngineNotReady,
+    EngineReady,
+    EngineStats,
+    FromFrontend,
+    FrontendHello,
+    FromWorker,
+    Goodbye,
+    Heartbeat,
+    Message,
+    Refused,
+    SayHello,
+    SequenceDelta,
+    Shutdown,
+    StepResult,
+    TokenBatch,
+    Welcome,
+    WorkerFailed,
+    WorkerHello,
+)
+
+log = structlog.get_logger()
+
+_STATS_INTERVAL = 0.2
+"""Seconds between two EngineStats at most: fresh enough to watch, rare enough to cost nothing."""
+
+
+class Engine:
+    """One scheduler, its worker and its frontends. Lives in a running event loop until `close()`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._trace = StepTrace(config.scheduler.step_trace) if config.scheduler.step_trace else None
+        self._scheduler: Scheduler | None = None  # exists from the first worker's hello, which says how large it is
+        self._worker: PeerId | None = None
+        self._hello: WorkerHello | None = None  # of the present or last worker
+        self._worker_seen = 0.0
+        self._frontends = Peers(config.ipc.heartbeat_timeout)
+        self._pump_is_scheduled = False
+        self._stats_timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self.frontend_channel: Router[FromFrontend] = Router(
+            self._context, config.ipc.frontend_address, Codec(FromFrontend), self._on_frontend_message
+        )
+        self.worker_channel: Router[FromWorker] = Router(
+            self._context, config.ipc.worker_address, Codec(FromWorker), self._on_worker_message
+        )
+
+    # --- frontends --------------------------------------------------------------------------
+
+    def _on_frontend_message(self, peer: PeerId, message: FromFrontend) -> None:
+        if isinstance(message, FrontendHello):
+            self._on_frontend_hello(peer, message)
+            return
+        if peer not in self._frontends:
+            if not isinstance(message, Goodbye):
+                self.frontend_channel.send(peer, SayHello())
+            return
+        self._frontends.seen(peer, monotonic())
+        match message:
+            case AddRequest():
+                self._on_add_request(peer, message)
+            case AbortRequest():
+                if self._scheduler is not None:
+                    self._scheduler.abort(message.request_id, message.sequence_idx)
+                self._changed()
+            case Goodbye():
+                self._drop_frontend(peer, "it left")
+            case Heartbeat():
+                pass
+
+    def _on_frontend_hello(self, peer: PeerId, hello: FrontendHello) -> None:
+        refusal = self._why_not(hello.protocol_version, hello.model_fingerprint)
+        if refusal:
+            log.error("frontend refused", name=hello.name, reason=refusal)
+            self.frontend_channel.send(peer, Refused(refusal))
+            return
+        if peer in self._frontends:  # it starts anew
+            self._drop_frontend(peer, "it said hello again")
+        self._frontends.seen(peer, monotonic())
+        log.info("frontend connected", name=hello.name)
+        self.frontend_channel.send(peer, self._readiness())
+        self._changed()
+
+    def _on_add_request(self, peer: PeerId, request: AddRequest) -> None:
+        if self._scheduler is None:
+            refusal: Refusal | None = Refusal("internal", "no worker has connected yet")
+        else:
+            refusal = self._scheduler.add_request(request, peer)
+        if refusal is None:
+            self._changed()
+            return
+        deltas = [
+            SequenceDelta(request.request_id, i, (), "error", error=refusal.reason, error_code=refusal.code)
+            for i in range(request.n)
+        ]
+        self._send_deltas(peer, 0, deltas)
+
+    def _drop_frontend(self, peer: PeerId, why: str) -> None:
+        self._frontends.forget(peer)
+        num_aborted = self._scheduler.abort_owner(peer) if self._scheduler is not None else 0
+        log.info("frontend gone", peer=peer.decode(errors="replace"), why=why, aborted_requests=num_aborted)
+        self._changed()
+
+    def _send_deltas(self, peer: PeerId, step_id: int, deltas: Sequence[SequenceDelta]) -> None:
+        if not self.frontend_channel.send(peer, TokenBatch(step_id, tuple(deltas))) and peer in self._frontends:
+            self._drop_frontend(peer, "it does not take its messages")
+
+    def _tell_frontends(self, message: Message) -> None:
+        for peer in self._frontends.all():
+            self.frontend_channel.send(peer, message)
+
+    # --- worker -----------------------------------------------------------------------------
+
+    def _on_worker_message(self, peer: PeerId, message: FromWorker) -> None:
+        if isinstance(message, WorkerHello):
+            self._on_worker_hello(peer, message)
+            return
+        if peer != self._worker:
+            self.worker_channel.send(peer, SayHello())
+            return
+        self._worker_seen = monotonic()
+        match message:
+            case StepResult():
+                self._on_step_result(message)
+            case WorkerFailed():
+                log.error("worker failed", step_id=message.step_id, reason=message.reason)
+                self._lose_worker(message.reason)
+            case Heartbeat():
+                pass
+
+    def _on_worker_hello(self, peer: PeerId, hello: WorkerHello) -> None:
+        refusal = self._why_not(hello.protocol_version, hello.model_fingerprint)
+        if not refusal and self._worker not in (None, peer) and self.worker_channel.send(self._worker, Heartbeat()):
+            refusal = "another worker serves already"
+        if refusal:
+            log.error("worker refused", name=hello.name, reason=refusal)
+            self.worker_channel.send(peer, Refused(refusal))
+            return
+        self._worker, self._hello, self._worker_seen = peer, hello, monotonic()
+        self.worker_channel.send(peer, Welcome(PROTOCOL_VERSION))
+        if self._scheduler is None:
+            self._scheduler = Scheduler.for_worker(self._config.scheduler, hello)
+        else:
+            self._reset_scheduler(hello)
+        log.info("worker connected", name=hello.name, device=hello.device, dtype=hello.dtype, pages=hello.num_pages)
+        self._tell_frontends(self._readiness())
+        self._changed()
+
+    def _lose_worker(self, reason: str) -> None:
+        log.error("worker lost; its sequences wait for the next one", reason=reason)
+        assert self._hello is not None
+        self._worker = None
+        self._reset_scheduler(self._hello)
+        self._tell_frontends(self._readiness())
+        self._changed()
+
+    def _reset_scheduler(self, hello: WorkerHello) -> None:
+        assert self._scheduler is not None
+        if self._trace is not None:
+            self._trace.forget_planned()
+        for owner, deltas in self._scheduler.reset_worker(hello).items():
+            self._send_deltas(owner, 0, deltas)
+
+    def _on_step_result(self, result: StepResult) -> None:
+        assert self._scheduler is not None
+        received = monotonic()
+        output = self._scheduler.process(result)
+        if self._trace is not None:
+            process_us = (monotonic() - received) * 1e6
+            self._trace.returned(result.step_id, received, process_us, result.num_forward_us, result.num_idle_us)
+        self._pump()  # the worker first: its time is dearer than the clients'
+        for owner, deltas in output.items():
+            self._send_deltas(owner, result.step_id, deltas)
+        self._changed()
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Send plans until the pipeline is full or nothing is left to compute."""
+        self._pump_is_scheduled = False
+        scheduler = self._scheduler
+        if scheduler is None or self._worker is None:
+            return
+        while scheduler.can_schedule:
+            started = monotonic()
+            step = scheduler.schedule(with_record=self._trace is not None)
+            if step is None:
+                return
+            if self._trace is not None:
+                sent = monotonic()
+                self._trace.planned(step.plan.step_id, step.record, (sent - started) * 1e6, sent)
+            if not self.worker_channel.send(self._worker, step.plan):
+                self._lose_worker("it is not connected any more")
+                return
+
+    def _changed(self) -> None:
+        """Something may be schedulable, and the counters differ: once for all messages of this turn."""
+        if not self._pump_is_scheduled:
+            self._pump_is_scheduled = True
+            self._loop.call_soon(self._pump)
+        if self._stats_timer is None:
+            self._stats_timer = self._loop.call_later(_STATS_INTERVAL, self._send_stats)
+
+    def _send_stats(self) -> None:
+        self._stats_timer = None
+        if self._scheduler is not None:
+            self._tell_frontends(self._stats())
+
+    # --- what others are told, and the watch over them ----------------------------------------
+
+    def _stats(self) -> EngineStats:
+        assert self._scheduler is not None
+        return self._scheduler.stats(is_ready=self._worker is not None)
+
+    def _readiness(self) -> EngineReady | EngineNotReady:
+        hello = self._hello
+        if self._worker is None or hello is None:
+            return EngineNotReady("no worker is connected")
+        return EngineReady(
+            PROTOCOL_VERSION,
+            hello.model_fingerprint,
+            hello.max_model_len,
+            hello.vocab_size,
+            hello.page_size,
+            hello.num_pages,
+            hello.max_num_seqs,
+        )
+
+    def _why_not(self, protocol_version: int, model_fingerprint: str) -> str:
+        """Why a peer with this hello cannot take part; empty if it can."""
+        if protocol_version != PROTOCOL_VERSION:
+            return f"protocol version {protocol_version} meets a scheduler of version {PROTOCOL_VERSION}"
+        if self._hello is not None and model_fingerprint != self._hello.model_fingerprint:
+            return f"model {model_fingerprint} differs from this engine's model {self._hello.model_fingerprint}"
+        return ""
+
+    async def watch(self) -> None:
+        """Send heartbeats and notice silent peers, for as long as the process runs."""
+        while True:
+            await asyncio.sleep(self._config.ipc.heartbeat_interval)
+            now = monotonic()
+            for peer in self._frontends.silent(now):
+                self._drop_frontend(peer, "silent for too long")
+            for peer in self._frontends.all():
+                if not self.frontend_channel.send(peer, Heartbeat()):
+                    self._drop_frontend(peer, "not connected any more")
+            if self._worker is not None and not self.worker_channel.send(self._worker, Heartbeat()):
+                self._lose_worker("it is not connected any more")
+            if self._trace is not None:
+                self._trace.flush()
+
+    def close(self) -> None:
+        """Tell the worker to end, and close everything."""
+        if self._worker is not None:
+            self.worker_channel.send(self._worker, Shutdown())
+        if self._trace is not None:
+            self._trace.close()
+        self.frontend_channel.close()
+        self.worker_channel.close()
+        self._context.term()

@@ -1,0 +1,56 @@
+"""The step trace: one JSON line per step, for people and tools that ask why the scheduler did what it did.
+
+    {"step_id": 7, "t_schedule_us": 41.0, "t_sent": 12.3456, "t_result": 12.3511, "forward_us": 5210, "idle_us": 0,
+     "num_rows": 3, "num_tokens": 34, "rows": [["chatcmpl-1", 0, 32], ...], "admitted": [...], "preempted": [...],
+     "free_pages": 90, "cached_pages": 4, "used_pages": 6, "waiting": [["chatcmpl-9", 0, "no free row"]], ...}
+
+Times are seconds of the monotonic clock; a step's line is written when its result is back.
+"""
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_FLUSH_BYTES = 1 << 16
+
+
+class StepTrace:
+    """Joins what was planned with when it came back, and writes it. Steps come back in the order of their plans."""
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("wb", buffering=_FLUSH_BYTES)  # noqa: SIM115 - lives as long as this object
+        self._encoder = msgspec.json.Encoder()
+        self._planned: deque[tuple[int, float, float, Any]] = deque()
+
+    def planned(self, step_id: int, record: Any, schedule_us: float, sent: float) -> None:
+        """A step was scheduled (in `schedule_us`) and sent at `sent` (monotonic seconds)."""
+        self._planned.append((step_id, schedule_us, sent, record))
+
+    def returned(self, step_id: int, received: float, process_us: float, forward_us: int, idle_us: int) -> None:
+        """Its result is back: write the line."""
+        planned_id, schedule_us, sent, record = self._planned.popleft()
+        assert planned_id == step_id
+        times = {
+            "step_id": step_id,
+            "t_schedule_us": round(schedule_us, 1),
+            "t_process_us": round(process_us, 1),
+            "t_sent": sent,
+            "t_result": received,
+            "forward_us": forward_us,
+            "idle_us": idle_us,
+        }
+        self._file.write(self._encoder.encode(times | msgspec.to_builtins(record)) + b"\n")
+
+    def forget_planned(self) -> None:
+        """The worker is gone; its steps will not come back."""
+        self._planned.clear()
+
+    def flush(self) -> None:
+        """Put what was written so far into the file."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()

@@ -1,0 +1,191 @@
+"""`penstock serve`: start all processes, restart what dies, end them in the right order.
+
+    start        scheduler, worker, frontends, all at once; they find each other in any order
+    a death      the process is started again; its peers say hello anew
+    SIGTERM      frontends drain (running streams finish), then scheduler and worker end; exit 0
+    giving up    a process that refuses its configuration (exit code 2), or that dies more often than
+                 `_MAX_RESTARTS` in `_RESTART_WINDOW` seconds, ends everything with a non-zero code
+
+Children end with this process (the kernel signals them), so there are no orphans.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from penstock.core.banner import Banner
+from penstock.core.config import Config, ConfigError
+from penstock.core.config.addresses import with_addresses
+from penstock.core.config.checkpoint import model_dir
+from penstock.ipc import process
+from penstock.ipc.addresses import private_dir
+
+log = structlog.get_logger()
+
+EXIT_CONFIG = 2
+"""A child's exit code for a configuration that cannot work: starting it again would not help."""
+
+_MAX_RESTARTS = 5
+_RESTART_WINDOW = 60.0
+_END_GRACE = 5.0  # seconds between SIGTERM (after draining) and SIGKILL
+
+
+class Child:
+    """One process that should run: what to start, and the one that runs now."""
+
+    def __init__(self, name: str, module: str, config: Config, index: int = 0) -> None:
+        self.name = name
+        self._module = module
+        self._config = config
+        self._index = index
+        self._deaths: deque[float] = deque(maxlen=_MAX_RESTARTS)
+        self.process: asyncio.subprocess.Process | None = None
+        self.is_ready = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start the process; `is_ready` is set once it says so."""
+        self.is_ready.clear()
+        config_fd = process.pass_config(self._config)
+        ready_read, ready_write = os.pipe()
+        argv = ["--config-fd", str(config_fd), "--ready-fd", str(ready_write)]
+        argv += ["--parent", str(os.getpid()), "--index", str(self._index)]
+        try:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", self._module, *argv, pass_fds=(config_fd, ready_write)
+            )
+        finally:
+            os.close(config_fd)
+            os.close(ready_write)
+        asyncio.get_running_loop().add_reader(ready_read, self._on_ready_pipe, ready_read)
+
+    def _on_ready_pipe(self, descriptor: int) -> None:
+        if os.read(descriptor, 1):
+            self.is_ready.set()
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+
+    def may_restart(self, now: float) -> bool:
+        """Note a death; False if there were too many of late."""
+        self._deaths.append(now)
+        return len(self._deaths) < _MAX_RESTARTS or now - self._deaths[0] > _RESTART_WINDOW
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(number)
+
+    async def ended(self) -> int:
+        """Wait for the end; the exit code."""
+        assert self.process is not None
+        return await self.process.wait()
+
+
+class Supervisor:
+    """All children of one launch."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        frontends = range(config.frontend.num_frontends)
+        self._frontends = [Child(f"penstock-frontend-{i}", "penstock.frontend", config, i) for i in frontends]
+        self._engine = [
+            Child("penstock-scheduler", "penstock.core", config),
+            Child("penstock-worker-0", "penstock.gpu_worker", config),
+        ]
+        self._exit_code = 0
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Run until a signal or a hopeless failure; the exit code for the whole launch."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        children = self._engine + self._frontends
+        for child in children:
+            await child.start()
+        watchers = [asyncio.create_task(self._keep_running(child)) for child in children]
+        banner = Banner(self._config)
+        announce = asyncio.create_task(banner.announce([child.is_ready for child in self._frontends]))
+        await self._stop.wait()
+        for task in (*watchers, announce):
+            task.cancel()
+        await asyncio.gather(*watchers, announce, return_exceptions=True)
+        banner.close()
+        await self._end(self._frontends, self._config.frontend.shutdown_timeout + _END_GRACE)
+        await self._end(self._engine, _END_GRACE)
+        log.info("stopped", exit_code=self._exit_code)
+        return self._exit_code
+
+    async def _keep_running(self, child: Child) -> None:
+        while True:
+            code = await child.ended()
+            if self._stop.is_set():  # a signal to the whole process group reached it too
+                return
+            if code == EXIT_CONFIG or not child.may_restart(time.monotonic()):
+                log.error("giving up", child=child.name, exit_code=code)
+                self._exit_code = EXIT_CONFIG if code == EXIT_CONFIG else 1
+                self._stop.set()
+                return
+            log.error("died, starting it again", child=child.name, exit_code=code)
+            await child.start()
+
+    async def _end(self, children: list[Child], grace: float) -> None:
+        for child in children:
+            child.signal(signal.SIGTERM)
+        waits = [asyncio.create_task(child.ended()) for child in children if child.process is not None]
+        _, late = await asyncio.wait(waits, timeout=grace)
+        if late:
+            for child in children:
+                child.signal(signal.SIGKILL)
+            await asyncio.wait(late)
+
+
+def reserve_port(config: Config) -> tuple[Config, socket.socket | None]:
+    """Make sure that the port is free, and choose one for port 0, before anything is loaded.
+
+    With several frontends the bound (never listening) socket is returned, to be kept open so that
+    nobody else takes the port between their starts.
+
+    Raises:
+        ConfigError: if the address cannot be bound.
+    """
+    options = config.frontend
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    reservation = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reservation.bind((options.host, options.port))
+        port = reservation.getsockname()[1]
+        config = msgspec.structs.replace(config, frontend=msgspec.structs.replace(options, port=port))
+        if options.num_frontends == 1:
+            return config, None
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {options.host}:{options.port}: {error.strerror}") from None
+    finally:
+        reservation.close()
+    shared = socket.socket(family, socket.SOCK_STREAM)
+    shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    shared.bind((options.host, port))
+    return config, shared
+
+
+def serve(config: Config) -> int:
+    """Run `penstock serve` to its end; the exit code."""
+    process.begin("penstock-supervisor", config.log.log_level, config.log.log_format)
+    model_dir(config)  # a clear refusal before any process starts
+    config, reservation = reserve_port(config)
+    try:
+        with private_dir(config.ipc.runtime_dir) as folder:
+            return asyncio.run(Supervisor(with_addresses(config, Path(folder))).run())
+    finally:
+        if reservation is not None:
+            with suppress(OSError):
+                reservation.close()
