@@ -1,0 +1,109 @@
+"""Drawing the next tokens: penalties, filters and the Gumbel-max draw, vectorised over rows.
+
+Order: logit bias, mask of stop ids below min_tokens, penalties, temperature, min-p, top-k, top-p, draw.
+Each filter is a threshold on the tempered logits, and a token that ties with the last one kept is kept.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.philox import philox_reference
+from penstock.kernels.sampling_cpu import sample_cpu
+from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
+
+__all__ = ["SamplingNeeds", "SamplingState", "sample", "sample_reference"]
+
+
+def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
+    """Draw one token per sampling row.
+
+    Args:
+        logits: [S, V], any float type; overwritten if fp32.
+        rows: int32 or int64 [S], the row of `state` for each.
+        positions: int32 or int64 [S], the position that the drawn token will have; those before it are known.
+        state: parameters of all rows.
+        needs: which of the steps some row needs; the others are skipped for all.
+
+    Returns:
+        int32 [S]. Equal logits: the lowest id wins. The randomness is as `philox.py` says: it depends on
+        (seed, position, token id), never on the batch.
+    """
+    if logits.ndim != 2 or rows.shape != positions.shape or rows.shape[0] != logits.shape[0]:
+        raise ValueError(f"logits {tuple(logits.shape)} do not fit rows {tuple(rows.shape)}")
+    if logits.is_cuda:
+        from penstock.kernels.triton.sampling import sample_triton
+
+        return sample_triton(logits, rows, positions, state, needs)
+    if needs.nothing:
+        return logits.argmax(-1).int()
+    return sample_cpu(logits, rows.long(), positions.long(), state, needs)
+
+
+def sample_reference(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
+    """Row by row in plain Python; leaves `logits` alone."""
+    drawn = []
+    for s, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
+        drawn.append(_draw(adjusted_logits_reference(logits[s], row, position, state), row, position, state))
+    return torch.tensor(drawn, dtype=torch.int32, device=logits.device)
+
+
+def adjusted_logits_reference(logits: Tensor, row: int, position: int, state: SamplingState) -> list[float]:
+    """One row's logits [V] after bias, mask and penalties, before the temperature."""
+    z = [float(x) for x in logits.float()]
+    for token_id, value in zip(state.bias_ids[row].tolist(), state.bias_values[row].tolist(), strict=True):
+        if token_id >= 0:
+            z[token_id] += value
+    prompt_len = int(state.num_prompt_tokens[row])
+    if position - prompt_len < int(state.min_tokens[row]):
+        for token_id in state.stop_ids[row].tolist():
+            if token_id >= 0:
+                z[token_id] = -math.inf
+    tokens = state.token_ids[row, :position].tolist()
+    repetition = float(state.repetition_penalty[row])
+    for token_id in dict.fromkeys(tokens):
+        z[token_id] = z[token_id] / repetition if z[token_id] > 0 else z[token_id] * repetition
+    for token_id in tokens[prompt_len:]:
+        z[token_id] -= float(state.frequency_penalty[row])
+    for token_id in dict.fromkeys(tokens[prompt_len:]):
+        z[token_id] -= float(state.presence_penalty[row])
+    return z
+
+
+def kept_reference(z: list[float], row: int, state: SamplingState) -> list[int]:
+    """The ids that min-p, top-k and top-p leave of one row's tempered logits."""
+    top = max(z)
+    min_p = float(state.min_p[row])
+    kept = [i for i, x in enumerate(z) if x > -math.inf and (min_p <= 0 or x >= top + math.log(min_p))]
+    top_k = int(state.top_k[row])
+    if 0 < top_k < len(kept):
+        threshold = sorted((z[i] for i in kept), reverse=True)[top_k - 1]
+        kept = [i for i in kept if z[i] >= threshold]
+    top_p = float(state.top_p[row])
+    if top_p < 1:
+        total = sum(math.exp(z[i] - top) for i in kept)
+        mass = 0.0
+        threshold = top
+        for x in sorted((z[i] for i in kept), reverse=True):
+            if mass >= top_p * total:
+                break
+            threshold = x
+            mass += math.exp(x - top)
+        kept = [i for i in kept if z[i] >= threshold]
+    return kept
+
+
+def _draw(z: list[float], row: int, position: int, state: SamplingState) -> int:
+    temperature = float(state.temperature[row])
+    if temperature <= 0:
+        return max(range(len(z)), key=lambda i: (z[i], -i))
+    z = [x / temperature for x in z]
+    seed = int(state.seed[row])
+    best, best_score = 0, -math.inf
+    for i in kept_reference(z, row, state):
+        u = ((philox_reference(seed, position, i) >> 9) + 0.5) / 2**23
+        score = z[i] - math.log(-math.log(u))
+        if score > best_score:
+            best, best_score = i, score
+    return best

@@ -1,0 +1,142 @@
+"""The CPU path of sampling. Noise is made only for tokens that can still win."""
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.philox import gumbel_from_words, philox_words
+from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
+
+# Gumbel noise from 23-bit u lies in [-2.82, 16.64]: a token this far below the best one cannot win.
+_NOISE_RANGE = 20.0
+_FIRST_SORTED = 1024  # top-p looks at so many of the best tokens before it sorts a whole row
+_DENSE_ELEMENTS = 1 << 16  # noise made at once
+
+
+def sample_cpu(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
+    """Arguments and result as in `sampling.sample`; rows and positions are int64."""
+    z = logits.float()
+    if needs.bias:
+        _add_bias(z, rows, state)
+    if needs.min_tokens:
+        _mask_stop_ids(z, rows, positions, state)
+    if needs.penalties:
+        _penalise(z, rows, positions, state)
+    greedy = z.argmax(-1)
+    if not needs.random:
+        return greedy.int()
+    temperature = state.temperature[rows]
+    is_random = (temperature > 0).nonzero().squeeze(1)
+    everything = is_random.shape[0] == rows.shape[0]
+    if not everything:
+        z, rows, positions, temperature = z[is_random], rows[is_random], positions[is_random], temperature[is_random]
+    z.div_(temperature[:, None])
+    drawn = _gumbel_argmax(z, _thresholds(z, rows, state, needs), state.seed[rows], positions)
+    if everything:
+        return drawn.int()
+    return greedy.index_copy_(0, is_random, drawn).int()
+
+
+def _add_bias(z: Tensor, rows: Tensor, state: SamplingState) -> None:
+    ids = state.bias_ids[rows].long()
+    z.scatter_add_(1, ids.clamp(min=0), state.bias_values[rows].masked_fill(ids < 0, 0.0))
+
+
+def _mask_stop_ids(z: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) -> None:
+    ids = state.stop_ids[rows].long()
+    too_early = positions - state.num_prompt_tokens[rows] < state.min_tokens[rows]
+    s, k = (too_early[:, None] & (ids >= 0)).nonzero(as_tuple=True)
+    z[s, ids[s, k]] = -torch.inf
+
+
+def _penalise(z: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) -> None:
+    repetition = state.repetition_penalty[rows]
+    presence, frequency = state.presence_penalty[rows], state.frequency_penalty[rows]
+    wanted = ((repetition != 1) | (presence != 0) | (frequency != 0)).nonzero().squeeze(1)
+    if wanted.shape[0] == 0:
+        return
+    repetition, presence, frequency = repetition[wanted, None], presence[wanted, None], frequency[wanted, None]
+    rows, positions = rows[wanted], positions[wanted, None]
+    num_known = int(positions.max())
+    ids = state.token_ids[:, :num_known].index_select(0, rows).long()
+    at = torch.arange(num_known)
+    known = at < positions
+    is_output = (known & (at >= state.num_prompt_tokens[rows, None])).float()
+    # Column V takes what lies past a row's last token.
+    ids = ids.masked_fill(~known, z.shape[1])
+    shape = (wanted.shape[0], z.shape[1] + 1)
+    seen = torch.zeros(shape, dtype=torch.bool).scatter_(1, ids, True)[:, :-1]
+    counts = torch.zeros(shape).scatter_add_(1, ids, is_output)[:, :-1]
+    x = z[wanted]
+    x = torch.where(seen, torch.where(x > 0, x / repetition, x * repetition), x)
+    x -= counts * frequency + (counts > 0) * presence
+    z[wanted] = x
+
+
+def _thresholds(z: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
+    """fp32 [S, 1]: the least tempered logit that may be drawn."""
+    top = z.amax(-1, keepdim=True)
+    threshold = top - _NOISE_RANGE
+    filtered = torch.full_like(top, -torch.inf)
+    if needs.min_p:
+        filtered = top + state.min_p[rows, None].log()
+    if needs.top_k or needs.top_p:
+        filtered = torch.maximum(filtered, _top_k_top_p(z, top, filtered, rows, state, needs))
+    return torch.maximum(threshold, filtered)
+
+
+def _top_k_top_p(
+    z: Tensor, top: Tensor, floor: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds
+) -> Tensor:
+    """fp32 [S, 1]; `floor` is what min-p has already cut."""
+    vocab = z.shape[1]
+    k = state.top_k[rows]
+    k = torch.where(k > 0, k, vocab).clamp_(max=vocab)[:, None]
+    p = state.top_p[rows, None] if needs.top_p else torch.ones_like(top)
+    has_p = p < 1
+    limited = k[k < vocab]
+    num_sorted = int(limited.max()) if limited.numel() else 1
+    if needs.top_p:
+        num_sorted = max(num_sorted, _FIRST_SORTED)
+    num_sorted = min(num_sorted, vocab)
+    while True:
+        best = z.topk(num_sorted, dim=-1).values
+        # The k-th best, or nothing cut where k is past what was sorted (those rows have top-k off).
+        kth = torch.where(k < vocab, best.gather(1, (k - 1).clamp(max=num_sorted - 1)), -torch.inf)
+        kth = torch.maximum(kth, floor)
+        if not needs.top_p:
+            return kth
+        weights = (best - top).exp().masked_fill_(best < kth, 0.0)
+        # What top-p shares out: of rows with top-k it is all in `best`, of others it is the whole row's.
+        tied = (z - top).exp_().masked_fill_(z < kth, 0.0).sum(-1, keepdim=True)
+        before = weights.cumsum(-1) - weights
+        kept = (before < p * tied) & (weights > 0)
+        if num_sorted == vocab or not bool((kept[:, -1:] & has_p).any()):
+            break
+        num_sorted = vocab  # some row's mass is not all in the best ones: sort everything
+    last = (kept.sum(-1, keepdim=True) - 1).clamp_(min=0)
+    return torch.where(has_p, torch.maximum(kth, best.gather(1, last)), kth)
+
+
+def _gumbel_argmax(z: Tensor, threshold: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """int64 [S]: argmax over the tokens at or above the threshold of tempered logit plus noise."""
+    num_rows, vocab = z.shape
+    candidates = z >= threshold
+    s, ids = candidates.nonzero(as_tuple=True)
+    if s.shape[0] * 4 > z.numel():
+        return _dense_gumbel_argmax(z.masked_fill(~candidates, -torch.inf), seeds, positions)
+    words = philox_words(seeds[s], positions[s], ids >> 2)
+    noise = gumbel_from_words(words.gather(1, (ids & 3)[:, None]).squeeze(1))
+    scores = torch.full((num_rows, vocab), -torch.inf)
+    scores[s, ids] = z[s, ids] + noise
+    return scores.argmax(-1)
+
+
+def _dense_gumbel_argmax(z: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    num_rows, vocab = z.shape
+    groups = torch.arange((vocab + 3) // 4)
+    step = max(1, _DENSE_ELEMENTS // groups.shape[0])
+    for begin in range(0, num_rows, step):
+        part = slice(begin, begin + step)
+        words = philox_words(seeds[part, None], positions[part, None], groups)
+        z[part] += gumbel_from_words(words).flatten(1)[:, :vocab]
+    return z.argmax(-1)

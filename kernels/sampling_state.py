@@ -1,0 +1,41 @@
+"""What sampling knows of the rows, on the device and on the host."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class SamplingState(NamedTuple):
+    """Per-row parameters and tokens on the device (R rows); -1 pads the ragged id lists."""
+
+    temperature: Tensor  # fp32[R], 0 is greedy
+    top_p: Tensor  # fp32[R], 1 is off
+    min_p: Tensor  # fp32[R], 0 is off
+    repetition_penalty: Tensor  # fp32[R], 1 is off
+    presence_penalty: Tensor  # fp32[R]
+    frequency_penalty: Tensor  # fp32[R]
+    seed: Tensor  # int64[R]
+    top_k: Tensor  # int64[R], 0 is off
+    min_tokens: Tensor  # int64[R]
+    num_prompt_tokens: Tensor  # int64[R]
+    token_ids: Tensor  # int32[R, L], prompt and outputs by position
+    stop_ids: Tensor  # int32[R, K], masked until min_tokens outputs exist
+    bias_ids: Tensor  # int32[R, B], each at most once a row
+    bias_values: Tensor  # fp32[R, B]
+
+
+class SamplingNeeds(NamedTuple):
+    """What at least one row of a batch asks for; known on the host, so that the device need not be asked."""
+
+    random: bool = False  # some temperature > 0
+    bias: bool = False
+    min_tokens: bool = False
+    penalties: bool = False
+    min_p: bool = False
+    top_k: bool = False
+    top_p: bool = False
+
+    @property
+    def nothing(self) -> bool:
+        """Plain greedy: the argmax is the answer."""
+        return not any(self)
