@@ -26,16 +26,23 @@ async def run(config: Config) -> int:
     except (zmq.ZMQError, OSError) as error:
         log.error("cannot start", reason=str(error), addresses=[config.ipc.frontend_address, config.ipc.worker_address])
         return 1
-    watch = asyncio.create_task(engine.watch())
-    stop = asyncio.create_task(stopped.wait())
-    log.info("ready", frontends=engine.frontend_channel.address, workers=engine.worker_channel.address)
-    await asyncio.wait((watch, stop), return_when=asyncio.FIRST_COMPLETED)
+    failed: list[BaseException | None] = []
+
+    def on_callback_error(_: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        # The scheduler's state may be torn: better a restart, which peers survive, than a silent half-life.
+        error = context.get("exception")
+        failed.append(error if isinstance(error, BaseException) else None)
+        log.error("internal error", message=context.get("message"), exc_info=error)
+        stopped.set()
+
+    loop.set_exception_handler(on_callback_error)
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(engine.watch())
+        log.info("ready", frontends=engine.frontend_channel.address, workers=engine.worker_channel.address)
+        await stopped.wait()
+        watch.cancel()
     engine.close()
-    if watch.done():  # it never ends by itself
-        watch.result()
-        return 1
-    watch.cancel()
-    return 0
+    return 1 if failed else 0
 
 
 def main() -> int:

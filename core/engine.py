@@ -37,7 +37,6 @@ from penstock.ipc.messages import (
     Refused,
     SayHello,
     SequenceDelta,
-    Shutdown,
     StepResult,
     TokenBatch,
     Welcome,
@@ -278,9 +277,7 @@ class Engine:
                 self._trace.flush()
 
     def close(self) -> None:
-        """Tell the worker to end, and close everything."""
-        if self._worker is not None:
-            self.worker_channel.send(self._worker, Shutdown())
+        """Close everything. Worker and frontends stay, and say hello to the next scheduler."""
         if self._trace is not None:
             self._trace.close()
         self.frontend_channel.close()

@@ -23,7 +23,7 @@ Buffer = bytes
 """Raw little-endian integers; the comment beside each field gives dtype and shape."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
-ErrorCode = Literal["", "queue_full", "too_long", "internal"]
+ErrorCode = Literal["queue_full", "too_long", "internal"]
 ShortText = Annotated[str, Meta(max_length=256)]
 
 
@@ -92,7 +92,7 @@ class SamplingParams(Struct, frozen=True, array_like=True, gc=False):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: Annotated[int, Meta(ge=0, lt=2**63)] = 0  # always set; the frontend draws one if the user gave none
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0  # always set; the frontend draws one if the user gave none
     min_tokens: Annotated[int, Meta(ge=0)] = 0
     stop_token_ids: tuple[int, ...] = ()  # the model's EOS ids are in here unless ignore_eos was asked
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
@@ -109,8 +109,7 @@ class AddRequest(Message, frozen=True):
     sampling: SamplingParams
     n: Annotated[int, Meta(ge=1, le=1024)] = 1
     priority: int = 0  # lower runs first under the priority policy
-    cache_salt: ErrorCode = Literal["", "queue_full", "too_long", "internal"]
-ShortText = ""  # prefix cache entries are shared only among equal salts
+    cache_salt: ShortText = ""  # prefix cache entries are shared only among equal salts
 
 
 class AbortRequest(Message, frozen=True):
@@ -137,7 +136,7 @@ class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
     stop_token_id: int | None = None  # the token that stopped it, if one did
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache (first admission)
     error: str = ""  # for finish_reason "error": one sentence with the limit and the value
-    error_code: ErrorCode = ""
+    error_code: ErrorCode | None = None
 
 
 class TokenBatch(Message, frozen=True):
