@@ -1,0 +1,101 @@
+"""Options: one definition, many readers; and refusals that name flag, value and limit."""
+
+import argparse
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.core.config import Config, ConfigError
+from penstock.core.config.addresses import require_addresses, with_addresses
+from penstock.core.config.checkpoint import eos_token_ids, fingerprint, model_dir, served_model_names
+from penstock.core.config.flags import add_flags, config_from, flags
+
+
+def parse(*arguments: str, **environment: str) -> Config:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_flags(parser, Config.__struct_fields__)
+    return config_from(parser.parse_args(arguments), environment)
+
+
+def test_defaults_live_in_the_structs_alone() -> None:
+    assert parse() == Config()
+
+
+def test_flags_win_over_variables_and_variables_over_defaults() -> None:
+    config = parse("--port", "9000", PENSTOCK_PORT="9001", PENSTOCK_MAX_NUM_SEQS="7", PENSTOCK_HOST="")
+    assert config.frontend.port == 9000
+    assert config.scheduler.max_num_seqs == 7
+    assert config.frontend.host == "127.0.0.1"  # an empty variable counts as unset
+
+
+def test_switches_lists_and_numbers() -> None:
+    config = parse("--no-enable-prefix-caching", "--served-model-name", "a", "b", "--gpu-memory-utilization", "0.5")
+    assert not config.scheduler.enable_prefix_caching
+    assert config.model.served_model_name == ("a", "b")
+    assert config.worker.gpu_memory_utilization == 0.5
+    assert parse(PENSTOCK_ENABLE_PREFIX_CACHING="false").scheduler.enable_prefix_caching is False
+    assert parse(PENSTOCK_SERVED_MODEL_NAME="a,b").model.served_model_name == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--max-num-seqs", "0"), ("--max-num-seqs", "0", ">= 1")),
+        (("--page-size", "24"), ("--page-size", "24", "power of two")),
+        (("--gpu-memory-utilization", "1.5"), ("--gpu-memory-utilization", "1.5")),
+        (("--heartbeat-timeout", "0.5"), ("--heartbeat-timeout", "0.5", "--heartbeat-interval")),
+        (("--model", "/nowhere"), ("/nowhere",)),
+    ],
+)
+def test_a_bad_option_is_named_with_its_value(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(*arguments)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_a_bad_variable_is_named_too() -> None:
+    with pytest.raises(ConfigError, match="PENSTOCK_PORT '70000'"):
+        parse(PENSTOCK_PORT="70000")
+
+
+def test_every_option_says_what_it_is() -> None:
+    assert all(len(flag.help) > 10 for flag in flags())
+    names = [flag.field for flag in flags()]
+    assert len(names) == len(set(names)), "flags are unique over all groups"
+
+
+def test_config_survives_the_way_to_a_child() -> None:
+    config = parse("--max-num-seqs", "5", "--served-model-name", "x")
+    assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
+    with pytest.raises(msgspec.ValidationError, match="unknown"):
+        msgspec.json.decode(b'{"scheduler": {"nonsense": 1}}', type=Config)
+
+
+def test_addresses_are_filled_where_empty(tmp_path: Path) -> None:
+    given = parse("--worker-address", "tcp://127.0.0.1:5552")
+    config = with_addresses(given, tmp_path)
+    assert config.ipc.worker_address == "tcp://127.0.0.1:5552"
+    assert config.ipc.frontend_address == f"ipc://{tmp_path}/frontends.sock"
+    with pytest.raises(ConfigError, match="--frontend-address"):
+        require_addresses(given, frontend=True, worker=True)
+
+
+def test_checkpoint_facts(tmp_path: Path) -> None:
+    config = parse("--model", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        model_dir(config)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
+    assert model_dir(config) == tmp_path
+    assert eos_token_ids(tmp_path) == (2,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
+    assert eos_token_ids(tmp_path) == (3, 4)
+    first = fingerprint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2, "hidden_size": 8}))
+    assert fingerprint(tmp_path) != first
+    assert served_model_names(config) == (str(tmp_path),)
+    assert served_model_names(parse()) == ("penstock-demo",)
+    (tmp_path / "generation_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
+        eos_token_ids(tmp_path)

@@ -1,0 +1,122 @@
+"""Starts `penstock serve` as a user would, and watches what it says."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+START_SECONDS = 90.0  # a loaded two-core machine imports torch slowly
+
+
+class Server:
+    """A running `penstock serve`: its address, its log lines, its processes."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.log: list[dict[str, Any]] = []
+        self.url = ""
+        self._log_grew = asyncio.Event()
+        self._reader = asyncio.create_task(self._read_log())
+
+    async def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                entry = {"event": line.decode(errors="replace").rstrip()}
+            self.log.append(entry)
+            self._log_grew.set()
+        self._log_grew.set()
+
+    async def logged(self, event: str, seconds: float = START_SECONDS, after: int = 0) -> dict[str, Any]:
+        """The first log entry of this event from position `after` on; fails if the server ends without it."""
+        async with asyncio.timeout(seconds):
+            while True:
+                for entry in self.log[after:]:
+                    if entry["event"] == event:
+                        return entry
+                assert not self._reader.done(), f"the server ended: {self.log}"
+                self._log_grew.clear()
+                await self._log_grew.wait()
+
+    async def ended(self) -> int:
+        """Wait for the end of the process and of its log; the exit code."""
+        code = await self.process.wait()
+        await self._reader
+        return code
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The processes below the supervisor, by the names that they gave themselves."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return {child.cmdline()[0]: child for child in below if child.cmdline()}
+
+    async def metrics(self, session: aiohttp.ClientSession) -> dict[str, float]:
+        """All samples of /metrics without labels."""
+        async with session.get(f"{self.url}/metrics") as response:
+            text = await response.text()
+        return {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if not sample.labels
+        }
+
+    async def settled(self, session: aiohttp.ClientSession, seconds: float = 5.0) -> dict[str, float]:
+        """Wait until no row and no page is in use and nothing waits, as /metrics says; the metrics then."""
+        busy = ("penstock_num_requests_running", "penstock_num_requests_waiting", "penstock_kv_pages_used")
+        async with asyncio.timeout(seconds):
+            while True:
+                metrics = await self.metrics(session)
+                if not any(metrics[name] for name in busy):
+                    return metrics
+                await asyncio.sleep(0.1)
+
+
+@contextlib.asynccontextmanager
+async def serving(*arguments: str | Path, **environment: str) -> AsyncIterator[Server]:
+    """`penstock serve ARGUMENTS --port 0`, ready for requests; ended with SIGTERM, exit code checked."""
+    process = await start(*arguments, **environment)
+    server = Server(process)
+    try:
+        server.url = (await server.logged("serving"))["url"]
+        yield server
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            assert await server.ended() == 0, server.log
+    finally:
+        if process.returncode is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            await server.ended()
+
+
+async def start(*arguments: str | Path, **environment: str) -> asyncio.subprocess.Process:
+    """Start `penstock serve` without waiting for anything."""
+    command = [sys.executable, "-m", "penstock.core.cli", "serve", *map(str, arguments), "--port", "0"]
+    return await asyncio.create_subprocess_exec(
+        *command, stderr=asyncio.subprocess.PIPE, env=os.environ | {"PENSTOCK_LOG_FORMAT": "json"} | environment
+    )
+
+
+async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """POST with `stream: true`; the parsed SSE events, which must end with [DONE]."""
+    async with session.post(url, json=body | {"stream": True}) as response:
+        assert response.status == 200, await response.text()
+        is_done = False
+        async for line in response.content:
+            if line.startswith(b"data: [DONE]"):
+                is_done = True
+            elif line.startswith(b"data: "):
+                yield json.loads(line[6:])
+        assert is_done
