@@ -42,6 +42,7 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
 def gelu_mul_reference(gate_up: Tensor, tanh: bool) -> Tensor:
     """The formula in fp32, rounded once."""
     gate, up = gate_up.float().chunk(2, dim=-1)
+    activated: Tensor
     if tanh:
         activated = 0.5 * gate * (1 + ((2 / 3.141592653589793) ** 0.5 * (gate + 0.044715 * gate**3)).tanh())
     else:

@@ -36,7 +36,8 @@ def prepare_inputs(
     if rows.is_cuda:
         from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 
-        return prepare_inputs_triton(rows, start, num_new, num_tokens, token_ids, page_table, page_size)
+        made = prepare_inputs_triton(rows, start, num_new, num_tokens, token_ids, page_table, page_size)
+        return StepTensors(*made)
     query_start_loc = torch.zeros(rows.shape[0] + 1, dtype=torch.int32)
     torch.cumsum(num_new, 0, dtype=torch.int32, out=query_start_loc[1:])
     row_of_token, positions = rows.long(), start.long()

@@ -1,0 +1,62 @@
+"""The worker process: `python -m penstock.gpu_worker --config-fd N`."""
+
+import signal
+import sys
+import time
+from types import FrameType
+
+import structlog
+import zmq
+
+from penstock.core.config import Config, ConfigError
+from penstock.gpu_worker.start import start
+from penstock.gpu_worker.worker_loop import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_REFUSED,
+    failure_reason,
+    is_out_of_memory,
+    run_worker,
+)
+from penstock.ipc import process
+from penstock.ipc.channel import SyncDealer
+from penstock.ipc.codec import Codec
+from penstock.ipc.messages import ToWorker
+
+log = structlog.get_logger()
+
+_NAME = "penstock-worker-0"
+_LAST_WORDS = 0.2  # seconds that the socket's thread gets to send what is queued
+
+
+def main(argv: list[str]) -> int:
+    """Run the worker; the exit code (0 asked to stop, 1 failed, 2 the configuration cannot work)."""
+    config = process.inherited_config(argv, Config)
+    process.begin(_NAME, config.log.log_level, config.log.log_format)
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the supervisor decides
+    try:
+        started = start(config, _NAME)
+    except ConfigError as error:
+        log.error("cannot start", reason=str(error))
+        return EXIT_REFUSED
+    except Exception as error:
+        log.error("cannot start", reason=failure_reason(error), exc_info=not is_out_of_memory(error))
+        return EXIT_FAILED
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, _NAME, Codec(ToWorker))
+    process.report_ready(argv)
+    code = run_worker(started.runner, channel, started.hello, int(config.ipc.heartbeat_interval * 1000))
+    if code == EXIT_FAILED:
+        time.sleep(_LAST_WORDS)
+    channel.close()
+    context.term()
+    return code
+
+
+def _on_sigterm(_signal: int, _frame: FrameType | None) -> None:
+    sys.exit(EXIT_DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

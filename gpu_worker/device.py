@@ -1,0 +1,174 @@
+"""The one seam to the hardware: where tensors live, how arrays get there and how results come back."""
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.core.config import ConfigError
+from penstock.core.config.options import DTypeName
+
+IntArray = npt.NDArray[np.integer]
+
+
+class Download(Protocol):
+    """Tokens on their way to the host."""
+
+    def is_ready(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    def wait(self) -> bytes:
+        """The int32 array's bytes; blocks until the device has made them."""
+
+
+class Device(Protocol):
+    """What the runner needs of a device."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors are made."""
+
+    def upload(self, array: IntArray) -> Tensor:
+        """A host array as a tensor of the same dtype on the device; the array may be reused afterwards."""
+
+    def download(self, tensor: Tensor) -> Download:
+        """Start to bring an int32 tensor to the host."""
+
+    def free_memory(self) -> int:
+        """Bytes that could be taken now."""
+
+
+class _Ready:
+    def __init__(self, tensor: Tensor) -> None:
+        self._bytes = tensor.numpy().tobytes()
+
+    def is_ready(self) -> bool:
+        return True
+
+    def wait(self) -> bytes:
+        return self._bytes
+
+
+class CpuDevice:
+    """The CPU: everything happens at once, and in place."""
+
+    torch_device = torch.device("cpu")
+
+    def __init__(self, num_threads: int = 0) -> None:
+        torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
+
+    def upload(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array.copy())  # a received buffer is read-only, which torch cannot express
+
+    def download(self, tensor: Tensor) -> Download:
+        return _Ready(tensor)
+
+    def free_memory(self) -> int:
+        """The system's available memory, or what the process group's limit leaves if that is less."""
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+        limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+        if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():
+            available = min(available, max(0, int(text) - int(used.read_text())))
+        return available
+
+
+class _CudaDownload:
+    def __init__(self, host: Tensor, event: torch.cuda.Event) -> None:
+        self._host = host
+        self._event = event
+
+    def is_ready(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> bytes:
+        self._event.synchronize()
+        return self._host.numpy().tobytes()
+
+
+class CudaDevice:
+    """One NVIDIA GPU. Results leave on a side stream, with one event a step; the main stream never waits."""
+
+    def __init__(self, name: str) -> None:
+        self.torch_device = torch.device(name)
+        torch.cuda.set_device(self.torch_device)
+        self._results = torch.cuda.Stream()
+
+    def upload(self, array: IntArray) -> Tensor:
+        host = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
+        host.numpy()[...] = array
+        return host.to(self.torch_device, non_blocking=True)
+
+    def download(self, tensor: Tensor) -> Download:
+        made = torch.cuda.Event()
+        made.record()
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        event = torch.cuda.Event(blocking=True)
+        with torch.cuda.stream(self._results):
+            self._results.wait_event(made)
+            host.copy_(tensor, non_blocking=True)
+            event.record()
+        tensor.record_stream(self._results)
+        return _CudaDownload(host, event)
+
+    def free_memory(self) -> int:
+        free, _ = torch.cuda.mem_get_info()
+        return free
+
+
+def open_device(wanted: str, num_threads: int) -> CpuDevice | CudaDevice:
+    """The device of an option's value.
+
+    Raises:
+        ConfigError: if there is no such device.
+    """
+    name = wanted
+    if wanted == "auto":
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return CpuDevice(num_threads)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type != "cuda":
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {wanted!r}")
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {wanted}: this machine offers {torch.cuda.device_count()} CUDA devices")
+    return CudaDevice(name)
+
+
+def choose_dtype(wanted: DTypeName, checkpoint: str, device: torch.device, cpu_flags: str | None = None) -> torch.dtype:
+    """The dtype of weights, activations and KV.
+
+    `auto` is the checkpoint's on a GPU. On a CPU it is bfloat16 for a half-precision checkpoint where the
+    processor computes in it, else float32; float16 has no fast path there.
+
+    Args:
+        wanted: the option.
+        checkpoint: the checkpoint's own dtype.
+        device: where it runs.
+        cpu_flags: the processor's feature words; read from /proc/cpuinfo if None.
+
+    Raises:
+        ConfigError: for float16 asked for on a CPU, or a checkpoint's dtype that is none of ours.
+    """
+    if wanted == "auto":
+        if checkpoint not in ("float32", "bfloat16", "float16"):
+            raise ConfigError(f"the checkpoint's dtype {checkpoint!r} is not supported; name one with --dtype")
+        if device.type == "cuda":
+            return _torch_dtype(checkpoint)
+        flags = Path("/proc/cpuinfo").read_text() if cpu_flags is None else cpu_flags
+        is_native = "amx_bf16" in flags or "avx512_bf16" in flags
+        return torch.bfloat16 if is_native and checkpoint == "bfloat16" else torch.float32
+    if wanted == "float16" and device.type == "cpu":
+        raise ConfigError("--dtype float16 is slow on a CPU and not supported there; use bfloat16, float32 or auto")
+    return _torch_dtype(wanted)
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

@@ -1,0 +1,84 @@
+"""One step's batch, from the plan's host arrays and the row state."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.gpu_worker.device import Device
+from penstock.gpu_worker.models.dense import ForwardInputs
+from penstock.gpu_worker.rope import Rope
+from penstock.gpu_worker.row_state import RowState
+from penstock.ipc.messages import StepPlan
+from penstock.kernels.paged_attention_cpu import plan_cpu_attention
+from penstock.kernels.prepare_inputs import prepare_inputs
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class HostBatch(NamedTuple):
+    """What a plan says of its batch (N rows, S of them sample)."""
+
+    rows: Int32Array  # [N]
+    start: Int32Array  # [N]
+    num_new: Int32Array  # [N]
+    sample_idx: npt.NDArray[np.int64]  # [S], indices into the batch
+
+
+class SamplingRows(NamedTuple):
+    """The rows that sample in a step."""
+
+    logits_indices: Tensor  # int32[S], into the step's tokens
+    rows: Tensor  # int64[S]
+    positions: Tensor  # int64[S], where the drawn tokens go
+
+
+def host_batch(plan: StepPlan) -> HostBatch:
+    """View the plan's buffers as arrays."""
+    return HostBatch(
+        np.frombuffer(plan.rows, dtype=np.int32),
+        np.frombuffer(plan.start, dtype=np.int32),
+        np.frombuffer(plan.num_new, dtype=np.int32),
+        np.frombuffer(plan.samples, dtype=np.uint8).nonzero()[0],
+    )
+
+
+def make_inputs(
+    batch: HostBatch, state: RowState, rope: Rope, device: Device, page_size: int, num_kv_heads: int
+) -> tuple[ForwardInputs, SamplingRows]:
+    """The device tensors of a step; one upload brings the batch, the rest is gathered there."""
+    n, s = batch.rows.shape[0], batch.sample_idx.shape[0]
+    packed = device.upload(np.concatenate((batch.rows, batch.start, batch.num_new, batch.sample_idx.astype(np.int32))))
+    rows, start, num_new, sample_idx = torch.split(packed, (n, n, n, s))
+    num_tokens = int(batch.num_new.sum())
+    step = prepare_inputs(rows, start, num_new, num_tokens, state.token_ids, state.page_table, page_size)
+    seq_lens = batch.start + batch.num_new
+    max_seq_len = int(seq_lens.max())
+    page_table = state.page_table[:, : -(-max_seq_len // page_size)].index_select(0, rows)
+    cpu_plan = None
+    if not packed.is_cuda:
+        starts = [0, *batch.num_new.cumsum().tolist()]
+        cpu_plan = plan_cpu_attention(starts, seq_lens.tolist(), page_table, page_size, num_kv_heads)
+    rope_positions, cos_sin = rope.for_step(step.positions, rows, num_new)
+    inputs = ForwardInputs(
+        input_ids=step.input_ids,
+        rope_positions=rope_positions,
+        cos_sin=cos_sin,
+        slot_mapping=step.slot_mapping,
+        query_start_loc=step.query_start_loc,
+        seq_lens=step.seq_lens,
+        page_table=page_table,
+        max_query_len=int(batch.num_new.max()),
+        max_seq_len=max_seq_len,
+        cpu_plan=cpu_plan,
+    )
+    if s == n:
+        return inputs, SamplingRows(step.logits_indices, rows.long(), step.seq_lens.long())
+    sampling = SamplingRows(
+        step.logits_indices.index_select(0, sample_idx),
+        rows.index_select(0, sample_idx).long(),
+        step.seq_lens.index_select(0, sample_idx).long(),
+    )
+    return inputs, sampling

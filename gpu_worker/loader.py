@@ -1,0 +1,146 @@
+"""A checkpoint folder into a model: checks first, then memory-mapped safetensors, converted on the way."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from penstock.core.config import ConfigError
+from penstock.core.config.checkpoint import read_json
+from penstock.gpu_worker.model_config import ModelConfig, parse_model_config
+from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.weights import build_weights, expected_tensors, is_ignored
+
+log = structlog.get_logger()
+
+_DUMMY_STD = 0.02
+_PROGRESS_INTERVAL = 5.0  # seconds between log lines while loading
+
+
+class LoadError(ConfigError):
+    """A checkpoint's weights cannot be loaded; the message is one clear sentence."""
+
+
+def load_model_config(folder: Path) -> ModelConfig:
+    """Read and check config.json.
+
+    Raises:
+        ConfigError: for what this engine does not support.
+    """
+    return parse_model_config(read_json(folder / "config.json"))
+
+
+def load_model(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DenseModel:
+    """Load safetensors weights.
+
+    Raises:
+        LoadError: if files or tensors are missing, unexpected or of other shapes.
+    """
+    expected = expected_tensors(config)
+    files = _open_all(_weight_files(folder))
+    where: dict[str, Any] = {}
+    for file in files:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            where[name] = file
+    missing = [name for name in expected if name not in where]
+    if missing:
+        raise LoadError(f"the checkpoint lacks {_some(missing)}")
+    unexpected = [name for name in where if name not in expected and not is_ignored(name, config)]
+    if unexpected:
+        raise LoadError(f"the checkpoint has tensors that {config.architecture} does not: {_some(unexpected)}")
+    for name, shape in expected.items():
+        found = tuple(where[name].get_slice(name).get_shape())
+        if found != shape:
+            raise LoadError(f"tensor {name} has shape {list(found)}, and config.json asks for {list(shape)}")
+    with _progress(len(expected)) as advance:
+
+        def read(name: str) -> Tensor:
+            advance()
+            tensor: Tensor = where[name].get_tensor(name)
+            if not tensor.is_floating_point():
+                raise LoadError(f"tensor {name} has dtype {tensor.dtype}: quantized weights are not supported")
+            return tensor
+
+        return DenseModel(config, build_weights(config, dtype, device, read))
+
+
+def dummy_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DenseModel:
+    """Random weights of the right shapes, the same ones each time."""
+    expected = expected_tensors(config)
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def read(name: str) -> Tensor:
+        if name.endswith("norm.weight"):
+            return torch.ones(expected[name], dtype=dtype, device=device)
+        return torch.empty(expected[name], dtype=dtype, device=device).normal_(0.0, _DUMMY_STD, generator=generator)
+
+    return DenseModel(config, build_weights(config, dtype, device, read))
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise LoadError(f"{str(index)!r} is no index of weight files") from None
+        files = [folder / Path(name).name for name in names]
+    elif (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise LoadError(f"weight files named by the index are missing: {_some(absent)}")
+    if files:
+        return files
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+        raise LoadError(
+            f"{str(folder)!r} has only pickled weights (.bin), which can run code when read; "
+            "convert them to safetensors"
+        )
+    raise LoadError(f"{str(folder)!r} has no .safetensors files")
+
+
+def _open_all(paths: list[Path]) -> list[Any]:
+    files = []
+    for path in paths:
+        try:
+            files.append(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise LoadError(f"{str(path)!r} is no readable safetensors file: {error}") from None
+    return files
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, otherwise a log line every few seconds."""
+    if sys.stderr.isatty():
+        with tqdm(total=total, desc="Loading weights", unit="tensor", leave=False) as bar:
+            yield lambda: bar.update() and None
+        return
+    done, last = 0, time.monotonic()
+
+    def advance() -> None:
+        nonlocal done, last
+        done += 1
+        now = time.monotonic()
+        if now - last >= _PROGRESS_INTERVAL:
+            last = now
+            log.info("loading weights", tensors=done, of=total)
+
+    yield advance

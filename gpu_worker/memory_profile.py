@@ -1,0 +1,63 @@
+"""How much of a GPU's memory is left for KV pages: measured by running the largest batch once."""
+
+import math
+
+import torch
+
+from penstock.core.config import Config, ConfigError
+from penstock.gpu_worker.device import CudaDevice
+from penstock.gpu_worker.kv_pool import allocate
+from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
+from penstock.gpu_worker.rope import cos_sin_table
+
+
+def cuda_budget(config: Config, model: DenseModel, dtype: torch.dtype, device: CudaDevice) -> int:
+    """Bytes for the pool: the allowed share of the device, less weights and measured peak activations.
+
+    Raises:
+        ConfigError: if the largest batch alone does not fit.
+    """
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    free_before, total = torch.cuda.mem_get_info()
+    allocated_before = torch.cuda.memory_allocated()
+    try:
+        _run_largest_batch(config, model, dtype, device)
+    except torch.cuda.OutOfMemoryError:
+        raise ConfigError(
+            f"a batch of {config.scheduler.max_num_batched_tokens} tokens does not fit the GPU's memory beside the "
+            "weights; lower --max-num-batched-tokens or --max-num-seqs"
+        ) from None
+    torch.cuda.synchronize()
+    activations = torch.cuda.max_memory_allocated() - allocated_before
+    torch.cuda.empty_cache()
+    in_use = total - free_before  # weights, the context, and whatever else runs on this GPU
+    return int(total * config.worker.gpu_memory_utilization) - in_use - activations
+
+
+def _run_largest_batch(config: Config, model: DenseModel, dtype: torch.dtype, device: CudaDevice) -> None:
+    """As many rows and tokens as a step may have, all on one page."""
+    on, page_size = device.torch_device, config.scheduler.page_size
+    num_tokens = config.scheduler.max_num_batched_tokens
+    num_rows = min(config.scheduler.max_num_seqs, num_tokens)
+    lens = torch.full((num_rows,), num_tokens // num_rows, dtype=torch.int32)
+    lens[: num_tokens % num_rows] += 1
+    longest = int(lens.max())
+    starts = torch.zeros(num_rows + 1, dtype=torch.int32)
+    starts[1:] = lens.cumsum(0)
+    model_config = model.config
+    inputs = ForwardInputs(
+        input_ids=torch.zeros(num_tokens, dtype=torch.int32, device=on),
+        rope_positions=torch.zeros(num_tokens, dtype=torch.int64, device=on),
+        cos_sin=cos_sin_table(model_config.rope, model_config.head_dim, 1).to(on),
+        slot_mapping=torch.full((num_tokens,), -1, dtype=torch.int64, device=on),
+        query_start_loc=starts.to(on),
+        seq_lens=lens.to(on),
+        page_table=torch.zeros(num_rows, math.ceil(longest / page_size), dtype=torch.int32, device=on),
+        max_query_len=longest,
+        max_seq_len=longest,
+    )
+    hidden = model.forward(inputs, allocate(model_config, 1, page_size, dtype, device))
+    logits = model.logits(hidden[:num_rows]).float()
+    logits.sort(dim=-1)  # what sampling with filters may take at most

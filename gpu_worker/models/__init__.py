@@ -1,0 +1,1 @@
+"""Model architectures: functions of plain tensors, driven by `ModelConfig`."""

@@ -1,0 +1,117 @@
+"""Rotary tables: the frequencies of each scaling kind, and the cosines and sines of a step."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from penstock.gpu_worker.model_config import RopeConfig
+
+
+def inverse_frequencies(config: RopeConfig, head_dim: int, length: int = 0) -> Tensor:
+    """fp32 [head_dim / 2]: radians per position of each rotated pair.
+
+    Args:
+        config: the rotary settings.
+        head_dim: D.
+        length: for the dynamic kind, the length to scale for; up to the trained length it changes nothing.
+    """
+    theta = config.theta
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    if config.kind == "dynamic":
+        # Dynamic NTK (bloc97 and emozilla, 2023): stretch the base as the sequence outgrows the trained length.
+        stretch = config.factor * max(length, config.original_max_len) / config.original_max_len - (config.factor - 1)
+        theta *= stretch ** (head_dim / (head_dim - 2))
+    frequencies = 1.0 / (theta**exponents)
+    match config.kind:
+        case "linear":
+            return frequencies / config.factor
+        case "llama3":
+            return _llama3(frequencies, config)
+        case "yarn":
+            return _yarn(theta**exponents, config, head_dim)
+        case _:
+            return frequencies
+
+
+def cos_sin_table(config: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
+    """fp32 [num_positions, head_dim]: cosines in the first half of a row, sines in the second."""
+    angles = torch.arange(num_positions).float()[:, None] * inverse_frequencies(config, head_dim)
+    return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(config.attention_factor)
+
+
+def _llama3(frequencies: Tensor, config: RopeConfig) -> Tensor:
+    """Llama 3.1: slow pairs are stretched, fast ones kept, those between interpolated."""
+    wavelengths = 2 * math.pi / frequencies
+    slow = wavelengths > config.original_max_len / config.low_freq_factor
+    fast = wavelengths < config.original_max_len / config.high_freq_factor
+    smooth = (config.original_max_len / wavelengths - config.low_freq_factor) / (
+        config.high_freq_factor - config.low_freq_factor
+    )
+    between = (1 - smooth) * frequencies / config.factor + smooth * frequencies
+    return torch.where(slow, frequencies / config.factor, torch.where(fast, frequencies, between))
+
+
+def _yarn(periods: Tensor, config: RopeConfig, head_dim: int) -> Tensor:
+    """YaRN (Peng et al., 2023): a ramp over the pairs from extrapolation to interpolation."""
+
+    def pair_with(num_rotations: float) -> float:
+        ratio = config.original_max_len / (num_rotations * 2 * math.pi)
+        return head_dim * math.log(ratio) / (2 * math.log(config.theta))
+
+    low, high = pair_with(config.beta_fast), pair_with(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # a ramp of no width would divide by zero
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    keep = 1 - ramp
+    return 1.0 / (config.factor * periods) * (1 - keep) + 1.0 / periods * keep
+
+
+class Rope:
+    """The rotation of a step's tokens.
+
+    All kinds but dynamic share one table over positions. Dynamic scaling stretches the base by a
+    sequence's length; here that length is its prompt's, fixed when it enters a row, so that tokens do
+    not depend on how the prompt was cut into chunks. A prompt within the trained length is not scaled.
+    """
+
+    def __init__(
+        self, config: RopeConfig, head_dim: int, max_model_len: int, max_num_seqs: int, device: torch.device
+    ) -> None:
+        self._config = config
+        self._head_dim = head_dim
+        self._table: Tensor | None = None
+        if config.kind == "dynamic":
+            base = inverse_frequencies(config, head_dim)
+            self._row_frequencies = base.repeat(max_num_seqs, 1).to(device)  # fp32[R, D / 2]
+        else:
+            self._table = cos_sin_table(config, head_dim, max_model_len + 1).to(device)
+
+    def set_row(self, row: int, num_prompt_tokens: int) -> None:
+        """A sequence enters a row."""
+        if self._table is None:
+            self._row_frequencies[row] = inverse_frequencies(self._config, self._head_dim, num_prompt_tokens).to(
+                self._row_frequencies.device
+            )
+
+    def for_step(self, positions: Tensor, rows: Tensor, num_new: Tensor) -> tuple[Tensor | None, Tensor]:
+        """What `qk_norm_rope_write` takes: (positions or None, cos_sin).
+
+        On a GPU the kernel reads the shared table by position; elsewhere the rows are gathered once for
+        all layers.
+
+        Args:
+            positions: int64[T].
+            rows: int32[N], the row of each batch row.
+            num_new: int32[N], its tokens.
+        """
+        if self._table is None:
+            row_of_token = rows.long().repeat_interleave(num_new.long(), output_size=positions.shape[0])
+            angles = positions.float()[:, None] * self._row_frequencies[row_of_token]
+            return None, torch.cat((angles.cos(), angles.sin()), dim=1).mul_(self._config.attention_factor)
+        if positions.is_cuda:
+            return positions, self._table
+        return None, self._table.index_select(0, positions)

@@ -1,0 +1,172 @@
+"""The persistent state of the rows: tokens, page tables and sampling parameters, on the device.
+
+A row is named once with all it needs (`NewRow`); afterwards only pages are appended, and each step writes
+the tokens that it samples, so a decode step needs no token ids from outside. What the host must know to
+launch a step (how many pages a row has, which sampling features it uses) is mirrored in numpy.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.gpu_worker.device import Device, IntArray
+from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
+from penstock.kernels.row_updates import write_runs
+from penstock.kernels.sampling import SamplingNeeds, SamplingState
+
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_INTS = ("seed", "top_k", "min_tokens", "num_prompt_tokens")
+_NUM_NEEDS = len(SamplingNeeds._fields)
+_MIN_LIST_LEN = 8
+
+
+class RowState:
+    """R = max_num_seqs rows."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, page_size: int, device: Device) -> None:
+        on = device.torch_device
+        max_pages = math.ceil((max_model_len + 1) / page_size)
+        self._device = device
+        self.token_ids = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=on)
+        self.page_table = torch.zeros(max_num_seqs, max_pages, dtype=torch.int32, device=on)
+        self._floats = torch.zeros(max_num_seqs, len(_FLOATS), dtype=torch.float32, device=on)
+        self._ints = torch.zeros(max_num_seqs, len(_INTS), dtype=torch.int64, device=on)
+        self._stop_ids = torch.full((max_num_seqs, _MIN_LIST_LEN), -1, dtype=torch.int32, device=on)
+        self._bias_ids = torch.full((max_num_seqs, _MIN_LIST_LEN), -1, dtype=torch.int32, device=on)
+        self._bias_values = torch.zeros(max_num_seqs, _MIN_LIST_LEN, dtype=torch.float32, device=on)
+        self._num_pages = np.zeros(max_num_seqs, dtype=np.int32)
+        self._needs = np.zeros((max_num_seqs, _NUM_NEEDS), dtype=np.bool_)
+        self._min_len = np.zeros(max_num_seqs, dtype=np.int64)  # from this position on, min_tokens asks nothing
+        self.sampling = self._sampling_state()
+
+    def clear(self) -> None:
+        """No row holds a sequence any more."""
+        self._num_pages[:] = 0
+        self._needs[:] = False
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take in a plan's changes: freed rows, new rows, appended pages, in this order."""
+        if plan.freed_rows:
+            freed = np.frombuffer(plan.freed_rows, dtype=np.int32)
+            self._num_pages[freed] = 0
+            self._needs[freed] = False
+        if plan.new_rows:
+            self._enter(plan.new_rows)
+        if plan.append_rows:
+            rows = np.frombuffer(plan.append_rows, dtype=np.int32)
+            counts = np.frombuffer(plan.append_counts, dtype=np.int32)
+            self._write(self.page_table, rows, self._num_pages[rows], counts, plan.append_page_ids)
+            self._num_pages[rows] += counts
+
+    def needs(self, rows: IntArray, positions: IntArray) -> SamplingNeeds:
+        """What at least one of the sampling rows asks for.
+
+        Args:
+            rows: int[S].
+            positions: int[S], where the drawn tokens will be.
+        """
+        needs = SamplingNeeds(*map(bool, self._needs[rows].any(axis=0)))
+        if needs.min_tokens:
+            return needs._replace(min_tokens=bool((positions < self._min_len[rows]).any()))
+        return needs
+
+    def _enter(self, new_rows: Sequence[NewRow]) -> None:
+        rows = np.array([new.row for new in new_rows], dtype=np.int32)
+        zeros = np.zeros(len(rows), dtype=np.int32)
+        num_tokens = np.array([len(new.token_ids) // 4 for new in new_rows], dtype=np.int32)
+        self._write(self.token_ids, rows, zeros, num_tokens, b"".join(new.token_ids for new in new_rows))
+        num_pages = np.array([len(new.page_ids) // 4 for new in new_rows], dtype=np.int32)
+        self._write(self.page_table, rows, zeros, num_pages, b"".join(new.page_ids for new in new_rows))
+        self._num_pages[rows] = num_pages
+        sampling = [new.sampling for new in new_rows]
+        floats = [[getattr(params, name) for name in _FLOATS] for params in sampling]
+        ints = [
+            [new.sampling.seed, new.sampling.top_k, new.sampling.min_tokens, new.num_prompt_tokens] for new in new_rows
+        ]
+        on = self._device.torch_device
+        index = self._device.upload(rows.astype(np.int64))
+        self._floats.index_copy_(0, index, torch.tensor(floats, dtype=torch.float32).to(on))
+        self._ints.index_copy_(0, index, torch.tensor(ints, dtype=torch.int64).to(on))
+        self._write_lists(rows, sampling)
+        self._needs[rows] = [_needs_of(params) for params in sampling]
+        self._min_len[rows] = [new.num_prompt_tokens + new.sampling.min_tokens for new in new_rows]
+
+    def _write_lists(self, rows: npt.NDArray[np.int32], sampling: Sequence[SamplingParams]) -> None:
+        """Stop ids and logit biases: rare and ragged, so the tables grow in width when a row needs it."""
+        with_stops = [(row, p.stop_token_ids) for row, p in zip(rows.tolist(), sampling, strict=True) if p.min_tokens]
+        with_bias = [(row, p.logit_bias) for row, p in zip(rows.tolist(), sampling, strict=True) if p.logit_bias]
+        if not with_stops and not with_bias:
+            return
+        on = self._device.torch_device
+        self._stop_ids = _widened(self._stop_ids, max((len(ids) for _, ids in with_stops), default=0), -1)
+        self._bias_ids = _widened(self._bias_ids, max((len(bias) for _, bias in with_bias), default=0), -1)
+        self._bias_values = _widened(self._bias_values, self._bias_ids.shape[1], 0)
+        for row, ids in with_stops:
+            self._stop_ids[row] = -1
+            self._stop_ids[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32).to(on)
+        for row, bias in with_bias:
+            self._bias_ids[row] = -1
+            self._bias_ids[row, : len(bias)] = torch.tensor([i for i, _ in bias], dtype=torch.int32).to(on)
+            self._bias_values[row, : len(bias)] = torch.tensor([x for _, x in bias], dtype=torch.float32).to(on)
+        self.sampling = self._sampling_state()
+
+    def _write(
+        self,
+        table: torch.Tensor,
+        rows: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int32],
+        counts: npt.NDArray[np.int32],
+        values: bytes,
+    ) -> None:
+        flat = np.frombuffer(values, dtype=np.int32)
+        if flat.shape[0] == 0:
+            return
+        # One upload: rows, starts, counts and values are neighbours in one buffer.
+        packed = self._device.upload(np.concatenate((rows, starts, counts, flat)))
+        n = rows.shape[0]
+        write_runs(table, packed[:n], packed[n : 2 * n], packed[2 * n : 3 * n], packed[3 * n :])
+
+    def _sampling_state(self) -> SamplingState:
+        temperature, top_p, min_p, repetition, presence, frequency = self._floats.unbind(1)
+        seed, top_k, min_tokens, num_prompt_tokens = self._ints.unbind(1)
+        return SamplingState(
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition,
+            presence_penalty=presence,
+            frequency_penalty=frequency,
+            seed=seed,
+            top_k=top_k,
+            min_tokens=min_tokens,
+            num_prompt_tokens=num_prompt_tokens,
+            token_ids=self.token_ids,
+            stop_ids=self._stop_ids,
+            bias_ids=self._bias_ids,
+            bias_values=self._bias_values,
+        )
+
+
+def _needs_of(params: SamplingParams) -> SamplingNeeds:
+    random = params.temperature > 0
+    return SamplingNeeds(
+        random=random,
+        bias=bool(params.logit_bias),
+        min_tokens=bool(params.min_tokens and params.stop_token_ids),
+        penalties=params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0,
+        min_p=random and params.min_p > 0,
+        top_k=random and params.top_k > 0,
+        top_p=random and params.top_p < 1,
+    )
+
+
+def _widened(table: torch.Tensor, width: int, fill: int) -> torch.Tensor:
+    """The table with at least `width` columns (a power of two)."""
+    if width <= table.shape[1]:
+        return table
+    wider = table.new_full((table.shape[0], 1 << (width - 1).bit_length()), fill)
+    wider[:, : table.shape[1]] = table
+    return wider

@@ -1,0 +1,95 @@
+"""The worker's loop: take plans, launch them, send their results, in order."""
+
+from collections import deque
+from typing import Protocol
+
+import structlog
+
+from penstock.gpu_worker.model_runner import ModelRunner, PendingStep
+from penstock.ipc.messages import (
+    Heartbeat,
+    Message,
+    Refused,
+    SayHello,
+    Shutdown,
+    StepPlan,
+    ToWorker,
+    Welcome,
+    WorkerFailed,
+    WorkerHello,
+)
+
+log = structlog.get_logger()
+
+EXIT_DONE, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
+_LOOK_AT_DEVICE_MS = 1
+"""While the device computes, new plans are awaited this long between two looks at whether a result is there."""
+
+
+class Channel(Protocol):
+    """The worker's side of the socket to the scheduler."""
+
+    def send(self, message: Message) -> None:
+        """Queue a message."""
+
+    def receive(self, timeout_ms: int | None = None) -> ToWorker | None:
+        """The next message, or None if none came in time."""
+
+
+def run_worker(runner: ModelRunner, channel: Channel, hello: WorkerHello, heartbeat_ms: int) -> int:
+    """Serve one scheduler until told to stop; the process's exit code.
+
+    A plan that is queued already is launched before the loop waits for the result of an older one, so the
+    device goes from step to step without waiting for the host.
+    """
+    pending: deque[PendingStep] = deque()
+    channel.send(hello)
+    while True:
+        try:
+            while pending and pending[0].is_ready():
+                channel.send(pending.popleft().result())
+            message = channel.receive(_LOOK_AT_DEVICE_MS if pending else heartbeat_ms)
+            match message:
+                case StepPlan():
+                    pending.append(runner.launch(message))
+                case None if not pending:
+                    channel.send(Heartbeat())
+                case Welcome():
+                    pending.clear()  # of a scheduler that is gone
+                    runner.clear_rows()
+                case SayHello():
+                    channel.send(hello)
+                case Refused():
+                    log.error("refused by the scheduler", reason=message.reason)
+                    return EXIT_REFUSED
+                case Shutdown():
+                    while pending:
+                        channel.send(pending.popleft().result())
+                    return EXIT_DONE
+                case _:
+                    pass
+        except Exception as error:
+            step_id = message.step_id if isinstance(message, StepPlan) else (pending[0].step_id if pending else -1)
+            reason = failure_reason(error)
+            log.error("worker failed", step_id=step_id, reason=reason, exc_info=not is_out_of_memory(error))
+            channel.send(WorkerFailed(step_id, reason))
+            return EXIT_FAILED
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the device or the host had no memory left."""
+    return (
+        type(error).__name__ == "OutOfMemoryError"
+        or isinstance(error, MemoryError)
+        or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+    )
+
+
+def failure_reason(error: Exception) -> str:
+    """One sentence for the log and the scheduler."""
+    if is_out_of_memory(error):
+        return (
+            "out of memory during a step; lower --max-num-batched-tokens, --max-num-seqs, "
+            "--gpu-memory-utilization or --cpu-kv-cache-gib"
+        )
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"[:256]
