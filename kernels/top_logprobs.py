@@ -1,0 +1,34 @@
+"""Log-probabilities of the most likely tokens and of the drawn one."""
+
+import torch
+from torch import Tensor
+
+
+def top_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """log softmax of the best `num_top` tokens of each row and of one chosen token, without a full log-softmax copy.
+
+    Args:
+        logits: [S, V], any float type.
+        chosen: int32 or int64 [S], a token id per row.
+        num_top: 0 <= num_top <= V.
+
+    Returns:
+        (fp32 [S, num_top], highest first; int32 [S, num_top] their ids, equal logits by lowest id; fp32 [S] of `chosen`).
+    """
+    if logits.ndim != 2 or chosen.shape != logits.shape[:1] or not 0 <= num_top <= logits.shape[1]:
+        raise ValueError(f"logits {tuple(logits.shape)}, chosen {tuple(chosen.shape)} and num_top {num_top} do not fit")
+    if logits.is_cuda:
+        from penstock.kernels.triton.top_logprobs import top_logprobs_triton
+
+        return top_logprobs_triton(logits, chosen, num_top)
+    return top_logprobs_reference(logits, chosen, num_top)
+
+
+def top_logprobs_reference(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The formula in fp32 on the picked values alone."""
+    z = logits.float()
+    normaliser = z.logsumexp(-1)
+    # A stable descending sort of the candidates: topk alone does not say which of equal logits comes first.
+    ordered, ids = z.sort(dim=-1, descending=True, stable=True)
+    of_chosen = z.gather(1, chosen.long()[:, None]).squeeze(1) - normaliser
+    return ordered[:, :num_top] - normaliser[:, None], ids[:, :num_top].to(torch.int32), of_chosen

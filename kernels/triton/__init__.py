@@ -1,0 +1,6 @@
+"""The Triton kernels and their launchers, one operation per file.
+
+Each launcher takes the same tensors as the public function of `penstock.kernels` that calls it on
+CUDA, picks tile sizes by plain rules (no autotuner: it would cost start-up time and cannot run inside
+a CUDA graph) and launches. Shapes are checked by the public functions.
+"""

@@ -1,0 +1,35 @@
+"""What the launch rules need to know of a device."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """`num_sms` multiprocessors; `capability` as (major, minor), e.g. (9, 0) for Hopper."""
+
+    num_sms: int
+    capability: tuple[int, int]
+
+
+HOPPER = DeviceFacts(num_sms=132, capability=(9, 0))
+
+
+@functools.lru_cache(maxsize=64)
+def device_facts(device: torch.device) -> DeviceFacts:
+    """Facts of a CUDA device. Any other device (Triton's interpreter runs on CPU tensors) gets Hopper's."""
+    if device.type != "cuda":
+        return HOPPER
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceFacts(properties.multi_processor_count, (properties.major, properties.minor))
+
+
+def next_power_of_two(n: int) -> int:
+    """The smallest power of two >= n (1 for n <= 1)."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

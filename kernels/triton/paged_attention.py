@@ -1,0 +1,248 @@
+"""Launch rules of the paged attention kernels: which kernel, which tiles, how many splits."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.triton.attention_decode import combine_kernel, decode_kernel
+from penstock.kernels.triton.attention_prefill import prefill_kernel
+from penstock.kernels.triton.device import DeviceFacts, ceil_div, device_facts, next_power_of_two
+
+
+class DecodeTiles(NamedTuple):
+    """Tile and split choice of a decode launch; `min_tiles` KV tiles are the least one split takes."""
+
+    block_n: int
+    num_splits: int
+    min_tiles: int
+    num_warps: int
+    num_stages: int
+
+
+class PrefillTiles(NamedTuple):
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_tiles(
+    facts: DeviceFacts, num_rows: int, num_kv_heads: int, head_dim: int, max_seq_len: int, itemsize: int
+) -> DecodeTiles:
+    """Tiles for `num_rows` single-query rows of up to `max_seq_len` tokens."""
+    row_bytes = next_power_of_two(head_dim) * itemsize
+    block_n = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
+    min_tiles = max(1, 128 // block_n)
+    # Enough programs for about four waves of two per multiprocessor, while a split keeps min_tiles.
+    wanted = ceil_div(8 * facts.num_sms, num_rows * num_kv_heads)
+    longest = ceil_div(max_seq_len, block_n * min_tiles)
+    num_splits = min(next_power_of_two(wanted), next_power_of_two(longest), 64) if wanted > 1 else 1
+    return DecodeTiles(block_n, num_splits, min_tiles, num_warps=4, num_stages=3)
+
+
+def prefill_tiles(facts: DeviceFacts, head_dim: int, itemsize: int, group: int) -> PrefillTiles:
+    """Tiles for rows with several queries. 64 rows or more, so that Hopper uses its warpgroup products."""
+    if itemsize == 4:  # exact fp32 products run on the plain cores, for tests and parity rather than for speed
+        return PrefillTiles(max(16, next_power_of_two(group)), 16, 4, 2)
+    padded = next_power_of_two(head_dim)
+    if padded > 128:
+        return PrefillTiles(64, 32, 4, 2)
+    if facts.capability[0] >= 9:
+        return PrefillTiles(128, 64, 8, 3)
+    return PrefillTiles(128, 64, 8, 2)
+
+
+def paged_attention_triton(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    max_seq_len: int,
+    window: int | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    decode: DecodeTiles | None = None,
+    prefill: PrefillTiles | None = None,
+) -> Tensor:
+    """Attention of a ragged batch over pages; arguments as `penstock.kernels.paged_attention.paged_attention`.
+
+    `decode` and `prefill` override the rules above, for measurements and tests. No host synchronisation, and
+    the grids depend only on shapes, `max_query_len` and `max_seq_len`: a captured graph serves shorter rows.
+    """
+    if out is None:
+        out = torch.empty_like(q)
+    if q.shape[0] == 0:
+        return out
+    num_rows = seq_lens.shape[0]
+    facts = device_facts(q.device)
+    if max_query_len == 1 or num_rows > 1:
+        if decode is None:
+            decode = decode_tiles(
+                facts, num_rows, k_pages.shape[1], q.shape[2], max_seq_len, q.element_size()
+            )
+        _launch_decode(q, k_pages, v_pages, page_table, query_start_loc, seq_lens, sinks, out, scale, softcap, window, decode)  # fmt: skip
+    if max_query_len > 1:
+        if prefill is None:
+            prefill = prefill_tiles(facts, q.shape[2], q.element_size(), q.shape[1] // k_pages.shape[1])
+        _launch_prefill(q, k_pages, v_pages, page_table, query_start_loc, seq_lens, sinks, out, scale, softcap, window, prefill)  # fmt: skip
+    return out
+
+
+def _launch_decode(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    sinks: Tensor | None,
+    out: Tensor,
+    scale: float,
+    softcap: float,
+    window: int | None,
+    tiles: DecodeTiles,
+) -> None:
+    num_rows, num_q_heads, head_dim = seq_lens.shape[0], q.shape[1], q.shape[2]
+    num_kv_heads, page_size = k_pages.shape[1], k_pages.shape[2]
+    group = num_q_heads // num_kv_heads
+    block_d = next_power_of_two(head_dim)
+    splits = tiles.num_splits
+    partial = partial_lse = out  # not touched with one split
+    if splits > 1:
+        shape = (num_rows, num_q_heads, splits)
+        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    decode_kernel[(num_kv_heads, num_rows, splits)](
+        q,
+        k_pages,
+        v_pages,
+        page_table,
+        query_start_loc,
+        seq_lens,
+        q if sinks is None else sinks,
+        out,
+        partial,
+        partial_lse,
+        scale,
+        softcap,
+        window or 0,
+        q.stride(0),
+        q.stride(1),
+        k_pages.stride(0),
+        k_pages.stride(1),
+        k_pages.stride(2),
+        v_pages.stride(0),
+        v_pages.stride(1),
+        v_pages.stride(2),
+        page_table.stride(0),
+        out.stride(0),
+        out.stride(1),
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_d,
+        BLOCK_M=max(16, next_power_of_two(group)),
+        BLOCK_N=tiles.block_n,
+        PAGE_SIZE=page_size,
+        ONE_PAGE=page_size >= tiles.block_n,
+        NUM_SPLITS=splits,
+        MIN_TILES=tiles.min_tiles,
+        HAS_WINDOW=window is not None,
+        HAS_SOFTCAP=softcap > 0,
+        HAS_SINKS=sinks is not None,
+        PRECISION=_precision(q),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    if splits > 1:
+        combine_kernel[(num_q_heads, num_rows)](
+            partial,
+            partial_lse,
+            query_start_loc,
+            seq_lens,
+            q if sinks is None else sinks,
+            out,
+            window or 0,
+            out.stride(0),
+            out.stride(1),
+            HEAD_DIM=head_dim,
+            BLOCK_D=block_d,
+            BLOCK_N=tiles.block_n,
+            NUM_SPLITS=splits,
+            BLOCK_S=next_power_of_two(splits),
+            MIN_TILES=tiles.min_tiles,
+            HAS_WINDOW=window is not None,
+            HAS_SINKS=sinks is not None,
+            num_warps=4,
+        )
+
+
+def _launch_prefill(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    sinks: Tensor | None,
+    out: Tensor,
+    scale: float,
+    softcap: float,
+    window: int | None,
+    tiles: PrefillTiles,
+) -> None:
+    num_rows, num_q_heads, head_dim = seq_lens.shape[0], q.shape[1], q.shape[2]
+    num_kv_heads, page_size = k_pages.shape[1], k_pages.shape[2]
+    group = num_q_heads // num_kv_heads
+    block_q = tiles.block_m // group
+    prefill_kernel[(num_kv_heads, q.shape[0] // block_q + num_rows)](
+        q,
+        k_pages,
+        v_pages,
+        page_table,
+        query_start_loc,
+        seq_lens,
+        q if sinks is None else sinks,
+        out,
+        num_rows,
+        scale,
+        softcap,
+        window or 0,
+        q.stride(0),
+        q.stride(1),
+        k_pages.stride(0),
+        k_pages.stride(1),
+        k_pages.stride(2),
+        v_pages.stride(0),
+        v_pages.stride(1),
+        v_pages.stride(2),
+        page_table.stride(0),
+        out.stride(0),
+        out.stride(1),
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_D=next_power_of_two(head_dim),
+        BLOCK_M=tiles.block_m,
+        BLOCK_Q=block_q,
+        BLOCK_N=tiles.block_n,
+        PAGE_SIZE=page_size,
+        ONE_PAGE=page_size >= tiles.block_n,
+        SKIP_SINGLE=num_rows > 1,
+        HAS_WINDOW=window is not None,
+        HAS_SOFTCAP=softcap > 0,
+        HAS_SINKS=sinks is not None,
+        PRECISION=_precision(q),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+
+
+def _precision(q: Tensor) -> str:
+    """fp32 products are exact rather than tf32: fp32 is asked for when tokens must equal another program's."""
+    return "ieee" if q.dtype == torch.float32 else "tf32"

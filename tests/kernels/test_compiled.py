@@ -1,0 +1,173 @@
+"""Every kernel compiles for sm_80 and sm_90 as real models launch it: no register spills, shared memory in bounds.
+
+The launchers run on tensors without storage and their launches are recorded, so tile sizes, specialisations
+and constants are those of a GPU run. Nothing here needs a GPU.
+"""
+
+import functools
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
+from penstock.kernels.triton import device, paged_attention
+from penstock.kernels.triton.activation import gelu_mul_triton, silu_mul_triton
+from penstock.kernels.triton.copy_pages import copy_pages_triton
+from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
+from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
+from penstock.kernels.triton.rms_norm import add_rms_norm_triton, rms_norm_triton
+from penstock.kernels.triton.row_updates import write_runs_triton
+from penstock.kernels.triton.sampling import sample_triton
+from penstock.kernels.triton.top_logprobs import top_logprobs_triton
+from tests.kernels.launch_recorder import Launch, Resources, compile_launch, recording
+
+
+class ModelShape(NamedTuple):
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocab: int
+    qk_norm: bool
+    window: int | None
+
+
+MODELS = {
+    "Llama-3.1-8B": ModelShape(32, 8, 128, 4096, 14336, 128256, False, None),
+    "Qwen3-0.6B": ModelShape(16, 8, 128, 1024, 3072, 151936, True, None),
+    "Qwen3-8B": ModelShape(32, 8, 128, 4096, 12288, 151936, True, None),
+    "Mistral-7B": ModelShape(32, 8, 128, 4096, 14336, 32000, False, 4096),
+}
+CAPABILITIES = {80: device.DeviceFacts(108, (8, 0)), 90: device.DeviceFacts(132, (9, 0))}
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
+# Unusual shapes that the kernels promise to take: (model-like shape, page size, batch).
+ODD = {
+    "head_dim 256": ModelShape(8, 4, 256, 2304, 9216, 256000, False, 4096),
+    "head_dim 80": ModelShape(32, 32, 80, 2560, 10240, 51200, False, None),
+    "group 7": ModelShape(14, 2, 64, 896, 4864, 151936, False, None),
+}
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return meta(*shape, dtype=torch.int32)
+
+
+def launch_attention(shape: ModelShape, page_size: int, extras: bool) -> None:
+    kv = meta(4, 2, 4096, shape.num_kv_heads, page_size, shape.head_dim)
+    for batch, query_len in ((1, 1), (256, 1), (4, 512)):
+        q = meta(batch * query_len, shape.num_q_heads, shape.head_dim)
+        paged_attention.paged_attention_triton(
+            q, kv[1, 0], kv[1, 1], ints(batch, 512), ints(batch + 1), ints(batch),
+            scale=0.1, max_query_len=query_len, max_seq_len=8192, window=shape.window,
+            softcap=30.0 if extras else 0.0, sinks=meta(shape.num_q_heads, dtype=torch.float32) if extras else None,
+        )  # fmt: skip
+
+
+def launch_rest(shape: ModelShape) -> None:
+    heads = shape.num_q_heads + 2 * shape.num_kv_heads
+    weight = meta(shape.head_dim) if shape.qk_norm else None
+    kv = meta(4, 2, 4096, shape.num_kv_heads, 16, shape.head_dim)
+    cos_sin = meta(8192, shape.head_dim, dtype=torch.float32)
+    for tokens in (1, 4096):
+        positions = meta(tokens, dtype=torch.int64)
+        qkv = meta(tokens, heads * shape.head_dim)
+        qk_norm_rope_write_triton(qkv, positions, cos_sin, weight, weight, 1e-6, kv[0, 0], kv[0, 1], positions)
+    x = meta(16, shape.hidden)
+    rms_norm_triton(x, meta(shape.hidden), 1e-6)
+    add_rms_norm_triton(x, x, meta(shape.hidden), 1e-6)
+    silu_mul_triton(meta(16, 2 * shape.intermediate))
+
+
+def launch_shapeless() -> None:
+    gelu_mul_triton(meta(16, 20480), tanh=True)
+    gelu_mul_triton(meta(16, 20480), tanh=False)
+    copy_pages_triton(meta(4, 2, 4096, 8, 16, 128), ints(3), ints(3))
+    write_runs_triton(ints(256, 4097), ints(5), ints(5), ints(5), ints(999))
+    table, ids = ints(256, 512), ints(256, 4097)
+    prepare_inputs_triton(ints(256), ints(256), ints(256), 256, ids, table, 16)
+    prepare_inputs_triton(ints(8), ints(8), ints(8), 8192, ids, table, 16)
+
+
+def launch_sampling(vocab: int) -> None:
+    rows = 256
+    real, whole = (lambda: meta(rows, dtype=torch.float32)), (lambda: meta(rows, dtype=torch.int64))
+    state = SamplingState(
+        temperature=real(), top_p=real(), min_p=real(), repetition_penalty=real(), presence_penalty=real(),
+        frequency_penalty=real(), seed=whole(), top_k=whole(), min_tokens=whole(), num_prompt_tokens=whole(),
+        token_ids=ints(rows, 4097), stop_ids=ints(rows, 8), bias_ids=ints(rows, 300),
+        bias_values=meta(rows, 300, dtype=torch.float32),
+    )  # fmt: skip
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = meta(64, vocab, dtype=dtype)
+        for needs in (SamplingNeeds(), SamplingNeeds(random=True), SamplingNeeds(*[True] * 7)):
+            sample_triton(logits, whole()[:64], whole()[:64], state, needs)
+        top_logprobs_triton(logits, whole()[:64], 20)
+
+
+def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
+    jobs: dict[tuple[int, str], Launch] = {}
+    for capability, facts in CAPABILITIES.items():
+        monkeypatch.setattr(paged_attention, "device_facts", functools.partial(lambda facts, _: facts, facts))
+        with recording(monkeypatch.setattr) as launches:
+            for shape in MODELS.values():
+                launch_attention(shape, 16, extras=False)
+                launch_rest(shape)
+            for shape in ODD.values():
+                launch_attention(shape, 64, extras=True)
+            launch_attention(MODELS["Qwen3-8B"], 128, extras=False)
+            launch_shapeless()
+            launch_sampling(151936)
+        jobs.update({(capability, launch.key): launch for launch in launches})
+    return jobs
+
+
+def compile_job(job: tuple[int, str]) -> tuple[tuple[int, str], Resources]:
+    """In a worker process, which makes the list again: a kernel object does not travel."""
+    return job, compile_launch(JOBS[job], job[0])
+
+
+JOBS: dict[tuple[int, str], Launch] = {}
+
+
+def fill_jobs() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        JOBS.update(job_list(monkeypatch))
+
+
+@pytest.fixture(scope="module")
+def resources() -> Iterator[dict[tuple[int, str], Resources]]:
+    fill_jobs()
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(2, mp_context=context, initializer=fill_jobs) as pool:
+        yield dict(pool.map(compile_job, list(JOBS), chunksize=4))
+
+
+@pytest.mark.timeout(600)
+def test_no_register_spills(resources: dict[tuple[int, str], Resources]) -> None:
+    spilled = {job: used for job, used in resources.items() if used.stack_bytes}
+    assert not spilled
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("capability", [80, 90])
+def test_shared_memory_in_bounds(resources: dict[tuple[int, str], Resources], capability: int) -> None:
+    used = {job: r.shared_bytes for job, r in resources.items() if job[0] == capability}
+    assert used
+    assert max(used.values()) <= SHARED_LIMIT[capability], {j: s for j, s in used.items() if s > SHARED_LIMIT[capability]}
+
+
+@pytest.mark.timeout(600)
+def test_every_kernel_is_compiled(resources: dict[tuple[int, str], Resources]) -> None:
+    names = {key.split()[0] for _, key in resources}
+    assert names == {
+        "add_rms_norm", "bias_kernel",
+    } or len(names) >= 15, names  # fmt: skip

@@ -1,0 +1,20 @@
+"""Runs the interpreter tests in child processes: the switch must be set before a kernel is defined."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "interpreter"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
+def test_kernels_under_the_interpreter(name: str) -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / name)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
