@@ -1,0 +1,40 @@
+"""Which requests the scheduler takes in, and the refusal of those that it does not."""
+
+from typing import NamedTuple
+
+from penstock.core.int32_buffer import unpack_int32
+from penstock.core.worker_limits import WorkerLimits
+from penstock.ipc.messages import AddRequest, ErrorCode
+
+
+class Refusal(NamedTuple):
+    """Why a request is not taken in: a code for programs, and one sentence with the limit and the value."""
+
+    code: ErrorCode
+    reason: str
+
+
+def check_request(
+    message: AddRequest, limits: WorkerLimits, num_waiting: int, max_num_queued_seqs: int
+) -> Refusal | None:
+    """Return why the request cannot be queued now (queue_full), or can never run here (the rest)."""
+    num_prompt_tokens, remainder = divmod(len(message.prompt_token_ids), 4)
+    if remainder or not num_prompt_tokens:
+        return Refusal("internal", f"the prompt is no int32 buffer with tokens: {len(message.prompt_token_ids)} bytes")
+    max_len = limits.max_sequence_len
+    if num_prompt_tokens >= max_len:
+        return Refusal(
+            "too_long",
+            f"the prompt has {num_prompt_tokens} tokens; at most {max_len - 1} fit beside one token of output",
+        )
+    if num_waiting + message.n > max_num_queued_seqs:
+        return Refusal(
+            "queue_full",
+            f"{num_waiting} sequences wait already and the request has {message.n}; "
+            f"at most {max_num_queued_seqs} may wait",
+        )
+    token_ids = unpack_int32(message.prompt_token_ids)
+    if (lowest := min(token_ids)) < 0 or (highest := max(token_ids)) >= limits.vocab_size:
+        worst = lowest if lowest < 0 else highest
+        return Refusal("internal", f"token id {worst} is outside the vocabulary of {limits.vocab_size} tokens")
+    return None

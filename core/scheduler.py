@@ -1,0 +1,363 @@
+"""The scheduler: decides what each step computes, and what its results mean. Pure: no IO, no clock, no tensor.
+
+    add_request / abort ──▶ waiting ──schedule()──▶ running ──process()──▶ finished
+                               ▲                       │
+                               └────── preempted ◀─────┘
+
+One rule: each step computes the next chunk of what is known, or will be when the steps in flight
+return, but is not computed yet. Up to `pipeline_depth` steps are planned ahead of the results.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from penstock.core.admission import Admissions
+from penstock.core.config.options import SchedulerOptions
+from penstock.core.int32_buffer import unpack_int32
+from penstock.core.intake import Refusal, check_request
+from penstock.core.kv_pages import KVPages
+from penstock.core.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
+from penstock.core.policy import POLICIES
+from penstock.core.running_set import RunningSet
+from penstock.core.sequence import Owner, Request, Sequence
+from penstock.core.step_record import Admission, Preemption, StepRecord, make_record
+from penstock.core.totals import Totals
+from penstock.core.waiting_queue import WaitingQueue
+from penstock.core.worker_limits import WorkerLimits
+from penstock.ipc.messages import (
+    AddRequest,
+    EngineStats,
+    FinishReason,
+    SequenceDelta,
+    StepPlan,
+    StepResult,
+    WorkerHello,
+)
+
+__all__ = ["Deltas", "Refusal", "ScheduledStep", "Scheduler", "UnexpectedResultError"]
+
+Deltas = dict[Owner, list[SequenceDelta]]
+"""What there is to tell, by the owner that each request was added with."""
+
+
+class ScheduledStep(NamedTuple):
+    """A plan for the worker, and its record if one was wanted."""
+
+    plan: StepPlan
+    record: StepRecord | None
+
+
+class UnexpectedResultError(ValueError):
+    """A result that is not for the oldest step in flight, or not of its size. Nothing was changed."""
+
+
+class Scheduler:
+    """Admission, batching, pages, prefix reuse and preemption for one worker group."""
+
+    def __init__(self, options: SchedulerOptions, limits: WorkerLimits) -> None:
+        self._options = options
+        self.pipeline_depth = options.pipeline_depth
+        self._policy = POLICIES[options.scheduling_policy]
+        self.requests: dict[str, Request] = {}
+        self.waiting = WaitingQueue()
+        self._num_arrivals = 0
+        self.totals = Totals()
+        self._set_limits(limits)
+
+    @classmethod
+    def for_worker(cls, options: SchedulerOptions, hello: WorkerHello) -> "Scheduler":
+        """Return a scheduler for the first worker that said hello."""
+        return cls(options, WorkerLimits.of(options, hello))
+
+    def _set_limits(self, limits: WorkerLimits) -> None:
+        self.limits = limits
+        self.kv = KVPages(limits.num_pages, limits.page_size, enable_prefix_caching=self._options.enable_prefix_caching)
+        self.running = RunningSet(limits.max_num_seqs)
+        self.in_flight: deque[InFlightStep] = deque()
+        self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals)
+        self._is_stalled = False  # in this step, a decode waits for pages of sequences that end for sure
+        self._preempted: list[Preemption] = []  # since the last record
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def add_request(self, message: AddRequest, owner: Owner) -> Refusal | None:
+        """Take a request in: all its sequences wait. A refusal leaves everything unchanged."""
+        if message.request_id in self.requests:
+            return Refusal("internal", f"request id {message.request_id!r} is in use by a live request")
+        refusal = check_request(message, self.limits, self.waiting.num_seqs, self._options.max_num_queued_seqs)
+        if refusal is not None:
+            return refusal
+        order = self._policy(message.priority, self._num_arrivals)
+        request = Request(message, owner, order, self.limits.max_sequence_len)
+        self._num_arrivals += 1
+        self.requests[message.request_id] = request
+        self.waiting.add_request(request)
+        return None
+
+    def abort(self, request_id: str, sequence_idx: int = -1) -> None:
+        """Drop a request, or one sequence of it, without a delta. Unknown ids are fine."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        for seq in [*request.running, *request.waiting]:
+            if sequence_idx in (-1, seq.sequence_idx):
+                self._remove(seq)
+
+    def abort_owner(self, owner: Owner) -> int:
+        """Drop all requests of an owner that is gone; return how many it had."""
+        request_ids = [request.request_id for request in self.requests.values() if request.owner == owner]
+        for request_id in request_ids:
+            self.abort(request_id)
+        return len(request_ids)
+
+    def fail(self, request_id: str, sequence_idx: int, error: str) -> Deltas:
+        """End one sequence with finish_reason "error"; nothing to tell if it is not live."""
+        deltas: Deltas = {}
+        request = self.requests.get(request_id)
+        if request is not None:
+            for seq in [*request.running, *request.waiting]:
+                if seq.sequence_idx == sequence_idx:
+                    self._remove(seq)
+                    deltas[request.owner] = [_error_delta(seq, error)]
+        return deltas
+
+    def reset_worker(self, hello: WorkerHello | None = None) -> Deltas:
+        """The worker is gone, or another one is there: nothing that it held exists any more.
+
+        Running sequences wait again at their places in the order and will be recomputed from their
+        tokens; steps in flight are forgotten, the prefix cache is empty. With a hello the new worker's
+        sizes apply; sequences already too long for it end with an error, which is what is returned.
+        """
+        for seq in list(self.running):
+            self.running.leave(seq)
+            self.waiting.put_back(seq)
+        self._set_limits(self.limits if hello is None else WorkerLimits.of(self._options, hello))
+        deltas: Deltas = {}
+        max_len = self.limits.max_sequence_len
+        for request in list(self.waiting.requests()):
+            request.limit_length(max_len)
+            for seq in list(request.waiting):
+                seq.max_len = request.max_len
+                if seq.num_tokens >= seq.max_len:
+                    self._remove(seq)
+                    error = f"the sequence has {seq.num_tokens} tokens; the worker that is there now takes {max_len}"
+                    deltas.setdefault(request.owner, []).append(_error_delta(seq, error))
+        return deltas
+
+    # --- a step -----------------------------------------------------------------------------
+
+    @property
+    def can_schedule(self) -> bool:
+        """The pipeline takes one more step. (Whether there is something to compute is another matter.)"""
+        return len(self.in_flight) <= self.pipeline_depth
+
+    @property
+    def has_work(self) -> bool:
+        """Some request is not finished."""
+        return bool(self.requests)
+
+    def schedule(self, *, with_record: bool = False) -> ScheduledStep | None:
+        """Plan the next step: running decodes, then chunks of running prefills, then admissions.
+
+        Returns None if the pipeline is full or there is nothing to compute before a result comes.
+        """
+        if not self.can_schedule:
+            return None
+        builder = PlanBuilder()
+        admitted: list[Admission] = []
+        decodes, starts = self._place_decodes(builder)
+        budget = self.limits.max_num_batched_tokens - len(starts)
+        if self.running.prefills:
+            budget = self._place_prefills(builder, budget)
+        blocked_by = ""
+        if self.waiting.num_seqs:
+            blocked_by = self._admissions.admit(builder, budget, admitted, is_stalled=self._is_stalled)
+        chunks = builder.chunks
+        if not starts and not chunks:
+            return None
+        step_id = self.totals.num_steps
+        self.totals.num_steps = step_id + 1
+        plan = builder.build(step_id, decodes, starts, self.running.freed_rows)
+        self.running.freed_rows.clear()
+        num_samples = len(starts)
+        for chunk in chunks:
+            if chunk.samples:
+                num_samples += 1
+                self.running.to_decode(chunk.seq)
+        self.in_flight.append(InFlightStep(step_id, decodes, chunks, num_samples))
+        preempted, self._preempted = self._preempted, []
+        record = None
+        if with_record:
+            record = make_record(decodes, builder, admitted, preempted, self.kv, self.waiting, blocked_by)
+        return ScheduledStep(plan, record)
+
+    def _place_decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
+        """Launch one token of each decode; return who that was, and each one's position."""
+        self._is_stalled = False
+        batch = self.running.decode_batch()
+        seqs = batch.seqs
+        # Admissions take only budget that all running rows have left over, so this cuts nobody off for
+        # good; it is here for a budget that shrank with a new worker.
+        budget = self.limits.max_num_batched_tokens
+        is_cut = len(seqs) > budget
+        num_preemptions = self.totals.num_preemptions
+        starts: list[int] = []
+        append_start = starts.append
+        unplaced: list[Sequence] = []
+        for seq in seqs[:budget] if is_cut else seqs:
+            start = seq.num_computed_tokens
+            if start >= seq.launch_limit and not self._extend(seq, builder):
+                unplaced.append(seq)
+                continue
+            seq.num_computed_tokens = start + 1
+            append_start(start)
+        if unplaced or is_cut or num_preemptions != self.totals.num_preemptions:
+            not_placed = dict.fromkeys(unplaced)
+            placed = [seq for seq in seqs[:budget] if seq.row >= 0 and seq not in not_placed]
+            return DecodeBatch(placed), [seq.num_computed_tokens - 1 for seq in placed]
+        return batch, starts
+
+    def _extend(self, seq: Sequence, builder: PlanBuilder) -> bool:
+        """Give a decode the page that its next position needs; False if it computes nothing in this step."""
+        running = self.running
+        if seq.row < 0:
+            return False  # preempted a moment ago
+        if seq.num_computed_tokens >= seq.max_len - 1:
+            running.to_draining(seq)
+            return False
+        while not self.kv.reserve(1):
+            if running.draining:
+                self._is_stalled = True  # theirs come back with the results in flight: cheaper than preempting
+                return False
+            victim = running.last()
+            if victim.num_computed_tokens >= victim.max_len - 1:
+                self._is_stalled = True  # this one is about to drain
+                return False
+            self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
+            if victim is seq:
+                return False
+        builder.append_page(seq, self.kv.append_page(seq))
+        return True
+
+    def _place_prefills(self, builder: PlanBuilder, budget: int) -> int:
+        for seq in self.running.prefills:
+            if budget <= 0:
+                break
+            budget -= builder.add_next_chunk(seq, budget)
+        return budget
+
+    def _preempt(self, seq: Sequence, reason: str) -> None:
+        """Take a running sequence's pages back. Its settled full pages are in the prefix cache already."""
+        self.totals.num_preemptions += 1
+        self._admissions.hold()
+        self._preempted.append(Preemption(seq.request_id, seq.sequence_idx, reason))
+        self.kv.release(seq)
+        self.running.leave(seq)
+        self.waiting.put_back(seq)
+
+    # --- results ----------------------------------------------------------------------------
+
+    def process(self, result: StepResult) -> Deltas:
+        """Apply the result of the oldest step in flight.
+
+        Raises:
+            UnexpectedResultError: it is not the result of that step; nothing was changed.
+        """
+        tokens = unpack_int32(result.token_ids)
+        if not self.in_flight or self.in_flight[0].step_id != result.step_id:
+            oldest = self.in_flight[0].step_id if self.in_flight else "none"
+            raise UnexpectedResultError(f"result of step {result.step_id}, oldest in flight is {oldest}")
+        if len(tokens) != self.in_flight[0].num_samples:
+            raise UnexpectedResultError(
+                f"step {result.step_id} samples {self.in_flight[0].num_samples} rows, its result has {len(tokens)}"
+            )
+        step = self.in_flight.popleft()
+        output: Deltas = {}
+        owner: Owner = b""
+        deltas: list[SequenceDelta] | None = None
+        num_dropped = 0
+        # strict=False: the tokens of the chunks follow those of the decodes.
+        for seq, epoch, token in zip(step.decodes.seqs, step.decodes.epochs, tokens, strict=False):
+            if seq.running_epoch != epoch:
+                num_dropped += 1
+                continue
+            settled = seq.num_settled_tokens + 1
+            seq.num_settled_tokens = settled
+            seq.append_token(token)
+            if deltas is None or seq.owner != owner:
+                owner = seq.owner
+                deltas = output.setdefault(owner, [])
+            if settled >= seq.settle_event or token in seq.stop_token_ids:
+                deltas.append(self._settle_sample(seq, token))
+            else:
+                deltas.append(SequenceDelta(seq.request_id, seq.sequence_idx, (token,)))
+        position = len(step.decodes.seqs)
+        for seq, epoch, _, num_new, samples in step.chunks:
+            if seq.running_epoch == epoch:
+                seq.num_settled_tokens += num_new
+                if samples:
+                    seq.append_token(tokens[position])
+                    output.setdefault(seq.owner, []).append(self._settle_sample(seq, tokens[position]))
+                else:
+                    self.kv.settle(seq)
+            else:
+                num_dropped += samples
+            position += samples
+        self.totals.num_output_tokens += step.num_samples - num_dropped
+        self.totals.num_dropped_tokens += num_dropped
+        return output
+
+    def _settle_sample(self, seq: Sequence, token: int) -> SequenceDelta:
+        """The rare part of settling a sampled token: pages to cache, a first token, the end."""
+        self.kv.settle(seq)
+        seq.settle_event = self.kv.next_settle_event(seq)
+        num_outputs = seq.num_outputs
+        finish_reason: FinishReason | None = None
+        stop_token_id: int | None = None
+        # Up to min_tokens the worker's sampler masks stop tokens; one that comes nevertheless does not stop.
+        if token in seq.stop_token_ids and num_outputs >= seq.request.sampling.min_tokens:
+            finish_reason, stop_token_id = "stop", token
+        elif seq.num_tokens >= seq.max_len:
+            finish_reason = "length"
+        num_cached = seq.num_cached_tokens if num_outputs == 1 or finish_reason is not None else 0
+        if finish_reason is not None:
+            self._remove(seq)
+        return SequenceDelta(seq.request_id, seq.sequence_idx, (token,), finish_reason, stop_token_id, num_cached)
+
+    def _remove(self, seq: Sequence) -> None:
+        """A sequence ends, for whatever reason: row and pages come back, its request forgets it."""
+        request = seq.request
+        if seq.row >= 0:
+            self.kv.release(seq)
+            self.running.leave(seq)
+            self._admissions.sequence_left()
+        else:
+            self.waiting.remove(seq)
+        if not request.is_live:
+            del self.requests[request.request_id]
+
+    # --- figures ----------------------------------------------------------------------------
+
+    def stats(self, *, is_ready: bool = True) -> EngineStats:
+        """Return the counters as they are sent to the frontends."""
+        return EngineStats(
+            num_waiting=self.waiting.num_seqs,
+            num_running=len(self.running),
+            num_rows=self.limits.max_num_seqs,
+            num_pages=self.limits.num_pages,
+            num_free_pages=self.kv.pool.num_free,
+            num_cached_pages=self.kv.pool.num_cached,
+            num_used_pages=self.kv.pool.num_used,
+            num_steps=self.totals.num_steps,
+            num_preemptions=self.totals.num_preemptions,
+            num_prompt_tokens=self.totals.num_prompt_tokens,
+            num_cached_tokens=self.totals.num_cached_tokens,
+            num_output_tokens=self.totals.num_output_tokens,
+            is_ready=is_ready,
+        )
+
+
+def _error_delta(seq: Sequence, error: str) -> SequenceDelta:
+    return SequenceDelta(
+        seq.request_id, seq.sequence_idx, (), finish_reason="error", error=error, error_code="internal"
+    )

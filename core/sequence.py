@@ -1,0 +1,157 @@
+"""State of a request and of its sequences, as the scheduler keeps it.
+
+The counters of a running sequence, over token positions:
+
+    0 ............ settled ............ computed ........ target
+    [ KV is there  )[ KV in flight      )[ to be computed )
+
+    num_settled_tokens    returned by the worker; the only basis on which pages are cached or freed
+    num_computed_tokens   launched; num_inflight_tokens = computed - settled
+    target                num_tokens (known ids) + samples in flight; the next chunk is target - computed
+
+A chunk that reaches the target samples. From its first sample on a sequence decodes: each step
+computes one position and samples one token, so `target == computed + 1` until it may sample no more.
+"""
+
+from array import array
+from collections.abc import Hashable
+
+from msgspec.structs import replace
+
+from penstock.core.int32_buffer import unpack_int32
+from penstock.core.prefix_cache import CacheNode
+from penstock.ipc.messages import AddRequest, SamplingParams
+
+Owner = bytes
+"""Identity of the frontend that a request came from; opaque here."""
+
+
+class Request:
+    """What a client asked for. Holds its live sequences only; finished ones are forgotten."""
+
+    __slots__ = (
+        "is_parked",
+        "is_queued",
+        "max_len",
+        "namespace",
+        "num_prompt_tokens",
+        "order",
+        "owner",
+        "prompt_token_ids",
+        "request_id",
+        "running",
+        "sampling",
+        "stop_token_ids",
+        "waiting",
+    )
+
+    def __init__(self, message: AddRequest, owner: Owner, order: tuple[int, int], max_model_len: int) -> None:
+        self.request_id = message.request_id
+        self.owner = owner
+        self.order = order  # smaller runs first and is preempted last; unique
+        self.namespace: Hashable = message.cache_salt
+        self.prompt_token_ids = unpack_int32(message.prompt_token_ids)
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.sampling = message.sampling
+        self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
+        self.max_len = 0  # prompt + output tokens at which a sequence has its full length
+        self.limit_length(max_model_len)
+        self.waiting: list[Sequence] = [Sequence(self, idx) for idx in range(message.n)]  # by sequence_idx
+        self.running: list[Sequence] = []
+        self.is_queued = False
+        self.is_parked = False
+
+    def limit_length(self, max_model_len: int) -> None:
+        self.max_len = min(self.num_prompt_tokens + self.sampling.max_tokens, max_model_len)
+
+    @property
+    def is_live(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def can_fork(self) -> bool:
+        """A sequence outlives the step that settles its prompt, unless it has but one token to sample."""
+        return self.max_len - self.num_prompt_tokens > 1
+
+
+class Sequence:
+    """One stream of tokens. Its fields are read in loops over all rows: plain slots, no properties there."""
+
+    __slots__ = (
+        "append_token",
+        "cache_node",
+        "epoch",
+        "launch_limit",
+        "max_len",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_settled_tokens",
+        "num_tree_pages",
+        "owner",
+        "page_ids",
+        "request",
+        "request_id",
+        "row",
+        "running_epoch",
+        "sequence_idx",
+        "settle_event",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, sequence_idx: int) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.owner = request.owner
+        self.sequence_idx = sequence_idx
+        self.stop_token_ids = request.stop_token_ids
+        # The prompt is shared until the sequence runs: n waiting sequences cost no n copies.
+        self.token_ids = request.prompt_token_ids
+        self.append_token = self.token_ids.append
+        self.num_cached_tokens = -1  # prompt tokens not computed at the first admission; -1 before it
+        self.epoch = 0
+        self.max_len = request.max_len
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all that belongs to a row: the state of a sequence that is not running."""
+        self.row = -1
+        self.running_epoch = -1  # `epoch` while it has a row: one comparison tells a stale result
+        self.page_ids: list[int] = []
+        self.num_computed_tokens = 0
+        self.num_settled_tokens = 0
+        self.launch_limit = 0  # computed positions stay below this without new pages or the end in sight
+        self.settle_event = 0  # settled tokens at which more than one appended token has to be handled
+        self.cache_node: CacheNode | None = None  # cursor in the prefix cache
+        self.num_tree_pages = 0  # page_ids[:num_tree_pages] are in the tree, down to the cursor
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.token_ids) - self.request.num_prompt_tokens
+
+    @property
+    def num_inflight_tokens(self) -> int:
+        return self.num_computed_tokens - self.num_settled_tokens
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Smaller runs first and is preempted last; unique."""
+        return (*self.request.order, self.sequence_idx)
+
+    def sampling(self) -> SamplingParams:
+        """Return the parameters with the sequence's own seed."""
+        params = self.request.sampling
+        if not self.sequence_idx:
+            return params
+        return replace(params, seed=(params.seed + self.sequence_idx) % 2**63)
+
+    def own_token_ids(self) -> "array[int]":
+        """Give the sequence a token buffer of its own (before its first output) and return it."""
+        if self.token_ids is self.request.prompt_token_ids:
+            self.token_ids = self.token_ids[:]
+            self.append_token = self.token_ids.append
+        return self.token_ids

@@ -1,0 +1,87 @@
+"""The scheduler's part of the step trace: what one step does and why. Made only when a trace is written.
+
+A sequence is named by its request id and its index.
+"""
+
+from msgspec import Struct
+
+from penstock.core.kv_pages import KVPages
+from penstock.core.plan_builder import DecodeBatch, PlanBuilder
+from penstock.core.waiting_queue import WaitingQueue
+
+MAX_WAITING_SHOWN = 64
+SIBLING = "sibling's prompt"
+IN_LINE = "behind the first"
+
+
+class Admission(Struct, frozen=True, gc=False):
+    """A sequence that enters a row in this step."""
+
+    request_id: str
+    sequence_idx: int
+    row: int
+    num_tokens: int  # known ids
+    num_reused_tokens: int  # of them not computed: prefix cache, or a sibling's prompt
+    is_fork: bool
+
+
+class Preemption(Struct, frozen=True, gc=False):
+    """A running sequence whose pages were taken back."""
+
+    request_id: str
+    sequence_idx: int
+    reason: str
+
+
+class StepRecord(Struct, frozen=True):
+    """Everything about one step but the times, which the engine loop knows."""
+
+    num_rows: int
+    num_tokens: int
+    rows: list[tuple[str, int, int]]  # (request id, index, chunk size), in batch order
+    admitted: list[Admission]
+    preempted: list[Preemption]
+    free_pages: int
+    cached_pages: int
+    used_pages: int
+    num_waiting: int
+    waiting: list[tuple[str, int, str]]  # (request id, index, reason), the first MAX_WAITING_SHOWN in policy order
+    waiting_reasons: dict[str, int]  # of all
+
+
+def make_record(
+    decodes: DecodeBatch,
+    builder: PlanBuilder,
+    admitted: list[Admission],
+    preempted: list[Preemption],
+    kv: KVPages,
+    waiting: WaitingQueue,
+    blocked_by: str,
+) -> StepRecord:
+    """Describe a step whose plan has just been made; `blocked_by` is why the head of the queue waits."""
+    rows = [(seq.request_id, seq.sequence_idx, 1) for seq in decodes.seqs]
+    rows += [(chunk.seq.request_id, chunk.seq.sequence_idx, chunk.num_new) for chunk in builder.chunks]
+    head = waiting.head()
+    num_parked = sum(len(request.waiting) for request in waiting.parked())
+    reasons = {
+        SIBLING: num_parked,
+        blocked_by: int(head is not None),
+        IN_LINE: waiting.num_seqs - num_parked - (head is not None),
+    }
+    shown = [
+        (seq.request_id, seq.sequence_idx, SIBLING if seq.request.is_parked else blocked_by if seq is head else IN_LINE)
+        for seq in waiting.first(MAX_WAITING_SHOWN)
+    ]
+    return StepRecord(
+        num_rows=len(rows),
+        num_tokens=sum(num_new for _, _, num_new in rows),
+        rows=rows,
+        admitted=admitted,
+        preempted=preempted,
+        free_pages=kv.pool.num_free,
+        cached_pages=kv.pool.num_cached,
+        used_pages=kv.pool.num_used,
+        num_waiting=waiting.num_seqs,
+        waiting=shown,
+        waiting_reasons={reason: count for reason, count in reasons.items() if count},
+    )

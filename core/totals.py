@@ -1,0 +1,15 @@
+"""The scheduler's counters since its start; they survive workers."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Totals:
+    """Each only grows."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0  # of sequences at their first admission
+    num_cached_tokens: int = 0  # of these, not computed: prefix cache, or a sibling's prompt
+    num_output_tokens: int = 0
+    num_dropped_tokens: int = 0  # sampled for sequences that were gone, or had left their row since

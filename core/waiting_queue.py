@@ -1,0 +1,118 @@
+"""Sequences that wait, in policy order, with work per step that does not grow with their number."""
+
+from bisect import insort
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice
+from operator import attrgetter
+
+from penstock.core.sequence import Request, Sequence
+
+_by_idx = attrgetter("sequence_idx")
+
+
+class WaitingQueue:
+    """A heap of requests (by `order`) that have waiting sequences (by `sequence_idx`).
+
+    A request whose sequences wait for a sibling to compute their common prompt is parked beside the
+    heap, so that it does not hold up those behind it. Entries of requests that have nothing waiting
+    any more are dropped when they reach the top, or all at once when they are the majority.
+    """
+
+    __slots__ = ("_heap", "_num_stale", "_parked", "num_seqs")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._num_stale = 0
+        self._parked: dict[Request, None] = {}
+        self.num_seqs = 0
+
+    def add_request(self, request: Request) -> None:
+        """Queue a new request with all its sequences."""
+        self.num_seqs += len(request.waiting)
+        self._enqueue(request)
+
+    def put_back(self, seq: Sequence) -> None:
+        """Queue a sequence that ran, at its place in the order."""
+        request = seq.request
+        if request.is_queued and not request.waiting:
+            self._num_stale -= 1
+        insort(request.waiting, seq, key=_by_idx)
+        self.num_seqs += 1
+        if not request.is_queued and not request.is_parked:
+            self._enqueue(request)
+
+    def head(self) -> Sequence | None:
+        """Return the sequence whose turn it is, or None."""
+        heap = self._heap
+        while heap:
+            request = heap[0][1]
+            if request.waiting:
+                return request.waiting[0]
+            heappop(heap)
+            request.is_queued = False
+            self._num_stale -= 1
+        return None
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a waiting sequence out: it is admitted, aborted or failed."""
+        request = seq.request
+        request.waiting.remove(seq)
+        self.num_seqs -= 1
+        if request.waiting:
+            return
+        if request.is_parked:
+            request.is_parked = False
+            del self._parked[request]
+        elif request.is_queued:
+            self._num_stale += 1
+            if self._num_stale > 32 and self._num_stale * 2 > len(self._heap):
+                self._compact()
+
+    def park(self, request: Request) -> None:
+        """Set the request at the head aside."""
+        assert self._heap[0][1] is request
+        heappop(self._heap)
+        request.is_queued = False
+        request.is_parked = True
+        self._parked[request] = None
+
+    def parked(self) -> list[Request]:
+        """Return the requests set aside; each has a running sequence, so there are no more than rows."""
+        return list(self._parked)
+
+    def unpark(self, request: Request) -> None:
+        del self._parked[request]
+        request.is_parked = False
+        self._enqueue(request)
+
+    def requests(self) -> Iterator[Request]:
+        """Yield every request with a waiting sequence, in no order; for resets and checks."""
+        yield from (entry[1] for entry in self._heap if entry[1].waiting)
+        yield from self._parked
+
+    def first(self, limit: int) -> list[Sequence]:
+        """Return the first waiting sequences in order. O(waiting): only for the step trace."""
+        entries = [(request.order, request) for request in self.requests()]
+        ordered = (seq for _, request in nsmallest(limit, entries) for seq in request.waiting)
+        return list(islice(ordered, limit))
+
+    @property
+    def num_entries(self) -> int:
+        """Size of the heap, stale entries included; for checks."""
+        return len(self._heap)
+
+    def _enqueue(self, request: Request) -> None:
+        heappush(self._heap, (request.order, request))
+        request.is_queued = True
+
+    def _compact(self) -> None:
+        live = []
+        for entry in self._heap:
+            if entry[1].waiting:
+                live.append(entry)
+            else:
+                entry[1].is_queued = False
+        heapify(live)
+        self._heap = live
+        self._num_stale = 0

@@ -1,0 +1,34 @@
+"""What the scheduler must know of the worker that is there now."""
+
+from dataclasses import dataclass
+
+from penstock.core.config.options import SchedulerOptions
+from penstock.ipc.messages import WorkerHello
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """Sizes that bound plans: the worker's, or the options' where those are less."""
+
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int  # prompt + output tokens of one sequence
+    vocab_size: int
+
+    @classmethod
+    def of(cls, options: SchedulerOptions, hello: WorkerHello) -> "WorkerLimits":
+        return cls(
+            num_pages=hello.num_pages,
+            page_size=hello.page_size,
+            max_num_seqs=min(options.max_num_seqs, hello.max_num_seqs),
+            max_num_batched_tokens=min(options.max_num_batched_tokens, hello.max_num_batched_tokens),
+            max_model_len=hello.max_model_len,
+            vocab_size=hello.vocab_size,
+        )
+
+    @property
+    def max_sequence_len(self) -> int:
+        """Longest sequence that the model allows and the pool can hold."""
+        return min(self.max_model_len, self.num_pages * self.page_size)

@@ -1,0 +1,156 @@
+"""The two-deque driver: plans not yet executed, results not yet processed; invariants after every call."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from penstock.core.config.options import SchedulerOptions
+from penstock.core.int32_buffer import pack_int32
+from penstock.core.invariants import check_invariants
+from penstock.core.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
+from penstock.core.worker_limits import WorkerLimits
+from penstock.ipc.messages import AddRequest, SamplingParams, SequenceDelta, StepPlan, StepResult, WorkerHello
+from tests.core.fake_worker import FakeWorker
+
+OWNER = b"frontend"
+SequenceName = tuple[str, int]
+
+
+def make_limits(
+    num_pages: int = 64,
+    page_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 128,
+    vocab_size: int = 1000,
+) -> WorkerLimits:
+    return WorkerLimits(num_pages, page_size, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size)
+
+
+def hello(limits: WorkerLimits) -> WorkerHello:
+    return WorkerHello(
+        protocol_version=1,
+        name="w",
+        rank=0,
+        model_fingerprint="m",
+        device="cpu",
+        dtype="float32",
+        vocab_size=limits.vocab_size,
+        max_model_len=limits.max_model_len,
+        page_size=limits.page_size,
+        num_pages=limits.num_pages,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+    )
+
+
+def make_request(
+    request_id: str,
+    prompt: Iterable[int],
+    max_tokens: int = 8,
+    *,
+    n: int = 1,
+    seed: int = 0,
+    min_tokens: int = 0,
+    stop: tuple[int, ...] = (),
+    priority: int = 0,
+    salt: str = "",
+) -> AddRequest:
+    sampling = SamplingParams(max_tokens, seed=seed, min_tokens=min_tokens, stop_token_ids=stop)
+    return AddRequest(request_id, pack_int32(prompt), sampling, n, priority, salt)
+
+
+class Driver:
+    """A scheduler and a fake worker, with as much lag between them as the caller lets there be."""
+
+    def __init__(self, limits: WorkerLimits | None = None, **options: object) -> None:
+        self.limits = limits or make_limits()
+        options = {"max_num_seqs": 4096, "max_num_batched_tokens": 1 << 20} | options
+        self.scheduler = Scheduler.for_worker(SchedulerOptions(**options), hello(self.limits))  # type: ignore[arg-type]
+        self.worker = FakeWorker(self.limits)
+        self.plans: deque[StepPlan] = deque()
+        self.results: deque[StepResult] = deque()
+        self.steps: list[ScheduledStep] = []
+        self.outputs: dict[SequenceName, list[int]] = {}
+        self.finished: dict[SequenceName, SequenceDelta] = {}
+        self.num_cached: dict[SequenceName, int] = {}
+        self.aborted: set[SequenceName] = set()
+
+    def add(self, request: AddRequest, owner: bytes = OWNER) -> Refusal | None:
+        refusal = self.scheduler.add_request(request, owner)
+        check_invariants(self.scheduler)
+        return refusal
+
+    def abort(self, request_id: str, sequence_idx: int = -1) -> None:
+        request = self.scheduler.requests.get(request_id)
+        if request is not None:
+            for seq in [*request.running, *request.waiting]:
+                if sequence_idx in (-1, seq.sequence_idx):
+                    self.aborted.add((request_id, seq.sequence_idx))
+        self.scheduler.abort(request_id, sequence_idx)
+        check_invariants(self.scheduler)
+
+    def schedule(self) -> ScheduledStep | None:
+        step = self.scheduler.schedule(with_record=True)
+        check_invariants(self.scheduler)
+        if step is not None:
+            self.plans.append(step.plan)
+            self.steps.append(step)
+        return step
+
+    def execute(self) -> None:
+        self.results.append(self.worker.execute(self.plans.popleft()))
+
+    def process(self) -> Deltas:
+        deltas = self.scheduler.process(self.results.popleft())
+        self.take(deltas)
+        check_invariants(self.scheduler)
+        return deltas
+
+    def take(self, deltas: Deltas) -> None:
+        for owner_deltas in deltas.values():
+            for delta in owner_deltas:
+                name = (delta.request_id, delta.sequence_idx)
+                assert name not in self.finished, "a delta after the last one"
+                assert name not in self.aborted, "a delta after the abort"
+                if name not in self.outputs:
+                    self.num_cached[name] = delta.num_cached_tokens
+                self.outputs.setdefault(name, []).extend(delta.token_ids)
+                if delta.finish_reason is not None:
+                    self.finished[name] = delta
+
+    def step(self) -> bool:
+        """Fill the pipeline, then let one step return; False if nothing is left to do."""
+        while self.schedule() is not None:
+            pass
+        if not self.plans and not self.results:
+            assert not self.scheduler.has_work, "work is left, but nothing is scheduled or in flight"
+            return False
+        if self.plans:
+            self.execute()
+        self.process()
+        return True
+
+    def run(self, max_steps: int = 100_000) -> None:
+        for _ in range(max_steps):
+            if not self.step():
+                self.check_idle()
+                return
+        raise AssertionError("no end")
+
+    def reset_worker(self, limits: WorkerLimits | None = None) -> None:
+        self.plans.clear()
+        self.results.clear()
+        if limits is None:
+            self.take(self.scheduler.reset_worker())
+        else:
+            self.limits = limits
+            self.take(self.scheduler.reset_worker(hello(limits)))
+        self.worker = FakeWorker(self.limits)
+        check_invariants(self.scheduler)
+
+    def check_idle(self) -> None:
+        stats = self.scheduler.stats()
+        assert stats.num_running == stats.num_waiting == stats.num_used_pages == 0
+        assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
+        assert self.scheduler.running.num_free_rows == self.limits.max_num_seqs
+        assert not self.scheduler.requests

@@ -1,0 +1,120 @@
+"""A worker made of memory alone: a sampled token is a hash of the tokens it reads back through the page table.
+
+So a token that was lost, doubled, or comes from somebody else's page changes everything after it.
+"""
+
+import zlib
+from array import array
+
+from penstock.core.int32_buffer import pack_int32, unpack_int32
+from penstock.core.worker_limits import WorkerLimits
+from penstock.ipc.messages import SamplingParams, StepPlan, StepResult
+
+EMPTY = -1
+
+
+class Row:
+    """Device state of one row."""
+
+    def __init__(
+        self, token_ids: list[int], page_ids: list[int], num_prompt_tokens: int, sampling: SamplingParams
+    ) -> None:
+        self.token_ids = token_ids
+        self.page_ids = page_ids
+        self.num_prompt_tokens = num_prompt_tokens
+        self.sampling = sampling
+
+
+class FakeWorker:
+    """Executes plans in order; checks all that a plan promises."""
+
+    def __init__(self, limits: WorkerLimits) -> None:
+        self.limits = limits
+        self.page_size = limits.page_size
+        self.memory = array("i", [EMPTY]) * (limits.num_pages * limits.page_size)
+        self.rows: dict[int, Row] = {}
+        self.num_computed = 0
+        self.num_copies = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._apply(plan)
+        rows, start, num_new = (list(unpack_int32(b)) for b in (plan.rows, plan.start, plan.num_new))
+        assert len(set(rows)) == len(rows) == len(start) == len(num_new) == len(plan.samples) > 0
+        assert sum(num_new) <= self.limits.max_num_batched_tokens
+        assert len(rows) <= self.limits.max_num_seqs
+        for row, first, count in zip(rows, start, num_new, strict=True):
+            assert count >= 1
+            self._write(self.rows[row], first, count)
+        tokens = [
+            self._sample(self.rows[row], first + count)
+            for row, first, count, samples in zip(rows, start, num_new, plan.samples, strict=True)
+            if samples
+        ]
+        self.num_computed += sum(num_new)
+        return StepResult(plan.step_id, pack_int32(tokens))
+
+    def _apply(self, plan: StepPlan) -> None:
+        for freed in unpack_int32(plan.freed_rows):
+            del self.rows[freed]
+        new = {new_row.row for new_row in plan.new_rows}
+        for new_row in plan.new_rows:
+            assert new_row.row not in self.rows
+            self.rows[new_row.row] = Row(
+                list(unpack_int32(new_row.token_ids)),
+                list(unpack_int32(new_row.page_ids)),
+                new_row.num_prompt_tokens,
+                new_row.sampling,
+            )
+        page_ids = iter(unpack_int32(plan.append_page_ids))
+        for row, count in zip(unpack_int32(plan.append_rows), unpack_int32(plan.append_counts), strict=True):
+            assert row not in new
+            self.rows[row].page_ids += [next(page_ids) for _ in range(count)]
+        assert next(page_ids, None) is None
+        sources, targets = unpack_int32(plan.copy_src), unpack_int32(plan.copy_dst)
+        assert len(sources) == len(targets) == len(set(targets))
+        assert not set(sources) & set(targets)
+        for src, dst in zip(sources, targets, strict=True):
+            size = self.page_size
+            self.memory[dst * size : (dst + 1) * size] = self.memory[src * size : (src + 1) * size]
+        self.num_copies += len(sources)
+
+    def _slot(self, row: Row, position: int) -> int:
+        return row.page_ids[position // self.page_size] * self.page_size + position % self.page_size
+
+    def _write(self, row: Row, start: int, count: int) -> None:
+        for position in range(start, start + count):
+            self.memory[self._slot(row, position)] = row.token_ids[position]
+
+    def _sample(self, row: Row, length: int) -> int:
+        """Draw the token at position `length` from all positions before it, as the pool has them."""
+        seen = array("i", [self.memory[self._slot(row, position)] for position in range(length)])
+        token = next_token(seen, row.sampling, length - row.num_prompt_tokens, self.limits.vocab_size)
+        assert length <= len(row.token_ids)
+        del row.token_ids[length:]  # a real row overwrites
+        row.token_ids.append(token)
+        return token
+
+
+def next_token(seen: "array[int]", sampling: SamplingParams, num_outputs: int, vocab_size: int) -> int:
+    """The "model" and its sampler, min_tokens mask included."""
+    digest = zlib.crc32(seen.tobytes(), sampling.seed & 0xFFFFFFFF)
+    token = digest % vocab_size
+    while num_outputs < sampling.min_tokens and token in sampling.stop_token_ids:
+        token = (token + 1) % vocab_size
+    return token
+
+
+def solo_run(prompt: list[int], sampling: SamplingParams, sequence_idx: int, limits: WorkerLimits) -> list[int]:
+    """The output of a sequence without any scheduler: what every trace must give."""
+    seed = (sampling.seed + sequence_idx) % 2**63
+    own = SamplingParams(
+        sampling.max_tokens, seed=seed, min_tokens=sampling.min_tokens, stop_token_ids=sampling.stop_token_ids
+    )
+    tokens = array("i", prompt)
+    max_len = min(len(prompt) + sampling.max_tokens, limits.max_sequence_len)
+    while len(tokens) < max_len:
+        token = next_token(tokens, own, len(tokens) - len(prompt), limits.vocab_size)
+        tokens.append(token)
+        if token in own.stop_token_ids and len(tokens) - len(prompt) > own.min_tokens:
+            break
+    return list(tokens[len(prompt) :])
