@@ -1,0 +1,1 @@
+"""The HTTP side: OpenAI-compatible API, text processing, server-sent events. Token ids only go behind it."""

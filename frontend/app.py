@@ -1,0 +1,211 @@
+"""The aiohttp application: routes, bodies in, answers out. All meaning is in the handlers."""
+
+import re
+import uuid
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable
+from functools import partial
+from time import monotonic
+
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from penstock.frontend import chat, completions, status, tokenization
+from penstock.frontend.errors import (
+    ApiError,
+    BodyTooLarge,
+    InvalidRequest,
+    MalformedBody,
+    MethodNotAllowed,
+    RouteNotFound,
+    UnsupportedMediaType,
+    from_exception,
+)
+from penstock.frontend.replies import JSON, Reply, RequestRecord, StreamReply, error_reply
+from penstock.frontend.service import Service
+
+log = structlog.get_logger()
+
+Handler = Callable[[Service, RequestRecord, bytes], Awaitable[Reply | StreamReply]]
+
+CLIENT_LEFT = 499
+"""nginx's status for a client that went away before its answer; only in logs and metrics."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+POST_ROUTES: dict[str, Handler] = {
+    "/v1/chat/completions": chat.chat_completions,
+    "/v1/completions": completions.completions,
+    "/tokenize": tokenization.tokenize,
+    "/detokenize": tokenization.detokenize,
+}
+
+GET_ROUTES: dict[str, Handler] = {
+    "/v1/models": status.list_models,
+    "/health": status.health,
+    "/ready": status.ready,
+    "/metrics": status.show_metrics,
+    "/version": status.version,
+}
+
+_QUIET = frozenset({"/health", "/ready", "/metrics"})
+"""Routes that machines ask all the time: not worth a log line unless they fail."""
+
+
+def make_app(service: Service) -> web.Application:
+    """The application with all routes; `service` must outlive it."""
+    app = web.Application(client_max_size=service.config.frontend.max_body_bytes, middlewares=[_unrouted(service)])
+    for path, handler in POST_ROUTES.items():
+        app.router.add_post(path, partial(_answer, service, path, handler))
+    for path, handler in GET_ROUTES.items():
+        app.router.add_get(path, partial(_answer, service, path, handler))
+    app.router.add_get("/v1/models/{model_id:.+}", partial(_answer, service, "/v1/models/{id}", _show_model))
+    return app
+
+
+async def _show_model(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    return await status.show_model(service, record, body.decode())
+
+
+async def _answer(service: Service, endpoint: str, handler: Handler, request: web.Request) -> web.StreamResponse:
+    """One request from its body to the end of its answer; one log line."""
+    record = RequestRecord(_request_id(request), endpoint, monotonic())
+    structlog.contextvars.bind_contextvars(request_id=record.request_id)
+    service.metrics.live_requests.inc()
+    record.status = CLIENT_LEFT  # unless an answer is finished
+    try:
+        return await _exchange(service, record, handler, request)
+    except ConnectionError:  # noticed while writing; the handler's own end has aborted the work
+        raise CancelledError from None
+    finally:
+        service.metrics.live_requests.dec()
+        _note(service, record)
+
+
+async def _exchange(
+    service: Service, record: RequestRecord, handler: Handler, request: web.Request
+) -> web.StreamResponse:
+    try:
+        body = await _read_body(request) if request.method == "POST" else _path_argument(request)
+        reply = await handler(service, record, body)
+    except Exception as error:
+        reply = _reply_to_error(record, error)
+    if isinstance(reply, StreamReply):
+        return await _send_stream(record, reply, request)
+    response = _response(record, reply)
+    await response.prepare(request)
+    await response.write_eof()
+    record.status = reply.status
+    return response
+
+
+def _reply_to_error(record: RequestRecord, error: Exception) -> Reply:
+    if not isinstance(error, ApiError):
+        log.error("request failed", exc_info=error)
+    record.error = from_exception(error)
+    return error_reply(record.error)
+
+
+def _response(record: RequestRecord, reply: Reply) -> web.Response:
+    headers = {"Content-Type": reply.content_type, "x-request-id": record.request_id, **reply.headers}
+    return web.Response(body=reply.body, status=reply.status, headers=headers)
+
+
+async def _send_stream(record: RequestRecord, reply: StreamReply, request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={**reply.headers, "x-request-id": record.request_id})
+    try:
+        await response.prepare(request)
+        write = response.write
+        async for chunk in reply.chunks:
+            await write(chunk)
+        await response.write_eof()
+        record.status = 200
+    finally:
+        reply.close()
+        await reply.chunks.aclose()
+    return response
+
+
+async def _read_body(request: web.Request) -> bytes:
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise UnsupportedMediaType("compressed bodies are not accepted")
+    if request.content_type != JSON:
+        raise UnsupportedMediaType(f"Content-Type must be application/json, got {request.content_type[:128]!r}")
+    if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
+        raise UnsupportedMediaType(f"the charset must be utf-8, got {(request.charset or '')[:64]!r}")
+    limit = request.client_max_size
+    if request.content_length is not None and request.content_length > limit:
+        raise _too_large(limit, request.content_length)
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise _too_large(limit, error.args[1] if len(error.args) > 1 else None) from None
+    except (HttpProcessingError, ValueError) as error:
+        raise MalformedBody(f"the body is not valid HTTP: {error}") from None
+
+
+def _too_large(limit: int, actual: object) -> BodyTooLarge:
+    value = f"got {actual}" if isinstance(actual, int) else "got more"
+    return BodyTooLarge(f"the body may have {limit} bytes at most, {value}")
+
+
+def _path_argument(request: web.Request) -> bytes:
+    """What a GET route's pattern caught, as its handler's body."""
+    return request.match_info.get("model_id", "").encode(errors="replace")
+
+
+def _request_id(request: web.Request) -> str:
+    """The client's own id if it is harmless, else a new one."""
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _note(service: Service, record: RequestRecord) -> None:
+    """The end of a request: its metrics and its one log line."""
+    now = monotonic()
+    service.metrics.note(record, now)
+    facts: dict[str, object] = {"endpoint": record.endpoint, "status": record.status}
+    if record.num_prompt_tokens:
+        facts |= {
+            "prompt_tokens": record.num_prompt_tokens,
+            "cached_tokens": record.num_cached_tokens,
+            "output_tokens": record.num_output_tokens,
+            "finish_reasons": record.finish_reasons,
+            "stream": record.is_stream,
+        }
+    if record.first_token_at is not None:
+        facts["ttft_ms"] = round((record.first_token_at - record.arrived) * 1e3, 1)
+    if record.error is not None:
+        facts |= {"error": record.error.message, "code": record.error.code}
+    quiet = record.endpoint in _QUIET and record.status == 200
+    (log.debug if quiet else log.info)("request", **facts, ms=round((now - record.arrived) * 1e3, 1))
+
+
+def _unrouted(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Unknown paths and methods, in the API's own error shape."""
+
+    @web.middleware
+    async def middleware(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.match_info.http_exception is None:
+            return await handler(request)
+        record = RequestRecord(_request_id(request), "unrouted", monotonic())
+        structlog.contextvars.bind_contextvars(request_id=record.request_id)
+        unrouted = request.match_info.http_exception
+        headers: dict[str, str] = {}
+        error: InvalidRequest = RouteNotFound(f"there is nothing at {request.path[:256]!r}")
+        if isinstance(unrouted, web.HTTPMethodNotAllowed):
+            allowed = ", ".join(sorted(unrouted.allowed_methods))
+            error = MethodNotAllowed(f"{request.method} is not allowed here; allowed: {allowed}")
+            headers = {"Allow": allowed}
+        record.error = error
+        reply = error_reply(error)
+        record.status = reply.status
+        _note(service, record)
+        response = _response(record, reply)
+        response.headers.update(headers)
+        return response
+
+    return middleware

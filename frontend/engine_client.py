@@ -1,0 +1,233 @@
+"""The frontend's side of the wire to the scheduler: submit, abort, and hand each delta to its request.
+
+    connect --hello--> (nothing yet) --EngineReady--> ready <--> EngineNotReady: requests wait
+                  ^                                     |
+                  `-- SayHello (a scheduler that does not know us), or silence for heartbeat_timeout
+                      (then over a new socket): every live request fails with EngineLost
+
+The scheduler may start later, go away and come back; requests that find no engine wait a bounded time.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+import zmq
+
+from penstock.frontend.errors import ApiError, EngineLost, Unavailable
+from penstock.ipc.channel import Dealer
+from penstock.ipc.codec import Codec
+from penstock.ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequest,
+    AddRequest,
+    EngineNotReady,
+    EngineReady,
+    EngineStats,
+    FrontendHello,
+    Goodbye,
+    Heartbeat,
+    Message,
+    Refused,
+    SayHello,
+    SequenceDelta,
+    ToFrontend,
+    TokenBatch,
+)
+
+log = structlog.get_logger()
+
+
+class DeltaSink(Protocol):
+    """Where the deltas of a submitted request go."""
+
+    def push(self, first_index: int, delta: SequenceDelta) -> None:
+        """Take a delta of sequence `first_index + delta.sequence_idx`."""
+        ...
+
+    def fail(self, error: ApiError) -> None:
+        """The request will get no more deltas."""
+        ...
+
+
+@dataclass(slots=True)
+class _Live:
+    """A submitted request with unfinished sequences."""
+
+    sink: DeltaSink
+    first_index: int
+    unfinished: set[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLink:
+    """How to reach the scheduler and what to say to it."""
+
+    address: str
+    name: str  # unique among frontends; also the socket's identity
+    model_fingerprint: str
+    heartbeat_interval: float = 1.0  # seconds
+    heartbeat_timeout: float = 10.0
+
+
+@dataclass
+class EngineClient:
+    """One connection to one scheduler. Make it inside the running event loop."""
+
+    link: EngineLink
+    context: zmq.Context[Any]
+    on_refused: Callable[[str], None]
+    engine: EngineReady | None = None
+    """The engine's facts while it is ready; None while no worker serves."""
+    stats: EngineStats | None = None
+    not_ready_reason: str = "the engine has not answered yet"
+    _live: dict[str, _Live] = field(default_factory=dict)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while the engine is ready."""
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._codec: Codec[ToFrontend] = Codec(ToFrontend)
+        self._last_facts: EngineReady | None = None
+        self._connect()
+        self._heartbeats = asyncio.create_task(self._keep_alive())
+
+    @property
+    def num_live(self) -> int:
+        """Requests with unfinished sequences."""
+        return len(self._live)
+
+    @property
+    def last_facts(self) -> EngineReady | None:
+        """The facts of the engine that was ready last, even if it is not now."""
+        return self._last_facts
+
+    async def wait_ready(self, seconds: float) -> EngineReady:
+        """The engine's facts, waiting for them at most this long.
+
+        Raises:
+            Unavailable: if no engine is ready by then.
+        """
+        if self.engine is None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.ready.wait()
+            except TimeoutError:
+                raise Unavailable(f"no engine is ready: {self.not_ready_reason}", retry_after=5) from None
+        if self.engine is None:  # it went away again before this task ran
+            raise Unavailable(f"no engine is ready: {self.not_ready_reason}", retry_after=5)
+        return self.engine
+
+    def submit(self, request: AddRequest, sink: DeltaSink, first_index: int = 0) -> None:
+        """Send a request; its deltas go to `sink` until each sequence has finished or was aborted.
+
+        Raises:
+            Unavailable: if the queue to the scheduler is full.
+        """
+        self._live[request.request_id] = _Live(sink, first_index, set(range(request.n)))
+        if not self._send(request):
+            del self._live[request.request_id]
+            raise Unavailable("the queue to the engine is full", retry_after=1)
+
+    def abort(self, request_id: str, sequence_idx: int = -1) -> None:
+        """Stop a request, or one sequence of it; no delta of it is delivered any more. Idempotent."""
+        live = self._live.get(request_id)
+        if live is None or (sequence_idx >= 0 and sequence_idx not in live.unfinished):
+            return
+        live.unfinished.discard(sequence_idx)
+        if sequence_idx < 0 or not live.unfinished:
+            del self._live[request_id]
+        self._send(AbortRequest(request_id, sequence_idx))
+
+    async def close(self) -> None:
+        """Say goodbye and close the socket; what is still live gets no more deltas."""
+        self._heartbeats.cancel()
+        self._live.clear()
+        self._send(Goodbye())
+        await asyncio.sleep(0.05)  # the socket does not linger; let its thread write what is queued
+        self._dealer.close()
+
+    def _connect(self) -> None:
+        self._last_heard = self._loop.time()
+        self._dealer: Dealer[ToFrontend] = Dealer(
+            self.context, self.link.address, self.link.name, self._codec, self._on_message
+        )
+        self._say_hello()
+
+    def _say_hello(self) -> None:
+        self._send(FrontendHello(PROTOCOL_VERSION, self.link.name, self.link.model_fingerprint))
+
+    def _send(self, message: Message) -> bool:
+        self._last_sent = self._loop.time()
+        return self._dealer.send(message)
+
+    def _on_message(self, message: ToFrontend) -> None:
+        self._last_heard = self._loop.time()
+        if type(message) is TokenBatch:
+            for delta in message.deltas:
+                self._dispatch(delta)
+        else:
+            self._on_news(message)
+
+    def _dispatch(self, delta: SequenceDelta) -> None:
+        live = self._live.get(delta.request_id)
+        if live is None or delta.sequence_idx not in live.unfinished:
+            return  # aborted here, while the delta was under way
+        if delta.finish_reason is not None:
+            live.unfinished.discard(delta.sequence_idx)
+            if not live.unfinished:
+                del self._live[delta.request_id]
+        live.sink.push(live.first_index, delta)
+
+    def _on_news(self, message: ToFrontend) -> None:
+        match message:
+            case EngineReady():
+                self._on_ready(message)
+            case EngineNotReady():
+                self._set_not_ready(message.reason)
+            case SayHello():
+                self._fail_all("the engine was restarted in the middle of the request")
+                self._say_hello()
+            case EngineStats():
+                self.stats = message
+            case Refused():
+                log.error("refused by the scheduler", reason=message.reason)
+                self.on_refused(message.reason)
+
+    def _on_ready(self, facts: EngineReady) -> None:
+        if self.engine is None:
+            log.info("engine ready", max_model_len=facts.max_model_len, num_pages=facts.num_pages)
+        self.engine = self._last_facts = facts
+        self.ready.set()
+
+    def _set_not_ready(self, reason: str) -> None:
+        if self.engine is not None:
+            log.warning("engine not ready", reason=reason)
+        self.engine = None
+        self.not_ready_reason = reason
+        self.ready.clear()
+
+    def _fail_all(self, message: str) -> None:
+        failed, self._live = self._live, {}
+        for live in failed.values():
+            live.sink.fail(EngineLost(message, retry_after=1))
+
+    async def _keep_alive(self) -> None:
+        link = self.link
+        while True:
+            await asyncio.sleep(link.heartbeat_interval)
+            now = self._loop.time()
+            if now - self._last_heard > link.heartbeat_timeout:
+                self._on_silence()
+            elif now - self._last_sent >= link.heartbeat_interval * 0.9:
+                self._send(Heartbeat())
+
+    def _on_silence(self) -> None:
+        """Give the connection up: what is queued in it must not reach another scheduler. Then begin anew."""
+        log.warning("engine silent, connecting again", seconds=self.link.heartbeat_timeout)
+        self._set_not_ready("the engine is silent")
+        self._fail_all("the engine went away in the middle of the request")
+        self._dealer.close()
+        self._connect()

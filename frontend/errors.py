@@ -1,0 +1,200 @@
+"""Everything that can go wrong with a request, as one tree, and the one place that maps it to HTTP.
+
+    ApiError                          status  type                    code
+    |-- InvalidRequest                400     invalid_request_error
+    |   |-- MalformedBody             400                             malformed_body
+    |   |-- InvalidParameter          400                             invalid_value
+    |   |-- UnsupportedParameter      400                             unsupported_parameter
+    |   |-- ContextLengthExceeded     400                             context_length_exceeded
+    |   |-- TemplateFailed            400                             chat_template_error
+    |   |-- RouteNotFound             404                             not_found
+    |   |-- ModelNotFound             404                             model_not_found
+    |   |-- MethodNotAllowed          405                             method_not_allowed
+    |   |-- RequestTimeout            408                             request_timeout
+    |   |-- BodyTooLarge              413                             body_too_large
+    |   `-- UnsupportedMediaType      415                             unsupported_media_type
+    |-- Overloaded                    429     rate_limit_error        queue_full
+    `-- ServerError                   500     server_error            internal_error
+        |-- EngineFailed              500                             engine_error
+        |-- ClientTooSlow             500                             client_too_slow
+        `-- Unavailable               503                             engine_not_ready
+            |-- EngineLost            503                             engine_lost
+            `-- ShuttingDown          503                             shutting_down
+
+Before the first byte of an answer an error is a status and a JSON body; after it, the same JSON body
+is a server-sent event (see `sse.py`). Messages name the limit and the value that exceeded it.
+"""
+
+from typing import ClassVar
+
+import msgspec
+
+
+class ApiError(Exception):
+    """Base of the tree; `message` is written for the client."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after  # seconds
+
+
+class InvalidRequest(ApiError):
+    """The client must change the request."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+
+class MalformedBody(InvalidRequest):
+    """The body is not the JSON object that it should be."""
+
+    code = "malformed_body"
+
+
+class InvalidParameter(InvalidRequest):
+    """A field has a wrong type or a value out of bounds; `param` names it."""
+
+    code = "invalid_value"
+
+
+class UnsupportedParameter(InvalidRequest):
+    """A field that is known but not honoured; refused, so that nobody believes that it had an effect."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt, or prompt plus `max_tokens`, do not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class TemplateFailed(InvalidRequest):
+    """The chat template refuses these messages."""
+
+    code = "chat_template_error"
+
+
+class RouteNotFound(InvalidRequest):
+    """There is nothing at this path."""
+
+    status = 404
+    code = "not_found"
+
+
+class ModelNotFound(InvalidRequest):
+    """The request names a model that is not served here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, but not for this method."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class RequestTimeout(InvalidRequest):
+    """The body did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body exceeds --max-body-bytes."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body is not plain application/json in UTF-8."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class Overloaded(ApiError):
+    """The queue is full; trying again later helps."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+
+class ServerError(ApiError):
+    """Not the client's fault."""
+
+
+class EngineFailed(ServerError):
+    """The engine ended this request with an error."""
+
+    code = "engine_error"
+
+
+class ClientTooSlow(ServerError):
+    """The client reads so slowly that its unread output reached the bound."""
+
+    code = "client_too_slow"
+
+
+class Unavailable(ServerError):
+    """No engine serves now."""
+
+    status = 503
+    code = "engine_not_ready"
+
+
+class EngineLost(Unavailable):
+    """The engine went away in the middle of the request."""
+
+    code = "engine_lost"
+
+
+class ShuttingDown(Unavailable):
+    """This server takes no new work, or could not finish the request before it ended."""
+
+    code = "shutting_down"
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """OpenAI's error body."""
+
+    error: ErrorDetail
+
+
+def http_status(error: ApiError) -> int:
+    """The status that answers an error before the first byte."""
+    return error.status
+
+
+def http_headers(error: ApiError) -> dict[str, str]:
+    """The headers that go with it."""
+    return {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+
+
+def error_body(error: ApiError) -> bytes:
+    """The JSON body: of the answer before the first byte, of an SSE event after it."""
+    return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, error.type, error.param, error.code)))
+
+
+def from_exception(error: Exception) -> ApiError:
+    """What the client is told about any exception; the details of unexpected ones stay in the log."""
+    return error if isinstance(error, ApiError) else ServerError("internal error")

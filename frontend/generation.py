@@ -1,0 +1,279 @@
+"""One HTTP request's generation: its sequences from engine deltas to text, its stops, its one end.
+
+AddRequest(s) --> engine          a request per prompt, `n` sequences each;
+deltas <--------- engine          global index = prompt index * n + sequence_idx
+  |  push(): into a bounded buffer, by the engine client
+  v  next_events(): detokenize, look for stop strings, merge what has piled up
+SequenceEvents --> handler        one per sequence that has news
+close()                           aborts what is unfinished; runs on every path
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from penstock.frontend.detokenize import Detokenizer
+from penstock.frontend.engine_client import EngineClient
+from penstock.frontend.errors import ApiError, ClientTooSlow, EngineFailed, InvalidRequest, Overloaded
+from penstock.frontend.stop_strings import StopMatcher
+from penstock.ipc.messages import AddRequest, SequenceDelta
+
+MAX_UNREAD_TOKENS = 16_384
+"""Output a client may leave unread before its request is ended."""
+
+StopReason = str | int | None
+
+
+@dataclass(slots=True)
+class SequenceEvent:
+    """News of one sequence. Without news of text it still carries its token ids."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: StopReason = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRules:
+    """How token ids become the text that a client sees."""
+
+    make_detokenizer: Callable[[], Detokenizer]
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+    reported_stop_token_ids: frozenset[int] = frozenset()
+
+
+class SequenceText:
+    """One sequence's way from token ids to text, up to its end."""
+
+    __slots__ = ("_detokenizer", "_matcher", "_rules", "finish_reason", "num_tokens")
+
+    def __init__(self, rules: OutputRules) -> None:
+        self._rules = rules
+        self._detokenizer = rules.make_detokenizer()
+        self._matcher = StopMatcher(rules.stop, include_stop=rules.include_stop) if rules.stop else None
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+
+    def advance(self, index: int, delta: SequenceDelta) -> SequenceEvent:
+        """Take a delta; the event says what the client may see of it now."""
+        shown: list[str] = []
+        for position, token_id in enumerate(delta.token_ids):
+            self.num_tokens += 1
+            is_stop_token = delta.stop_token_id is not None and position == len(delta.token_ids) - 1
+            if is_stop_token and not self._rules.include_stop:
+                break
+            stop = self._show(self._detokenizer.feed(token_id), shown)
+            if stop is not None:
+                self.finish_reason = "stop"
+                return SequenceEvent(index, "".join(shown), list(delta.token_ids[: position + 1]), "stop", stop)
+        stop_reason: StopReason = None
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            stop_reason = self._show(self._detokenizer.flush(), shown)
+            if stop_reason is not None:
+                self.finish_reason = "stop"
+            elif self._matcher is not None:
+                shown.append(self._matcher.flush())
+            if delta.stop_token_id in self._rules.reported_stop_token_ids:
+                stop_reason = delta.stop_token_id
+        return SequenceEvent(index, "".join(shown), list(delta.token_ids), self.finish_reason, stop_reason)
+
+    def _show(self, text: str, shown: list[str]) -> str | None:
+        """Append what may be shown; the stop string, if one is complete."""
+        if not text:
+            return None
+        if self._matcher is None or self.num_tokens <= self._rules.min_tokens:
+            shown.append(text)
+            return None
+        visible, stop = self._matcher.feed(text)
+        shown.append(visible)
+        return stop
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts and times of a generation, for usage, metrics and the log. Times are `time.monotonic`, in seconds."""
+
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    first_token_at: float | None = None
+    last_token_at: float = 0.0
+    finish_reasons: list[str] = field(default_factory=list)
+
+
+class Generation:
+    """A `DeltaSink` for all sequences of one HTTP request; iterate with `next_events` until `is_finished`."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        requests: Sequence[AddRequest],
+        rules: OutputRules,
+        on_gap: Callable[[float], None],
+    ) -> None:
+        """`on_gap` is told the seconds between two tokens of a sequence."""
+        self._engine = engine
+        self._requests = requests
+        self._n = requests[0].n
+        self._sequences = [SequenceText(rules) for request in requests for _ in range(request.n)]
+        self._num_unfinished = len(self._sequences)
+        self._last_token_at = [0.0] * len(self._sequences)
+        self._on_gap = on_gap
+        self._loop = asyncio.get_running_loop()
+        self._buffer: list[tuple[int, SequenceDelta]] = []
+        self._num_unread_tokens = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: ApiError | None = None
+        self._is_closed = False
+        self.progress = Progress()
+
+    @property
+    def is_finished(self) -> bool:
+        """Every sequence has had its end."""
+        return self._num_unfinished == 0
+
+    @property
+    def has_news(self) -> bool:
+        """`next_events` would return or raise at once."""
+        return bool(self._buffer) or self._error is not None
+
+    @property
+    def num_sequences(self) -> int:
+        """Prompts times `n`."""
+        return len(self._sequences)
+
+    def start(self) -> None:
+        """Send the requests to the engine."""
+        for prompt_index, request in enumerate(self._requests):
+            self._engine.submit(request, self, prompt_index * self._n)
+
+    def push(self, first_index: int, delta: SequenceDelta) -> None:
+        self._buffer.append((first_index + delta.sequence_idx, delta))
+        self._num_unread_tokens += len(delta.token_ids)
+        if self._num_unread_tokens > MAX_UNREAD_TOKENS:
+            self.fail(ClientTooSlow(f"more than {MAX_UNREAD_TOKENS} tokens of output were left unread"))
+            self._abort_unfinished()
+        elif self._waiter is not None:
+            self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        """End the generation with an error, after what has arrived so far."""
+        if self._error is None:
+            self._error = error
+        self._wake()
+
+    def tick(self) -> None:
+        """Make a waiting `next_events` return with nothing, so that the handler can show that it lives."""
+        self._wake()
+
+    async def wait_first(self, seconds: float) -> None:
+        """Wait for the first delta, a failure, or this long; an early failure can still become a status code.
+
+        Raises:
+            ApiError: if the engine refused the request.
+        """
+        if not self._buffer and self._error is None:
+            timer = self._loop.call_later(seconds, self.tick)
+            try:
+                await self._wait()
+            finally:
+                timer.cancel()
+        for _, delta in self._buffer:
+            if delta.finish_reason == "error":
+                raise _failure(delta)
+        if not self._buffer and self._error is not None:
+            raise self._error
+
+    async def next_events(self) -> list[SequenceEvent]:
+        """Wait for news and return all there is, one event per sequence; empty after a `tick`.
+
+        Raises:
+            ApiError: if the generation failed; call `close` as always.
+        """
+        if not self._buffer and self._error is None:
+            await self._wait()
+        deltas, self._buffer = self._buffer, []
+        self._num_unread_tokens = 0
+        if not deltas and self._error is not None:
+            raise self._error
+        if len(deltas) == 1:
+            event = self._advance(*deltas[0])
+            return [] if event is None else [event]
+        merged: dict[int, SequenceEvent] = {}
+        for index, delta in deltas:
+            event = self._advance(index, delta)
+            if event is not None:
+                known = merged.setdefault(index, event)
+                if known is not event:
+                    known.text += event.text
+                    known.token_ids += event.token_ids
+                    known.finish_reason, known.stop_reason = event.finish_reason, event.stop_reason
+        return list(merged.values())
+
+    def close(self) -> None:
+        """Abort what is unfinished. Idempotent; every user of a generation calls it in `finally`."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._abort_unfinished()
+
+    def _advance(self, index: int, delta: SequenceDelta) -> SequenceEvent | None:
+        sequence = self._sequences[index]
+        if sequence.finish_reason is not None:
+            return None  # it met a stop string while this was under way
+        if delta.finish_reason == "error" or delta.finish_reason == "abort":
+            raise _failure(delta)
+        event = sequence.advance(index, delta)
+        progress = self.progress
+        if delta.num_cached_tokens and delta.sequence_idx == 0:
+            progress.num_cached_tokens += delta.num_cached_tokens
+        if event.token_ids:
+            self._note_time(index, len(event.token_ids))
+        if event.finish_reason is not None:
+            self._num_unfinished -= 1
+            progress.finish_reasons.append(event.finish_reason)
+            if delta.finish_reason is None:
+                self._engine.abort(delta.request_id, delta.sequence_idx)
+        return event
+
+    def _note_time(self, index: int, num_tokens: int) -> None:
+        now = monotonic()
+        progress = self.progress
+        progress.num_output_tokens += num_tokens
+        progress.last_token_at = now
+        if progress.first_token_at is None:
+            progress.first_token_at = now
+        last = self._last_token_at[index]
+        if last:
+            self._on_gap((now - last) / num_tokens)
+        self._last_token_at[index] = now
+
+    def _abort_unfinished(self) -> None:
+        for request in self._requests:
+            self._engine.abort(request.request_id)
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _failure(delta: SequenceDelta) -> ApiError:
+    """What the client is told of a sequence that the engine ended."""
+    if delta.error_code == "queue_full":
+        return Overloaded(delta.error, retry_after=1)
+    if delta.error_code == "too_long":
+        return InvalidRequest(delta.error)
+    if delta.finish_reason == "abort":
+        return EngineFailed("the engine aborted the request")
+    return EngineFailed(f"the engine failed on this request: {delta.error}" if delta.error else "the engine failed")

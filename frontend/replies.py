@@ -1,0 +1,54 @@
+"""What handlers take and give: nothing here or in the handlers knows a web framework.
+
+A handler is `async def handler(service, record, body) -> Reply | StreamReply` and raises `ApiError`.
+Whoever mounts it sends the answer, turns errors into `error_reply`, and calls `StreamReply.close()`
+on every path, also if the client has left.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+from penstock.frontend.errors import ApiError, error_body, http_headers, http_status
+
+JSON = "application/json"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One HTTP request, for its log line and its metrics. Handlers fill in what they learn."""
+
+    request_id: str
+    endpoint: str
+    arrived: float  # time.monotonic, seconds (an event loop's clock may be coarse)
+    status: int = 0
+    is_stream: bool = False
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    first_token_at: float | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+    error: ApiError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = JSON
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReply:
+    """An answer in pieces. `close` stops the work behind it; it is idempotent and may come at any time."""
+
+    chunks: AsyncGenerator[bytes, None]
+    close: Callable[[], None]
+    headers: dict[str, str]
+
+
+def error_reply(error: ApiError) -> Reply:
+    """The answer to a request that failed before its first byte."""
+    return Reply(error_body(error), http_status(error), headers=http_headers(error))

@@ -1,0 +1,240 @@
+"""What travels over HTTP: requests as clients send them, answers as they read them.
+
+Requests are liberal: unknown fields are ignored, any field may be null. Types are strict (an integer
+is no string, and `true` no integer). Nothing here is checked beyond its type; `validate.py` makes
+another type of it, and that alone goes on.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from penstock.frontend.errors import InvalidParameter, MalformedBody
+
+T = TypeVar("T")
+
+Unsupported = Annotated[Any, Meta(extra={"is_unsupported": True})]
+"""A field that is known but not honoured: refused if it asks for something (see `refuse_unsupported`)."""
+
+# --- requests -------------------------------------------------------------------------------
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingRequest(Struct, kw_only=True):
+    """The fields that chat completions and completions share."""
+
+    model: str | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    best_of: int | None = None
+    prompt_logprobs: Unsupported = None
+    bad_words: Unsupported = None
+    allowed_token_ids: Unsupported = None
+    truncate_prompt_tokens: Unsupported = None
+    response_format: Unsupported = None
+    structured_outputs: Unsupported = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    logits_processors: Unsupported = None
+    use_beam_search: Unsupported = None
+    length_penalty: Unsupported = None
+    return_tokens_as_token_ids: Unsupported = None
+    prompt_embeds: Unsupported = None
+    kv_transfer_params: Unsupported = None
+    vllm_xargs: Unsupported = None
+
+
+class ChatRequest(SamplingRequest, kw_only=True):
+    """POST /v1/chat/completions"""
+
+    messages: list[dict[str, Any]] | None = None
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: Unsupported = None
+    top_logprobs: Unsupported = None
+    tools: Unsupported = None
+    tool_choice: Unsupported = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    modalities: Unsupported = None
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    web_search_options: Unsupported = None
+    reasoning_effort: Unsupported = None
+    verbosity: Unsupported = None
+    chat_template: Unsupported = None
+    documents: Unsupported = None
+    echo: Unsupported = None
+    add_special_tokens: Unsupported = None
+    store: Unsupported = None
+
+
+class CompletionRequest(SamplingRequest, kw_only=True):
+    """POST /v1/completions"""
+
+    prompt: str | list[str | int | list[int]] | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    suffix: Unsupported = None
+    logprobs: Unsupported = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """POST /tokenize: a text, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """POST /detokenize"""
+
+    model: str | None = None
+    tokens: list[int] | None = None
+
+
+# --- answers --------------------------------------------------------------------------------
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ChatMessage(Struct, frozen=True):
+    role: str
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True):
+    index: int
+    message: ChatMessage
+    finish_reason: str
+    stop_reason: str | int | None
+    logprobs: None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChoice(Struct, frozen=True):
+    index: int
+    text: str
+    finish_reason: str
+    stop_reason: str | int | None
+    logprobs: None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    object: str = "text_completion"
+
+
+class ModelCard(Struct, frozen=True):
+    id: str
+    created: int
+    root: str
+    max_model_len: int | None
+    object: str = "model"
+    owned_by: str = "penstock"
+    parent: None = None
+
+
+class ModelList(Struct, frozen=True):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class TokenizeAnswer(Struct, frozen=True):
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeAnswer(Struct, frozen=True):
+    prompt: str
+
+
+CHAT = msgspec.json.Decoder(ChatRequest)
+COMPLETION = msgspec.json.Decoder(CompletionRequest)
+TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
+DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Bytes to a request.
+
+    Raises:
+        MalformedBody: if they are no JSON object.
+        InvalidParameter: if a field has another type; names the field.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        what, found, path = str(error).rpartition(" - at `")
+        if not found:
+            raise MalformedBody(f"the body must be a JSON object: {error}") from None
+        field = path.rstrip("`").removeprefix("$").lstrip(".")
+        raise InvalidParameter(f"{field}: {what[:1].lower()}{what[1:]}", param=field) from None
+    except RecursionError:
+        raise MalformedBody("the body is not valid JSON: nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedBody(f"the body is not valid JSON in UTF-8: {error}") from None

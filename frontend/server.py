@@ -1,0 +1,86 @@
+"""One frontend from start to end: service, engine connection, HTTP server, drain."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import structlog
+import zmq
+from aiohttp import web
+
+from penstock.core.config import Config
+from penstock.core.config.checkpoint import fingerprint, model_dir
+from penstock.frontend.app import make_app
+from penstock.frontend.engine_client import EngineClient, EngineLink
+from penstock.frontend.metrics import Metrics
+from penstock.frontend.service import Service, load_text_model
+
+log = structlog.get_logger()
+
+LISTEN_BACKLOG = 4096
+"""Connections that may wait to be accepted: a thousand clients may come at once."""
+
+KEEPALIVE_SECONDS = 75.0
+
+
+class Server:
+    """Make it inside a running event loop, `start`, wait for `stopped`, `close`."""
+
+    def __init__(self, config: Config, name: str) -> None:
+        """Load the text side of the model and connect to the scheduler.
+
+        Raises:
+            ConfigError: if the checkpoint cannot be served.
+        """
+        self._config = config
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.stopped = asyncio.Event()
+        """Set by whoever wants the server to end (a signal, a refusal by the scheduler)."""
+        self.exit_code = 0
+        model = load_text_model(config)
+        link = EngineLink(
+            config.ipc.frontend_address,
+            name,
+            fingerprint(model_dir(config)),
+            config.ipc.heartbeat_interval,
+            config.ipc.heartbeat_timeout,
+        )
+        engine = EngineClient(link, self._context, self._on_refused)
+        self.service = Service(config, model, engine, Metrics(lambda: engine.stats))
+        self._runner = web.AppRunner(
+            make_app(self.service),
+            handler_cancellation=True,  # a client that leaves ends its handler, which aborts its work
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_SECONDS,
+            shutdown_timeout=1.0,  # handlers that are still there after the drain
+            auto_decompress=False,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, listener: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Serve on a bound socket. `on_ready` is called once, when requests can be served."""
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener, backlog=LISTEN_BACKLOG).start()
+        host, port = listener.getsockname()[:2]
+        log.info("listening", host=host, port=port, model=self.service.model.names[0])
+        self._tasks.append(asyncio.create_task(self.service.keep_alive()))
+        self._tasks.append(asyncio.create_task(self._announce(on_ready)))
+
+    async def close(self) -> None:
+        """Drain, then close everything."""
+        await self.service.drain(self._config.frontend.shutdown_timeout)
+        for task in self._tasks:
+            task.cancel()
+        await self._runner.cleanup()
+        await self.service.engine.close()
+        self.service.model.tokenizer.close()
+        self._context.term()
+        log.info("stopped")
+
+    async def _announce(self, on_ready: Callable[[], None]) -> None:
+        await self.service.engine.ready.wait()
+        on_ready()
+
+    def _on_refused(self, reason: str) -> None:
+        self.exit_code = 2
+        self.stopped.set()

@@ -1,0 +1,217 @@
+"""What all handlers work with: the model's text tools, the engine, and the requests now being generated."""
+
+import asyncio
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from penstock.core.config import Config, ConfigError
+from penstock.core.config.checkpoint import eos_token_ids, model_dir, read_json, served_model_names
+from penstock.frontend.chat_template import ChatTemplate, load_chat_template
+from penstock.frontend.engine_client import EngineClient
+from penstock.frontend.errors import ApiError, Overloaded, ShuttingDown
+from penstock.frontend.generation import Generation, OutputRules
+from penstock.frontend.metrics import Metrics
+from penstock.frontend.replies import RequestRecord
+from penstock.frontend.schema import PromptTokensDetails, Usage
+from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer
+from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest
+from penstock.ipc.messages import AddRequest
+
+log = structlog.get_logger()
+
+READY_WAIT_SECONDS = 10.0
+"""How long a request waits for an engine that is not ready."""
+
+KEEP_ALIVE_SECONDS = 15.0
+"""Silence after which a stream gets a comment, so that no proxy takes it for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What the frontend knows of the checkpoint."""
+
+    names: tuple[str, ...]
+    tokenizer: TextTokenizer
+    template: ChatTemplate | None
+    defaults: SamplingDefaults
+    eos_token_ids: tuple[int, ...]
+
+
+def load_text_model(config: Config) -> TextModel:
+    """Read tokenizer, chat template and generation defaults of the checkpoint.
+
+    Raises:
+        ConfigError: in one clear sentence, if one of them cannot be used.
+    """
+    folder = model_dir(config)
+    tokenizer = load_tokenizer(folder)
+    eos = eos_token_ids(folder)
+    if not eos and tokenizer.eos_token_id is not None:
+        eos = (tokenizer.eos_token_id,)
+    return TextModel(
+        names=served_model_names(config),
+        tokenizer=tokenizer,
+        template=load_chat_template(folder, config.frontend.chat_template, tokenizer.special_tokens),
+        defaults=_sampling_defaults(folder),
+        eos_token_ids=eos,
+    )
+
+
+def _sampling_defaults(folder: Path) -> SamplingDefaults:
+    """generation_config.json's say on sampling; absent fields keep the neutral values."""
+    found = read_json(folder / "generation_config.json")
+    neutral = SamplingDefaults()
+    values: dict[str, float] = {}
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+        value = found.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+            raise ConfigError(f"generation_config.json: {name} must be a number of at least 0, got {value!r}")
+        values[name] = float(getattr(neutral, name) if value is None else value)
+    top_k = found.get("top_k")
+    return SamplingDefaults(**values, top_k=max(top_k, 0) if isinstance(top_k, int) else 0)
+
+
+@dataclass
+class Service:
+    """The application behind the routes. One per process; lives in a running event loop."""
+
+    config: Config
+    model: TextModel
+    engine: EngineClient
+    metrics: Metrics
+    created: int = field(default_factory=lambda: int(time.time()))
+    is_draining: bool = False
+    _generations: dict[int, Generation] = field(default_factory=dict)
+    _num_made: int = 0
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def num_generating(self) -> int:
+        """Requests between submission and their end."""
+        return len(self._generations)
+
+    async def admit(self) -> Rules:
+        """Let a request in, before anything costly is done for it; the rules to validate it by.
+
+        Raises:
+            ShuttingDown, Unavailable, Overloaded: if it cannot be served now.
+        """
+        if self.is_draining:
+            raise ShuttingDown("the server is shutting down", retry_after=5)
+        if self.engine.engine is None:
+            await self.engine.wait_ready(READY_WAIT_SECONDS)
+        stats, limit = self.engine.stats, self.config.scheduler.max_num_queued_seqs
+        if stats is not None and stats.num_waiting >= limit:
+            raise Overloaded(
+                f"the queue is full: {stats.num_waiting} sequences wait, the limit is {limit}", retry_after=1
+            )
+        return self.rules()
+
+    def rules(self) -> Rules:
+        """This server's limits, and the model's facts as far as the engine has told them."""
+        facts = self.engine.last_facts
+        return Rules(
+            model_names=self.model.names,
+            max_n=self.config.frontend.max_n,
+            max_model_len=facts.max_model_len if facts is not None else 1 << 20,
+            vocab_size=facts.vocab_size if facts is not None else 1 << 31,
+            eos_token_ids=self.model.eos_token_ids,
+            defaults=self.model.defaults,
+        )
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Prompt plus output tokens of one sequence; None as long as no engine has said."""
+        facts = self.engine.last_facts
+        return facts.max_model_len if facts is not None else None
+
+    def generate(self, valid: ValidRequest, prompts: list[list[int]], record: RequestRecord) -> Generation:
+        """Submit a request: one AddRequest per prompt. The caller closes the generation on every path.
+
+        Raises:
+            ContextLengthExceeded: if a prompt is too long.
+            Unavailable: if the engine's queue is not reachable.
+        """
+        tokenizer = self.model.tokenizer
+        requests = []
+        for prompt in prompts:
+            self._num_made += 1
+            requests.append(
+                AddRequest(
+                    request_id=f"{self.engine.link.name}:{self._num_made}:{record.request_id}",
+                    prompt_token_ids=struct.pack(f"<{len(prompt)}i", *prompt),
+                    sampling=valid.sampling_for(len(prompt)),
+                    n=valid.n,
+                    priority=valid.priority,
+                    cache_salt=valid.cache_salt,
+                )
+            )
+        rules = OutputRules(
+            make_detokenizer=lambda: tokenizer.detokenizer(skip_special_tokens=valid.skip_special_tokens),
+            stop=valid.stop,
+            include_stop=valid.include_stop,
+            min_tokens=valid.sampling.min_tokens,
+            reported_stop_token_ids=valid.user_stop_token_ids,
+        )
+        record.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        record.is_stream = valid.stream
+        generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.observe)
+        self._generations[id(generation)] = generation
+        try:
+            generation.start()
+        except ApiError:
+            self.finish(generation, record)
+            raise
+        return generation
+
+    def finish(self, generation: Generation, record: RequestRecord) -> None:
+        """Close a generation and note what became of it. Idempotent."""
+        generation.close()
+        if self._generations.pop(id(generation), None) is not None:
+            progress = generation.progress
+            record.num_output_tokens = progress.num_output_tokens
+            record.num_cached_tokens = progress.num_cached_tokens
+            record.first_token_at = progress.first_token_at
+            record.finish_reasons = progress.finish_reasons + ["abort"] * (
+                generation.num_sequences - len(progress.finish_reasons)
+            )
+        if not self._generations:
+            self._idle.set()
+
+    def usage(self, generation: Generation, record: RequestRecord) -> Usage:
+        """Tokens so far; prompts count once however many sequences they have."""
+        num_output = generation.progress.num_output_tokens
+        return Usage(
+            prompt_tokens=record.num_prompt_tokens,
+            completion_tokens=num_output,
+            total_tokens=record.num_prompt_tokens + num_output,
+            prompt_tokens_details=PromptTokensDetails(generation.progress.num_cached_tokens),
+        )
+
+    async def keep_alive(self) -> None:
+        """Let silent streams show that they live, for as long as the process runs."""
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_SECONDS)
+            silent_since = time.monotonic() - KEEP_ALIVE_SECONDS
+            for generation in list(self._generations.values()):
+                if generation.progress.last_token_at < silent_since:
+                    generation.tick()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new work; let running requests finish for this long, then end them with an error."""
+        self.is_draining = True
+        log.info("draining", num_requests=self.num_generating, seconds=seconds)
+        if self._generations:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._idle.wait()
+        for generation in list(self._generations.values()):
+            generation.fail(ShuttingDown("the server shut down before the request was finished", retry_after=5))
+        if self._generations:
+            await asyncio.sleep(0.2)  # their handlers send the error

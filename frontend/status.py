@@ -1,0 +1,71 @@
+"""What the server says of itself: models, health, readiness, metrics, version."""
+
+from importlib import metadata
+
+import msgspec
+
+from penstock.frontend import metrics, schema
+from penstock.frontend.errors import ModelNotFound, ShuttingDown, Unavailable
+from penstock.frontend.replies import Reply, RequestRecord
+from penstock.frontend.service import Service
+
+
+async def list_models(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """GET /v1/models"""
+    cards = [_card(service, name) for name in service.model.names]
+    return Reply(msgspec.json.encode(schema.ModelList(cards)))
+
+
+async def show_model(service: Service, record: RequestRecord, model_id: str) -> Reply:
+    """GET /v1/models/{id}; ids may contain slashes.
+
+    Raises:
+        ModelNotFound: if there is none of that name.
+    """
+    if model_id not in service.model.names:
+        raise ModelNotFound(f"the model {model_id[:256]!r} does not exist", param="model")
+    return Reply(msgspec.json.encode(_card(service, model_id)))
+
+
+def _card(service: Service, name: str) -> schema.ModelCard:
+    return schema.ModelCard(
+        id=name, created=service.created, root=service.model.names[0], max_model_len=service.max_model_len
+    )
+
+
+async def health(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """GET /health: this process answers. Restart it if it does not."""
+    return Reply(b'{"status":"ok"}')
+
+
+async def ready(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """GET /ready: requests would be served now.
+
+    Raises:
+        ShuttingDown, Unavailable: if they would not.
+    """
+    if service.is_draining:
+        raise ShuttingDown("the server is shutting down")
+    if service.engine.engine is None:
+        raise Unavailable(f"no engine is ready: {service.engine.not_ready_reason}")
+    return Reply(b'{"status":"ready"}')
+
+
+async def show_metrics(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """GET /metrics in Prometheus' text format."""
+    return Reply(service.metrics.exposition(), content_type=metrics.CONTENT_TYPE)
+
+
+async def version(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """GET /version"""
+    return Reply(msgspec.json.encode({"version": VERSION}))
+
+
+def _installed_version() -> str:
+    try:
+        return metadata.version("penstock")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "0+source"
+
+
+VERSION = _installed_version()

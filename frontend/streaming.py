@@ -1,0 +1,75 @@
+"""A stream's course, the same for chat and completions: opening, chunks as they come, usage, [DONE]."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import structlog
+
+from penstock.frontend import sse
+from penstock.frontend.errors import ApiError, from_exception
+from penstock.frontend.generation import Generation, SequenceEvent
+from penstock.frontend.replies import RequestRecord, StreamReply
+from penstock.frontend.schema import Usage
+from penstock.frontend.service import Service
+from penstock.frontend.validate import ValidRequest
+
+log = structlog.get_logger()
+
+FIRST_TOKEN_WAIT_SECONDS = 1.0
+"""How long a stream's status line waits, so that a refusal by the engine can still be a status code."""
+
+
+class Chunks(Protocol):
+    """Makes the bytes of one endpoint's chunks."""
+
+    def event(self, event: SequenceEvent, usage: Usage | None = None) -> bytes:
+        """The chunk of an event; empty if it shows nothing."""
+        ...
+
+    def usage(self, usage: Usage) -> bytes:
+        """The chunk with the whole request's usage."""
+        ...
+
+
+async def stream_reply(
+    service: Service, record: RequestRecord, valid: ValidRequest, generation: Generation, chunks: Chunks, opening: bytes
+) -> StreamReply:
+    """Wait a moment for a first sign of the engine, then answer with a stream.
+
+    Raises:
+        ApiError: if the engine refuses the request in that moment.
+    """
+    await generation.wait_first(FIRST_TOKEN_WAIT_SECONDS)
+    return StreamReply(
+        _stream(service, record, valid, generation, chunks, opening),
+        close=lambda: service.finish(generation, record),
+        headers=sse.HEADERS,
+    )
+
+
+async def _stream(
+    service: Service, record: RequestRecord, valid: ValidRequest, generation: Generation, chunks: Chunks, opening: bytes
+) -> AsyncGenerator[bytes, None]:
+    pending = opening
+    try:
+        if not generation.has_news:
+            yield pending or sse.KEEP_ALIVE  # the client may know that its request was taken in
+            pending = b""
+        while not generation.is_finished:
+            events = await generation.next_events()
+            usage = service.usage(generation, record) if valid.continuous_usage else None
+            for event in events:
+                pending += chunks.event(event, usage)
+            if pending or not events:
+                yield pending or sse.KEEP_ALIVE
+                pending = b""
+        if valid.include_usage:
+            pending = chunks.usage(service.usage(generation, record))
+        yield pending + sse.DONE
+    except Exception as error:
+        if not isinstance(error, ApiError):
+            log.exception("stream failed")
+        record.error = from_exception(error)
+        yield pending + sse.error_event(record.error)
+    finally:
+        service.finish(generation, record)

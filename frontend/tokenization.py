@@ -1,0 +1,56 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes. They need no engine."""
+
+import msgspec
+
+from penstock.frontend import schema
+from penstock.frontend.errors import InvalidParameter
+from penstock.frontend.replies import Reply, RequestRecord
+from penstock.frontend.service import Service
+from penstock.frontend.text_prompt import render_and_encode
+from penstock.frontend.validate import check_model, check_text_size, check_token_ids
+from penstock.frontend.validate_chat import validate_conversation
+
+
+async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """Token ids of a text, or of a chat as its template renders it."""
+    request = schema.decode(schema.TOKENIZE, body)
+    rules = service.rules()
+    check_model(request.model, rules)
+    model = service.model
+    if request.messages is not None:
+        conversation = validate_conversation(
+            request.messages,
+            rules,
+            model.template,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            variables=request.chat_template_kwargs,
+        )
+        token_ids = await render_and_encode(
+            model, conversation, rules, add_special_tokens=bool(request.add_special_tokens)
+        )
+    elif request.prompt is not None:
+        check_text_size("prompt", request.prompt, rules)
+        add_special_tokens = request.add_special_tokens is not False
+        [token_ids] = await model.tokenizer.encode_all([request.prompt], add_special_tokens=add_special_tokens)
+    else:
+        raise InvalidParameter("prompt or messages is required", param="prompt")
+    answer = schema.TokenizeAnswer(
+        count=len(token_ids),
+        max_model_len=service.max_model_len,
+        tokens=token_ids,
+        token_strs=[model.tokenizer.token_text(i) for i in token_ids] if request.return_token_strs else None,
+    )
+    return Reply(msgspec.json.encode(answer))
+
+
+async def detokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """The text of token ids."""
+    request = schema.decode(schema.DETOKENIZE, body)
+    rules = service.rules()
+    check_model(request.model, rules)
+    if request.tokens is None:
+        raise InvalidParameter("tokens is required", param="tokens")
+    check_token_ids("tokens", request.tokens, rules.vocab_size)
+    text = await service.model.tokenizer.decode_off_loop(request.tokens)
+    return Reply(msgspec.json.encode(schema.DetokenizeAnswer(prompt=text)))

@@ -1,0 +1,165 @@
+"""The checkpoint's tokenizer: text to ids in worker threads, ids to text in the event loop.
+
+Only the `tokenizers` library is used: importing transformers would cost seconds and hundreds of MB.
+What transformers adds on top of tokenizer.json, the added and special tokens of tokenizer_config.json
+and special_tokens_map.json, is applied here.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer
+
+from penstock.core.config import ConfigError
+from penstock.core.config.checkpoint import read_json
+from penstock.frontend.detokenize import ByteDetokenizer, ByteSpelling, Detokenizer, StreamDetokenizer, spelling_kind
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LIST_NAMES = ("additional_special_tokens", "extra_special_tokens")
+
+
+class TextTokenizer:
+    """Encodes and decodes; makes one `Detokenizer` per sequence."""
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens: dict[str, Any], num_threads: int = 2) -> None:
+        self._tokenizer = tokenizer
+        self.special_tokens = special_tokens  # by transformers' names: what chat templates see
+        kind = spelling_kind(msgspec.json.decode(tokenizer.to_str(), type=_TokenizerFile).decoder)
+        special_ids = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        self._spelling = (
+            None
+            if kind == "other"
+            else ByteSpelling(tokenizer, is_byte_level=kind == "byte_level", special_ids=special_ids)
+        )
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
+
+    @property
+    def threads(self) -> ThreadPoolExecutor:
+        """Where text is processed off the event loop."""
+        return self._threads
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of the tokenizer's own end-of-sequence token, if it has one."""
+        token = self.special_tokens.get("eos_token")
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Text to ids, in the calling thread."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    async def encode_all(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Texts to ids, off the event loop."""
+
+        def encode_each() -> list[list[int]]:
+            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encode_each)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """A whole text, as the library decodes it."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def decode_off_loop(self, token_ids: list[int]) -> str:
+        """The same, off the event loop, for lists of a client's choosing."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.decode, token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        """The token as the vocabulary writes it; empty for an unknown id."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """A fresh detokenizer for one sequence's output."""
+        if self._spelling is None:
+            return StreamDetokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens)
+        return ByteDetokenizer(self._spelling, skip_special_tokens=skip_special_tokens)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _TokenizerFile(msgspec.Struct):
+    decoder: dict[str, Any] | None = None
+
+
+def load_tokenizer(folder: Path) -> TextTokenizer:
+    """The tokenizer of a checkpoint folder.
+
+    Raises:
+        ConfigError: if there is no tokenizer.json, or it cannot be used.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"{str(folder)!r} has no tokenizer.json: a checkpoint needs one to be served "
+            "(transformers' AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes it)"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"{str(path)!r} is no usable tokenizer: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config = read_json(folder / "tokenizer_config.json")
+    _add_tokens(tokenizer, config)
+    special_tokens = _special_tokens(config, read_json(folder / "special_tokens_map.json"))
+    known = [AddedToken(text, special=True, normalized=False) for text in _texts(special_tokens)]
+    tokenizer.add_special_tokens([token for token in known if tokenizer.token_to_id(token.content) is not None])
+    return TextTokenizer(tokenizer, special_tokens)
+
+
+def _add_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+    """Add what tokenizer_config.json lists and tokenizer.json lacks; its ids must come out as listed."""
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return
+    for token_id, entry in sorted(((int(key), value) for key, value in listed.items()), key=lambda item: item[0]):
+        if tokenizer.token_to_id(entry["content"]) is not None:
+            continue
+        flags = {name: bool(entry.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        token = AddedToken(entry["content"], special=bool(entry.get("special", False)), **flags)
+        if token.special:
+            tokenizer.add_special_tokens([token])
+        else:
+            tokenizer.add_tokens([token])
+        if tokenizer.token_to_id(entry["content"]) != token_id:
+            raise ConfigError(
+                f"tokenizer_config.json gives {entry['content']!r} the id {token_id}, "
+                f"tokenizer.json makes it {tokenizer.token_to_id(entry['content'])}"
+            )
+
+
+def _special_tokens(*sources: dict[str, Any]) -> dict[str, Any]:
+    """Names to texts (lists of texts for the list-valued ones); the first source that has a name wins."""
+    found: dict[str, Any] = {}
+    for source in sources:
+        for name in _SPECIAL_NAMES:
+            text = _text(source.get(name))
+            if text is not None:
+                found.setdefault(name, text)
+        for name in _LIST_NAMES:
+            values = source.get(name)
+            if isinstance(values, list):
+                texts = [text for value in values if (text := _text(value)) is not None]
+                found.setdefault("additional_special_tokens", texts)
+    return found
+
+
+def _text(value: Any) -> str | None:
+    """A token's text: written plainly, or as an object with its flags."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _texts(special_tokens: dict[str, Any]) -> list[str]:
+    return [
+        text
+        for value in special_tokens.values()
+        for text in (value if isinstance(value, list) else [value])
+        if isinstance(text, str)
+    ]

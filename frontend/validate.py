@@ -1,0 +1,382 @@
+"""From a request as sent (`schema.py`) to one that can be run: another type, which only this module makes.
+
+Every bound is checked here, before anything is tokenized, queued or allocated; the messages name the
+field, the limit and the value.
+"""
+
+import math
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
+from penstock.frontend.schema import ChatRequest, CompletionRequest, SamplingRequest, StreamOptions, Unsupported
+from penstock.ipc.messages import SamplingParams
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_PROMPTS = 128
+MAX_CACHE_SALT = 128
+MAX_BYTES_PER_TOKEN = 16
+"""A prompt with more bytes than this times the context length is refused before it is tokenized."""
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them would overflow."""
+
+_MAX_INT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What applies where a request says nothing; from the checkpoint's generation_config.json."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a request is held against: this server's limits and the model's facts."""
+
+    model_names: tuple[str, ...]
+    max_n: int
+    max_model_len: int  # prompt + output tokens of one sequence
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class ValidRequest:
+    """All that chat completions and completions have in common, checked."""
+
+    model: str  # as the client wrote it
+    n: int
+    sampling: SamplingParams  # its max_tokens is still open: see `sampling_for`
+    max_tokens: int | None  # None: the rest of the context
+    max_model_len: int
+    stop: tuple[str, ...]
+    include_stop: bool
+    user_stop_token_ids: frozenset[int]  # reported as stop_reason; EOS ids are not
+    skip_special_tokens: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    priority: int
+    cache_salt: str
+    max_tokens_field: str
+
+    def sampling_for(self, num_prompt_tokens: int) -> SamplingParams:
+        """The sampling parameters for a prompt of this length.
+
+        Raises:
+            ContextLengthExceeded: if prompt and output do not fit into the context.
+        """
+        limit = self.max_model_len
+        if num_prompt_tokens >= limit:
+            raise ContextLengthExceeded(
+                f"the context length is {limit} tokens, the prompt has {num_prompt_tokens} "
+                "and needs room for one more at least"
+            )
+        room = limit - num_prompt_tokens
+        if self.max_tokens is not None and self.max_tokens > room:
+            raise ContextLengthExceeded(
+                f"the context length is {limit} tokens, but {num_prompt_tokens + self.max_tokens} were asked for: "
+                f"{num_prompt_tokens} in the prompt and {self.max_tokens} in {self.max_tokens_field}",
+                param=self.max_tokens_field,
+            )
+        if self.sampling.min_tokens > room:
+            raise ContextLengthExceeded(
+                f"min_tokens is {self.sampling.min_tokens}, but after the prompt there is room for {room} tokens",
+                param="min_tokens",
+            )
+        return msgspec.structs.replace(self.sampling, max_tokens=self.max_tokens or room)
+
+
+def validate_common(
+    request: SamplingRequest, rules: Rules, *, max_tokens: int | None, max_tokens_field: str = "max_tokens"
+) -> ValidRequest:
+    """Check the fields of `SamplingRequest`.
+
+    Raises:
+        InvalidRequest: one of its kinds (see `errors.py`).
+    """
+    model = check_model(request.model, rules)
+    refuse_unsupported(request)
+    defaults = rules.defaults
+    n = _integer("n", request.n, 1, 1, rules.max_n)
+    if request.best_of is not None and request.best_of != n:
+        raise UnsupportedParameter(f"best_of must equal n, got best_of={request.best_of} and n={n}", param="best_of")
+    if max_tokens is not None:
+        max_tokens = _integer(max_tokens_field, max_tokens, 1, 1, _MAX_INT)
+    min_tokens = _integer("min_tokens", request.min_tokens, 0, 0, _MAX_INT)
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidParameter(
+            f"min_tokens ({min_tokens}) exceeds {max_tokens_field} ({max_tokens})", param="min_tokens"
+        )
+    temperature = _number("temperature", request.temperature, defaults.temperature, 0.0, 100.0)
+    top_k = _integer("top_k", request.top_k, defaults.top_k, -1, _MAX_INT)
+    stop_token_ids = check_token_ids(
+        "stop_token_ids", request.stop_token_ids or [], rules.vocab_size, MAX_STOP_TOKEN_IDS
+    )
+    eos = () if request.ignore_eos else rules.eos_token_ids
+    sampling = SamplingParams(
+        max_tokens=1,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_k=0 if top_k < 1 or top_k >= rules.vocab_size else top_k,
+        top_p=_number("top_p", request.top_p, defaults.top_p, 0.0, 1.0, is_above=True),
+        min_p=_number("min_p", request.min_p, defaults.min_p, 0.0, 1.0),
+        repetition_penalty=_number(
+            "repetition_penalty", request.repetition_penalty, defaults.repetition_penalty, 0.0, 100.0, is_above=True
+        ),
+        presence_penalty=_number("presence_penalty", request.presence_penalty, 0.0, -2.0, 2.0),
+        frequency_penalty=_number("frequency_penalty", request.frequency_penalty, 0.0, -2.0, 2.0),
+        seed=_seed(request.seed),
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(dict.fromkeys((*eos, *stop_token_ids))),
+        logit_bias=_logit_bias(request.logit_bias, rules.vocab_size),
+    )
+    options = _stream_options(request)
+    return ValidRequest(
+        model=model,
+        n=n,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        max_model_len=rules.max_model_len,
+        stop=_stop(request.stop),
+        include_stop=bool(request.include_stop_str_in_output),
+        user_stop_token_ids=frozenset(stop_token_ids) - frozenset(eos),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        stream=bool(request.stream),
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
+        return_token_ids=bool(request.return_token_ids),
+        priority=_integer("priority", request.priority, 0, -_MAX_INT, _MAX_INT),
+        cache_salt=_cache_salt(request.cache_salt),
+        max_tokens_field=max_tokens_field,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ValidCompletion:
+    """A completions request, checked; its texts are not tokenized yet."""
+
+    common: ValidRequest
+    prompts: list[str] | list[list[int]]
+    echo: bool
+    add_special_tokens: bool
+
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's `max_tokens` for the older completions endpoint."""
+
+
+def validate_completion(request: CompletionRequest, rules: Rules) -> ValidCompletion:
+    """Check a completions request; see `validate_common`."""
+    max_tokens = request.max_tokens
+    if max_tokens is None:
+        max_tokens = max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0)
+    common = validate_common(request, rules, max_tokens=max_tokens)
+    if request.prompt is None:
+        raise InvalidParameter("prompt is required", param="prompt")
+    return ValidCompletion(
+        common=common,
+        prompts=_prompts(request.prompt, rules),
+        echo=bool(request.echo),
+        add_special_tokens=request.add_special_tokens is not False,
+    )
+
+
+def check_model(model: str | None, rules: Rules) -> str:
+    """The name to answer under; a request may leave the model out.
+
+    Raises:
+        ModelNotFound: if it names one that is not served.
+    """
+    if model is None:
+        return rules.model_names[0]
+    if model not in rules.model_names:
+        raise ModelNotFound(
+            f"the model {model[:256]!r} does not exist; served: {rules.model_names[0]!r}", param="model"
+        )
+    return model
+
+
+def check_text_size(field: str, text: str, rules: Rules) -> None:
+    """Refuse a text that cannot fit into the context, before it is tokenized."""
+    limit = MAX_BYTES_PER_TOKEN * rules.max_model_len
+    if len(text) > limit or (len(text) * 4 > limit and len(text.encode(errors="replace")) > limit):
+        raise ContextLengthExceeded(
+            f"{field} has {len(text)} characters; {rules.max_model_len} tokens of context take at most {limit} bytes",
+            param=field,
+        )
+
+
+_OFF: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "top_logprobs": (0,),
+    "suffix": ("",),
+    "bad_words": ([],),
+    "documents": ([],),
+    "length_penalty": (1.0,),
+}
+"""Values of refused fields that ask for nothing, besides null and false."""
+
+
+def _unsupported_fields(request_type: type[SamplingRequest]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(request_type) if field.type == Unsupported)
+
+
+_UNSUPPORTED_FIELDS: dict[type[SamplingRequest], tuple[str, ...]] = {
+    kind: _unsupported_fields(kind) for kind in (ChatRequest, CompletionRequest)
+}
+
+
+def refuse_unsupported(request: SamplingRequest) -> None:
+    """Refuse what is known but not honoured, rather than ignore it."""
+    for field in _UNSUPPORTED_FIELDS[type(request)]:
+        value = getattr(request, field)
+        if value is None or value is False or any(value == off for off in _OFF.get(field, ())):
+            continue
+        raise UnsupportedParameter(f"{field} is not supported", param=field)
+
+
+def _integer(field: str, value: int | None, default: int, low: int, high: int) -> int:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise InvalidParameter(f"{field} must be between {low} and {high}, got {_shown(value)}", param=field)
+    return value
+
+
+def _number(
+    field: str, value: float | None, default: float, low: float, high: float, *, is_above: bool = False
+) -> float:
+    if value is None:
+        return default
+    if not math.isfinite(value) or not low <= value <= high or (is_above and value == low):
+        bounds = f"above {low:g} and at most {high:g}" if is_above else f"between {low:g} and {high:g}"
+        raise InvalidParameter(f"{field} must be {bounds}, got {value:g}", param=field)
+    return value + 0.0  # -0.0 becomes 0.0
+
+
+def _shown(value: int) -> str:
+    """A number for a message: a client may send thousands of digits."""
+    return str(value) if -(2**63) <= value < 2**64 else "a number beyond 64 bits"
+
+
+def _seed(seed: int | None) -> int:
+    if seed is None:
+        return secrets.randbits(63)
+    if not -(2**63) <= seed < 2**64:
+        raise InvalidParameter("seed must fit into 64 bits", param="seed")
+    return seed % 2**63
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MAX_STOP_STRINGS:
+        raise InvalidParameter(f"stop may hold {MAX_STOP_STRINGS} strings at most, got {len(stops)}", param="stop")
+    for index, text in enumerate(stops):
+        if not text:
+            raise InvalidParameter(f"stop[{index}] is empty", param="stop")
+        if len(text) > MAX_STOP_CHARACTERS:
+            raise InvalidParameter(
+                f"stop[{index}] may have {MAX_STOP_CHARACTERS} characters at most, got {len(text)}", param="stop"
+            )
+    return tuple(dict.fromkeys(stops))
+
+
+def check_token_ids(field: str, token_ids: list[int], vocab_size: int, max_count: int | None = None) -> list[int]:
+    if max_count is not None and len(token_ids) > max_count:
+        raise InvalidParameter(f"{field} may hold {max_count} ids at most, got {len(token_ids)}", param=field)
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+        raise InvalidParameter(
+            f"{field}[{index}] must be a token id between 0 and {vocab_size - 1}, got {_shown(token_ids[index])}",
+            param=field,
+        )
+    return token_ids
+
+
+def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if not biases:
+        return ()
+    if len(biases) > MAX_LOGIT_BIAS:
+        raise InvalidParameter(
+            f"logit_bias may hold {MAX_LOGIT_BIAS} entries at most, got {len(biases)}", param="logit_bias"
+        )
+    checked: dict[int, float] = {}
+    for key, bias in biases.items():
+        if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) >= vocab_size:
+            raise InvalidParameter(
+                f"logit_bias: keys must be token ids between 0 and {vocab_size - 1}, got {key[:32]!r}",
+                param="logit_bias",
+            )
+        checked[int(key)] = _number(f"logit_bias[{key}]", bias, 0.0, -100.0, 100.0)
+    return tuple(checked.items())
+
+
+def _stream_options(request: SamplingRequest) -> StreamOptions:
+    if request.stream_options is None:
+        return StreamOptions()
+    if not request.stream:
+        raise InvalidParameter("stream_options is only allowed when stream is true", param="stream_options")
+    return request.stream_options
+
+
+def _cache_salt(salt: str | None) -> str:
+    if salt is None:
+        return ""
+    if not re.fullmatch(rf"[\x20-\x7e]{{1,{MAX_CACHE_SALT}}}", salt):
+        raise InvalidParameter(
+            f"cache_salt must be 1 to {MAX_CACHE_SALT} printable ASCII characters, got {len(salt)} characters",
+            param="cache_salt",
+        )
+    return salt
+
+
+def _prompts(prompt: str | list[str | int | list[int]], rules: Rules) -> list[str] | list[list[int]]:
+    """A prompt is a text, a list of texts, token ids, or a list of token id lists."""
+    if isinstance(prompt, str):
+        check_text_size("prompt", prompt, rules)
+        return [prompt]
+    if not prompt:
+        raise InvalidParameter("prompt is empty", param="prompt")
+    kind = type(prompt[0])
+    for index, part in enumerate(prompt):
+        if type(part) is not kind:
+            raise InvalidParameter(
+                f"prompt[{index}] must be of prompt[0]'s kind: all texts, all token ids or all lists of token ids",
+                param="prompt",
+            )
+    token_ids = [part for part in prompt if isinstance(part, int)]
+    if token_ids:
+        return [check_token_ids("prompt", token_ids, rules.vocab_size)]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidParameter(f"prompt may hold {MAX_PROMPTS} prompts at most, got {len(prompt)}", param="prompt")
+    texts = [part for part in prompt if isinstance(part, str)]
+    for index, text in enumerate(texts):
+        check_text_size(f"prompt[{index}]", text, rules)
+    if texts:
+        return texts
+    lists = [part for part in prompt if isinstance(part, list)]
+    for index, part in enumerate(lists):
+        if not part:
+            raise InvalidParameter(f"prompt[{index}] is empty", param="prompt")
+        check_token_ids(f"prompt[{index}]", part, rules.vocab_size)
+    return lists

@@ -1,0 +1,180 @@
+"""The frontend's neighbour: a real ROUTER that answers real messages, with tokens from a script."""
+
+import asyncio
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import zmq
+
+from penstock.ipc.channel import PeerId, Router
+from penstock.ipc.codec import Codec
+from penstock.ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequest,
+    AddRequest,
+    EngineNotReady,
+    EngineReady,
+    EngineStats,
+    ErrorCode,
+    FinishReason,
+    FromFrontend,
+    FrontendHello,
+    Goodbye,
+    Heartbeat,
+    Message,
+    Refused,
+    SayHello,
+    SequenceDelta,
+    TokenBatch,
+)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the scheduler answers for one sequence. When the tokens run out it stops with the first stop id."""
+
+    token_ids: list[int] = field(default_factory=list)
+    per_step: int = 1
+    delay: float = 0.0  # seconds before each step
+    hangs: bool = False  # after the tokens: no end, until it is aborted
+    error: str = ""  # ends with this after the tokens
+    error_code: ErrorCode | None = None
+    finish: FinishReason | None = None  # ends with this after the tokens
+    num_cached_tokens: int = 0
+
+
+def prompt_ids(request: AddRequest) -> list[int]:
+    """The token ids of a request's prompt."""
+    return list(struct.unpack(f"<{len(request.prompt_token_ids) // 4}i", request.prompt_token_ids))
+
+
+def echo(request: AddRequest, sequence_idx: int) -> Script:
+    """The default script: the prompt's ids, without special ones, shifted by the sequence's index."""
+    ids = [token_id for token_id in prompt_ids(request) if token_id > 2]
+    return Script([ids[(i + sequence_idx) % len(ids)] for i in range(len(ids))] if ids else [])
+
+
+class FakeScheduler:
+    """Lives in a running event loop. Everything it was sent is in `received`, in order."""
+
+    def __init__(self, address: str, *, vocab_size: int, max_model_len: int = 512, is_ready: bool = True) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.router: Router[FromFrontend] = Router(self._context, address, Codec(FromFrontend), self._on_message)
+        self.address = self.router.address
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self.is_ready = is_ready
+        self.script: Callable[[AddRequest, int], Script] = echo
+        self.received: list[FromFrontend] = []
+        self.peers: dict[PeerId, None] = {}
+        self.refusal = ""
+        self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._beat = asyncio.create_task(self._heartbeats())
+
+    @property
+    def added(self) -> list[AddRequest]:
+        return [message for message in self.received if isinstance(message, AddRequest)]
+
+    @property
+    def aborted(self) -> list[AbortRequest]:
+        return [message for message in self.received if isinstance(message, AbortRequest)]
+
+    @property
+    def num_running(self) -> int:
+        """Sequences without an end yet."""
+        return len(self._tasks)
+
+    def set_ready(self, is_ready: bool) -> None:
+        """A worker comes or goes; all frontends are told."""
+        self.is_ready = is_ready
+        for peer in self.peers:
+            self.router.send(peer, self._readiness())
+
+    def forget_peers(self) -> None:
+        """As after a restart: nobody is known, nothing runs."""
+        self.peers.clear()
+        for task in self._tasks.values():
+            task.cancel()
+        self._tasks.clear()
+
+    def tell(self, message: Message) -> None:
+        """Send a message to all frontends."""
+        for peer in self.peers:
+            self.router.send(peer, message)
+
+    def stats(self, **changes: int) -> EngineStats:
+        values = dict.fromkeys(EngineStats.__struct_fields__, 0) | changes
+        return EngineStats(**values | {"is_ready": self.is_ready})  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._beat.cancel()
+        self.forget_peers()
+        self.router.close()
+        self._context.term()
+
+    async def _heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(0.2)
+            self.tell(Heartbeat())
+
+    def _readiness(self) -> EngineReady | EngineNotReady:
+        if not self.is_ready:
+            return EngineNotReady("no worker is connected")
+        return EngineReady(PROTOCOL_VERSION, "0" * 16, self._max_model_len, self._vocab_size, 16, 100, 8)
+
+    def _on_message(self, peer: PeerId, message: FromFrontend) -> None:
+        self.received.append(message)
+        if isinstance(message, FrontendHello):
+            self.peers[peer] = None
+            self.router.send(peer, Refused(self.refusal) if self.refusal else self._readiness())
+        elif peer not in self.peers:
+            if not isinstance(message, Goodbye):
+                self.router.send(peer, SayHello())
+        elif isinstance(message, AddRequest):
+            for sequence_idx in range(message.n):
+                key = (message.request_id, sequence_idx)
+                task = asyncio.get_running_loop().create_task(self._answer(peer, message, sequence_idx))
+                self._tasks[key] = task
+                task.add_done_callback(lambda _, key=key: self._tasks.pop(key, None))
+        elif isinstance(message, AbortRequest):
+            for key, task in list(self._tasks.items()):
+                if key[0] == message.request_id and message.sequence_idx in (-1, key[1]):
+                    task.cancel()
+
+    async def _answer(self, peer: PeerId, request: AddRequest, sequence_idx: int) -> None:
+        script = self.script(request, sequence_idx)
+        sampling = request.sampling
+        token_ids = script.token_ids
+        if not (script.hangs or script.error or script.finish) and sampling.stop_token_ids:
+            token_ids = [*token_ids, sampling.stop_token_ids[0]]
+        step: list[int] = []
+        is_first = True
+        for position, token_id in enumerate(token_ids, start=1):
+            step.append(token_id)
+            stops = token_id in sampling.stop_token_ids and position > sampling.min_tokens
+            reason: FinishReason | None = None
+            if stops:
+                reason = "stop"
+            elif position == sampling.max_tokens:
+                reason = "length"
+            if reason is None and len(step) < script.per_step and position < len(token_ids):
+                continue
+            await asyncio.sleep(script.delay)
+            cached = script.num_cached_tokens if is_first else 0
+            is_first = False
+            stop_id = token_id if stops else None
+            self._send(peer, SequenceDelta(request.request_id, sequence_idx, tuple(step), reason, stop_id, cached))
+            if reason is not None:
+                return
+            step = []
+        if script.hangs:
+            await asyncio.Event().wait()
+        reason = "error" if script.error else script.finish or "length"
+        end = SequenceDelta(
+            request.request_id, sequence_idx, (), reason, error=script.error, error_code=script.error_code
+        )
+        self._send(peer, end)
+
+    def _send(self, peer: PeerId, delta: SequenceDelta) -> None:
+        self.router.send(peer, TokenBatch(0, (delta,)))
