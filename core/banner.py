@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 
 import structlog
@@ -27,7 +26,7 @@ class Banner:
         self._channel: Dealer[ToFrontend] = Dealer(
             self._context,
             config.ipc.frontend_address,
-            f"penstock-supervisor-{os.getpid()}",
+            "penstock-supervisor",
             Codec(ToFrontend),
             self._on_message,
         )

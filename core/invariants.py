@@ -54,20 +54,24 @@ def _check_queues(scheduler: Scheduler) -> None:
 
 def _check_pages(scheduler: Scheduler) -> None:
     pool = scheduler.kv.pool
-    users = Counter(page_id for seq in scheduler.running for page_id in seq.page_ids)
-    cached: Counter[int] = Counter()
+    num_users = [0] * pool.num_pages
+    for seq in scheduler.running:
+        for page_id in seq.page_ids:
+            num_users[page_id] += 1
+    num_nodes = [0] * pool.num_pages
     if scheduler.kv.cache is not None:
-        cached.update(node.page_id for node in scheduler.kv.cache.nodes() if node.parent is not None)
-    free = Counter(pool.free_page_ids())
-    _require(not free or max(free.values()) == 1, "a page is free once")
-    _require(not cached or max(cached.values()) == 1, "a page belongs to one node")
-    for page_id in range(pool.num_pages):
-        _require(pool.num_users(page_id) == users[page_id], f"page {page_id}: count of page tables")
-        _require(pool.is_cached(page_id) == bool(cached[page_id]), f"page {page_id}: owned by the tree")
-        is_owned = bool(users[page_id] or cached[page_id])
-        _require(is_owned != bool(free[page_id]), f"page {page_id}: free xor owned")
-    _require(pool.num_used == len(users), "the count of used pages")
-    _require(pool.num_cached == len(cached.keys() - users.keys()), "the count of pages that are only cached")
+        for node in scheduler.kv.cache.nodes():
+            if node.parent is not None:
+                num_nodes[node.page_id] += 1
+    num_free = [0] * pool.num_pages
+    for page_id in pool.free_page_ids():
+        num_free[page_id] += 1
+    _require(pool.user_counts() == num_users, "every page counts the page tables that it is in")
+    _require(pool.cached_flags() == num_nodes, "every page knows the one node that it belongs to")
+    is_free = [int(not users and not nodes) for users, nodes in zip(num_users, num_nodes, strict=True)]
+    _require(num_free == is_free, "every page is either owned or free, once")
+    _require(pool.num_used == pool.num_pages - num_users.count(0), "the count of used pages")
+    _require(pool.num_free + pool.num_cached + pool.num_used == pool.num_pages, "the sum of all pages")
 
 
 def _check_tree(scheduler: Scheduler) -> None:
@@ -88,12 +92,13 @@ def _check_tree(scheduler: Scheduler) -> None:
             is_leaf = not node.children and not node.num_users
             _require(node.is_queued or not is_leaf, "an unused leaf can be evicted")
     pages = [node for node in nodes if node.parent is not None]
+    num_users = scheduler.kv.pool.user_counts()
     _require(cache.num_nodes == len(pages), "the count of nodes")
     _require(cache.num_evictable == sum(not node.num_users for node in pages), "the count of evictable nodes")
     _require(cache.heap_size <= len(pages), "the eviction heap is no larger than the tree")
     for node in pages:
         if not node.num_users:
-            _require(scheduler.kv.pool.num_users(node.page_id) == 0, "evicting a node frees its page")
+            _require(num_users[node.page_id] == 0, "evicting a node frees its page")
 
 
 def _check_sequence(scheduler: Scheduler, seq: Sequence) -> None:

@@ -1,6 +1,6 @@
 """The scheduler's count of KV pages: which are free, and how many owners each other one has."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
 class OutOfPagesError(RuntimeError):
@@ -85,12 +85,14 @@ class PagePool:
         if not self._num_users[page_id]:
             self._free.append(page_id)
 
-    def num_users(self, page_id: int) -> int:
-        return self._num_users[page_id]
+    def user_counts(self) -> list[int]:
+        """Return for each page how many page tables it is in; for checks."""
+        return self._num_users[:]
 
-    def is_cached(self, page_id: int) -> bool:
-        return bool(self._is_cached[page_id])
+    def cached_flags(self) -> list[int]:
+        """Return for each page 1 if a node of the prefix cache owns it; for checks."""
+        return list(self._is_cached)
 
-    def free_page_ids(self) -> Sequence[int]:
-        """Return the free pages, for checks."""
-        return tuple(self._free)
+    def free_page_ids(self) -> list[int]:
+        """Return the free pages; for checks."""
+        return self._free[:]

@@ -319,7 +319,7 @@ class Scheduler:
             finish_reason, stop_token_id = "stop", token
         elif seq.num_tokens >= seq.max_len:
             finish_reason = "length"
-        num_cached = seq.num_cached_tokens if num_outputs == 1 or finish_reason is not None else 0
+        num_cached = seq.num_cached_tokens if num_outputs == 1 else 0
         if finish_reason is not None:
             self._remove(seq)
         return SequenceDelta(seq.request_id, seq.sequence_idx, (token,), finish_reason, stop_token_id, num_cached)

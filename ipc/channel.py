@@ -26,7 +26,7 @@ _MAX_MESSAGES_PER_DRAIN = 256
 class _AsyncChannel:
     """The part that the two asyncio channels share: drain on readable, look again after a send."""
 
-    def __init__(self, socket: zmq.Socket[bytes], on_closed: Callable[[], None] | None = None) -> None:
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         self._loop = asyncio.get_running_loop()
         self._drain_is_scheduled = False
@@ -110,13 +110,13 @@ class Dealer(_AsyncChannel, Generic[In]):
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         address: str,
-        identity: str,
+        name: str,
         codec: Codec[In],
         on_message: Callable[[In], None],
     ) -> None:
         self._codec = codec
         self._on_message = on_message
-        super().__init__(sockets.dealer(context, address, identity))
+        super().__init__(sockets.dealer(context, address, name))
 
     def send(self, message: Message) -> bool:
         """Queue a message (also while the other side is away); False if the queue is full."""
@@ -137,9 +137,9 @@ class SyncDealer(Generic[In]):
     """The connecting side for a process without an event loop."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str, codec: Codec[In]
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, name: str, codec: Codec[In]
     ) -> None:
-        self._socket = sockets.dealer(context, address, identity)
+        self._socket = sockets.dealer(context, address, name)
         self._codec = codec
         self.num_malformed = 0
 

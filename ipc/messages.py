@@ -134,7 +134,7 @@ class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
     token_ids: tuple[int, ...]  # usually one; a stop token is included
     finish_reason: FinishReason | None = None  # set exactly once per sequence, in its last delta
     stop_token_id: int | None = None  # the token that stopped it, if one did
-    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache (first admission)
+    num_cached_tokens: int = 0  # in the first delta: prompt tokens found in the prefix cache at the first admission
     error: str = ""  # for finish_reason "error": one sentence with the limit and the value
     error_code: ErrorCode | None = None
 

@@ -37,7 +37,7 @@ def setup_logging(process_name: str, level: str = "info", log_format: str = "aut
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # one write a line: processes share the pipe
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process_name)

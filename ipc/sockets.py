@@ -1,5 +1,7 @@
 """How every ZeroMQ socket of Penstock is set up: bounded in number and size of messages, never lingering."""
 
+import secrets
+
 import zmq
 
 MAX_QUEUED_MESSAGES = 10_000
@@ -15,10 +17,13 @@ def router(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[
     return socket
 
 
-def dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str) -> zmq.Socket[bytes]:
-    """A connecting DEALER. It reconnects by itself for as long as it lives."""
+def dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, name: str) -> zmq.Socket[bytes]:
+    """A connecting DEALER. It reconnects by itself, under the same identity, for as long as it lives.
+
+    The identity is the name with a random part: two processes of one name stay two peers.
+    """
     socket = _bounded(context.socket(zmq.DEALER))
-    socket.setsockopt(zmq.ROUTING_ID, identity.encode())
+    socket.setsockopt(zmq.ROUTING_ID, f"{name}.{secrets.token_hex(4)}".encode())
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     socket.connect(address)

@@ -73,13 +73,13 @@ class Server:
 
     async def settled(self, session: aiohttp.ClientSession, seconds: float = 5.0) -> dict[str, float]:
         """Wait until no row and no page is in use and nothing waits, as /metrics says; the metrics then."""
-        busy = ("penstock_num_requests_running", "penstock_num_requests_waiting", "penstock_kv_pages_used")
+        busy = ("penstock_num_requests_running", "penstock_num_requests_waiting", "penstock_num_used_pages")
         async with asyncio.timeout(seconds):
             while True:
+                await asyncio.sleep(0.3)  # the scheduler tells its counters at most every 0.2 seconds
                 metrics = await self.metrics(session)
-                if not any(metrics[name] for name in busy):
+                if not any(metrics.get(name, 1) for name in busy):
                     return metrics
-                await asyncio.sleep(0.1)
 
 
 @contextlib.asynccontextmanager
