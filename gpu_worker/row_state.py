@@ -39,6 +39,7 @@ class RowState:
         self._bias_values = torch.zeros(max_num_seqs, _MIN_LIST_LEN, dtype=torch.float32, device=on)
         self._num_pages = np.zeros(max_num_seqs, dtype=np.int32)
         self._needs = np.zeros((max_num_seqs, _NUM_NEEDS), dtype=np.bool_)
+        self._has_lists = np.zeros(max_num_seqs, dtype=np.bool_)
         self._min_len = np.zeros(max_num_seqs, dtype=np.int64)  # from this position on, min_tokens asks nothing
         self.sampling = self._sampling_state()
 
@@ -98,17 +99,22 @@ class RowState:
         """Stop ids and logit biases: rare and ragged, so the tables grow in width when a row needs it."""
         with_stops = [(row, p.stop_token_ids) for row, p in zip(rows.tolist(), sampling, strict=True) if p.min_tokens]
         with_bias = [(row, p.logit_bias) for row, p in zip(rows.tolist(), sampling, strict=True) if p.logit_bias]
+        on = self._device.torch_device
+        stale = rows[self._has_lists[rows]]
+        if stale.shape[0]:  # lists of a sequence that was in the row before
+            index = self._device.upload(stale.astype(np.int64))
+            self._stop_ids.index_fill_(0, index, -1)
+            self._bias_ids.index_fill_(0, index, -1)
+            self._has_lists[stale] = False
         if not with_stops and not with_bias:
             return
-        on = self._device.torch_device
+        self._has_lists[[row for row, _ in (*with_stops, *with_bias)]] = True
         self._stop_ids = _widened(self._stop_ids, max((len(ids) for _, ids in with_stops), default=0), -1)
         self._bias_ids = _widened(self._bias_ids, max((len(bias) for _, bias in with_bias), default=0), -1)
         self._bias_values = _widened(self._bias_values, self._bias_ids.shape[1], 0)
         for row, ids in with_stops:
-            self._stop_ids[row] = -1
             self._stop_ids[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32).to(on)
         for row, bias in with_bias:
-            self._bias_ids[row] = -1
             self._bias_ids[row, : len(bias)] = torch.tensor([i for i, _ in bias], dtype=torch.int32).to(on)
             self._bias_values[row, : len(bias)] = torch.tensor([x for _, x in bias], dtype=torch.float32).to(on)
         self.sampling = self._sampling_state()
