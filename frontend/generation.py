@@ -199,21 +199,18 @@ class Generation:
             await self._wait()
         deltas, self._buffer = self._buffer, []
         self._num_unread_tokens = 0
-        if not deltas and self._error is not None:
-            raise self._error
-        if len(deltas) == 1:
-            event = self._advance(*deltas[0])
-            return [] if event is None else [event]
-        merged: dict[int, SequenceEvent] = {}
+        events: dict[int, SequenceEvent] = {}
         for index, delta in deltas:
             event = self._advance(index, delta)
             if event is not None:
-                known = merged.setdefault(index, event)
+                known = events.setdefault(index, event)
                 if known is not event:
                     known.text += event.text
                     known.token_ids += event.token_ids
                     known.finish_reason, known.stop_reason = event.finish_reason, event.stop_reason
-        return list(merged.values())
+        if not events and self._error is not None:
+            raise self._error
+        return list(events.values())
 
     def close(self) -> None:
         """Abort what is unfinished. Idempotent; every user of a generation calls it in `finally`."""
@@ -226,7 +223,8 @@ class Generation:
         if sequence.finish_reason is not None:
             return None  # it met a stop string while this was under way
         if delta.finish_reason == "error" or delta.finish_reason == "abort":
-            raise _failure(delta)
+            self.fail(_failure(delta))  # raised once the events before it have been taken
+            return None
         event = sequence.advance(index, delta)
         progress = self.progress
         if delta.num_cached_tokens and delta.sequence_idx == 0:

@@ -42,6 +42,11 @@ class TextTokenizer:
         return self._threads
 
     @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; the model's may be larger."""
+        return self._tokenizer.get_vocab_size()
+
+    @property
     def eos_token_id(self) -> int | None:
         """The id of the tokenizer's own end-of-sequence token, if it has one."""
         token = self.special_tokens.get("eos_token")

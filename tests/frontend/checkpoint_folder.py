@@ -25,13 +25,17 @@ _SENTENCES = [
 ]
 
 
-def byte_level_tokenizer(vocab_size: int = 500) -> Tokenizer:
+VOCAB_SIZE = 384
+"""As the engine would report it: padded beyond the tokenizer's 363."""
+
+
+def byte_level_tokenizer() -> Tokenizer:
     """A small byte-level BPE like GPT-2's and Qwen's: special tokens first, then the 256 bytes, then merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=VOCAB_SIZE,
         special_tokens=[AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -57,7 +61,7 @@ def write_checkpoint(
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,
         "eos_token": "<|im_end|>",
-        "pad_token": {"content": "<|endoftext|>", "special": True},
+        "pad_token": {"content": "<|endoftext|>", "special": True, "__type": "AddedToken"},
         "clean_up_tokenization_spaces": False,
     }
     if chat_template is not None:

@@ -1,10 +1,9 @@
-"""Fixtures: a checkpoint folder, a live server with a fake scheduler, clients."""
+"""Fixtures: a checkpoint folder, a live server with a fake scheduler."""
 
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 
 from tests.frontend.checkpoint_folder import write_checkpoint
@@ -37,9 +36,3 @@ def live(shared_server: LiveServer) -> Iterator[LiveServer]:
     shared_server.wait_until(lambda: shared_server.server.service.num_generating == 0)
     shared_server.wait_until(lambda: shared_server.server.service.engine.num_live == 0)
     shared_server.wait_until(lambda: shared_server.scheduler.num_running == 0)
-
-
-@pytest.fixture
-def client(live: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
-        yield client

@@ -36,7 +36,7 @@ class Script:
 
     token_ids: list[int] = field(default_factory=list)
     per_step: int = 1
-    delay: float = 0.0  # seconds before each step
+    delay: float = 0.0  # seconds before each step and before the end
     hangs: bool = False  # after the tokens: no end, until it is aborted
     error: str = ""  # ends with this after the tokens
     error_code: ErrorCode | None = None
@@ -170,6 +170,7 @@ class FakeScheduler:
             step = []
         if script.hangs:
             await asyncio.Event().wait()
+        await asyncio.sleep(script.delay)
         reason = "error" if script.error else script.finish or "length"
         end = SequenceDelta(
             request.request_id, sequence_idx, (), reason, error=script.error, error_code=script.error_code

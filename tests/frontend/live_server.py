@@ -15,6 +15,7 @@ from penstock.core.config import Config, FrontendOptions, IpcOptions, ModelOptio
 from penstock.frontend.server import Server
 from penstock.frontend.tokenizer import TextTokenizer
 from penstock.ipc.messages import AddRequest
+from tests.frontend.checkpoint_folder import VOCAB_SIZE
 from tests.frontend.fake_scheduler import FakeScheduler, Script, echo
 
 T = TypeVar("T")
@@ -95,8 +96,7 @@ def live_server(
 
     async def start() -> LiveServer:
         server = Server(config, "penstock-frontend-0")
-        vocab_size = 503
-        scheduler = FakeScheduler(address, vocab_size=vocab_size, max_model_len=max_model_len, is_ready=is_ready)
+        scheduler = FakeScheduler(address, vocab_size=VOCAB_SIZE, max_model_len=max_model_len, is_ready=is_ready)
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         await server.start(listener)
