@@ -21,8 +21,9 @@ def gated_kernel(x_ptr, out_ptr, width, stride_xt, stride_ot, KIND: tl.constexpr
     elif KIND == 1:
         act = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        act = gate * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
+        twice = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        # 0.5 * (1 + tanh(x)) = 1 - 1 / (exp(2x) + 1); past 80 it is 1 in fp32.
+        act = gate * (1.0 - 1.0 / (tl.exp(tl.minimum(twice, 80.0)) + 1.0))
     out_ptrs = out_ptr + token * stride_ot + cols
     tl.store(out_ptrs, (act * up).to(out_ptr.dtype.element_ty), mask=mask)
 

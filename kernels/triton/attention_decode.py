@@ -13,16 +13,17 @@ from penstock.kernels.triton.attention_tiles import LOG2E, attend
 
 
 @triton.jit
-def split_tiles(seq_len, window, NUM_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, MIN_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr):  # fmt: skip
+def split_tiles(seq_len, window, num_splits, BLOCK_N: tl.constexpr, MIN_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr):  # fmt: skip
     """(first token of the first visible tile, tiles per split) of a row: the same answer in both kernels."""
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(seq_len - window, 0) // BLOCK_N * BLOCK_N
     tiles = tl.cdiv(seq_len - first, BLOCK_N)
-    return first, tl.maximum(tl.cdiv(tiles, NUM_SPLITS), MIN_TILES)
+    return first, tl.maximum(tl.cdiv(tiles, num_splits), MIN_TILES)
 
 
-@triton.jit
+# Arguments that vary from step to step are not specialised: each new value class would be compiled anew.
+@triton.jit(do_not_specialize=["num_splits"])
 def decode_kernel(
     q_ptr,
     k_ptr,
@@ -37,6 +38,7 @@ def decode_kernel(
     scale,
     softcap,
     window,
+    num_splits,
     stride_qt,
     stride_qh,
     stride_kp,
@@ -55,14 +57,14 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     ONE_PAGE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     MIN_TILES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (Hk, N, NUM_SPLITS). Rows whose query length is not 1 are left to the prefill kernel."""
+    """Grid (Hk, N, num_splits). Rows whose query length is not 1 are left to the prefill kernel."""
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
@@ -70,10 +72,10 @@ def decode_kernel(
     if tl.load(query_start_loc_ptr + row + 1) - token != 1:
         return
     seq_len = tl.load(seq_lens_ptr + row)
-    first, tiles = split_tiles(seq_len, window, NUM_SPLITS, BLOCK_N, MIN_TILES, HAS_WINDOW)
+    first, tiles = split_tiles(seq_len, window, num_splits, BLOCK_N, MIN_TILES, HAS_WINDOW)
     lo = first + split * tiles * BLOCK_N
     hi = tl.minimum(lo + tiles * BLOCK_N, seq_len)
-    if NUM_SPLITS > 1 and lo >= seq_len:
+    if SPLIT and lo >= seq_len:
         return
 
     group = tl.arange(0, BLOCK_M)
@@ -93,7 +95,7 @@ def decode_kernel(
         HAS_SOFTCAP, PRECISION,
     )  # fmt: skip
 
-    if NUM_SPLITS == 1:
+    if not SPLIT:
         if HAS_SINKS:
             sink = tl.load(sinks_ptr + heads, mask=group < GROUP, other=0.0).to(tl.float32) * LOG2E
             m_all = tl.maximum(m_i, sink)
@@ -105,13 +107,13 @@ def decode_kernel(
     else:
         # The window's first tile may hide every token of a split's only tile: then l_i is 0.
         num_heads = tl.num_programs(0) * GROUP
-        slot = (row.to(tl.int64) * num_heads + heads) * NUM_SPLITS + split
+        slot = (row.to(tl.int64) * num_heads + heads) * num_splits + split
         part = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
         tl.store(partial_ptr + slot[:, None] * HEAD_DIM + d_offs[None, :], part, mask=q_mask)
         tl.store(partial_lse_ptr + slot, m_i + tl.log2(l_i), mask=group < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def combine_kernel(
     partial_ptr,
     partial_lse_ptr,
@@ -120,12 +122,12 @@ def combine_kernel(
     sinks_ptr,
     out_ptr,
     window,
+    num_splits,
     stride_ot,
     stride_oh,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     MIN_TILES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -138,9 +140,9 @@ def combine_kernel(
     if tl.load(query_start_loc_ptr + row + 1) - token != 1:
         return
     seq_len = tl.load(seq_lens_ptr + row)
-    first, tiles = split_tiles(seq_len, window, NUM_SPLITS, BLOCK_N, MIN_TILES, HAS_WINDOW)
+    first, tiles = split_tiles(seq_len, window, num_splits, BLOCK_N, MIN_TILES, HAS_WINDOW)
     num_used = tl.cdiv(seq_len - first, tiles * BLOCK_N)
-    slot = (row.to(tl.int64) * tl.num_programs(0) + head) * NUM_SPLITS
+    slot = (row.to(tl.int64) * tl.num_programs(0) + head) * num_splits
     splits = tl.arange(0, BLOCK_S)
     used = splits < num_used
     lse = tl.load(partial_lse_ptr + slot + splits, mask=used, other=float("-inf"))

@@ -26,7 +26,7 @@ def find_row(query_start_loc_ptr, tile, num_rows, BLOCK_Q: tl.constexpr):
     return left - 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # it varies from step to step
 def prefill_kernel(
     q_ptr,
     k_ptr,

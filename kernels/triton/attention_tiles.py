@@ -15,6 +15,7 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 def load_tile(
     base_ptr,
     page_row_ptr,
+    n_first,
     n_offs,
     n_end,
     d_offs,
@@ -33,7 +34,6 @@ def load_tile(
     (their slots may hold anything, NaN too, and 0 * NaN would reach the sum).
     """
     if ONE_PAGE:
-        n_first = tl.min(n_offs, axis=0)
         page = tl.load(page_row_ptr + n_first // PAGE_SIZE).to(tl.int64)
         in_page = n_first % PAGE_SIZE + (n_offs - n_first)
         ptrs = (base_ptr + page * stride_page) + in_page[:, None] * stride_token + d_offs[None, :]
@@ -95,7 +95,7 @@ def attend(
     for n_first in tl.range(tile_lo, tile_hi, BLOCK_N):
         n_offs = n_first + tl.arange(0, BLOCK_N)
         k = load_tile(
-            k_base, page_row_ptr, n_offs, n_end, d_offs, stride_kp, stride_kt,
+            k_base, page_row_ptr, n_first, n_offs, n_end, d_offs, stride_kp, stride_kt,
             HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, q.dtype,
         )  # fmt: skip
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -119,7 +119,7 @@ def attend(
         l_i = l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
         v = load_tile(
-            v_base, page_row_ptr, n_offs, n_end, d_offs, stride_vp, stride_vt,
+            v_base, page_row_ptr, n_first, n_offs, n_end, d_offs, stride_vp, stride_vt,
             HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, q.dtype,
         )  # fmt: skip
         acc = tl.dot(p.to(q.dtype), v, acc, input_precision=PRECISION)

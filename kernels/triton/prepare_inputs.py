@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.kernels.triton.device import next_power_of_two
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # it varies from step to step
 def prepare_inputs_kernel(
     rows_ptr,
     start_ptr,
@@ -95,5 +95,5 @@ def launch_prepare_inputs(
     prepare_inputs_kernel[(num_rows, per_row)](
         rows, start, num_new, token_ids, page_table, input_ids, positions, slots, query_start_loc, seq_lens,
         logits_indices, num_rows, token_ids.stride(0), page_table.stride(0),
-        PAGE_SIZE=page_size, BLOCK_ROWS=next_power_of_two(num_rows), BLOCK=block, num_warps=4,
+        PAGE_SIZE=page_size, BLOCK_ROWS=max(256, next_power_of_two(num_rows)), BLOCK=block, num_warps=4,
     )  # fmt: skip

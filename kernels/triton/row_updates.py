@@ -7,7 +7,7 @@ from torch import Tensor
 from penstock.kernels.triton.device import next_power_of_two
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_runs"])  # it varies from step to step
 def write_runs_kernel(
     table_ptr,
     rows_ptr,
@@ -43,5 +43,5 @@ def write_runs_triton(table: Tensor, rows: Tensor, starts: Tensor, counts: Tenso
     per_run = min(8, -(-num_values // block))
     write_runs_kernel[(num_runs, per_run)](
         table, rows, starts, counts, values, num_runs, table.stride(0),
-        BLOCK_RUNS=next_power_of_two(num_runs), BLOCK=block, num_warps=4,
+        BLOCK_RUNS=max(256, next_power_of_two(num_runs)), BLOCK=block, num_warps=4,
     )  # fmt: skip

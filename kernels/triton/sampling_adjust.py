@@ -48,10 +48,10 @@ def bias_kernel(
         tl.debug_barrier()
         num_output = tl.load(positions_ptr + s).to(tl.int64) - tl.load(num_prompt_ptr + row)
         early = num_output < tl.load(min_tokens_ptr + row)
-        k = tl.arange(0, BLOCK_STOP)
-        ids = tl.load(stop_ids_ptr + row * stride_stop + k, mask=k < num_stop, other=-1)
-        masked = tl.full([BLOCK_STOP], float("-inf"), dtype=tl.float32)
-        tl.store(line + ids, masked, mask=(ids >= 0) & early)
+        if early:
+            k = tl.arange(0, BLOCK_STOP)
+            ids = tl.load(stop_ids_ptr + row * stride_stop + k, mask=k < num_stop, other=-1)
+            tl.store(line + ids, tl.full([BLOCK_STOP], float("-inf"), dtype=tl.float32), mask=ids >= 0)
 
 
 @triton.jit

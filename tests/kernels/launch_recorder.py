@@ -55,7 +55,8 @@ def describe(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Laun
     attrs: dict[tuple[int, ...], Any] = {}
     for i, param in enumerate(kernel.params):
         value = bound[param.name]
-        if param.is_constexpr or (isinstance(value, int) and not isinstance(value, bool) and value == 1):
+        is_one = type(value) is int and value == 1 and not param.do_not_specialize
+        if param.is_constexpr or is_one:
             signature[param.name] = "constexpr"
             constants[(i,)] = value
             continue
@@ -68,7 +69,7 @@ def describe(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Laun
         else:
             signature[param.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             aligned = value % 16 == 0
-        if aligned:
+        if aligned and not param.do_not_specialize:
             attrs[(i,)] = [["tt.divisibility", 16]]
     options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
     return Launch(kernel, signature, constants, attrs, options)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent / "interpreter"
+FOLDER = Path(__file__).parent / "launched"
 
 
 @pytest.mark.timeout(300)

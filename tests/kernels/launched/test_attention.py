@@ -1,0 +1,90 @@
+"""Decode and prefill attention kernels against the float64 reference."""
+
+import pytest
+import torch
+
+from penstock.kernels.paged_attention import paged_attention_reference
+from penstock.kernels.triton.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
+
+from tests.kernels.attention_cases import AttentionCase, make_inputs
+from tests.kernels.tolerances import assert_near
+
+DECODES = ((1, 1), (1, 16), (1, 17), (1, 67))
+MIXED = ((1, 33), (5, 5), (7, 40), (1, 1), (19, 32))
+
+
+def check(device: str, case: AttentionCase, decode: DecodeTiles | None = None, prefill: PrefillTiles | None = None) -> None:
+    inputs = make_inputs(case, device)
+    got = torch.full_like(inputs.args[0], float("nan"))
+    paged_attention_triton(
+        *inputs.args, **inputs.options, max_query_len=inputs.max_query_len, max_seq_len=inputs.max_seq_len, out=got,
+        decode=decode, prefill=prefill,
+    )  # fmt: skip
+    q, k, v, *rest = inputs.args
+    expected = paged_attention_reference(q, k, v, *rest, **inputs.options)
+    assert_near(got, expected)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_decode_over_page_sizes(device: str, page_size: int, num_splits: int) -> None:
+    check(device, AttentionCase(DECODES, page_size=page_size), decode=DecodeTiles(16, num_splits, 1, 4, 2))
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 32])
+def test_prefill_over_page_sizes(device: str, page_size: int) -> None:
+    check(device, AttentionCase(MIXED, page_size=page_size), prefill=PrefillTiles(16, 16, 4, 2))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (5, 1), (14, 2), (16, 1)])
+def test_group_sizes(device: str, heads: int, kv_heads: int) -> None:
+    check(device, AttentionCase(((1, 20), (3, 21)), num_q_heads=heads, num_kv_heads=kv_heads), prefill=PrefillTiles(16, 16, 4, 2))
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_head_dims(device: str, head_dim: int) -> None:
+    check(device, AttentionCase(((1, 37), (9, 18)), head_dim=head_dim), decode=DecodeTiles(16, 2, 1, 4, 2))
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 33])
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_sliding_window(device: str, window: int, num_splits: int) -> None:
+    case = AttentionCase(((1, 50), (1, 3), (23, 49)), window=window)
+    check(device, case, DecodeTiles(16, num_splits, 1, 4, 2), PrefillTiles(16, 16, 4, 2))
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_softcap_and_sinks(device: str, num_splits: int) -> None:
+    case = AttentionCase(((1, 50), (1, 1), (23, 49)), softcap=2.0, sinks=True)
+    check(device, case, DecodeTiles(16, num_splits, 1, 4, 2), PrefillTiles(32, 16, 4, 2))
+    check(device, AttentionCase(case.lens, sinks=True, window=7), DecodeTiles(16, num_splits, 1, 4, 2))
+
+
+def test_dtypes(device: str, dtype: torch.dtype) -> None:
+    check(device, AttentionCase(MIXED, dtype=dtype))
+    check(device, AttentionCase(MIXED, dtype=dtype, head_dim=128, window=9, softcap=5.0, sinks=True))
+
+
+def test_rules_of_the_launcher(device: str) -> None:
+    check(device, AttentionCase(((1, 300), (1, 700)), page_size=64))
+    check(device, AttentionCase(((40, 150),), num_q_heads=8, dtype=torch.float16))
+
+
+def test_a_longer_bound_changes_nothing(device: str) -> None:
+    """A captured graph launches with the bounds it was captured with."""
+    inputs = make_inputs(AttentionCase(DECODES), device)
+    exact, longer = (
+        paged_attention_triton(*inputs.args, **inputs.options, max_query_len=1, max_seq_len=bound) for bound in (67, 5000)
+    )
+    torch.testing.assert_close(exact, longer)
+
+
+def test_a_row_without_context_gives_zeros(device: str) -> None:
+    """Padding rows of a captured batch have length 0."""
+    inputs = make_inputs(AttentionCase(((1, 20), (1, 20))), device)
+    seq_lens = torch.tensor([20, 0], dtype=torch.int32, device=device)
+    for tiles in (DecodeTiles(16, 1, 1, 4, 2), DecodeTiles(16, 4, 1, 4, 2)):
+        got = paged_attention_triton(
+            *inputs.args[:5], seq_lens, **inputs.options, max_query_len=1, max_seq_len=20, decode=tiles
+        )
+        assert got[1].eq(0).all() and got[0].isfinite().all()

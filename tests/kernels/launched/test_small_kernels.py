@@ -1,0 +1,118 @@
+"""Norms, activations, rotary embedding with the KV write, page copies and the row-state kernels."""
+
+import pytest
+import torch
+
+from penstock.kernels.activation import gelu_mul_reference, silu_mul_reference
+from penstock.kernels.copy_pages import copy_pages_reference
+from penstock.kernels.prepare_inputs import prepare_inputs_reference
+from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write_reference
+from penstock.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
+from penstock.kernels.row_updates import write_runs_reference
+from penstock.kernels.triton.activation import gelu_mul_triton, silu_mul_triton
+from penstock.kernels.triton.copy_pages import copy_pages_triton
+from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
+from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
+from penstock.kernels.triton.rms_norm import add_rms_norm_triton, rms_norm_triton
+from penstock.kernels.triton.row_updates import write_runs_triton
+from tests.kernels.tolerances import assert_near
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (3, 100), (2, 5, 896), (5, 4096)])
+def test_rms_norm(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, weight = 3 * torch.randn(shape, device=device, dtype=dtype), torch.randn(shape[-1], device=device, dtype=dtype)
+    assert_near(rms_norm_triton(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5))
+    tiny = x * 1e-3
+    assert_near(rms_norm_triton(tiny, weight, 1e-5), rms_norm_reference(tiny, weight, 1e-5))
+
+
+@pytest.mark.parametrize("width", [64, 1000])
+def test_add_rms_norm(device: str, dtype: torch.dtype, width: int) -> None:
+    x, residual = torch.randn(2, 7, width, device=device, dtype=dtype)
+    weight = torch.randn(width, device=device, dtype=dtype)
+    expected, total = add_rms_norm_reference(x, residual, weight, 1e-6)
+    got, updated = add_rms_norm_triton(x, residual, weight, 1e-6)
+    assert updated is residual
+    torch.testing.assert_close(residual, total, rtol=0, atol=0)
+    assert_near(got, expected)
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(1, 16), (3, 1500), (2, 4864)])
+def test_gated_activations(device: str, dtype: torch.dtype, tokens: int, width: int) -> None:
+    x = (4 * torch.randn(tokens, 2 * width, device=device)).to(dtype)
+    x[0, :4] = torch.tensor([-60.0, 60.0, 0.0, -1.0])
+    assert_near(silu_mul_triton(x), silu_mul_reference(x))
+    assert_near(gelu_mul_triton(x, tanh=True), gelu_mul_reference(x, tanh=True), factor=3)
+    assert_near(gelu_mul_triton(x, tanh=False), gelu_mul_reference(x, tanh=False), factor=3)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "rotary"), [
+    (4, 2, 64, 64), (7, 1, 64, 64), (3, 1, 80, 80), (2, 2, 96, 48), (2, 1, 256, 128),
+])  # fmt: skip
+@pytest.mark.parametrize("norms", ["", "q", "k", "qk"])
+def test_rope(device: str, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, rotary: int, norms: str) -> None:
+    tokens, page_size = 3, 4
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
+    angles = torch.randn(50, rotary // 2, device=device)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    weights = [torch.randn(head_dim, device=device).to(dtype) if name in norms else None for name in "qk"]
+    positions = torch.tensor([0, 49, 7], device=device)
+    slots = torch.tensor([5, -1, 23], device=device)
+    pools = [torch.full((2, 6, kv_heads, page_size, head_dim), 7.0, device=device, dtype=dtype) for _ in range(2)]
+    expected = qk_norm_rope_write_reference(
+        qkv, positions, cos_sin, *weights, 1e-6, pools[0][0], pools[0][1], slots
+    )
+    got = qk_norm_rope_write_triton(qkv, positions, cos_sin, *weights, 1e-6, pools[1][0], pools[1][1], slots)
+    assert_near(got, expected, factor=2)
+    assert_near(pools[1], pools[0], factor=2)
+    by_token = qk_norm_rope_write_triton(
+        qkv, None, cos_sin[positions], *weights, 1e-6, pools[1][0], pools[1][1], slots.int()
+    )
+    torch.testing.assert_close(by_token, got, rtol=0, atol=0)
+
+
+def test_rope_of_many_tokens(device: str) -> None:
+    """The launcher takes larger blocks from 65 tokens on."""
+    qkv = torch.randn(70, 8 * 16, device=device)
+    cos_sin = torch.randn(70, 16, device=device)
+    slots = torch.arange(70, device=device)
+    pools = [torch.zeros(2, 18, 2, 4, 16, device=device) for _ in range(2)]
+    expected = qk_norm_rope_write_reference(qkv, None, cos_sin, None, None, 1e-6, pools[0][0], pools[0][1], slots)
+    got = qk_norm_rope_write_triton(qkv, None, cos_sin, None, None, 1e-6, pools[1][0], pools[1][1], slots)
+    assert_near(got, expected)
+    assert_near(pools[1], pools[0])
+
+
+@pytest.mark.parametrize(("heads", "page_size", "head_dim"), [(2, 1, 64), (3, 16, 80), (2, 64, 128)])
+def test_copy_pages(device: str, dtype: torch.dtype, heads: int, page_size: int, head_dim: int) -> None:
+    kv = torch.randn(3, 2, 7, heads, page_size, head_dim, device=device).to(dtype)
+    expected = kv.clone()
+    src, dst = torch.tensor([[6, 2, 2], [0, 5, 1]], device=device, dtype=torch.int32)
+    copy_pages_reference(expected, src, dst)
+    copy_pages_triton(kv, src, dst)
+    torch.testing.assert_close(kv, expected, rtol=0, atol=0)
+
+
+def test_write_runs(device: str) -> None:
+    counts = torch.tensor([1, 0, 1500, 3, 40], dtype=torch.int32, device=device)
+    rows = torch.tensor([4, 1, 0, 4, 2], dtype=torch.int32, device=device)
+    starts = torch.tensor([0, 5, 17, 1, 1999], dtype=torch.int32, device=device)
+    values = torch.arange(1, 1545, dtype=torch.int32, device=device)
+    tables = [torch.zeros(6, 2048, dtype=torch.int32, device=device) for _ in range(2)]
+    write_runs_reference(tables[0], rows, starts, counts, values)
+    write_runs_triton(tables[1], rows, starts, counts, values)
+    torch.testing.assert_close(tables[1], tables[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("counts", [(1,), (1, 1, 1), (1, 37, 16, 2), (1300, 1)])
+def test_prepare_inputs(device: str, page_size: int, counts: tuple[int, ...]) -> None:
+    num_new = torch.tensor(counts, dtype=torch.int32, device=device)
+    rows = torch.tensor([5, 0, 3, 7][: len(counts)], dtype=torch.int32, device=device)
+    start = torch.tensor([0, 31, 15, 200][: len(counts)], dtype=torch.int32, device=device)
+    token_ids = torch.randint(0, 50000, (8, 1400), dtype=torch.int32, device=device)
+    table = torch.randint(0, 1000, (8, 1400 // page_size + 1), dtype=torch.int32, device=device)
+    args = (rows, start, num_new, sum(counts), token_ids, table, page_size)
+    expected = prepare_inputs_reference(*args)
+    for got, wanted in zip(prepare_inputs_triton(*args), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
