@@ -1,0 +1,130 @@
+"""Random traces: whatever happens around it, every sequence has the output of its solo run."""
+
+from collections import deque
+from random import Random
+
+import pytest
+
+from penstock.core.int32_buffer import unpack_int32
+from penstock.core.worker_limits import WorkerLimits
+from penstock.ipc.messages import AddRequest
+from tests.core.driver import Driver, make_limits, make_request
+from tests.core.fake_worker import solo_run
+
+NUM_SEEDS = 240
+OWNERS = (b"frontend-0", b"frontend-1")
+
+
+def random_limits(rng: Random) -> WorkerLimits:
+    page_size = rng.choice([1, 4, 16])
+    max_model_len = rng.choice([24, 48, 80])
+    fewest = -(-max_model_len // page_size)
+    return make_limits(
+        num_pages=rng.choice([fewest, fewest + 1, fewest + 3, 2 * fewest, 4 * fewest]),
+        page_size=page_size,
+        max_num_seqs=rng.choice([1, 2, 3, 5, 8, 16]),
+        max_num_batched_tokens=rng.choice([1, 2, 5, 7, 16, 33, 200]),
+        max_model_len=max_model_len,
+    )
+
+
+def random_requests(rng: Random, limits: WorkerLimits) -> deque[AddRequest]:
+    max_prompt = limits.max_sequence_len - 1
+    stems = [[rng.randrange(limits.vocab_size) for _ in range(max_prompt)] for _ in range(2)]
+    requests: deque[AddRequest] = deque()
+    for i in range(rng.randint(3, 14)):
+        length = rng.randint(1, rng.choice([max_prompt, max_prompt // 3]))
+        stem = rng.choice(stems)
+        shared = rng.choice([0, length, length // 2])
+        prompt = stem[:shared] + [rng.randrange(limits.vocab_size) for _ in range(length - shared)]
+        requests.append(
+            make_request(
+                f"r{i}",
+                prompt,
+                rng.choice([1, 2, 10, 100, 100]),
+                n=rng.choice([1, 1, 1, 2, 3, 6]),
+                seed=rng.choice([7, i, 2**63 - 1]),
+                min_tokens=rng.choice([0, 0, 3]),
+                stop=tuple(rng.sample(range(limits.vocab_size), rng.choice([0, 0, 20, 200]))),
+                priority=rng.randint(-2, 2),
+                salt=rng.choice(["", "", "salt"]),
+            )
+        )
+    return requests
+
+
+def random_trace(seed: int) -> Driver:
+    rng = Random(seed)
+    limits = random_limits(rng)
+    driver = Driver(
+        limits,
+        pipeline_depth=rng.choice([0, 1, 1, 2]),
+        enable_prefix_caching=rng.random() < 0.75,
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
+    )
+    to_add = random_requests(rng, limits)
+    requests = list(to_add)
+    abort_rate, reset_rate = rng.choice([(0.0, 0.0), (0.02, 0.0), (0.0, 0.01), (0.02, 0.01)])
+    while to_add or driver.scheduler.has_work:
+        action = rng.random()
+        if to_add and action < 0.15:
+            assert driver.add(to_add.popleft(), rng.choice(OWNERS)) is None
+        elif action < 0.15 + abort_rate:
+            driver.abort(rng.choice(requests).request_id, rng.choice([-1, 0, 1]))
+        elif action < 0.15 + abort_rate + reset_rate:
+            driver.reset_worker(rng.choice([None, limits]))
+        else:
+            may = [driver.schedule] * 2
+            may += [driver.execute] * bool(driver.plans)
+            may += [driver.process] * bool(driver.results)
+            rng.choice(may)()
+            if not to_add and not driver.plans and not driver.results and driver.scheduler.has_work:
+                assert driver.schedule() is not None, "work is left, but nothing is scheduled or in flight"
+    while driver.plans or driver.results:  # sequences aborted while their last steps were in flight
+        driver.step()
+    driver.check_idle()
+    check_outputs(driver, requests)
+    return driver
+
+
+def check_outputs(driver: Driver, requests: list[AddRequest]) -> None:
+    for request in requests:
+        prompt = list(unpack_int32(request.prompt_token_ids))
+        for idx in range(request.n):
+            name = (request.request_id, idx)
+            expected = solo_run(prompt, request.sampling, idx, driver.limits)
+            output = driver.outputs.get(name, [])
+            if name in driver.aborted:
+                assert name not in driver.finished
+                assert output == expected[: len(output)]
+                continue
+            assert output == expected
+            last = driver.finished[name]
+            is_stop = expected[-1] in request.sampling.stop_token_ids and len(expected) > request.sampling.min_tokens
+            assert last.finish_reason == ("stop" if is_stop else "length")
+            assert last.stop_token_id == (expected[-1] if is_stop else None)
+            assert 0 <= driver.num_cached[name] < len(prompt)
+
+
+@pytest.mark.parametrize("first_seed", range(0, NUM_SEEDS, 40))
+def test_every_sequence_has_its_solo_output(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 40):
+        try:
+            random_trace(seed)
+        except BaseException as error:
+            error.add_note(f"trace of seed {seed}")
+            raise
+
+
+def test_the_traces_reach_what_they_are_for() -> None:
+    """Preemptions, forks with page copies, dropped tokens, prefix hits and evictions all occur in them."""
+    preemptions = copies = dropped = cached = stalls = 0
+    for seed in range(NUM_SEEDS, NUM_SEEDS + 30):
+        driver = random_trace(seed)
+        totals = driver.scheduler.totals
+        preemptions += totals.num_preemptions
+        dropped += totals.num_dropped_tokens
+        cached += totals.num_cached_tokens
+        copies += sum(len(step.plan.copy_src) // 4 for step in driver.steps)
+        stalls += sum(bool(step.record and "no free pages" in step.record.waiting_reasons) for step in driver.steps)
+    assert min(preemptions, copies, dropped, cached, stalls) > 15, (preemptions, copies, dropped, cached, stalls)
