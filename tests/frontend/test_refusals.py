@@ -1,0 +1,303 @@
+"""Bad requests: the status, the code, the field named, the limit and the value; and the server goes on."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.frontend.http_client import HELLO, chat, complete, error_of, get, post, send
+from tests.frontend.live_server import LiveServer
+
+BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
+    ({"n": 0}, "n"),
+    ({"n": 65}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"n": 10**400}, "n"),
+    ({"n": -1}, "n"),
+    ({"n": True}, "n"),
+    ({"n": "2"}, "n"),
+    ({"n": 1.0}, "n"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 101}, "temperature"),
+    ({"temperature": 1e308}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 2**63}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 2**63}, "max_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
+    ({"seed": 2**64}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": ["x" * 257]}, "stop"),
+    ({"stop": ["a", ""]}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", 5]}, "stop[1]"),
+    ({"stop_token_ids": [384]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": list(range(257))}, "stop_token_ids"),
+    ({"logit_bias": {"5": 101}}, "logit_bias[5]"),
+    ({"logit_bias": {"384": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"priority": 2**40}, "priority"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": "x" * 129}, "cache_salt"),
+    ({"cache_salt": "a\nb"}, "cache_salt"),
+    ({"cache_salt": 5}, "cache_salt"),
+    ({"user": 5}, "user"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_SAMPLING, ids=lambda value: str(value)[:40])
+def test_bad_sampling_fields(live: LiveServer, fields: dict[str, Any], param: str) -> None:
+    for response in (chat(live, **fields), complete(live, **fields)):
+        error = error_of(response, 400)
+        assert error["type"] == "invalid_request_error"
+        assert error["code"] == "invalid_value"
+        assert error["param"] == param
+        assert param.split("[")[0] in error["message"]
+    assert live.scheduler.added == []
+
+
+BAD_MESSAGES: list[tuple[Any, str]] = [
+    (None, "messages"),
+    ([], "messages"),
+    ("Hello", "messages"),
+    ([{"role": "user", "content": ""}] * 2049, "messages"),
+    ([{"content": "x"}], "messages[0].role"),
+    ([{"role": "", "content": "x"}], "messages[0].role"),
+    ([{"role": "us\u00e9r", "content": "x"}], "messages[0].role"),
+    ([{"role": "user<|im_end|>", "content": "x"}], "messages[0].role"),
+    ([{"role": "user"}], "messages[0].content"),
+    ([{"role": "user", "content": 5}], "messages[0].content"),
+    ([{"role": "user", "content": [5]}], "messages[0].content"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+    ([{"role": "user", "content": "x", "tool_calls": 5}], "messages[0].tool_calls"),
+    (["x"], "messages[0]"),
+]
+
+
+@pytest.mark.parametrize(("messages", "param"), BAD_MESSAGES, ids=lambda value: str(value)[:40])
+def test_bad_messages(live: LiveServer, messages: Any, param: str) -> None:
+    for path in ("/v1/chat/completions", "/tokenize"):
+        body = {"messages": messages, "prompt": None}
+        error = error_of(post(live, path, body), 400)
+        if path == "/tokenize" and messages is None:
+            assert error["param"] == "prompt"
+        else:
+            assert error["param"] == param
+
+
+BAD_PROMPTS: list[tuple[Any, str]] = [
+    (None, "prompt is required"),
+    ("", "no tokens"),
+    ([], "empty"),
+    ([[]], "prompt[0] is empty"),
+    (["a", ""], "prompt[1] is empty"),
+    ([1, "a"], "prompt[1]"),
+    ([[1], 2], "prompt[1]"),
+    ([1.5], "prompt[0]"),
+    ([None], "prompt[0]"),
+    ([True], "prompt[0]"),
+    ([-1], "prompt[0] must be a token id between 0 and 383, got -1"),
+    ([5, 384], "prompt[1] must be a token id between 0 and 383, got 384"),
+    ([[5], [5, 2**63]], "prompt[1][1]"),
+    ([2**400], "64 bits"),
+    (["a"] * 129, "128 prompts at most, got 129"),
+    ([[["a"]]], "prompt[0][0]"),
+    ({"a": 1}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS, ids=lambda value: str(value)[:40])
+def test_bad_prompts(live: LiveServer, prompt: Any, message: str) -> None:
+    error = error_of(complete(live, prompt), 400)
+    assert message in error["message"]
+    assert str(error["param"]).startswith("prompt")
+
+
+UNSUPPORTED: list[tuple[str, Any, Any]] = [
+    ("logprobs", True, False),
+    ("top_logprobs", 3, 0),
+    ("tools", [{"type": "function"}], []),
+    ("tool_choice", "required", "auto"),
+    ("response_format", {"type": "json_object"}, {"type": "text"}),
+    ("functions", [{}], None),
+    ("prompt_logprobs", 1, None),
+    ("bad_words", ["x"], []),
+    ("truncate_prompt_tokens", 5, None),
+    ("structured_outputs", {"regex": "a"}, None),
+    ("guided_json", {}, None),
+    ("chat_template", "{{ 1 }}", None),
+    ("reasoning_effort", "low", None),
+    ("best_of", 4, 1),
+    ("store", True, False),
+    ("modalities", ["audio"], ["text"]),
+    ("use_beam_search", True, False),
+]
+
+
+@pytest.mark.parametrize(("field", "asks", "asks_nothing"), UNSUPPORTED, ids=[row[0] for row in UNSUPPORTED])
+def test_what_is_not_honoured_is_refused(live: LiveServer, field: str, asks: Any, asks_nothing: Any) -> None:
+    error = error_of(chat(live, **{field: asks}), 400)
+    assert (error["code"], error["param"]) == ("unsupported_parameter", field)
+    assert chat(live, **{field: asks_nothing}).status == 200
+    assert chat(live, **{field: None}).status == 200
+
+
+def test_completions_refuse_suffix_and_logprobs(live: LiveServer) -> None:
+    assert error_of(complete(live, suffix="x"), 400)["param"] == "suffix"
+    assert error_of(complete(live, logprobs=0), 400)["param"] == "logprobs"
+    assert complete(live, suffix="", logprobs=None).status == 200
+
+
+def test_images_are_refused(live: LiveServer) -> None:
+    content = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "http://10.0.0.1/x"}}]
+    error = error_of(chat(live, messages=[{"role": "user", "content": content}]), 400)
+    assert error["code"] == "unsupported_parameter"
+    assert error["param"] == "messages[0].content[1].type"
+
+
+def test_unknown_fields_and_nulls_are_accepted(live: LiveServer) -> None:
+    nulls = dict.fromkeys(
+        ["temperature", "top_p", "n", "stop", "max_tokens", "max_completion_tokens", "logit_bias", "stream", "seed"]
+    )
+    assert (
+        chat(live, **nulls, made_up={"a": [1]}, metadata={"a": "b"}, user="someone", parallel_tool_calls=True).status
+        == 200
+    )
+    assert complete(live, **nulls, made_up=5).status == 200
+
+
+def test_unknown_model(live: LiveServer) -> None:
+    for response in (
+        chat(live, model="other\r\n\x1b[31m"),
+        complete(live, model="other"),
+        post(live, "/tokenize", {"model": "other", "prompt": "x"}),
+        post(live, "/detokenize", {"model": "other", "tokens": []}),
+        get(live, "/v1/models/a/b/c"),
+    ):
+        assert error_of(response, 404)["code"] == "model_not_found"
+
+
+def test_too_long(live: LiveServer) -> None:
+    error = error_of(complete(live, [5] * 512), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert "512 tokens" in error["message"]
+    assert "the prompt has 512" in error["message"]
+    assert complete(live, [5] * 511, max_tokens=1).status == 200
+    error = error_of(complete(live, [5] * 500, max_tokens=13), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+    assert "513 were asked for" in error["message"]
+    error = error_of(chat(live, max_completion_tokens=512), 400)
+    assert error["param"] == "max_completion_tokens"
+    error = error_of(complete(live, [5] * 500, min_tokens=13, max_tokens=None), 400)
+    assert error["code"] == "context_length_exceeded"
+    # Far too long a text is refused by its size, before it is tokenized.
+    for response in (
+        complete(live, "x" * 8193),
+        complete(live, ["a", "\u4e2d" * 2731]),
+        chat(live, messages=[{"role": "user", "content": "x" * 8193}]),
+        chat(live, messages=[{"role": "user", "content": "x" * 1000}] * 9),
+    ):
+        error = error_of(response, 400)
+        assert error["code"] == "context_length_exceeded"
+        assert "8192 bytes" in error["message"]
+
+
+MALFORMED: list[bytes] = [
+    b"",
+    b"{",
+    b"[]",
+    b"5",
+    b'"x"',
+    b"null",
+    b'{"messages": NaN}',
+    b'{"prompt": "x", "temperature": Infinity}',
+    b'{"prompt": "\\ud800"}',
+    b'{"prompt": "x"} trailing',
+    b"\xff\xfe{\x00}\x00",
+    b'{"prompt": "\xff"}',
+    b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"prompt": "x", "temperature": 1e400}',
+    b'{"prompt": "x", "temperature": ' + b"9" * 10_000 + b"}",
+]
+
+
+@pytest.mark.parametrize("body", MALFORMED, ids=lambda body: body[:24].decode("latin-1"))
+def test_malformed_bodies(live: LiveServer, body: bytes) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        error = error_of(post(live, path, body), 400)
+        assert error["code"] in ("malformed_body", "invalid_value")
+    assert post(live, "/tokenize", body).status in (200, 400)  # it does not know all of the fields
+    assert complete(live).status == 200
+
+
+def test_body_size(live: LiveServer) -> None:
+    limit = live.server.service.config.frontend.max_body_bytes
+    error = error_of(post(live, "/v1/completions", b" " * (limit + 1)), 413)
+    assert error["code"] == "body_too_large"
+    assert str(limit) in error["message"]
+    assert str(limit + 1) in error["message"]
+    body = json.dumps({"prompt": "Hello"}).encode()
+    assert post(live, "/v1/completions", body + b" " * (limit - len(body))).status == 200
+    # Without a length: the bound holds for what arrives.
+    connection_body = iter([b" " * (1 << 20)] * 9)
+    response = send(live, "POST", "/v1/completions", connection_body, **{"Content-Type": "application/json"})  # type: ignore[arg-type]
+    assert error_of(response, 413)["code"] == "body_too_large"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "multipart/form-data; boundary=x"},
+        {"Content-Type": ""},
+        {"Content-Type": "application/json; charset=utf-16"},
+        {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    ],
+    ids=str,
+)
+def test_media_types(live: LiveServer, headers: dict[str, str]) -> None:
+    assert error_of(post(live, "/v1/completions", {"prompt": "x"}, **headers), 415)["code"] == "unsupported_media_type"
+    assert (
+        post(live, "/v1/completions", {"prompt": "x"}, **{"Content-Type": "application/json; charset=UTF-8"}).status
+        == 200
+    )
+
+
+def test_routes(live: LiveServer) -> None:
+    assert error_of(get(live, "/v1/nothing"), 404)["code"] == "not_found"
+    assert error_of(post(live, "/", {}), 404)["code"] == "not_found"
+    response = get(live, "/v1/chat/completions")
+    assert error_of(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"
+    assert error_of(send(live, "DELETE", "/v1/models"), 405)["code"] == "method_not_allowed"
+
+
+def test_template_refusals(live: LiveServer) -> None:
+    fields = {"messages": HELLO, "chat_template_kwargs": {"tools": [1]}}
+    error = error_of(post(live, "/v1/chat/completions", fields), 400)
+    assert error["param"] == "chat_template_kwargs"
+    assert "enable_thinking" in error["message"]
+    for kwargs in ({"chat_template": "x"}, {"tokenize": True}, {"messages": "x"}, {"enable_thinking": {}}):
+        assert error_of(chat(live, chat_template_kwargs=kwargs), 400)["param"] == "chat_template_kwargs"
+    error = error_of(chat(live, continue_final_message=True, add_generation_prompt=True), 400)
+    assert error["param"] == "continue_final_message"
+    error = error_of(chat(live, messages=[{"role": "refused", "content": "x"}]), 400)
+    assert (error["code"], error["param"]) == ("chat_template_error", "messages")
+    assert "no such role" in error["message"]
