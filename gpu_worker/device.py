@@ -83,7 +83,7 @@ class _CudaDownload:
         self._event = event
 
     def is_ready(self) -> bool:
-        return self._event.query()
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> bytes:
         self._event.synchronize()
@@ -96,7 +96,7 @@ class CudaDevice:
     def __init__(self, name: str) -> None:
         self.torch_device = torch.device(name)
         torch.cuda.set_device(self.torch_device)
-        self._results = torch.cuda.Stream()
+        self._results = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def upload(self, array: IntArray) -> Tensor:
         host = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
@@ -104,10 +104,10 @@ class CudaDevice:
         return host.to(self.torch_device, non_blocking=True)
 
     def download(self, tensor: Tensor) -> Download:
-        made = torch.cuda.Event()
+        made = torch.cuda.Event()  # type: ignore[no-untyped-call]
         made.record()
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        event = torch.cuda.Event(blocking=True)
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._results):
             self._results.wait_event(made)
             host.copy_(tensor, non_blocking=True)

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from penstock.gpu_worker.device import Device
@@ -51,7 +50,7 @@ def make_inputs(
     """The device tensors of a step; one upload brings the batch, the rest is gathered there."""
     n, s = batch.rows.shape[0], batch.sample_idx.shape[0]
     packed = device.upload(np.concatenate((batch.rows, batch.start, batch.num_new, batch.sample_idx.astype(np.int32))))
-    rows, start, num_new, sample_idx = torch.split(packed, (n, n, n, s))
+    rows, start, num_new, sample_idx = packed[:n], packed[n : 2 * n], packed[2 * n : 3 * n], packed[3 * n :]
     num_tokens = int(batch.num_new.sum())
     step = prepare_inputs(rows, start, num_new, num_tokens, state.token_ids, state.page_table, page_size)
     seq_lens = batch.start + batch.num_new

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.config import ConfigError
 
@@ -181,28 +182,27 @@ def _rope(raw: Mapping[str, Any], trained_len: int, head_dim: int) -> tuple[Rope
         factor = trained_len / original
     if not isinstance(factor, int | float) or factor <= 0:
         raise ConfigError(f"config.json: rope type {kind!r} needs a positive factor, got {factor!r}")
-    common = {"theta": theta, "original_max_len": int(original), "factor": float(factor)}
+    scaled = RopeConfig(kind=kind, theta=theta, original_max_len=int(original), factor=float(factor))
     match kind:
         case "linear":
-            return RopeConfig(kind="linear", **common), trained_len
+            return scaled, trained_len
         case "dynamic":
             if head_dim <= 2:
                 raise ConfigError(f"head_dim {head_dim} is too small for dynamic rotary scaling")
-            return RopeConfig(kind="dynamic", **common), int(trained_len * factor)
+            return scaled, int(trained_len * factor)
         case "llama3":
             low, high = settings.get("low_freq_factor"), settings.get("high_freq_factor")
             if not isinstance(low, int | float) or not isinstance(high, int | float) or high <= low:
                 raise ConfigError("config.json: rope type 'llama3' needs low_freq_factor < high_freq_factor")
-            rope = RopeConfig(kind="llama3", low_freq_factor=float(low), high_freq_factor=float(high), **common)
+            rope = replace(scaled, low_freq_factor=float(low), high_freq_factor=float(high))
             return rope, trained_len
         case _:
-            rope = RopeConfig(
-                kind="yarn",
+            rope = replace(
+                scaled,
                 beta_fast=float(settings.get("beta_fast") or 32),
                 beta_slow=float(settings.get("beta_slow") or 1),
                 truncate=bool(settings.get("truncate", True)),
                 attention_factor=_yarn_attention_factor(settings, float(factor)),
-                **common,
             )
             return rope, max(trained_len, int(original * factor))
 

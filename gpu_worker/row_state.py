@@ -69,7 +69,7 @@ class RowState:
             rows: int[S].
             positions: int[S], where the drawn tokens will be.
         """
-        needs = SamplingNeeds(*map(bool, self._needs[rows].any(axis=0)))
+        needs = SamplingNeeds(*np.any(self._needs[rows], axis=0).tolist())
         if needs.min_tokens:
             return needs._replace(min_tokens=bool((positions < self._min_len[rows]).any()))
         return needs

@@ -30,19 +30,18 @@ def philox_words(seeds: Tensor, positions: Tensor, groups: Tensor) -> Tensor:
     Returns:
         int64 [..., 4], each word in [0, 2**32).
     """
-    seeds, positions, groups = torch.broadcast_tensors(seeds, positions, groups)
     k0, k1 = seeds & _LOW, (seeds >> 32) & _LOW
     # int64 products wrap modulo 2**64, so both 32-bit halves of a 32 x 32 product are right.
-    c0, c1 = groups.clone(), positions.clone()
-    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    zeros = torch.zeros_like(seeds + positions + groups)
+    c0, c1, c2, c3 = zeros + groups, zeros + positions, zeros, zeros
     for round_idx in range(_ROUNDS):
         product_0, product_1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
         high_0, low_0 = (product_0 >> 32).bitwise_and_(_LOW), product_0.bitwise_and_(_LOW)
         high_1, low_1 = (product_1 >> 32).bitwise_and_(_LOW), product_1.bitwise_and_(_LOW)
         key_0 = (k0 + round_idx * _WEYL_0).bitwise_and_(_LOW)
         key_1 = (k1 + round_idx * _WEYL_1).bitwise_and_(_LOW)
-        c0, c1, c2, c3 = high_1.bitwise_xor_(c1).bitwise_xor_(key_0), low_1, high_0.bitwise_xor_(c3), low_0
-        c2.bitwise_xor_(key_1)
+        c0, c1 = high_1.bitwise_xor_(c1).bitwise_xor_(key_0), low_1
+        c2, c3 = high_0.bitwise_xor_(c3).bitwise_xor_(key_1), low_0
     return torch.stack((c0, c1, c2, c3), dim=-1)
 
 

@@ -53,7 +53,7 @@ class Engine:
         request_id = f"r{self._num_requests}"
         self._num_requests += 1
         buffer = np.array(prompt, dtype=np.int32).tobytes()
-        refusal = self.scheduler.add_request(AddRequest(request_id, buffer, sampling, n), owner="test")
+        refusal = self.scheduler.add_request(AddRequest(request_id, buffer, sampling, n), owner=b"test")
         assert refusal is None, refusal
         for i in range(n):
             self.outputs[request_id, i] = []

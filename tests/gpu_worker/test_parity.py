@@ -92,7 +92,10 @@ def test_every_schedule_greedy_and_seeded(
             else:
                 assert sequences == expected[i]
         if attempt and not tight:
-            assert engine.scheduler.stats().num_cached_tokens - num_cached_before >= 300 // page_size * page_size - page_size
+            assert (
+                engine.scheduler.stats().num_cached_tokens - num_cached_before
+                >= 300 // page_size * page_size - page_size
+            )
     if tight:
         assert engine.scheduler.stats().num_preemptions > 0
     if not cached:
@@ -145,7 +148,7 @@ def test_transformers_generate_itself(checkpoint: Make) -> None:
         outputs = Engine(folder).run(PROMPTS[3:6], GREEDY)
         for prompt, output in zip(PROMPTS[3:6], outputs, strict=True):
             ids = torch.tensor([prompt])
-            made = model.generate(
+            made = model.generate(  # type: ignore[operator]
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=NUM_NEW,
