@@ -45,16 +45,19 @@ def main(argv: list[str]) -> int:
         return EXIT_FAILED
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, _NAME, Codec(ToWorker))
-    process.report_ready(argv)
-    code = run_worker(started.runner, channel, started.hello, int(config.ipc.heartbeat_interval * 1000))
-    if code == EXIT_FAILED:
-        time.sleep(_LAST_WORDS)
-    channel.close()
-    context.term()
+    try:
+        process.report_ready(argv)
+        code = run_worker(started.runner, channel, started.hello, int(config.ipc.heartbeat_interval * 1000))
+        if code == EXIT_FAILED:
+            time.sleep(_LAST_WORDS)
+    finally:  # also when SIGTERM ends it: an open socket would keep the context, and so the process, for ever
+        channel.close()
+        context.term()
     return code
 
 
 def _on_sigterm(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the way out must not be interrupted
     sys.exit(EXIT_DONE)
 
 
