@@ -70,7 +70,7 @@ async def _show_model(service: Service, record: RequestRecord, body: bytes) -> R
 
 async def _answer(service: Service, endpoint: str, handler: Handler, request: web.Request) -> web.StreamResponse:
     """One request from its body to the end of its answer; one log line."""
-    record = RequestRecord(_request_id(request), endpoint, monotonic())
+    record = RequestRecord(_request_id(request), endpoint, monotonic(), partial(_hang_up, request))
     structlog.contextvars.bind_contextvars(request_id=record.request_id)
     service.metrics.live_requests.inc()
     record.status = CLIENT_LEFT  # unless an answer is finished
@@ -161,6 +161,11 @@ def _request_id(request: web.Request) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
+def _hang_up(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
 def _note(service: Service, record: RequestRecord) -> None:
     """The end of a request: its metrics and its one log line."""
     now = monotonic()
@@ -191,7 +196,7 @@ def _unrouted(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
     ) -> web.StreamResponse:
         if request.match_info.http_exception is None:
             return await handler(request)
-        record = RequestRecord(_request_id(request), "unrouted", monotonic())
+        record = RequestRecord(_request_id(request), "unrouted", monotonic(), partial(_hang_up, request))
         structlog.contextvars.bind_contextvars(request_id=record.request_id)
         unrouted = request.match_info.http_exception
         headers: dict[str, str] = {}

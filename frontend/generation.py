@@ -19,7 +19,7 @@ from penstock.frontend.errors import ApiError, ClientTooSlow, EngineFailed, Inva
 from penstock.frontend.stop_strings import StopMatcher
 from penstock.ipc.messages import AddRequest, SequenceDelta
 
-MAX_UNREAD_TOKENS = 16_384
+MAX_UNREAD_TOKENS = 4096
 """Output a client may leave unread before its request is ended."""
 
 StopReason = str | int | None
@@ -115,8 +115,9 @@ class Generation:
         requests: Sequence[AddRequest],
         rules: OutputRules,
         on_gap: Callable[[float], None],
+        hang_up: Callable[[], None],
     ) -> None:
-        """`on_gap` is told the seconds between two tokens of a sequence."""
+        """`on_gap` is told the seconds between a sequence's tokens; `hang_up` drops a client that does not read."""
         self._engine = engine
         self._requests = requests
         self._n = requests[0].n
@@ -124,6 +125,7 @@ class Generation:
         self._num_unfinished = len(self._sequences)
         self._last_token_at = [0.0] * len(self._sequences)
         self._on_gap = on_gap
+        self._hang_up = hang_up
         self._loop = asyncio.get_running_loop()
         self._buffer: list[tuple[int, SequenceDelta]] = []
         self._num_unread_tokens = 0
@@ -158,6 +160,7 @@ class Generation:
         if self._num_unread_tokens > MAX_UNREAD_TOKENS:
             self.fail(ClientTooSlow(f"more than {MAX_UNREAD_TOKENS} tokens of output were left unread"))
             self._abort_unfinished()
+            self._hang_up()
         elif self._waiter is not None:
             self._wake()
 
@@ -184,7 +187,7 @@ class Generation:
             finally:
                 timer.cancel()
         for _, delta in self._buffer:
-            if delta.finish_reason == "error":
+            if delta.finish_reason in ("error", "abort"):
                 raise _failure(delta)
         if not self._buffer and self._error is not None:
             raise self._error
@@ -222,7 +225,7 @@ class Generation:
         sequence = self._sequences[index]
         if sequence.finish_reason is not None:
             return None  # it met a stop string while this was under way
-        if delta.finish_reason == "error" or delta.finish_reason == "abort":
+        if delta.finish_reason in ("error", "abort"):
             self.fail(_failure(delta))  # raised once the events before it have been taken
             return None
         event = sequence.advance(index, delta)

@@ -20,6 +20,7 @@ class RequestRecord:
     request_id: str
     endpoint: str
     arrived: float  # time.monotonic, seconds (an event loop's clock may be coarse)
+    hang_up: Callable[[], None]  # drops the connection at once, unsent output included
     status: int = 0
     is_stream: bool = False
     num_prompt_tokens: int = 0

@@ -1,6 +1,7 @@
 """One frontend from start to end: service, engine connection, HTTP server, drain."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 
@@ -54,6 +55,7 @@ class Server:
             keepalive_timeout=KEEPALIVE_SECONDS,
             shutdown_timeout=1.0,  # handlers that are still there after the drain
             auto_decompress=False,
+            logger=_http_logger(),
         )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -84,3 +86,17 @@ class Server:
     def _on_refused(self, reason: str) -> None:
         self.exit_code = 2
         self.stopped.set()
+
+
+class _OneLine(logging.Handler):
+    """What aiohttp says (mostly of requests that are no HTTP), as one line of ours without a traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        log.warning("http", message=record.getMessage()[:256], reason=repr(error)[:256] if error else None)
+
+
+def _http_logger() -> logging.Logger:
+    logger = logging.Logger("penstock.http", logging.WARNING)  # outside the global tree, so configured here alone
+    logger.addHandler(_OneLine())
+    return logger

@@ -47,6 +47,12 @@ def get(live: LiveServer, path: str, **headers: str) -> Response:
     return send(live, "GET", path, **headers)
 
 
+def raw_post(path: str, content: bytes) -> bytes:
+    """A JSON request as it goes over the wire."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+    return head.encode() + b"\r\n" + content
+
+
 def chat(live: LiveServer, **fields: Any) -> Response:
     return post(live, "/v1/chat/completions", {"messages": HELLO} | fields)
 

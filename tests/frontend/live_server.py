@@ -29,6 +29,7 @@ class LiveServer:
         self.server = server
         self.scheduler = scheduler
         self.port = port
+        self._is_closed = False
         self.url = f"http://127.0.0.1:{port}"
 
     @property
@@ -54,6 +55,12 @@ class LiveServer:
     def plays(self, script: Callable[[AddRequest, int], Script]) -> None:
         """From now on the model answers by this script."""
         self.scheduler.script = script
+
+    def close(self) -> None:
+        """Drain and close the server. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            asyncio.run_coroutine_threadsafe(self.server.close(), self._loop).result(20)
 
     def reset(self) -> None:
         """Back to the default script, and nothing received."""
@@ -108,7 +115,7 @@ def live_server(
     try:
         yield live
     finally:
-        asyncio.run_coroutine_threadsafe(live.server.close(), loop).result(20)
+        live.close()
         live.do(live.scheduler.close)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

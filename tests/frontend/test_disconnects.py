@@ -1,0 +1,80 @@
+"""A client that leaves: its work is aborted at once, wherever it was."""
+
+import json
+import socket
+import struct
+from typing import Any
+
+import pytest
+
+from tests.frontend.http_client import HELLO, complete, raw_post
+from tests.frontend.live_server import LiveServer
+
+
+def begin(live: LiveServer, path: str, body: dict[str, Any]) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", live.port))
+    client.settimeout(5)
+    client.sendall(raw_post(path, json.dumps(body).encode()))
+    return client
+
+
+def leave(client: socket.socket, *, rudely: bool) -> None:
+    if rudely:  # a reset instead of a proper end
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def all_aborted(live: LiveServer) -> bool:
+    """Each added request has had one abort of all its sequences, and nothing is left anywhere."""
+    added = [request.request_id for request in live.scheduler.added]
+    aborted = [abort.request_id for abort in live.scheduler.aborted if abort.sequence_idx == -1]
+    return sorted(added) == sorted(aborted) and live.scheduler.num_running == 0
+
+
+@pytest.mark.parametrize("rudely", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_before_the_first_token(live: LiveServer, stream: bool, path: str, rudely: bool) -> None:
+    live.gives([], hangs=True)
+    client = begin(live, path, {"messages": HELLO, "prompt": ["a", "b"], "n": 2, "stream": stream})
+    live.wait_until(lambda: live.scheduler.num_running >= 2)
+    leave(client, rudely=rudely)
+    live.wait_until(lambda: all_aborted(live), seconds=2)
+
+
+@pytest.mark.parametrize("rudely", [False, True])
+def test_in_the_middle_of_a_stream(live: LiveServer, rudely: bool) -> None:
+    live.says("Water runs", hangs=True)
+    client = begin(live, "/v1/chat/completions", {"messages": HELLO, "stream": True})
+    received = b""
+    while b"runs" not in received:
+        received += client.recv(65536)
+    leave(client, rudely=rudely)
+    live.wait_until(lambda: all_aborted(live), seconds=2)
+
+
+def test_while_tokens_flow(live: LiveServer) -> None:
+    live.says("Water runs down the pipe and turns the wheel. " * 20, delay=0.002)
+    clients = [begin(live, "/v1/chat/completions", {"messages": HELLO, "stream": i % 2 == 0}) for i in range(50)]
+    live.wait_until(lambda: live.scheduler.num_running == 50)
+    for index, client in enumerate(clients):
+        leave(client, rudely=index % 3 == 0)
+    live.wait_until(lambda: all_aborted(live), seconds=2)
+    assert live.do(lambda: live.server.service.num_generating) == 0
+    live.reset()
+    assert complete(live).status == 200
+
+
+def test_a_finished_request_is_not_aborted(live: LiveServer) -> None:
+    assert complete(live, stream=True).status == 200
+    assert complete(live).status == 200
+    live.wait_until(lambda: live.server.service.num_generating == 0)
+    assert live.scheduler.aborted == []
+
+
+def test_a_client_that_leaves_in_its_body(live: LiveServer) -> None:
+    client = socket.create_connection(("127.0.0.1", live.port))
+    client.sendall(raw_post("/v1/completions", b'{"prompt": "x"}')[:-5])
+    client.close()
+    assert complete(live).status == 200
+    assert len(live.scheduler.added) == 1

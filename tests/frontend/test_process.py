@@ -1,0 +1,139 @@
+"""The process: quick to start, free of torch, one clear sentence when it cannot, a drain when it ends."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.core.config import Config, FrontendOptions, IpcOptions, LogOptions, ModelOptions
+from penstock.ipc import process
+from tests.frontend.checkpoint_folder import VOCAB_SIZE
+from tests.frontend.fake_scheduler import FakeScheduler, Script
+
+
+def config(folder: Path, sockets: Path, **frontend: object) -> Config:
+    return Config(
+        model=ModelOptions(model=str(folder)),
+        frontend=FrontendOptions(**{"port": 0, **frontend}),  # type: ignore[arg-type]
+        ipc=IpcOptions(frontend_address=f"ipc://{sockets}/frontend.sock", runtime_dir=str(sockets)),
+        log=LogOptions(log_format="json"),
+    )
+
+
+class Frontend:
+    """The running process and its log lines."""
+
+    def __init__(self, child: asyncio.subprocess.Process, ready_fd: int) -> None:
+        self.child = child
+        self._ready_fd = ready_fd
+        self.lines: list[dict[str, object]] = []
+
+    @staticmethod
+    async def start(config: Config) -> "Frontend":
+        config_fd = process.pass_config(config)
+        ready_read, ready_write = os.pipe()
+        argv = ["--config-fd", str(config_fd), "--ready-fd", str(ready_write), "--index", "3"]
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "penstock.frontend",
+            *argv,
+            pass_fds=(config_fd, ready_write),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        os.close(config_fd)
+        os.close(ready_write)
+        return Frontend(child, ready_read)
+
+    async def ready(self) -> bytes:
+        told = await asyncio.get_running_loop().run_in_executor(None, os.read, self._ready_fd, 1)
+        os.close(self._ready_fd)
+        return told
+
+    async def log_line(self, event: str) -> dict[str, object]:
+        assert self.child.stderr is not None
+        while line := await asyncio.wait_for(self.child.stderr.readline(), 20):
+            self.lines.append(json.loads(line))
+            if self.lines[-1]["event"] == event:
+                return self.lines[-1]
+        raise AssertionError(f"no {event!r} in {self.lines}")
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def copy_without(folder: Path, left_out: str, target: Path) -> Path:
+    target.mkdir()
+    for path in folder.iterdir():
+        if path.name != left_out:
+            (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+async def test_life(checkpoint: Path, sockets: Path) -> None:
+    started = time.monotonic()
+    frontend = await Frontend.start(config(checkpoint, sockets, shutdown_timeout=5.0))
+    scheduler = FakeScheduler(f"ipc://{sockets}/frontend.sock", vocab_size=VOCAB_SIZE)
+    try:
+        listening = await frontend.log_line("listening")
+        assert await frontend.ready() == b"1"
+        assert time.monotonic() - started < 15  # about two seconds on an idle machine
+        assert name_of(frontend.child.pid).startswith("penstock-frontend-3")
+        scheduler.script = lambda request, i: Script([5, 6, 7, 8], delay=0.1)
+        body = b'{"prompt": "Hello", "stream": true}'
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(str(listening["port"])))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nx-request-id: my-id\r\nContent-Length: {len(body)}\r\n"
+        writer.write(head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + body)
+        await reader.readuntil(b"data: ")
+        frontend.child.terminate()
+        assert b"[DONE]" in await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        line = await frontend.log_line("request")
+        assert (line["request_id"], line["process"], line["status"]) == ("my-id", "penstock-frontend-3", 200)
+        assert line["output_tokens"] == 5
+        await frontend.log_line("stopped")
+        assert await asyncio.wait_for(frontend.child.wait(), 10) == 0
+    finally:
+        if frontend.child.returncode is None:
+            frontend.child.kill()
+            await frontend.child.wait()
+        scheduler.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        ("tokenizer.json", "has no tokenizer.json"),
+        ("config.json", "no checkpoint folder"),
+    ],
+)
+async def test_a_checkpoint_that_cannot_be_served(checkpoint: Path, sockets: Path, spoil: str, reason: str) -> None:
+    folder = copy_without(checkpoint, spoil, sockets / "model")
+    frontend = await Frontend.start(config(folder, sockets))
+    line = await frontend.log_line("cannot start")
+    assert reason in str(line["reason"])
+    assert await frontend.child.wait() == 2
+    assert await frontend.ready() == b""
+
+
+async def test_a_port_in_use(checkpoint: Path, sockets: Path) -> None:
+    async with await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        frontend = await Frontend.start(config(checkpoint, sockets, port=port))
+        line = await frontend.log_line("cannot listen")
+        assert line["port"] == port
+        assert await frontend.child.wait() == 2
+        await frontend.ready()
+
+
+def test_no_heavy_imports() -> None:
+    heavy = ("torch", "transformers", "numpy")
+    code = f"import sys, penstock.frontend.server; print([name for name in {heavy} if name in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
+    assert output.strip() == "[]"
