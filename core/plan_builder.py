@@ -11,7 +11,17 @@ class DecodeBatch:
     """Sequences that compute one token each, in batch order. Never changed after it is made:
     while nobody joins or leaves, all steps in flight and the next ones share it."""
 
-    __slots__ = ("epochs", "num_new", "rows", "samples", "seqs")
+    __slots__ = (
+        "epochs",
+        "num_new",
+        "owners",
+        "request_ids",
+        "rows",
+        "samples",
+        "seqs",
+        "sequence_idxs",
+        "stop_token_ids",
+    )
 
     def __init__(self, seqs: list[Sequence]) -> None:
         self.seqs = seqs
@@ -19,6 +29,10 @@ class DecodeBatch:
         self.rows = pack_int32([seq.row for seq in seqs])
         self.num_new = pack_int32([1] * len(seqs))
         self.samples = b"\x01" * len(seqs)
+        self.owners = [seq.owner for seq in seqs]
+        self.request_ids = [seq.request_id for seq in seqs]
+        self.sequence_idxs = [seq.sequence_idx for seq in seqs]
+        self.stop_token_ids = frozenset[int]().union(*{seq.stop_token_ids for seq in seqs})
 
 
 class Chunk(NamedTuple):
@@ -38,6 +52,7 @@ class InFlightStep(NamedTuple):
     decodes: DecodeBatch
     chunks: list[Chunk]
     num_samples: int
+    num_left: int  # sequences that had left the running set when it was planned
 
 
 class PlanBuilder:

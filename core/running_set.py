@@ -15,7 +15,7 @@ class RunningSet:
     its last sample is launched. (Dicts serve as ordered sets: batch order is the order of entry.)
     """
 
-    __slots__ = ("_batch", "_free_rows", "decodes", "draining", "freed_rows", "prefills")
+    __slots__ = ("_batch", "_free_rows", "decodes", "draining", "freed_rows", "num_left", "prefills")
 
     def __init__(self, max_num_seqs: int) -> None:
         self._free_rows = list(range(max_num_seqs))
@@ -24,6 +24,7 @@ class RunningSet:
         self.decodes: dict[Sequence, None] = {}
         self.draining: dict[Sequence, None] = {}
         self.freed_rows: list[int] = []  # since the last plan
+        self.num_left = 0  # ever
         self._batch: DecodeBatch | None = None
 
     def __len__(self) -> int:
@@ -58,6 +59,7 @@ class RunningSet:
             del self.prefills[seq]
         else:
             del self.draining[seq]
+        self.num_left += 1
         heappush(self._free_rows, seq.row)
         self.freed_rows.append(seq.row)
         seq.request.running.remove(seq)

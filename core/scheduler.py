@@ -184,7 +184,7 @@ class Scheduler:
             if chunk.samples:
                 num_samples += 1
                 self.running.to_decode(chunk.seq)
-        self.in_flight.append(InFlightStep(step_id, decodes, chunks, num_samples))
+        self.in_flight.append(InFlightStep(step_id, decodes, chunks, num_samples, self.running.num_left))
         preempted, self._preempted = self._preempted, []
         record = None
         if with_record:
@@ -263,7 +263,7 @@ class Scheduler:
         Raises:
             UnexpectedResultError: it is not the result of that step; nothing was changed.
         """
-        tokens = unpack_int32(result.token_ids)
+        tokens = unpack_int32(result.token_ids).tolist()
         if not self.in_flight or self.in_flight[0].step_id != result.step_id:
             oldest = self.in_flight[0].step_id if self.in_flight else "none"
             raise UnexpectedResultError(f"result of step {result.step_id}, oldest in flight is {oldest}")
@@ -273,24 +273,11 @@ class Scheduler:
             )
         step = self.in_flight.popleft()
         output: Deltas = {}
-        owner: Owner = b""
-        deltas: list[SequenceDelta] | None = None
-        num_dropped = 0
-        # strict=False: the tokens of the chunks follow those of the decodes.
-        for seq, epoch, token in zip(step.decodes.seqs, step.decodes.epochs, tokens, strict=False):
-            if seq.running_epoch != epoch:
-                num_dropped += 1
-                continue
-            settled = seq.num_settled_tokens + 1
-            seq.num_settled_tokens = settled
-            seq.append_token(token)
-            if deltas is None or seq.owner != owner:
-                owner = seq.owner
-                deltas = output.setdefault(owner, [])
-            if settled >= seq.settle_event or token in seq.stop_token_ids:
-                deltas.append(self._settle_sample(seq, token))
-            else:
-                deltas.append(SequenceDelta(seq.request_id, seq.sequence_idx, (token,)))
+        if step.num_left == self.running.num_left and step.decodes.stop_token_ids.isdisjoint(tokens):
+            self._settle_all_decodes(step.decodes, tokens, output)
+            num_dropped = 0
+        else:
+            num_dropped = self._settle_decodes(step.decodes, tokens, output)
         position = len(step.decodes.seqs)
         for seq, epoch, _, num_new, samples in step.chunks:
             if seq.running_epoch == epoch:
@@ -306,6 +293,40 @@ class Scheduler:
         self.totals.num_output_tokens += step.num_samples - num_dropped
         self.totals.num_dropped_tokens += num_dropped
         return output
+
+    def _settle_all_decodes(self, batch: DecodeBatch, tokens: list[int], output: Deltas) -> None:
+        """The usual case: nobody has left since the step was planned and no token stops anybody."""
+        # zip() and map() end with the batch: the tokens of the chunks follow.
+        deltas = list(map(SequenceDelta, batch.request_ids, batch.sequence_idxs, zip(tokens, strict=False)))
+        for position, seq in enumerate(batch.seqs):
+            token = tokens[position]
+            settled = seq.num_settled_tokens + 1
+            seq.num_settled_tokens = settled
+            seq.append_token(token)
+            if settled >= seq.settle_event:
+                deltas[position] = self._settle_sample(seq, token)
+        owners = batch.owners
+        if owners and owners.count(owners[0]) == len(owners):
+            output[owners[0]] = deltas
+        else:
+            for owner, delta in zip(owners, deltas, strict=True):
+                output.setdefault(owner, []).append(delta)
+
+    def _settle_decodes(self, batch: DecodeBatch, tokens: list[int], output: Deltas) -> int:
+        """The general case; returns how many tokens were dropped."""
+        num_dropped = 0
+        for seq, epoch, token in zip(batch.seqs, batch.epochs, tokens, strict=False):
+            if seq.running_epoch != epoch:
+                num_dropped += 1
+                continue
+            seq.num_settled_tokens += 1
+            seq.append_token(token)
+            if seq.num_settled_tokens >= seq.settle_event or token in seq.stop_token_ids:
+                delta = self._settle_sample(seq, token)
+            else:
+                delta = SequenceDelta(seq.request_id, seq.sequence_idx, (token,))
+            output.setdefault(seq.owner, []).append(delta)
+        return num_dropped
 
     def _settle_sample(self, seq: Sequence, token: int) -> SequenceDelta:
         """The rare part of settling a sampled token: pages to cache, a first token, the end."""

@@ -101,6 +101,33 @@ def test_results_of_an_epoch_before_a_preemption_are_dropped() -> None:
     assert driver.outputs["b", 0] == solo_run(list(range(100, 117)), request.sampling, 0, limits)
 
 
+def test_tokens_sampled_before_a_preemption_are_dropped() -> None:
+    """As above, for a decode: the late token is that of the old epoch, though the sequence runs again."""
+    limits = make_limits(num_pages=4, page_size=4, max_model_len=16)
+    driver = Driver(limits, pipeline_depth=2, enable_prefix_caching=False)
+    driver.add(make_request("a", range(6), 10))
+    driver.add(make_request("b", range(100, 106), 6))
+    for _ in range(3):  # the prompts; positions 6; positions 7
+        assert driver.schedule() is not None
+    driver.execute()
+    driver.process()
+    assert driver.schedule() is not None  # position 8: a takes a page of b's
+    assert preempted(driver) == [("b", 0)]
+    driver.abort("a")
+    driver.execute()
+    driver.process()
+    assert len(driver.outputs["b", 0]) == 1, "its second token was dropped"
+    assert driver.schedule() is not None  # b again, while its third token is in flight
+    while driver.scheduler.running.decodes or driver.scheduler.running.prefills:
+        driver.execute()
+        driver.process()
+        driver.schedule()
+    driver.run()
+    assert driver.scheduler.totals.num_dropped_tokens == 2 + 3  # of b, and of a
+    request = make_request("b", range(100, 106), 6)
+    assert driver.outputs["b", 0] == solo_run(list(range(100, 106)), request.sampling, 0, limits)
+
+
 def test_alone_beside_its_own_duplicates_a_sequence_still_gets_through() -> None:
     """The tree has another's copies of its pages: it must not keep those and starve for pages of its own."""
     limits = make_limits(num_pages=6, page_size=4, max_model_len=24)

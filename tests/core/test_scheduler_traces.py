@@ -1,6 +1,7 @@
 """Random traces: whatever happens around it, every sequence has the output of its solo run."""
 
 from collections import deque
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -74,7 +75,7 @@ def random_trace(seed: int) -> Driver:
         elif action < 0.15 + abort_rate + reset_rate:
             driver.reset_worker(rng.choice([None, limits]))
         else:
-            may = [driver.schedule] * 2
+            may: list[Callable[[], object]] = [driver.schedule] * 2
             may += [driver.execute] * bool(driver.plans)
             may += [driver.process] * bool(driver.results)
             rng.choice(may)()
