@@ -1,0 +1,102 @@
+"""Starting, dying and ending: clear refusals, no orphans, the right exit codes."""
+
+import asyncio
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.e2e.checkpoints import make_tokenizer
+from tests.e2e.conftest import Checkpoint
+from tests.e2e.servers import Server, serving, start, stream
+
+
+def body(max_tokens: int) -> dict[str, Any]:
+    return {"model": "m", "prompt": [5, 6, 7], "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+
+
+async def texts(http: aiohttp.ClientSession, server: Server, max_tokens: int) -> str:
+    events = stream(http, f"{server.url}/v1/completions", body(max_tokens))
+    return "".join([event["choices"][0]["text"] async for event in events if event["choices"]])
+
+
+async def refusal(*arguments: str) -> tuple[int | None, str]:
+    """Run `penstock ARGUMENTS` to its end: exit code and all that it said."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock.core.cli", *arguments, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await asyncio.wait_for(process.communicate(), 90)
+    return process.returncode, said.decode()
+
+
+async def test_a_killed_worker_is_replaced_and_the_stream_goes_on(checkpoint: Checkpoint) -> None:
+    flags = ("--served-model-name", "m", "--dtype", "float32")
+    async with serving(checkpoint.folder, *flags) as server, aiohttp.ClientSession() as http:
+        expected = await texts(http, server, 1500)
+        running = asyncio.create_task(texts(http, server, 1500))
+        await asyncio.sleep(0.5)
+        assert not running.done()
+        position = len(server.log)
+        server.children()["penstock-worker-0"].kill()
+        await server.logged("worker connected", after=position)
+        assert await asyncio.wait_for(running, 60) == expected
+
+
+async def test_sigterm_lets_streams_finish_and_leaves_no_process(checkpoint: Checkpoint) -> None:
+    process = await start(checkpoint.folder, "--served-model-name", "m")
+    server = Server(process)
+    server.url = (await server.logged("serving"))["url"]
+    children = list(server.children().values())
+    async with aiohttp.ClientSession() as http:
+        running = asyncio.create_task(texts(http, server, 600))
+        await asyncio.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert len(await running) > 0
+    assert await asyncio.wait_for(server.ended(), 30) == 0
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+async def test_no_orphans_when_the_supervisor_is_killed(checkpoint: Checkpoint) -> None:
+    process = await start(checkpoint.folder)
+    server = Server(process)
+    await server.logged("serving")
+    children = list(server.children().values())
+    assert len(children) == 3
+    process.kill()
+    await process.wait()
+    await asyncio.to_thread(psutil.wait_procs, children, 5)
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+async def test_a_port_in_use_is_refused_at_once(checkpoint: Checkpoint) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, said = await refusal("serve", str(checkpoint.folder), "--port", str(port))
+    assert code == 2
+    assert f"127.0.0.1:{port}" in said
+    assert "in use" in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("what", ["no config.json", "unknown architecture"])
+async def test_a_folder_that_cannot_be_served_is_refused(tmp_path: Path, what: str) -> None:
+    if what == "unknown architecture":
+        make_tokenizer(tmp_path)
+        (tmp_path / "config.json").write_text('{"architectures": ["FancyForCausalLM"], "model_type": "fancy"}')
+    code, said = await refusal("serve", str(tmp_path), "--port", "0")
+    assert code == 2
+    assert ("config.json" if what == "no config.json" else "FancyForCausalLM") in said
+
+
+async def test_version() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock.core.cli", "version", stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0
+    assert said.decode().startswith("penstock 0.")
