@@ -1,0 +1,1 @@
+"""Load generator, step times, kernel and scheduler benchmarks."""

@@ -1,0 +1,171 @@
+"""`penstock bench serve`: put load on an OpenAI endpoint and measure what its clients feel.
+
+    penstock bench serve --concurrency 16 --num-requests 200 --input-len 100:1024 --output-len 128
+    penstock bench serve --base-url http://localhost:8000/v1 --request-rate 20 --save result.json
+
+Exit code 0 if every request got its whole answer, 1 if some failed, 2 if the load could not start.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from rich.console import Console
+
+from penstock.bench.load_job import Job, Outcome
+from penstock.bench.load_processes import run
+from penstock.bench.load_report import print_summary, summarize
+from penstock.bench.workload import WorkloadError, draw, harmless_token_ids, length_range, served_model
+
+EXIT_FAILED = 1
+EXIT_CANNOT_START = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the load as told on the command line; returns the exit code."""
+    options = _parser().parse_args(argv)
+    console = Console(stderr=False, soft_wrap=True)
+    try:
+        job = _prepare(options)
+        if options.warmup:
+            _warm_up(job, options)
+        if not options.quiet:
+            console.print(_description(options, job))
+        outcomes = run(job, min(options.processes, max(1, len(job.requests))))
+    except (WorkloadError, RuntimeError) as error:
+        print(f"penstock bench serve: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    except KeyboardInterrupt:
+        return EXIT_CANNOT_START
+    summary = summarize(outcomes)
+    if not options.quiet:
+        print_summary(summary, console)
+    if options.save:
+        saved = {"options": _saved_options(options, job), "summary": summary, "requests": _details(outcomes)}
+        options.save.write_bytes(msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n")
+    return EXIT_FAILED if summary["num_failed"] else 0
+
+
+def _prepare(options: argparse.Namespace) -> Job:
+    base_url: str = options.base_url.rstrip("/")
+    if not base_url.endswith("/v1"):
+        base_url += "/v1"
+    model, vocabulary = asyncio.run(_ask_server(base_url, options))
+    requests = draw(
+        options.num_requests,
+        options.input_len,
+        options.output_len,
+        options.request_rate or 0.0,
+        vocabulary,
+        options.shared_prefix_len,
+        options.seed,
+    )
+    concurrency = options.concurrency
+    if concurrency is None:
+        concurrency = 0 if options.request_rate else 16
+    return Job(
+        base_url=base_url,
+        model=model,
+        endpoint=options.endpoint,
+        requests=requests,
+        concurrency=concurrency,
+        start_at=0.0,
+        api_key=options.api_key,
+        ignore_eos=options.ignore_eos,
+        temperature=options.temperature,
+        token_ids=options.return_token_ids,
+        timeout=options.timeout,
+    )
+
+
+async def _ask_server(base_url: str, options: argparse.Namespace) -> tuple[str, list[int]]:
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30), headers=headers) as session:
+        model = options.model or await served_model(session, base_url)
+        wants_ids = options.endpoint == "completions" and not options.text_prompts
+        return model, await harmless_token_ids(session, base_url, model) if wants_ids else []
+
+
+def _warm_up(job: Job, options: argparse.Namespace) -> None:
+    """Some requests of the same lengths beforehand, all at once and with other prompts."""
+    vocabulary = sorted({i for r in job.requests if isinstance(r.prompt, list) for i in r.prompt})
+    requests = draw(options.warmup, options.input_len, options.output_len, 0.0, vocabulary, 0, options.seed + 1)
+    outcomes = run(msgspec.structs.replace(job, requests=requests, concurrency=job.concurrency or 16), 1)
+    failed = next((outcome.error for outcome in outcomes if outcome.error), None)
+    if failed is not None:
+        raise WorkloadError(f"a warm-up request failed: {failed}")
+
+
+def _description(options: argparse.Namespace, job: Job) -> str:
+    pace = f"{options.request_rate}/s (Poisson)" if options.request_rate else "as fast as the concurrency allows"
+    limit = f"at most {job.concurrency} at once" if job.concurrency else "no limit at once"
+    kind = "token ids" if job.requests and isinstance(job.requests[0].prompt, list) else "words"
+    return (
+        f"{len(job.requests)} requests to {job.base_url} ({job.endpoint}, {job.model}), {pace}, {limit}; "
+        f"prompts of {_shown(options.input_len)} {kind}, outputs of {_shown(options.output_len)} tokens"
+    )
+
+
+def _shown(lengths: tuple[int, int]) -> str:
+    return str(lengths[0]) if lengths[0] == lengths[1] else f"{lengths[0]} to {lengths[1]}"
+
+
+def _saved_options(options: argparse.Namespace, job: Job) -> dict[str, Any]:
+    hidden = {"save", "quiet", "api_key"}
+    found = {name: value for name, value in vars(options).items() if name not in hidden}
+    return found | {"base_url": job.base_url, "model": job.model, "concurrency": job.concurrency}
+
+
+def _details(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    return [{f: getattr(outcome, f) for f in outcome.__struct_fields__ if f != "gaps"} for outcome in outcomes]
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock bench serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--base-url", default="http://127.0.0.1:8000/v1", help="the endpoint; /v1 is added if it is missing")
+    add("--model", default="", help="default: the first that the server lists")
+    add("--endpoint", choices=("chat", "completions"), default="completions")
+    add("--api-key", default="")
+    add("--num-requests", type=_positive, default=100)
+    add("--concurrency", type=_positive, help="most requests in flight (default: 16, or no limit with a rate)")
+    add("--request-rate", type=_rate, help="requests per second with Poisson arrivals (default: closed loop)")
+    add("--input-len", type=length_range, default=(128, 128), metavar="N|LOW:HIGH", help="prompt tokens, uniform")
+    add("--output-len", type=length_range, default=(128, 128), metavar="N|LOW:HIGH", help="output tokens, uniform")
+    add("--shared-prefix-len", type=int, default=0, metavar="N", help="the first N prompt tokens are equal in all")
+    add("--text-prompts", action="store_true", help="words in place of token ids; chat always uses words")
+    add("--seed", type=int, default=0, help="of lengths, prompts and arrivals")
+    add("--temperature", type=float, default=0.0)
+    add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="let every answer reach its length")
+    add("--return-token-ids", action="store_true", help="count tokens by ids, for servers that send no usage")
+    add("--warmup", type=int, default=0, metavar="N", help="requests beforehand that are not measured")
+    add("--timeout", type=float, default=600.0, help="seconds for one request")
+    add("--processes", type=_positive, default=1, help="client processes, for rates beyond one core")
+    add("--save", type=Path, metavar="FILE", help="write options, figures and every request's times as JSON")
+    add("--quiet", action="store_true", help="print nothing but errors")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
