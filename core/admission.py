@@ -93,7 +93,8 @@ class Admissions:
         seq.page_ids = start.page_ids + kv.pool.allocate(num_new_pages)
         seq.cache_node = cursor
         seq.num_tree_pages = len(start.hit.page_ids)
-        seq.num_computed_tokens = seq.num_settled_tokens = start.num_tokens
+        seq.num_computed_tokens = start.num_tokens
+        seq.num_unsettled_tokens = seq.num_tokens - start.num_tokens
         kv.limit_launch(seq)
         self._running.enter(seq)
         builder.add_row(seq)

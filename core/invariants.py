@@ -126,6 +126,12 @@ def _check_sequence(scheduler: Scheduler, seq: Sequence) -> None:
         _require(num_samples == 0 and seq.num_computed_tokens < target, f"{name}: prefill")
     else:
         _require(seq.num_computed_tokens == target - 1, f"{name}: decode")
+    if seq.settle_event:
+        next_step = scheduler.in_flight[0].step_id if scheduler.in_flight else scheduler.totals.num_steps
+        _require(seq.num_unsettled_tokens == 1, f"{name}: all but the last token is settled")
+        _require(scheduler.calendar.has(seq), f"{name}: is looked at again")
+        num_before = seq.due_step - next_step  # results before the one that is looked at
+        _require(0 <= num_before < seq.settle_event - seq.num_settled_tokens, f"{name}: is looked at in time")
     if scheduler.kv.cache is None:
         _require(seq.cache_node is None and not seq.num_tree_pages, f"{name}: no cursor without a cache")
         return

@@ -12,9 +12,11 @@ class DecodeBatch:
     while nobody joins or leaves, all steps in flight and the next ones share it."""
 
     __slots__ = (
+        "appends",
         "epochs",
         "num_new",
         "owners",
+        "positions",
         "request_ids",
         "rows",
         "samples",
@@ -29,6 +31,8 @@ class DecodeBatch:
         self.rows = pack_int32([seq.row for seq in seqs])
         self.num_new = pack_int32([1] * len(seqs))
         self.samples = b"\x01" * len(seqs)
+        self.positions = {seq: position for position, seq in enumerate(seqs)}
+        self.appends = [seq.append_token for seq in seqs]
         self.owners = [seq.owner for seq in seqs]
         self.request_ids = [seq.request_id for seq in seqs]
         self.sequence_idxs = [seq.sequence_idx for seq in seqs]

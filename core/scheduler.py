@@ -20,6 +20,7 @@ from penstock.core.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
 from penstock.core.policy import POLICIES
 from penstock.core.running_set import RunningSet
 from penstock.core.sequence import Owner, Request, Sequence
+from penstock.core.settle_calendar import SettleCalendar
 from penstock.core.step_record import Admission, Preemption, StepRecord, make_record
 from penstock.core.totals import Totals
 from penstock.core.waiting_queue import WaitingQueue
@@ -77,6 +78,7 @@ class Scheduler:
         self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals)
         self._is_stalled = False  # in this step, a decode waits for pages of sequences that end for sure
         self._preempted: list[Preemption] = []  # since the last record
+        self.calendar = SettleCalendar()
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -265,46 +267,53 @@ class Scheduler:
         """
         tokens = unpack_int32(result.token_ids).tolist()
         if not self.in_flight or self.in_flight[0].step_id != result.step_id:
-            oldest = self.in_flight[0].step_id if self.in_flight else "none"
-            raise UnexpectedResultError(f"result of step {result.step_id}, oldest in flight is {oldest}")
-        if len(tokens) != self.in_flight[0].num_samples:
-            raise UnexpectedResultError(
-                f"step {result.step_id} samples {self.in_flight[0].num_samples} rows, its result has {len(tokens)}"
-            )
+            raise UnexpectedResultError(f"result of step {result.step_id}, which is not the oldest in flight")
+        if len(tokens) != (num_samples := self.in_flight[0].num_samples):
+            raise UnexpectedResultError(f"step {result.step_id} samples {num_samples} rows, got {len(tokens)} tokens")
         step = self.in_flight.popleft()
+        step_id = step.step_id
+        due = self.calendar.take(step_id)
         output: Deltas = {}
         if step.num_left == self.running.num_left and step.decodes.stop_token_ids.isdisjoint(tokens):
-            self._settle_all_decodes(step.decodes, tokens, output)
+            self._settle_all_decodes(step, tokens, due, output)
             num_dropped = 0
         else:
-            num_dropped = self._settle_decodes(step.decodes, tokens, output)
+            num_dropped = self._settle_decodes(step, tokens, output)
         position = len(step.decodes.seqs)
         for seq, epoch, _, num_new, samples in step.chunks:
             if seq.running_epoch == epoch:
-                seq.num_settled_tokens += num_new
+                seq.num_unsettled_tokens -= num_new
                 if samples:
                     seq.append_token(tokens[position])
-                    output.setdefault(seq.owner, []).append(self._settle_sample(seq, tokens[position]))
+                    seq.num_unsettled_tokens += 1
+                    output.setdefault(seq.owner, []).append(self._settle_sample(seq, tokens[position], step_id))
                 else:
                     self.kv.settle(seq)
             else:
                 num_dropped += samples
             position += samples
+        for seq in due:
+            if seq.row >= 0 and seq.due_step == step_id:  # it was not in this step after all
+                self.calendar.enter(seq, step_id)
         self.totals.num_output_tokens += step.num_samples - num_dropped
         self.totals.num_dropped_tokens += num_dropped
         return output
 
-    def _settle_all_decodes(self, batch: DecodeBatch, tokens: list[int], output: Deltas) -> None:
+    def _settle_all_decodes(self, step: InFlightStep, tokens: list[int], due: list[Sequence], output: Deltas) -> None:
         """The usual case: nobody has left since the step was planned and no token stops anybody."""
+        batch = step.decodes
         # zip() and map() end with the batch: the tokens of the chunks follow.
         deltas = list(map(SequenceDelta, batch.request_ids, batch.sequence_idxs, zip(tokens, strict=False)))
-        for position, seq in enumerate(batch.seqs):
-            token = tokens[position]
-            settled = seq.num_settled_tokens + 1
-            seq.num_settled_tokens = settled
-            seq.append_token(token)
-            if settled >= seq.settle_event:
-                deltas[position] = self._settle_sample(seq, token)
+        for append_token, token in zip(batch.appends, tokens, strict=False):
+            append_token(token)
+        for seq in due:
+            position = batch.positions.get(seq)
+            if position is None or seq.num_settled_tokens < seq.settle_event:
+                continue
+            if seq.num_tokens >= seq.max_len:
+                deltas[position] = self._settle_sample(seq, tokens[position], step.step_id)
+            else:
+                self._settle_pages(seq, step.step_id)
         owners = batch.owners
         if owners and owners.count(owners[0]) == len(owners):
             output[owners[0]] = deltas
@@ -312,26 +321,23 @@ class Scheduler:
             for owner, delta in zip(owners, deltas, strict=True):
                 output.setdefault(owner, []).append(delta)
 
-    def _settle_decodes(self, batch: DecodeBatch, tokens: list[int], output: Deltas) -> int:
+    def _settle_decodes(self, step: InFlightStep, tokens: list[int], output: Deltas) -> int:
         """The general case; returns how many tokens were dropped."""
         num_dropped = 0
-        for seq, epoch, token in zip(batch.seqs, batch.epochs, tokens, strict=False):
+        for seq, epoch, token in zip(step.decodes.seqs, step.decodes.epochs, tokens, strict=False):
             if seq.running_epoch != epoch:
                 num_dropped += 1
                 continue
-            seq.num_settled_tokens += 1
             seq.append_token(token)
             if seq.num_settled_tokens >= seq.settle_event or token in seq.stop_token_ids:
-                delta = self._settle_sample(seq, token)
+                delta = self._settle_sample(seq, token, step.step_id)
             else:
                 delta = SequenceDelta(seq.request_id, seq.sequence_idx, (token,))
             output.setdefault(seq.owner, []).append(delta)
         return num_dropped
 
-    def _settle_sample(self, seq: Sequence, token: int) -> SequenceDelta:
-        """The rare part of settling a sampled token: pages to cache, a first token, the end."""
-        self.kv.settle(seq)
-        seq.settle_event = self.kv.next_settle_event(seq)
+    def _settle_sample(self, seq: Sequence, token: int, step_id: int) -> SequenceDelta:
+        """A token that may be a first or a last one."""
         num_outputs = seq.num_outputs
         finish_reason: FinishReason | None = None
         stop_token_id: int | None = None
@@ -341,9 +347,18 @@ class Scheduler:
         elif seq.num_tokens >= seq.max_len:
             finish_reason = "length"
         num_cached = seq.num_cached_tokens if num_outputs == 1 else 0
-        if finish_reason is not None:
+        if finish_reason is None:
+            self._settle_pages(seq, step_id)
+        else:
+            self.kv.settle(seq)
             self._remove(seq)
         return SequenceDelta(seq.request_id, seq.sequence_idx, (token,), finish_reason, stop_token_id, num_cached)
+
+    def _settle_pages(self, seq: Sequence, step_id: int) -> None:
+        """Cache what is full and settled now, and look at the sequence again when there is more."""
+        self.kv.settle(seq)
+        seq.settle_event = self.kv.next_settle_event(seq)
+        self.calendar.enter(seq, step_id)
 
     def _remove(self, seq: Sequence) -> None:
         """A sequence ends, for whatever reason: row and pages come back, its request forgets it."""

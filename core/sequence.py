@@ -9,6 +9,9 @@ The counters of a running sequence, over token positions:
     num_computed_tokens   launched; num_inflight_tokens = computed - settled
     target                num_tokens (known ids) + samples in flight; the next chunk is target - computed
 
+What is stored is num_unsettled_tokens = num_tokens - settled: while a sequence decodes it stays 1, its
+last token, so that a result changes nothing but the token ids.
+
 A chunk that reaches the target samples. From its first sample on a sequence decodes: each step
 computes one position and samples one token, so `target == computed + 1` until it may sample no more.
 """
@@ -80,13 +83,14 @@ class Sequence:
     __slots__ = (
         "append_token",
         "cache_node",
+        "due_step",
         "epoch",
         "launch_limit",
         "max_len",
         "num_cached_tokens",
         "num_computed_tokens",
-        "num_settled_tokens",
         "num_tree_pages",
+        "num_unsettled_tokens",
         "owner",
         "page_ids",
         "request",
@@ -119,9 +123,10 @@ class Sequence:
         self.running_epoch = -1  # `epoch` while it has a row: one comparison tells a stale result
         self.page_ids: list[int] = []
         self.num_computed_tokens = 0
-        self.num_settled_tokens = 0
+        self.num_unsettled_tokens = self.num_tokens
         self.launch_limit = 0  # computed positions stay below this without new pages or the end in sight
-        self.settle_event = 0  # settled tokens at which more than one appended token has to be handled
+        self.settle_event = 0  # settled tokens at which there is more to do than to append a token
+        self.due_step = -1  # step whose result reaches that at the earliest
         self.cache_node: CacheNode | None = None  # cursor in the prefix cache
         self.num_tree_pages = 0  # page_ids[:num_tree_pages] are in the tree, down to the cursor
 
@@ -132,6 +137,10 @@ class Sequence:
     @property
     def num_outputs(self) -> int:
         return len(self.token_ids) - self.request.num_prompt_tokens
+
+    @property
+    def num_settled_tokens(self) -> int:
+        return len(self.token_ids) - self.num_unsettled_tokens
 
     @property
     def num_inflight_tokens(self) -> int:
