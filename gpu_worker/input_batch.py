@@ -13,6 +13,7 @@ from penstock.gpu_worker.row_state import RowState
 from penstock.ipc.messages import StepPlan
 from penstock.kernels.paged_attention_cpu import plan_cpu_attention
 from penstock.kernels.prepare_inputs import prepare_inputs
+from penstock.kernels.qk_norm_rope_write import slot_cells
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -56,10 +57,11 @@ def make_inputs(
     seq_lens = batch.start + batch.num_new
     max_seq_len = int(seq_lens.max())
     page_table = state.page_table[:, : -(-max_seq_len // page_size)].index_select(0, rows)
-    cpu_plan = None
+    cpu_plan, cpu_cells = None, None
     if not packed.is_cuda:
         starts = [0, *batch.num_new.cumsum().tolist()]
         cpu_plan = plan_cpu_attention(starts, seq_lens.tolist(), page_table, page_size, num_kv_heads)
+        cpu_cells = slot_cells(step.slot_mapping, num_kv_heads, page_size)
     rope_positions, cos_sin = rope.for_step(step.positions, rows, num_new)
     inputs = ForwardInputs(
         input_ids=step.input_ids,
@@ -72,6 +74,7 @@ def make_inputs(
         max_query_len=int(batch.num_new.max()),
         max_seq_len=max_seq_len,
         cpu_plan=cpu_plan,
+        cpu_cells=cpu_cells,
     )
     if s == n:
         return inputs, SamplingRows(step.logits_indices, rows.long(), step.seq_lens.long())

@@ -16,6 +16,7 @@ def qk_norm_rope_write(
     k_pages: Tensor,
     v_pages: Tensor,
     slot_mapping: Tensor,
+    cells: Tensor | None = None,
 ) -> Tensor:
     """Rotate q and k (Su et al., 2021; the half-split layout of transformers' `rotate_half`), store k and v.
 
@@ -30,6 +31,7 @@ def qk_norm_rope_write(
         k_pages: [num_pages, Hk, page_size, D], written.
         v_pages: the same shape, written.
         slot_mapping: [T] int32 or int64; a negative slot writes nothing.
+        cells: what `slot_cells` made of `slot_mapping`; made here if missing. CPU only.
 
     Returns:
         q: [T, Hq, D], normed and rotated. (`qkv` may be overwritten.)
@@ -60,8 +62,31 @@ def qk_norm_rope_write(
         q, k = heads[:, :num_q_heads], heads[:, num_q_heads : num_q_heads + num_kv_heads]
         q = _rotate(q if q_weight is None else rms_norm(q, q_weight, eps), rows)
         k = _rotate(k if k_weight is None else rms_norm(k, k_weight, eps), rows)
-    _write(k_pages, v_pages, slot_mapping, k, heads[:, num_q_heads + num_kv_heads :])
+    v = heads[:, num_q_heads + num_kv_heads :]
+    if cells is None:
+        kept = slot_mapping >= 0
+        k, v = k[kept], v[kept]
+        cells = slot_cells(slot_mapping[kept], num_kv_heads, k_pages.shape[2])
+    k_pages.view(-1, head_dim).index_copy_(0, cells, k.reshape(-1, head_dim))
+    v_pages.view(-1, head_dim).index_copy_(0, cells, v.reshape(-1, head_dim))
     return q
+
+
+def slot_cells(slot_mapping: Tensor, num_kv_heads: int, page_size: int) -> Tensor:
+    """Where tokens' heads lie in a layer's pages seen as [num_pages * Hk * page_size, D]; for all layers alike.
+
+    Args:
+        slot_mapping: [T], none negative.
+        num_kv_heads: Hk.
+        page_size: tokens per page.
+
+    Returns:
+        int64 [T * Hk].
+    """
+    slots = slot_mapping.long()
+    offsets = slots.remainder(page_size)
+    first = (slots - offsets).mul_(num_kv_heads).add_(offsets)  # slots - offsets = page_id * page_size
+    return (first[:, None] + torch.arange(num_kv_heads) * page_size).view(-1)
 
 
 def qk_norm_rope_write_reference(
@@ -117,14 +142,3 @@ def _rotate(x: Tensor, rows: Tensor) -> Tensor:
     if 2 * half < x.shape[-1]:
         out[..., 2 * half :] = x[..., 2 * half :]
     return out
-
-
-def _write(k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-    page_size = k_pages.shape[2]
-    slots = slot_mapping.long()
-    if slots.numel() and int(slots.min()) < 0:
-        kept = slots >= 0
-        slots, k, v = slots[kept], k[kept], v[kept]
-    pages, offsets = slots // page_size, slots % page_size
-    k_pages.transpose(1, 2)[pages, offsets] = k
-    v_pages.transpose(1, 2)[pages, offsets] = v

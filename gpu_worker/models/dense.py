@@ -31,6 +31,7 @@ class ForwardInputs(NamedTuple):
     max_query_len: int
     max_seq_len: int
     cpu_plan: CpuAttentionPlan | None = None
+    cpu_cells: Tensor | None = None  # int64[T * Hk]
 
 
 class DenseLayer(NamedTuple):
@@ -77,6 +78,7 @@ class DenseModel:
         x = rms_norm(residual, self.weights.layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self.weights.layers[1:]] + [self.weights.final_norm]
         scale = config.head_dim**-0.5
+        pages = kv.flatten(0, 1).unbind(0)
         for i, layer in enumerate(self.weights.layers):
             q = qk_norm_rope_write(
                 layer.qkv(x),
@@ -85,14 +87,15 @@ class DenseModel:
                 layer.q_norm,
                 layer.k_norm,
                 eps,
-                kv[i, 0],
-                kv[i, 1],
+                pages[2 * i],
+                pages[2 * i + 1],
                 inputs.slot_mapping,
+                inputs.cpu_cells,
             )
             attended = paged_attention(
                 q,
-                kv[i, 0],
-                kv[i, 1],
+                pages[2 * i],
+                pages[2 * i + 1],
                 inputs.page_table,
                 inputs.query_start_loc,
                 inputs.seq_lens,

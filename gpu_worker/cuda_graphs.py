@@ -1,0 +1,133 @@
+"""CUDA graphs of decode steps: one launch in place of a few hundred.
+
+A graph covers a step from its row ids to its logits, for a fixed number of rows with one new token each.
+It reads the row state and writes the KV pool like an eager step; lengths come from device memory, so one
+graph serves every context length up to `max_model_len`. A smaller batch is padded with the dummy row, whose
+page table names the dummy page: what the padding computes lands where nobody reads.
+
+Sizes are captured largest first and share one memory pool: at any time only one graph's tensors are in use,
+because steps run one after the other on one stream.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.gpu_worker.device import CudaDevice
+from penstock.gpu_worker.input_batch import SamplingRows
+from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
+from penstock.gpu_worker.rope import Rope
+from penstock.gpu_worker.row_state import RowState
+from penstock.kernels.prepare_inputs import prepare_inputs
+
+_MAX_GRAPH_ROWS = 512
+"""Larger decode batches are bound by the device even when launched kernel by kernel."""
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Rows of the graphs, largest first: 1, 2, 4, 8, then every 8 up to 256 and every 32 beyond.
+
+    The spacing bounds what padding wastes; both vLLM and SGLang settled on about the same.
+    """
+    most = min(max_num_seqs, _MAX_GRAPH_ROWS)
+    sizes = {size for size in (1, 2, 4, *range(8, 257, 8), *range(288, _MAX_GRAPH_ROWS + 1, 32)) if size < most}
+    return sorted(sizes | {most}, reverse=True)
+
+
+class _Graph(NamedTuple):
+    """One captured size B and the tensors it is fed and read through."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: Tensor  # int32[2, B]: rows, start
+    logits: Tensor  # [B, V]
+    sampling: SamplingRows
+
+
+class DecodeGraphs:
+    """Captured decode steps of one runner."""
+
+    def __init__(
+        self,
+        model: DenseModel,
+        kv: Tensor,
+        state: RowState,
+        rope: Rope,
+        device: CudaDevice,
+        *,
+        dummy_row: int,
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._state = state
+        self._rope = rope
+        self._device = device
+        self._dummy_row = dummy_row
+        self._max_model_len = max_model_len
+        self._page_size = kv.shape[4]
+        self._sizes = graph_sizes(max_num_seqs)
+        self._graphs: dict[int, _Graph] = {}
+        self._size_for = np.zeros(self._sizes[0] + 1, dtype=np.int64)  # num rows -> graph size
+        for size in self._sizes:
+            self._size_for[: size + 1] = size
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture every size, largest first."""
+        pool = torch.cuda.graph_pool_handle()
+        for size in self._sizes:
+            batch = torch.zeros((2, size), dtype=torch.int32, device=self._device.torch_device)
+            batch[0] = self._dummy_row
+            num_new = torch.ones(size, dtype=torch.int32, device=self._device.torch_device)
+            self._step(batch, num_new)  # compiles kernels and makes library handles, which a capture cannot
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                logits, sampling = self._step(batch, num_new)
+            self._graphs[size] = _Graph(graph, batch, logits, sampling)
+        torch.cuda.synchronize()
+
+    def covers(self, num_rows: int, max_query_len: int) -> bool:
+        """Whether a step of so many rows and new tokens per row can be replayed."""
+        return max_query_len == 1 and num_rows <= self._sizes[0]
+
+    def replay(self, rows: npt.NDArray[np.int32], start: npt.NDArray[np.int32]) -> tuple[Tensor, SamplingRows]:
+        """Run one decode step of N rows that all sample.
+
+        Returns:
+            Logits [N, V] and where their tokens go: views that the next replay overwrites.
+        """
+        n = rows.shape[0]
+        size = int(self._size_for[n])
+        graph = self._graphs[size]
+        padded = np.empty((2, size), dtype=np.int32)
+        padded[0, :n], padded[0, n:] = rows, self._dummy_row
+        padded[1, :n], padded[1, n:] = start, 0
+        graph.batch.copy_(self._device.upload(padded))
+        graph.graph.replay()
+        sampling = graph.sampling
+        return graph.logits[:n], SamplingRows(sampling.logits_indices[:n], sampling.rows[:n], sampling.positions[:n])
+
+    def _step(self, batch: Tensor, num_new: Tensor) -> tuple[Tensor, SamplingRows]:
+        rows, start = batch
+        state, size = self._state, rows.shape[0]
+        step = prepare_inputs(rows, start, num_new, size, state.token_ids, state.page_table, self._page_size)
+        rope_positions, cos_sin = self._rope.for_step(step.positions, rows, num_new)
+        inputs = ForwardInputs(
+            input_ids=step.input_ids,
+            rope_positions=rope_positions,
+            cos_sin=cos_sin,
+            slot_mapping=step.slot_mapping,
+            query_start_loc=step.query_start_loc,
+            seq_lens=step.seq_lens,
+            page_table=state.page_table.index_select(0, rows),
+            max_query_len=1,
+            max_seq_len=self._max_model_len,
+        )
+        hidden = self._model.forward(inputs, self._kv)
+        sampling = SamplingRows(step.logits_indices, rows.long(), step.seq_lens.long())
+        return self._model.logits(hidden), sampling
