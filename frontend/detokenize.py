@@ -11,6 +11,7 @@ Tokenizers that spell otherwise (word pieces) go through the library's own `Deco
 
 import codecs
 import re
+from contextlib import suppress
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
@@ -33,20 +34,23 @@ class Detokenizer(Protocol):
 
 
 class ByteSpelling:
-    """The bytes of each token, filled in as they are first met."""
+    """The bytes of each token, and the texts of tokens that are whole characters, filled in as they are first met."""
 
     def __init__(self, tokenizer: Tokenizer, *, is_byte_level: bool, special_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._is_byte_level = is_byte_level
         self.special_ids = special_ids
-        self._known: dict[int, bytes] = {}
+        self._spelled: dict[int, bytes] = {}
+        self.whole_texts: dict[int, str] = {}
+        """Of tokens already met that are valid UTF-8 by themselves."""
 
     def __getitem__(self, token_id: int) -> bytes:
-        spelled = self._known.get(token_id)
+        spelled = self._spelled.get(token_id)
         if spelled is None:
             token = self._tokenizer.id_to_token(token_id)
-            spelled = b"" if token is None else self._spell(token)
-            self._known[token_id] = spelled
+            spelled = self._spelled[token_id] = b"" if token is None else self._spell(token)
+            with suppress(UnicodeDecodeError):
+                self.whole_texts[token_id] = spelled.decode()
         return spelled
 
     def _spell(self, token: str) -> bytes:
@@ -61,22 +65,30 @@ class ByteSpelling:
 
 
 class ByteDetokenizer:
-    """Detokenizer over `ByteSpelling`."""
+    """Detokenizer over `ByteSpelling`. The usual token, whole characters after whole characters, is one look-up."""
 
-    __slots__ = ("_decode", "_skip", "_spelling")
+    __slots__ = ("_decoder", "_is_between_characters", "_skip", "_spelling", "_whole_texts")
 
     def __init__(self, spelling: ByteSpelling, *, skip_special_tokens: bool) -> None:
         self._spelling = spelling
+        self._whole_texts = spelling.whole_texts
         self._skip = spelling.special_ids if skip_special_tokens else frozenset[int]()
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_between_characters = True
 
     def feed(self, token_id: int) -> str:
         if token_id in self._skip:
             return ""
-        return self._decode(self._spelling[token_id])
+        if self._is_between_characters:
+            text = self._whole_texts.get(token_id)
+            if text is not None:
+                return text
+        text = self._decoder.decode(self._spelling[token_id])
+        self._is_between_characters = not self._decoder.getstate()[0]
+        return text
 
     def flush(self) -> str:
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)
 
 
 class StreamDetokenizer:

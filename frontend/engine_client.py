@@ -151,6 +151,7 @@ class EngineClient:
 
     def _connect(self) -> None:
         self._last_heard = self._loop.time()
+        self._has_heard = False
         self._dealer: Dealer[ToFrontend] = Dealer(
             self.context, self.link.address, self.link.name, self._codec, self._on_message
         )
@@ -165,21 +166,20 @@ class EngineClient:
 
     def _on_message(self, message: ToFrontend) -> None:
         self._last_heard = self._loop.time()
-        if type(message) is TokenBatch:
-            for delta in message.deltas:
-                self._dispatch(delta)
-        else:
+        self._has_heard = True
+        if type(message) is not TokenBatch:
             self._on_news(message)
-
-    def _dispatch(self, delta: SequenceDelta) -> None:
-        live = self._live.get(delta.request_id)
-        if live is None or delta.sequence_idx not in live.unfinished:
-            return  # aborted here, while the delta was under way
-        if delta.finish_reason is not None:
-            live.unfinished.discard(delta.sequence_idx)
-            if not live.unfinished:
-                del self._live[delta.request_id]
-        live.sink.push(live.first_index, delta)
+            return
+        requests = self._live
+        for delta in message.deltas:
+            live = requests.get(delta.request_id)
+            if live is None or delta.sequence_idx not in live.unfinished:
+                continue  # aborted here, while the delta was under way
+            if delta.finish_reason is not None:
+                live.unfinished.discard(delta.sequence_idx)
+                if not live.unfinished:
+                    del requests[delta.request_id]
+            live.sink.push(live.first_index, delta)
 
     def _on_news(self, message: ToFrontend) -> None:
         match message:
@@ -226,7 +226,8 @@ class EngineClient:
 
     def _on_silence(self) -> None:
         """Give the connection up: what is queued in it must not reach another scheduler. Then begin anew."""
-        log.warning("engine silent, connecting again", seconds=self.link.heartbeat_timeout)
+        if self._has_heard:
+            log.warning("engine silent, connecting again", seconds=self.link.heartbeat_timeout)
         self._set_not_ready("the engine is silent")
         self._fail_all("the engine went away in the middle of the request")
         self._dealer.close()

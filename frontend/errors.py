@@ -10,7 +10,6 @@
     |   |-- RouteNotFound             404                             not_found
     |   |-- ModelNotFound             404                             model_not_found
     |   |-- MethodNotAllowed          405                             method_not_allowed
-    |   |-- RequestTimeout            408                             request_timeout
     |   |-- BodyTooLarge              413                             body_too_large
     |   `-- UnsupportedMediaType      415                             unsupported_media_type
     |-- Overloaded                    429     rate_limit_error        queue_full
@@ -101,13 +100,6 @@ class MethodNotAllowed(InvalidRequest):
 
     status = 405
     code = "method_not_allowed"
-
-
-class RequestTimeout(InvalidRequest):
-    """The body did not arrive in time."""
-
-    status = 408
-    code = "request_timeout"
 
 
 class BodyTooLarge(InvalidRequest):

@@ -61,6 +61,9 @@ class SequenceText:
 
     def advance(self, index: int, delta: SequenceDelta) -> SequenceEvent:
         """Take a delta; the event says what the client may see of it now."""
+        if len(delta.token_ids) == 1 and delta.finish_reason is None and self._matcher is None:  # nearly always
+            self.num_tokens += 1
+            return SequenceEvent(index, self._detokenizer.feed(delta.token_ids[0]), [*delta.token_ids])
         shown: list[str] = []
         for position, token_id in enumerate(delta.token_ids):
             self.num_tokens += 1
@@ -202,6 +205,11 @@ class Generation:
             await self._wait()
         deltas, self._buffer = self._buffer, []
         self._num_unread_tokens = 0
+        if len(deltas) == 1:
+            event = self._advance(*deltas[0])
+            if event is not None:
+                return [event]
+            deltas = []
         events: dict[int, SequenceEvent] = {}
         for index, delta in deltas:
             event = self._advance(index, delta)

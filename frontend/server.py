@@ -77,6 +77,7 @@ class Server:
         await self.service.engine.close()
         self.service.model.tokenizer.close()
         self._context.term()
+        self.service.metrics.close()
         log.info("stopped")
 
     async def _announce(self, on_ready: Callable[[], None]) -> None:

@@ -160,7 +160,7 @@ class Service:
         )
         record.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         record.is_stream = valid.stream
-        generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.observe, record.hang_up)
+        generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.note, record.hang_up)
         self._generations[id(generation)] = generation
         try:
             generation.start()

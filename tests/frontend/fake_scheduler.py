@@ -4,6 +4,7 @@ import asyncio
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import zmq
 
@@ -136,11 +137,14 @@ class FakeScheduler:
                 key = (message.request_id, sequence_idx)
                 task = asyncio.get_running_loop().create_task(self._answer(peer, message, sequence_idx))
                 self._tasks[key] = task
-                task.add_done_callback(lambda _, key=key: self._tasks.pop(key, None))
+                task.add_done_callback(partial(self._forget, key))
         elif isinstance(message, AbortRequest):
             for key, task in list(self._tasks.items()):
                 if key[0] == message.request_id and message.sequence_idx in (-1, key[1]):
                     task.cancel()
+
+    def _forget(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
+        self._tasks.pop(key, None)
 
     async def _answer(self, peer: PeerId, request: AddRequest, sequence_idx: int) -> None:
         script = self.script(request, sequence_idx)

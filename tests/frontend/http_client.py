@@ -44,7 +44,7 @@ def post(live: LiveServer, path: str, body: Any, **headers: str) -> Response:
 
 
 def get(live: LiveServer, path: str, **headers: str) -> Response:
-    return send(live, "GET", path, **headers)
+    return send(live, "GET", path, None, **headers)
 
 
 def raw_post(path: str, content: bytes) -> bytes:

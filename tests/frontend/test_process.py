@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -34,10 +35,10 @@ class Frontend:
         self.lines: list[dict[str, object]] = []
 
     @staticmethod
-    async def start(config: Config) -> "Frontend":
+    async def start(config: Config, index: int = 3) -> "Frontend":
         config_fd = process.pass_config(config)
         ready_read, ready_write = os.pipe()
-        argv = ["--config-fd", str(config_fd), "--ready-fd", str(ready_write), "--index", "3"]
+        argv = ["--config-fd", str(config_fd), "--ready-fd", str(ready_write), "--index", str(index)]
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -130,6 +131,48 @@ async def test_a_port_in_use(checkpoint: Path, sockets: Path) -> None:
         assert line["port"] == port
         assert await frontend.child.wait() == 2
         await frontend.ready()
+
+
+async def test_two_frontends_on_one_port(checkpoint: Path, sockets: Path) -> None:
+    """Both take connections; either answers for both when it is asked for metrics."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        shared = config(checkpoint, sockets, port=port, num_frontends=2)
+        scheduler = FakeScheduler(f"ipc://{sockets}/frontend.sock", vocab_size=VOCAB_SIZE)
+        frontends = [await Frontend.start(shared, index) for index in range(2)]
+        try:
+            for frontend in frontends:
+                assert await frontend.ready() == b"1"
+            for _ in range(40):
+                assert b" 200 OK" in await exchange(port, "POST", "/v1/completions", b'{"prompt": "Hello"}')
+            assert {request.request_id.split(":")[0] for request in scheduler.added} == {
+                "penstock-frontend-0",
+                "penstock-frontend-1",
+            }
+            for _ in range(4):
+                metrics = (await exchange(port, "GET", "/metrics")).decode()
+                assert 'penstock_requests_total{endpoint="/v1/completions",status="200"} 40.0' in metrics
+            for frontend in frontends:
+                frontend.child.terminate()
+                assert await asyncio.wait_for(frontend.child.wait(), 10) == 0
+        finally:
+            for frontend in frontends:
+                if frontend.child.returncode is None:
+                    frontend.child.kill()
+                    await frontend.child.wait()
+            scheduler.close()
+
+
+async def exchange(port: int, method: str, path: str, body: bytes = b"") -> bytes:
+    """One request on a connection of its own; the whole answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+    writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return answer
 
 
 def test_no_heavy_imports() -> None:

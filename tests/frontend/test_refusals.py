@@ -294,7 +294,13 @@ def test_template_refusals(live: LiveServer) -> None:
     error = error_of(post(live, "/v1/chat/completions", fields), 400)
     assert error["param"] == "chat_template_kwargs"
     assert "enable_thinking" in error["message"]
-    for kwargs in ({"chat_template": "x"}, {"tokenize": True}, {"messages": "x"}, {"enable_thinking": {}}):
+    refused: list[dict[str, Any]] = [
+        {"chat_template": "x"},
+        {"tokenize": True},
+        {"messages": "x"},
+        {"enable_thinking": {}},
+    ]
+    for kwargs in refused:
         assert error_of(chat(live, chat_template_kwargs=kwargs), 400)["param"] == "chat_template_kwargs"
     error = error_of(chat(live, continue_final_message=True, add_generation_prompt=True), 400)
     assert error["param"] == "continue_final_message"
