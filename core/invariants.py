@@ -35,6 +35,8 @@ def _check_queues(scheduler: Scheduler) -> None:
     rows = [seq.row for seq in running]
     all_rows = list(range(scheduler.limits.max_num_seqs))
     _require(sorted(rows + scheduler.running.free_rows()) == all_rows, "every row is free or has one sequence")
+    num_active = len(scheduler.running.decodes) + len(scheduler.running.prefills)
+    _require(num_active <= scheduler.limits.max_num_batched_tokens, "a step has a token for each running row")
     waiting = [seq for request in scheduler.waiting.requests() for seq in request.waiting]
     _require(len(waiting) == scheduler.waiting.num_seqs, "the count of waiting sequences")
     _require(scheduler.waiting.num_entries <= 2 * len(waiting) + 65, "stale entries of the queue are bounded")

@@ -198,24 +198,22 @@ class Scheduler:
         self._is_stalled = False
         batch = self.running.decode_batch()
         seqs = batch.seqs
-        # Admissions take only budget that all running rows have left over, so this cuts nobody off for
-        # good; it is here for a budget that shrank with a new worker.
-        budget = self.limits.max_num_batched_tokens
-        is_cut = len(seqs) > budget
+        # No budget to check here: admissions take only what all running rows have left over, so there
+        # are never more running rows than tokens in a step.
         num_preemptions = self.totals.num_preemptions
         starts: list[int] = []
         append_start = starts.append
         unplaced: list[Sequence] = []
-        for seq in seqs[:budget] if is_cut else seqs:
+        for seq in seqs:
             start = seq.num_computed_tokens
             if start >= seq.launch_limit and not self._extend(seq, builder):
                 unplaced.append(seq)
                 continue
             seq.num_computed_tokens = start + 1
             append_start(start)
-        if unplaced or is_cut or num_preemptions != self.totals.num_preemptions:
+        if unplaced or num_preemptions != self.totals.num_preemptions:
             not_placed = dict.fromkeys(unplaced)
-            placed = [seq for seq in seqs[:budget] if seq.row >= 0 and seq not in not_placed]
+            placed = [seq for seq in seqs if seq.row >= 0 and seq not in not_placed]
             return DecodeBatch(placed), [seq.num_computed_tokens - 1 for seq in placed]
         return batch, starts
 

@@ -52,6 +52,18 @@ def test_cold_cache_pages_go_before_anybody_is_preempted() -> None:
     assert driver.num_cached["a", 0] == 0
 
 
+def test_nobody_is_preempted_for_pages_that_come_back_with_the_results_in_flight() -> None:
+    limits = make_limits(num_pages=4, page_size=4, max_model_len=16)
+    driver = Driver(limits, pipeline_depth=2, enable_prefix_caching=False)
+    driver.add(make_request("ends", range(7), 2))
+    driver.add(make_request("stays", range(100, 106), 6))
+    driver.run()
+    assert preempted(driver) == []
+    batches = [[name for name, _, _ in step.record.rows] for step in driver.steps if step.record]
+    assert batches == [["ends", "stays"], ["ends", "stays"], *[["stays"]] * 4]
+    check_solo_outputs(driver, {"stays": list(range(100, 106))}, 6)
+
+
 def test_a_preempted_sequence_waits_until_somebody_has_left() -> None:
     """Many that do not fit together must not take turns: each is preempted a few times at most."""
     driver = Driver(make_limits(num_pages=32, page_size=4, max_num_seqs=12, max_model_len=80), pipeline_depth=1)

@@ -154,6 +154,18 @@ def test_the_least_recently_used_leaf_is_evicted_first() -> None:
     assert list(cache.nodes()) == []
 
 
+def test_reuse_makes_a_leaf_young_again() -> None:
+    pool = PagePool(8)
+    cache = PrefixCache(pool, page_size=1)
+    first = settled(cache, pool, "", 1)
+    second = settled(cache, pool, "", 2)
+    node, _ = cache.match("", array("i", [1]), 1)
+    cache.release(cache.acquire("", node))
+    cache.evict(1)
+    assert second[0] in pool.free_page_ids()
+    assert first[0] not in pool.free_page_ids()
+
+
 def test_what_is_in_use_is_never_evicted() -> None:
     pool = PagePool(8)
     cache = PrefixCache(pool, page_size=1)
