@@ -103,7 +103,9 @@ async def serving(*arguments: str | Path, **environment: str) -> AsyncIterator[S
 
 async def start(*arguments: str | Path, **environment: str) -> asyncio.subprocess.Process:
     """Start `penstock serve` without waiting for anything."""
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", *map(str, arguments), "--port", "0"]
+    # One thread: OpenMP barriers between threads cost more than these models, the more so beside other tests.
+    flags = ("--port", "0", "--num-threads", "1")
+    command = [sys.executable, "-m", "penstock.core.cli", "serve", *map(str, arguments), *flags]
     return await asyncio.create_subprocess_exec(
         *command, stderr=asyncio.subprocess.PIPE, env=os.environ | {"PENSTOCK_LOG_FORMAT": "json"} | environment
     )
