@@ -50,7 +50,7 @@ GET_ROUTES: dict[str, Handler] = {
 }
 
 _QUIET = frozenset({"/health", "/ready", "/metrics"})
-"""Routes that machines ask all the time: not worth a log line unless they fail."""
+"""Routes that machines ask all the time: not worth a log line unless they break."""
 
 
 def make_app(service: Service) -> web.Application:
@@ -183,7 +183,7 @@ def _note(service: Service, record: RequestRecord) -> None:
         facts["ttft_ms"] = round((record.first_token_at - record.arrived) * 1e3, 1)
     if record.error is not None:
         facts |= {"error": record.error.message, "code": record.error.code}
-    quiet = record.endpoint in _QUIET and record.status == 200
+    quiet = record.endpoint in _QUIET and record.status in (200, 503)
     (log.debug if quiet else log.info)("request", **facts, ms=round((now - record.arrived) * 1e3, 1))
 
 

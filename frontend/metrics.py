@@ -177,7 +177,7 @@ class EngineCollector(Collector):
         gauges = {
             "penstock_num_requests_waiting": ("Sequences that wait for a row.", stats.num_waiting),
             "penstock_num_requests_running": ("Sequences that hold a row.", stats.num_running),
-            "penstock_num_rows": ("Rows in use in the worker.", stats.num_rows),
+            "penstock_num_rows": ("Rows of the worker, in use or free.", stats.num_rows),
             "penstock_num_pages": ("Pages of the KV pool.", stats.num_pages),
             "penstock_num_free_pages": ("Pages that hold nothing.", stats.num_free_pages),
             "penstock_num_cached_pages": ("Pages owned by the prefix cache alone.", stats.num_cached_pages),
