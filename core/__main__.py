@@ -1,6 +1,7 @@
 """Entry of the scheduler process: `python -m penstock.core --config-fd N`."""
 
 import asyncio
+import gc
 import signal
 import sys
 
@@ -49,6 +50,7 @@ def main() -> int:
     """Run the scheduler process."""
     config = process.inherited_config(sys.argv[1:], Config)
     process.begin("penstock-scheduler", config.log.log_level, config.log.log_format)
+    gc.freeze()  # what was imported stays: the collector need not look at it again between two steps
     return uvloop.run(run(config))
 
 

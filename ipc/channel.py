@@ -59,7 +59,7 @@ class _AsyncChannel:
             self._loop.call_soon(self._drain)
 
     def _look_again(self) -> None:
-        if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._schedule_drain()
 
     def close(self) -> None:
@@ -136,9 +136,7 @@ class Dealer(_AsyncChannel, Generic[In]):
 class SyncDealer(Generic[In]):
     """The connecting side for a process without an event loop."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, name: str, codec: Codec[In]
-    ) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, name: str, codec: Codec[In]) -> None:
         self._socket = sockets.dealer(context, address, name)
         self._codec = codec
         self.num_malformed = 0

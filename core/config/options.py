@@ -14,10 +14,6 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 LogFormat = Literal["auto", "console", "json"]
 
 
-def _about(text: str, **bounds: int | float) -> Meta:
-    return Meta(description=text, **bounds)  # type: ignore[arg-type]
-
-
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the option groups."""
 
@@ -25,81 +21,113 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ModelOptions(Options, frozen=True):
     """Which checkpoint, and under which names."""
 
-    model: Annotated[str, _about("Hugging Face checkpoint folder; empty for the bundled demo model.")] = ""
+    model: Annotated[str, Meta(description="Hugging Face checkpoint folder; empty for the bundled demo model.")] = ""
     served_model_name: Annotated[
-        tuple[str, ...], _about("Names under which the API knows the model; the first is the one it reports.")
+        tuple[str, ...], Meta(description="Names under which the API knows the model; the first is the one it reports.")
     ] = ()
     max_model_len: Annotated[
-        int, _about("Longest prompt plus output of one sequence, in tokens; 0 for what the model and the KV pool allow.", ge=0)
+        int,
+        Meta(
+            description="Longest prompt plus output of one sequence, in tokens; 0 for what the model and the KV pool allow.",
+            ge=0,
+        ),
     ] = 0
 
 
 class SchedulerOptions(Options, frozen=True):
     """How steps are filled."""
 
-    max_num_seqs: Annotated[int, _about("Most sequences in one step (rows).", ge=1, le=4096)] = 64
-    max_num_batched_tokens: Annotated[int, _about("Most tokens computed in one step.", ge=1, le=1 << 20)] = 2048
-    page_size: Annotated[int, _about("Tokens per KV page, a power of two.", ge=1, le=1024)] = 16
+    max_num_seqs: Annotated[int, Meta(description="Most sequences in one step (rows).", ge=1, le=4096)] = 64
+    max_num_batched_tokens: Annotated[int, Meta(description="Most tokens computed in one step.", ge=1, le=1 << 20)] = (
+        2048
+    )
+    page_size: Annotated[int, Meta(description="Tokens per KV page, a power of two.", ge=1, le=1024)] = 16
     pipeline_depth: Annotated[
-        int, _about("Steps planned ahead of the results: 0 waits for each step, 1 overlaps one.", ge=0, le=4)
+        int, Meta(description="Steps planned ahead of the results: 0 waits for each step, 1 overlaps one.", ge=0, le=4)
     ] = 1
-    enable_prefix_caching: Annotated[bool, _about("Keep finished sequences' pages and reuse them for equal prefixes.")] = True
+    enable_prefix_caching: Annotated[
+        bool, Meta(description="Keep finished sequences' pages and reuse them for equal prefixes.")
+    ] = True
     scheduling_policy: Annotated[
-        Literal["fcfs", "priority"], _about("Order of waiting requests: by arrival, or by the request's priority first.")
+        Literal["fcfs", "priority"],
+        Meta(description="Order of waiting requests: by arrival, or by the request's priority first."),
     ] = "fcfs"
-    max_num_queued_seqs: Annotated[int, _about("Most sequences waiting; more are refused with status 429.", ge=1)] = 4096
-    step_trace: Annotated[str, _about("File that gets one JSON line per step; empty for none.")] = ""
+    max_num_queued_seqs: Annotated[
+        int, Meta(description="Most sequences waiting; more are refused with status 429.", ge=1)
+    ] = 4096
+    step_trace: Annotated[str, Meta(description="File that gets one JSON line per step; empty for none.")] = ""
 
 
 class WorkerOptions(Options, frozen=True):
     """The process that holds weights and KV pool."""
 
-    device: Annotated[str, _about("'auto', 'cpu', 'cuda' or 'cuda:N'.")] = "auto"
-    dtype: Annotated[DTypeName, _about("Type of weights and KV; 'auto' takes the checkpoint's where the device is fast in it.")] = "auto"
-    load_format: Annotated[Literal["safetensors", "dummy"], _about("'dummy' makes random weights of the right shapes.")] = "safetensors"
+    device: Annotated[str, Meta(description="'auto', 'cpu', 'cuda' or 'cuda:N'.")] = "auto"
+    dtype: Annotated[
+        DTypeName,
+        Meta(description="Type of weights and KV; 'auto' takes the checkpoint's where the device is fast in it."),
+    ] = "auto"
+    load_format: Annotated[
+        Literal["safetensors", "dummy"], Meta(description="'dummy' makes random weights of the right shapes.")
+    ] = "safetensors"
     gpu_memory_utilization: Annotated[
-        float, _about("Share of the device's memory for weights, activations and KV pool.", gt=0.0, le=1.0)
+        float, Meta(description="Share of the device's memory for weights, activations and KV pool.", gt=0.0, le=1.0)
     ] = 0.9
     cpu_kv_cache_gib: Annotated[
-        float, _about("KV pool on a CPU in GiB; 0 for a tenth of the free memory, 4 GiB at most.", ge=0.0)
+        float, Meta(description="KV pool on a CPU in GiB; 0 for a tenth of the free memory, 4 GiB at most.", ge=0.0)
     ] = 0.0
-    num_pages: Annotated[int, _about("Size of the KV pool in pages; 0 to size it from memory.", ge=0)] = 0
-    num_threads: Annotated[int, _about("Threads of the CPU kernels; 0 for all cores given to this process.", ge=0)] = 0
-    enforce_eager: Annotated[bool, _about("Do not capture CUDA graphs.")] = False
-    profile: Annotated[str, _about("Folder for a torch profiler trace of the worker; empty for none.")] = ""
+    num_pages: Annotated[int, Meta(description="Size of the KV pool in pages; 0 to size it from memory.", ge=0)] = 0
+    num_threads: Annotated[
+        int, Meta(description="Threads of the CPU kernels; 0 for all cores given to this process.", ge=0)
+    ] = 0
+    enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False
+    profile: Annotated[str, Meta(description="Folder for a torch profiler trace of the worker; empty for none.")] = ""
 
 
 class FrontendOptions(Options, frozen=True):
     """The HTTP side."""
 
-    host: Annotated[str, _about("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, _about("Port to listen on; 0 lets the system choose.", ge=0, le=65535)] = 8000
-    num_frontends: Annotated[int, _about("Frontend processes that share the port.", ge=1, le=64)] = 1
-    chat_template: Annotated[str, _about("File with a chat template to use in place of the checkpoint's own.")] = ""
-    max_body_bytes: Annotated[int, _about("Largest request body.", ge=1024)] = 8 << 20
-    max_n: Annotated[int, _about("Largest `n` of a request.", ge=1, le=1024)] = 64
-    shutdown_timeout: Annotated[float, _about("Seconds that running streams get to finish after SIGTERM.", ge=0.0)] = 30.0
+    host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(description="Port to listen on; 0 lets the system choose.", ge=0, le=65535)] = 8000
+    num_frontends: Annotated[int, Meta(description="Frontend processes that share the port.", ge=1, le=64)] = 1
+    chat_template: Annotated[
+        str, Meta(description="File with a chat template to use in place of the checkpoint's own.")
+    ] = ""
+    max_body_bytes: Annotated[int, Meta(description="Largest request body.", ge=1024)] = 8 << 20
+    max_n: Annotated[int, Meta(description="Largest `n` of a request.", ge=1, le=1024)] = 64
+    shutdown_timeout: Annotated[
+        float, Meta(description="Seconds that running streams get to finish after SIGTERM.", ge=0.0)
+    ] = 30.0
 
 
 class IpcOptions(Options, frozen=True):
     """Where the processes meet, and how long a peer may be silent."""
 
     frontend_address: Annotated[
-        str, _about("ZeroMQ address where the scheduler meets the frontends; empty for a private ipc:// socket.")
+        str,
+        Meta(description="ZeroMQ address where the scheduler meets the frontends; empty for a private ipc:// socket."),
     ] = ""
     worker_address: Annotated[
-        str, _about("ZeroMQ address where the scheduler meets the workers; empty for a private ipc:// socket.")
+        str,
+        Meta(description="ZeroMQ address where the scheduler meets the workers; empty for a private ipc:// socket."),
     ] = ""
-    runtime_dir: Annotated[str, _about("Folder (mode 0700) for the ipc:// sockets; empty for a fresh one.")] = ""
-    heartbeat_interval: Annotated[float, _about("Seconds between signs of life.", gt=0.0)] = 1.0
-    heartbeat_timeout: Annotated[float, _about("Seconds of silence after which a peer counts as gone.", gt=0.0)] = 10.0
+    runtime_dir: Annotated[
+        str, Meta(description="Folder (mode 0700) for the ipc:// sockets; empty for a fresh one.")
+    ] = ""
+    heartbeat_interval: Annotated[float, Meta(description="Seconds between signs of life.", gt=0.0)] = 1.0
+    heartbeat_timeout: Annotated[
+        float, Meta(description="Seconds of silence after which a peer counts as gone.", gt=0.0)
+    ] = 10.0
 
 
 class LogOptions(Options, frozen=True):
     """What the processes say of themselves."""
 
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], _about("Least severe level that is logged.")] = "info"
-    log_format: Annotated[LogFormat, _about("'console' for people, 'json' for machines, 'auto' by whether a terminal reads.")] = "auto"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least severe level that is logged.")
+    ] = "info"
+    log_format: Annotated[
+        LogFormat, Meta(description="'console' for people, 'json' for machines, 'auto' by whether a terminal reads.")
+    ] = "auto"
 
 
 class Config(Options, frozen=True):

@@ -5,6 +5,7 @@ from typing import Any
 
 import aiohttp
 import openai
+import pytest
 
 from tests.e2e.conftest import Checkpoint
 from tests.e2e.servers import Server, serving
@@ -57,20 +58,14 @@ def with_sync_client(server: Server) -> None:
         texts = [choice.text for choice in three.choices]
         assert len(set(texts)) == 3
         assert [choice.text for choice in again.choices] == texts
-        try:
+        with pytest.raises(openai.NotFoundError) as unknown:
             client.chat.completions.create(model="nobody", messages=MESSAGES)
-        except openai.NotFoundError as error:
-            assert error.code == "model_not_found"
-        else:
-            raise AssertionError("an unknown model was served")
-        try:
+        assert unknown.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as too_long:
             client.completions.create(model="m", prompt=[5] * 600)
-        except openai.BadRequestError as error:
-            assert error.code == "context_length_exceeded"
-            assert "512" in error.message
-            assert "600" in error.message
-        else:
-            raise AssertionError("an over-long prompt was served")
+        assert too_long.value.code == "context_length_exceeded"
+        assert "512" in too_long.value.message
+        assert "600" in too_long.value.message
 
 
 async def with_async_client(server: Server) -> None:
@@ -112,4 +107,6 @@ async def test_the_official_client_works_and_bad_input_harms_nobody(checkpoint: 
         await asyncio.to_thread(with_sync_client, server)  # and the server goes on
         async with aiohttp.ClientSession() as http:
             metrics = await server.settled(http)
-        assert metrics["penstock_num_free_pages"] + metrics["penstock_num_cached_pages"] == metrics["penstock_num_pages"]
+        assert (
+            metrics["penstock_num_free_pages"] + metrics["penstock_num_cached_pages"] == metrics["penstock_num_pages"]
+        )

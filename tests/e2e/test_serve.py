@@ -89,7 +89,9 @@ async def test_200_streams_get_their_solo_texts_and_leave_nothing(checkpoint: Ch
         for i in range(0, 200, 9):
             assert await collect(http, server, requests[i]) == together[i], f"request {i} alone differs"
         metrics = await server.settled(http)
-        assert metrics["penstock_num_free_pages"] + metrics["penstock_num_cached_pages"] == metrics["penstock_num_pages"]
+        assert (
+            metrics["penstock_num_free_pages"] + metrics["penstock_num_cached_pages"] == metrics["penstock_num_pages"]
+        )
     steps = [json.loads(line) for line in trace.read_text().splitlines()]
     assert [step["step_id"] for step in steps] == sorted(step["step_id"] for step in steps)
     rows = [{(name, index) for name, index, *_ in step["rows"]} for step in steps]
@@ -125,9 +127,10 @@ async def test_a_shared_prefix_is_computed_once(checkpoint: Checkpoint, tmp_path
 async def test_clients_that_leave_free_their_rows_and_pages_at_once(checkpoint: Checkpoint) -> None:
     rng = random.Random(4)
     flags = ("--served-model-name", "m", "--max-num-batched-tokens", "16", "--max-model-len", "2048")
-    async with serving(checkpoint.folder, *flags) as server, aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0)
-    ) as http:
+    async with (
+        serving(checkpoint.folder, *flags) as server,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
+    ):
 
         async def leave_mid_stream(i: int) -> None:
             request = body(random_prompt(rng, 8), 1500, seed=i)
