@@ -28,6 +28,17 @@ def make_config(folder: Path, **options: Any) -> Config:
     return Config(**{name: struct(**groups[name]) for name, struct in structs.items()})
 
 
+def schedule(budget: int, page_size: int, depth: int, *, num_tokens: int, cached: bool = False) -> dict[str, Any]:
+    """Options that shape the schedule; `num_tokens` is the pool's size."""
+    return {
+        "max_num_batched_tokens": budget,
+        "page_size": page_size,
+        "pipeline_depth": depth,
+        "enable_prefix_caching": cached,
+        "num_pages": -(-num_tokens // page_size),
+    }
+
+
 class Engine:
     """Runs requests to their end; `run` may be called again, with what the prefix cache then holds."""
 
