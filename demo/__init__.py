@@ -1,0 +1,1 @@
+"""The bundled demo model: the text it learns, the script that trains it, and the result in `model/`."""
