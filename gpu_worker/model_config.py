@@ -33,6 +33,14 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+_DEFAULT_KV_HEADS: dict[Architecture, int] = {
+    "MistralForCausalLM": 8,
+    "Qwen2ForCausalLM": 32,
+    "Qwen3ForCausalLM": 32,
+}
+"""What transformers takes where config.json does not say; Llama's default is one per query head."""
+
+
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How positions rotate q and k; fields that a kind does not use keep their defaults."""
 
@@ -81,7 +89,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     architecture = _architecture(raw)
     hidden_size, num_q_heads = _positive(raw, "hidden_size"), _positive(raw, "num_attention_heads")
     num_layers = _positive(raw, "num_hidden_layers")
-    num_kv_heads = _positive(raw, "num_key_value_heads", num_q_heads)
+    num_kv_heads = _positive(raw, "num_key_value_heads", _DEFAULT_KV_HEADS.get(architecture, num_q_heads))
     if num_q_heads % num_kv_heads:
         raise ConfigError(f"{num_q_heads} attention heads cannot share {num_kv_heads} key-value heads")
     default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_q_heads

@@ -109,7 +109,8 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path = folder / "config.json"
     content = json.loads(path.read_text())
     content.update(changes)
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    removed = [key for key, value in changes.items() if value is None]
+    path.write_text(json.dumps({key: value for key, value in content.items() if key not in removed}))
 
 
 def prompts(lens: tuple[int, ...], seed: int = 0) -> list[list[int]]:

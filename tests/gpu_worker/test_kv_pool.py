@@ -1,0 +1,109 @@
+"""How large the KV pool is, how long a sequence may be, and which dtype and device are chosen."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.core.config import ConfigError
+from penstock.gpu_worker.device import CpuDevice, choose_dtype, open_device
+from penstock.gpu_worker.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
+from penstock.gpu_worker.model_config import ModelConfig, parse_model_config
+from tests.gpu_worker.engine_in_process import make_config
+
+GIB = 1 << 30
+
+
+class Memory(CpuDevice):
+    """A CPU with a given amount of free memory."""
+
+    def __init__(self, free: int) -> None:
+        super().__init__(num_threads=1)
+        self._free = free
+
+    def free_memory(self) -> int:
+        return self._free
+
+
+@pytest.fixture
+def model() -> ModelConfig:
+    return parse_model_config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 100,
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 1000,
+        }
+    )
+
+
+def test_a_page_s_bytes(model: ModelConfig) -> None:
+    kv = allocate(model, 3, 8, torch.float32, CpuDevice(1))
+    assert kv.shape == (2, 2, 3, 2, 8, 16)
+    assert kv.nbytes == 3 * page_bytes(model, 8, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("free", "asked_gib", "budget"),
+    [(20 * GIB, 0.0, 2 * GIB), (100 * GIB, 0.0, 4 * GIB), (20 * GIB, 7.5, int(7.5 * GIB))],
+)
+def test_cpu_budget(tmp_path: Path, free: int, asked_gib: float, budget: int) -> None:
+    assert cpu_budget(make_config(tmp_path, cpu_kv_cache_gib=asked_gib), Memory(free)) == budget
+
+
+def test_the_pool_s_size(tmp_path: Path, model: ModelConfig) -> None:
+    one = page_bytes(model, 16, torch.float32)
+    config = make_config(tmp_path, num_pages=0)
+    assert plan_pool(config, model, torch.float32, 100 * one + 5) == PoolSize(100, 1000)
+    assert plan_pool(config, model, torch.float32, 10 * one) == PoolSize(10, 160)  # the length follows the pool
+    assert plan_pool(make_config(tmp_path, num_pages=7), model, torch.float32, 0) == PoolSize(7, 112)
+    asked = make_config(tmp_path, num_pages=10, max_model_len=100)
+    assert plan_pool(asked, model, torch.float32, 0) == PoolSize(10, 100)
+
+
+def test_what_does_not_fit_names_the_flags(tmp_path: Path, model: ModelConfig) -> None:
+    with pytest.raises(ConfigError, match=r"no KV page .* --cpu-kv-cache-gib"):
+        plan_pool(make_config(tmp_path, num_pages=0), model, torch.float32, 100)
+    with pytest.raises(ConfigError, match=r"--max-model-len 200 exceeds the KV pool's 160 tokens.*--num-pages"):
+        plan_pool(make_config(tmp_path, num_pages=10, max_model_len=200), model, torch.float32, 0)
+    with pytest.raises(ConfigError, match="--max-model-len 2000 exceeds the 1000 positions"):
+        plan_pool(make_config(tmp_path, max_model_len=2000), model, torch.float32, GIB)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "checkpoint", "device", "flags", "chosen"),
+    [
+        ("auto", "bfloat16", "cpu", "avx512f", torch.float32),
+        ("auto", "bfloat16", "cpu", "avx512_bf16", torch.bfloat16),
+        ("auto", "bfloat16", "cpu", "amx_bf16 amx_tile", torch.bfloat16),
+        ("auto", "float16", "cpu", "amx_bf16", torch.float32),
+        ("auto", "float32", "cpu", "amx_bf16", torch.float32),
+        ("bfloat16", "float32", "cpu", "", torch.bfloat16),
+        ("float32", "bfloat16", "cuda", "", torch.float32),
+        ("auto", "bfloat16", "cuda", "", torch.bfloat16),
+        ("auto", "float16", "cuda", "", torch.float16),
+    ],
+)
+def test_dtype(wanted: str, checkpoint: str, device: str, flags: str, chosen: torch.dtype) -> None:
+    assert choose_dtype(wanted, checkpoint, torch.device(device), flags) == chosen  # type: ignore[arg-type]
+
+
+def test_dtypes_that_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--dtype float16"):
+        choose_dtype("float16", "float16", torch.device("cpu"), "")
+    with pytest.raises(ConfigError, match="int8"):
+        choose_dtype("auto", "int8", torch.device("cpu"), "")
+
+
+@pytest.mark.parametrize("wanted", ["tpu", "mps", "cuda:99", "nonsense:"])
+def test_devices_that_are_refused(wanted: str) -> None:
+    with pytest.raises(ConfigError, match=f"--device.*{wanted}"):
+        open_device(wanted, 1)
+
+
+def test_free_memory_is_plausible() -> None:
+    assert 1 << 20 < CpuDevice(1).free_memory() < 1 << 50

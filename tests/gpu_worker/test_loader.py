@@ -1,0 +1,209 @@
+"""Checkpoints: what is loaded, and what is refused in one clear sentence."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from penstock.core.config import ConfigError
+from penstock.gpu_worker.loader import LoadError, dummy_model, load_model, load_model_config
+from penstock.gpu_worker.models.dense import DenseModel
+from tests.gpu_worker.checkpoints import edit_config
+from tests.gpu_worker.conftest import Checkpoint
+
+CPU = torch.device("cpu")
+Make = Callable[..., Checkpoint]
+
+
+@pytest.fixture
+def folder(checkpoint: Make, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(checkpoint("llama")[0], tmp_path / "model"))
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> DenseModel:
+    return load_model(folder, load_model_config(folder), dtype, CPU)
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path)
+
+
+def test_fused_weights(checkpoint: Make) -> None:
+    folder, model = checkpoint("llama-mqa-biases")
+    loaded = load(folder)
+    state = model.state_dict()
+    layer = loaded.weights.layers[1]
+    attention = "model.layers.1.self_attn"
+    for kind, tensor in (("weight", layer.qkv.weight), ("bias", layer.qkv.bias)):
+        expected = torch.cat([state[f"{attention}.{name}_proj.{kind}"] for name in "qkv"])
+        assert tensor is not None
+        assert torch.equal(tensor, expected)
+    assert layer.o.bias is not None
+    assert torch.equal(layer.o.bias, state[f"{attention}.o_proj.bias"])
+    gate_up = torch.cat([state[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")])
+    assert torch.equal(layer.gate_up.weight, gate_up)
+    assert torch.equal(loaded.weights.final_norm, state["model.norm.weight"])
+    assert loaded.weights.lm_head.weight is not loaded.weights.embedding
+
+
+def test_tied_embeddings_are_one_tensor(checkpoint: Make) -> None:
+    loaded = load(checkpoint("llama-mha-tied")[0])
+    assert loaded.weights.lm_head.weight is loaded.weights.embedding
+
+
+def test_a_tied_output_matrix_in_the_file_is_ignored(checkpoint: Make, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("llama-mha-tied")[0], tmp_path / "model"))
+    edit_weights(folder, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(199, 64)}))
+    loaded = load(folder)
+    assert loaded.weights.lm_head.weight.abs().max() > 0
+
+
+def test_conversion(folder: Path) -> None:
+    weights = load(folder, torch.bfloat16).weights
+    assert weights.layers[0].qkv.weight.dtype == torch.bfloat16
+    assert torch.equal(weights.embedding, load(folder).weights.embedding.bfloat16())
+
+
+def test_shards(checkpoint: Make, tmp_path: Path) -> None:
+    folder, model = checkpoint("qwen3")
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert torch.equal(load(tmp_path).weights.embedding, load(folder).weights.embedding)
+    gone = sorted(tmp_path.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(LoadError, match=gone.name):
+        load(tmp_path)
+
+
+def test_dummy_weights_are_the_same_each_time(folder: Path) -> None:
+    config = load_model_config(folder)
+    first, second = (dummy_model(config, torch.float32, CPU).weights for _ in range(2))
+    assert torch.equal(first.layers[1].down.weight, second.layers[1].down.weight)
+    assert first.layers[0].qkv.weight.shape == ((4 + 2 * 2) * 16, 64)
+    assert first.layers[0].qkv.weight.std() > 0
+    assert torch.equal(first.final_norm, torch.ones(64))
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(LoadError, match="pickled"):
+        load(folder)
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(LoadError, match=r"no \.safetensors"):
+        load(folder)
+
+
+def test_a_damaged_file(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(LoadError, match="no readable safetensors file"):
+        load(folder)
+
+
+def test_a_damaged_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(LoadError, match="no index of weight files"):
+        load(folder)
+
+
+def test_missing_tensors(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: tensors.__delitem__("model.norm.weight"))
+    with pytest.raises(LoadError, match=r"lacks model\.norm\.weight"):
+        load(folder)
+
+
+def test_unexpected_tensors(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
+    with pytest.raises(LoadError, match=r"does not: model\.layers\.0\.self_attn\.q_proj\.bias"):
+        load(folder)
+
+
+def test_mis_shaped_tensors(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(63)}))
+    with pytest.raises(LoadError, match=r"model\.norm\.weight has shape \[63\]"):
+        load(folder)
+
+
+def test_integer_tensors(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}))
+    with pytest.raises(LoadError, match="quantized weights"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM is not supported"),
+        ({"architectures": []}, "none named"),
+        ({"auto_map": {"AutoModel": "modeling.Model"}}, "remote code"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
+        ({"hidden_act": "relu6"}, "relu6"),
+        ({"hidden_size": "64"}, "hidden_size must be a positive integer"),
+        ({"num_key_value_heads": 3}, "cannot share 3"),
+        ({"head_dim": 17}, "odd"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "positive factor"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer type"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
+)
+def test_configurations_that_are_refused(folder: Path, changes: dict[str, object], message: str) -> None:
+    edit_config(folder, **changes)
+    with pytest.raises(ConfigError, match=message):
+        load_model_config(folder)
+
+
+def test_config_that_is_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        load_model_config(folder)
+
+
+def test_the_older_spelling_of_rotary_settings(checkpoint: Make, tmp_path: Path) -> None:
+    for name in ("llama", "llama-linear", "llama-dynamic", "llama-llama3", "llama-yarn"):
+        folder = Path(shutil.copytree(checkpoint(name)[0], tmp_path / name))
+        new = load_model_config(folder)
+        settings = json.loads((folder / "config.json").read_text())["rope_parameters"]
+        theta = settings.pop("rope_theta")
+        kind = settings.pop("rope_type")
+        scaling = None if kind == "default" else settings | {"type": kind}
+        edit_config(folder, rope_parameters=None, rope_theta=theta, rope_scaling=scaling)
+        assert load_model_config(folder) == new
+        assert new.rope.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "windows"),
+    [
+        ("Mistral", {"sliding_window": 8}, (8, 8, 8)),
+        ("Mistral", {"sliding_window": None}, (None, None, None)),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}, (None, None, 8)),
+        ("Qwen2", {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0}, (None, None, None)),
+        ("Llama", {}, (None, None, None)),
+    ],
+)
+def test_windows(tmp_path: Path, family: str, changes: dict[str, object], windows: tuple[int | None, ...]) -> None:
+    config = getattr(transformers, f"{family}Config")(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=3,
+        architectures=[f"{family}ForCausalLM"],
+        **changes,
+    )
+    config.save_pretrained(tmp_path)
+    assert load_model_config(tmp_path).windows == windows
+    edit_config(tmp_path, layer_types=None)  # what older checkpoints lack
+    assert load_model_config(tmp_path).windows == windows

@@ -1,0 +1,116 @@
+"""The loop's order of things, with a device that is slower than the host."""
+
+from collections import deque
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from penstock.gpu_worker.model_runner import ModelRunner, PendingStep
+from penstock.gpu_worker.worker_loop import run_worker
+from penstock.ipc.messages import (
+    Heartbeat,
+    Message,
+    SayHello,
+    Shutdown,
+    StepPlan,
+    StepResult,
+    Welcome,
+    WorkerFailed,
+    WorkerHello,
+)
+
+HELLO = WorkerHello(1, "w", 0, "f", "cpu", "float32", 10, 20, 4, 5, 2, 8)
+
+
+def plan(step_id: int) -> StepPlan:
+    return StepPlan(step_id, b"", b"", b"", b"")
+
+
+class SlowDevice:
+    """A runner whose steps are done only once somebody waits for them; it notes what happens when."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.events: list[str] = []
+        self._error = error
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        self.events.append(f"launch {plan.step_id}")
+        if self._error is not None:
+            raise self._error
+        return PendingStep(plan.step_id, _Slow(self.events, plan.step_id), 0.0, 0)
+
+    def clear_rows(self) -> None:
+        self.events.append("clear")
+
+
+class _Slow:
+    def __init__(self, events: list[str], step_id: int) -> None:
+        self._events, self._step_id, self._num_looks = events, step_id, 0
+
+    def is_ready(self) -> bool:
+        self._num_looks += 1
+        return self._num_looks > 3
+
+    def wait(self) -> bytes:
+        self._events.append(f"wait {self._step_id}")
+        return b""
+
+
+class Scripted:
+    """A channel that gives what is queued; None in the script is a time without messages."""
+
+    def __init__(self, *script: Message | None) -> None:
+        self._script = deque(script)
+        self.sent: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def receive(self, timeout_ms: int | None = None) -> Any:
+        assert timeout_ms is not None
+        return self._script.popleft()
+
+
+def run(device: SlowDevice, channel: Scripted) -> int:
+    return run_worker(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100)
+
+
+def test_a_queued_plan_is_launched_before_an_older_result_is_awaited() -> None:
+    device, channel = SlowDevice(), Scripted(plan(0), plan(1), None, None, None, None, Shutdown())
+    assert run(device, channel) == 0
+    assert device.events == ["launch 0", "launch 1", "wait 0", "wait 1"]
+    assert [m.step_id for m in channel.sent if isinstance(m, StepResult)] == [0, 1]
+    assert channel.sent[0] == HELLO
+
+
+def test_shutdown_finishes_what_is_queued() -> None:
+    device, channel = SlowDevice(), Scripted(plan(0), plan(1), Shutdown())
+    assert run(device, channel) == 0
+    assert [m.step_id for m in channel.sent if isinstance(m, StepResult)] == [0, 1]
+
+
+def test_idle_welcome_and_hello() -> None:
+    device, channel = SlowDevice(), Scripted(None, Heartbeat(), plan(0), Welcome(1), SayHello(), Shutdown())
+    assert run(device, channel) == 0
+    assert channel.sent == [HELLO, Heartbeat(), HELLO]  # the result was for a scheduler that is gone
+    assert device.events == ["launch 0", "clear"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("broken\nmore"), "RuntimeError: broken"),
+        (MemoryError(), "--max-num-batched-tokens"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate"), "--cpu-kv-cache-gib"),
+    ],
+)
+def test_failures(error: Exception, reason: str) -> None:
+    channel = Scripted(plan(7))
+    with structlog.testing.capture_logs() as logs:
+        assert run(SlowDevice(error), channel) == 1
+    failed = channel.sent[-1]
+    assert isinstance(failed, WorkerFailed)
+    assert failed.step_id == 7
+    assert reason in failed.reason
+    assert len(logs) == 1

@@ -1,0 +1,214 @@
+"""The CPU path of every operation against its plain reference."""
+
+from itertools import product
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels import paged_attention_cpu
+from penstock.kernels.activation import gelu_mul, gelu_mul_reference, silu_mul, silu_mul_reference
+from penstock.kernels.copy_pages import copy_pages, copy_pages_reference
+from penstock.kernels.paged_attention import paged_attention, paged_attention_reference
+from penstock.kernels.prepare_inputs import prepare_inputs, prepare_inputs_reference
+from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write, qk_norm_rope_write_reference, slot_cells
+from penstock.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from penstock.kernels.row_updates import write_runs, write_runs_reference
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    tolerance = 2e-2 if expected.dtype == torch.bfloat16 else 2e-5
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "num_tokens"), list(product(DTYPES, (1, 7))))
+def test_rms_norm(dtype: torch.dtype, num_tokens: int) -> None:
+    x, residual = torch.randn(2, num_tokens, 48).to(dtype).unbind(0)
+    weight = torch.rand(48).to(dtype)
+    close(rms_norm(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5))
+    expected = add_rms_norm_reference(x, residual.clone(), weight, 1e-5)
+    normed, total = add_rms_norm(x, residual, weight, 1e-5)
+    close(normed, expected[0])
+    close(total, expected[1])
+    assert total is residual
+    assert torch.equal(rms_norm(torch.zeros(1, 48), torch.ones(48), 1e-5), torch.zeros(1, 48))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activations(dtype: torch.dtype) -> None:
+    gate_up = (torch.randn(5, 64) * 3).to(dtype)
+    close(silu_mul(gate_up), silu_mul_reference(gate_up))
+    for tanh in (False, True):
+        close(gelu_mul(gate_up, tanh), gelu_mul_reference(gate_up, tanh))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "with_norms", "rotary_dim", "with_positions", "padded"),
+    list(product(DTYPES, (False, True), (16, 8), (False, True), (False, True))),
+)
+def test_qk_norm_rope_write(
+    dtype: torch.dtype, with_norms: bool, rotary_dim: int, with_positions: bool, padded: bool
+) -> None:
+    num_tokens, num_q_heads, num_kv_heads, head_dim, page_size = 6, 4, 2, 16, 4
+    qkv = torch.randn(num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim).to(dtype)
+    positions = torch.tensor([3, 0, 19, 7, 7, 1]) if with_positions else None
+    cos_sin = torch.randn(20 if with_positions else num_tokens, rotary_dim)
+    q_weight = torch.rand(head_dim).to(dtype) if with_norms else None
+    k_weight = torch.rand(head_dim).to(dtype) if with_norms else None
+    slots = torch.tensor([5, -1, 0, 22, -1, 11] if padded else [5, 9, 0, 22, 23, 11])
+    pages = [torch.zeros(6, num_kv_heads, page_size, head_dim, dtype=dtype) for _ in range(4)]
+    expected = qk_norm_rope_write_reference(
+        qkv, positions, cos_sin, q_weight, k_weight, 1e-6, pages[0], pages[1], slots
+    )
+    cells = None if padded else slot_cells(slots, num_kv_heads, page_size)
+    for given in (None, cells):
+        q = qk_norm_rope_write(
+            qkv.clone(), positions, cos_sin, q_weight, k_weight, 1e-6, pages[2], pages[3], slots, given
+        )
+        close(q, expected)
+        close(pages[2], pages[0])
+        assert torch.equal(pages[3], pages[1])
+
+
+class Attention(NamedTuple):
+    """Lengths of a batch, and what the layer asks for."""
+
+    query_lens: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    window: int | None = None
+    softcap: float = 0.0
+    with_sinks: bool = False
+
+
+BATCHES = [
+    ((1,), (1,)),
+    ((1, 1, 1), (5, 40, 300)),
+    ((1, 1, 1, 1), (16, 16, 17, 15)),
+    ((1, 7, 30), (9, 7, 100)),
+    ((300, 5, 1), (600, 64, 33)),
+]
+ATTENTION = [
+    Attention(*batch, window, softcap, with_sinks)
+    for batch, window, softcap, with_sinks in product(BATCHES, (None, 1, 16, 40), (0.0, 5.0), (False, True))
+]
+
+
+def attention_inputs(
+    case: Attention, page_size: int, num_q_heads: int, num_kv_heads: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
+    needed = [-(-n // page_size) for n in case.seq_lens]
+    num_pages = sum(needed) + 3
+    ids = torch.randperm(num_pages, dtype=torch.int32)
+    # What lies past a row's pages is left from an earlier owner, and need not name a page of this pool.
+    page_table = torch.full((len(needed), max(needed) + 2), 1 << 20, dtype=torch.int32)
+    for row, (pages, count) in enumerate(zip(torch.split(ids, [*needed, 3]), needed, strict=False)):
+        page_table[row, :count] = pages
+    k, v = torch.randn(2, num_pages, num_kv_heads, page_size, 16).to(dtype).unbind(0)
+    q = torch.randn(sum(case.query_lens), num_q_heads, 16).to(dtype)
+    starts = torch.tensor([0, *case.query_lens]).cumsum(0).int()
+    return q, k, v, page_table, starts, int32(*case.seq_lens)
+
+
+def check_attention(case: Attention, inputs: tuple[Tensor, ...]) -> None:
+    q, k, v, page_table, starts, seq_lens = inputs
+    sinks = torch.randn(q.shape[1]) if case.with_sinks else None
+    expected = paged_attention_reference(
+        q, k, v, page_table, starts, seq_lens, scale=0.3, window=case.window, softcap=case.softcap, sinks=sinks
+    )
+    out = torch.empty_like(q)
+    result = paged_attention(
+        q,
+        k,
+        v,
+        page_table,
+        starts,
+        seq_lens,
+        scale=0.3,
+        max_query_len=max(case.query_lens),
+        max_seq_len=max(case.seq_lens),
+        window=case.window,
+        softcap=case.softcap,
+        sinks=sinks,
+        out=out,
+    )
+    assert result is out
+    close(result, expected)
+
+
+@pytest.mark.parametrize(("case", "page_size"), list(product(ATTENTION, (1, 16))))
+def test_paged_attention(case: Attention, page_size: int) -> None:
+    check_attention(case, attention_inputs(case, page_size, 4, 2))
+
+
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(3, 3), (6, 1), (16, 1), (12, 4)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_paged_attention_head_groups(num_q_heads: int, num_kv_heads: int, dtype: torch.dtype) -> None:
+    case = Attention((1, 9, 1), (70, 40, 33))
+    check_attention(case, attention_inputs(case, 64, num_q_heads, num_kv_heads, dtype))
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, 0.0), (70, 0.0), (None, 5.0)])
+def test_paged_attention_in_pieces(monkeypatch: pytest.MonkeyPatch, window: int | None, softcap: float) -> None:
+    """Long contexts are cut; here short ones are, as finely."""
+    monkeypatch.setattr(paged_attention_cpu, "CONTEXT_PIECE", 50)
+    monkeypatch.setattr(paged_attention_cpu, "QUERY_PIECE", 24)
+    monkeypatch.setattr(paged_attention_cpu, "GATHER_TOKENS", 256)
+    case = Attention((130, 1, 1, 1, 40), (290, 200, 190, 9, 40), window, softcap, with_sinks=True)
+    check_attention(case, attention_inputs(case, 16, 4, 2))
+
+
+def test_copy_pages() -> None:
+    kv = torch.randn(2, 2, 6, 2, 4, 8)
+    expected = kv.clone()
+    copy_pages_reference(expected, int32(4, 0), int32(1, 3))
+    copy_pages(kv, int32(4, 0), int32(1, 3))
+    assert torch.equal(kv, expected)
+    assert torch.equal(kv[:, :, 1], kv[:, :, 4])
+
+
+@pytest.mark.parametrize("num_new", [(1, 1, 1), (4, 1, 9), (3, 3, 3)])
+def test_prepare_inputs(num_new: tuple[int, ...]) -> None:
+    token_ids = torch.randint(0, 1000, (8, 33), dtype=torch.int32)
+    page_table = torch.randint(0, 1000, (8, 9), dtype=torch.int32)
+    arguments = (int32(6, 0, 3), int32(5, 0, 20), int32(*num_new), sum(num_new), token_ids, page_table, 4)
+    for actual, expected in zip(prepare_inputs(*arguments), prepare_inputs_reference(*arguments), strict=True):
+        assert torch.equal(actual, expected)
+        assert actual.dtype == expected.dtype
+
+
+def test_write_runs() -> None:
+    table = torch.zeros(5, 12, dtype=torch.int32)
+    expected = table.clone()
+    arguments = (int32(4, 0, 2), int32(3, 0, 11), int32(5, 0, 1), int32(1, 2, 3, 4, 5, 6))
+    write_runs(table, *arguments)
+    write_runs_reference(expected, *arguments)
+    assert torch.equal(table, expected)
+    assert table[4, 3:8].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_wrong_shapes_are_refused() -> None:
+    q, k, v, page_table, starts, seq_lens = attention_inputs(Attention((1, 1), (4, 5)), 4, 4, 2)
+    with pytest.raises(ValueError, match="does not fit pages"):
+        paged_attention(q[:, :, :8], k, v, page_table, starts, seq_lens, scale=1, max_query_len=1, max_seq_len=5)
+    with pytest.raises(ValueError, match="cannot share"):
+        paged_attention(q[:, :3], k, v, page_table, starts, seq_lens, scale=1, max_query_len=1, max_seq_len=5)
+    with pytest.raises(ValueError, match="query_start_loc"):
+        paged_attention(q, k, v, page_table, starts[:-1], seq_lens, scale=1, max_query_len=1, max_seq_len=5)
+    with pytest.raises(ValueError, match="weight"):
+        rms_norm(torch.zeros(2, 8), torch.ones(7), 1e-6)
+    with pytest.raises(ValueError, match="gate_up"):
+        silu_mul(torch.zeros(2, 7))
+    with pytest.raises(ValueError, match="src"):
+        copy_pages(torch.zeros(1, 2, 3, 1, 1, 1), int32(0), int32(1, 2))

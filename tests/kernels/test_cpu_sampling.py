@@ -1,0 +1,172 @@
+"""Sampling on the CPU: the reference's tokens, the right distribution, and noise that depends on nothing else."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels.philox import gumbel_from_words, philox_reference, philox_words
+from penstock.kernels.sampling import SamplingNeeds, SamplingState, sample, sample_reference
+
+ALL = SamplingNeeds(random=True, bias=True, min_tokens=True, penalties=True, min_p=True, top_k=True, top_p=True)
+
+
+def make_state(num_rows: int, max_len: int = 12) -> SamplingState:
+    """Everything off."""
+    return SamplingState(
+        temperature=torch.ones(num_rows),
+        top_p=torch.ones(num_rows),
+        min_p=torch.zeros(num_rows),
+        repetition_penalty=torch.ones(num_rows),
+        presence_penalty=torch.zeros(num_rows),
+        frequency_penalty=torch.zeros(num_rows),
+        seed=torch.arange(num_rows) * 7919,
+        top_k=torch.zeros(num_rows, dtype=torch.int64),
+        min_tokens=torch.zeros(num_rows, dtype=torch.int64),
+        num_prompt_tokens=torch.ones(num_rows, dtype=torch.int64),
+        token_ids=torch.zeros(num_rows, max_len, dtype=torch.int32),
+        stop_ids=torch.full((num_rows, 4), -1, dtype=torch.int32),
+        bias_ids=torch.full((num_rows, 4), -1, dtype=torch.int32),
+        bias_values=torch.zeros(num_rows, 4),
+    )
+
+
+def random_state(num_rows: int, vocab: int, seed: int) -> SamplingState:
+    """Each feature on in about half of the rows."""
+    g = torch.Generator().manual_seed(seed)
+
+    def choose(on: Tensor, off: float) -> Tensor:
+        return torch.where(torch.rand(num_rows, generator=g) < 0.5, on, torch.full_like(on, off))
+
+    def rand(low: float, high: float) -> Tensor:
+        return torch.rand(num_rows, generator=g) * (high - low) + low
+
+    state = make_state(num_rows)
+    lists = [torch.randperm(vocab, generator=g)[:4] for _ in range(2 * num_rows)]
+    return state._replace(
+        temperature=choose(rand(0.3, 1.8), 0.0),
+        top_p=choose(rand(0.2, 0.99), 1.0),
+        min_p=choose(rand(0.01, 0.3), 0.0),
+        repetition_penalty=choose(rand(0.7, 1.6), 1.0),
+        presence_penalty=choose(rand(-1, 1), 0.0),
+        frequency_penalty=choose(rand(-1, 1), 0.0),
+        seed=torch.randint(0, 2**63 - 1, (num_rows,), generator=g),
+        top_k=choose(torch.randint(1, vocab + 10, (num_rows,), generator=g), 0),
+        min_tokens=torch.randint(0, 9, (num_rows,), generator=g),
+        num_prompt_tokens=torch.randint(1, 4, (num_rows,), generator=g),
+        token_ids=torch.randint(0, vocab, (num_rows, 12), generator=g, dtype=torch.int32),
+        stop_ids=torch.stack(lists[:num_rows]).int(),
+        bias_ids=torch.stack(lists[num_rows:]).int(),
+        bias_values=torch.randn(num_rows, 4, generator=g),
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_to_the_reference(seed: int) -> None:
+    num_rows, vocab = 40, 53
+    state = random_state(num_rows, vocab, seed)
+    logits = torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+    rows = torch.randperm(num_rows)
+    positions = torch.randint(4, 12, (num_rows,))
+    expected = sample_reference(logits, rows, positions, state)
+    assert torch.equal(sample(logits.clone(), rows, positions, state, ALL), expected)
+
+
+def test_top_p_beyond_the_best_thousand() -> None:
+    """A flat distribution over a large vocabulary: the mass is not in the tokens sorted first."""
+    vocab = 5000
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(1)) * 0.01
+    state = make_state(4)._replace(top_p=torch.tensor([0.9, 0.3, 0.001, 1.0]))
+    rows, positions = torch.arange(4), torch.full((4,), 3)
+    needs = SamplingNeeds(random=True, top_p=True)
+    expected = sample_reference(logits, rows, positions, state)
+    assert torch.equal(sample(logits.clone(), rows, positions, state, needs), expected)
+
+
+def test_philox() -> None:
+    """The words of the published test vectors, and of the plain form."""
+    # Random123's known answers for philox4x32-10: counter and key all zeros.
+    assert [philox_reference(0, 0, i) for i in range(4)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    seeds = torch.tensor([0, 5, 2**63 - 1, 2**40 + 3])
+    positions = torch.tensor([0, 3, 100000, 9])
+    words = philox_words(seeds[:, None], positions[:, None], torch.arange(5)).flatten(1)
+    for row, (seed, position) in enumerate(zip(seeds.tolist(), positions.tolist(), strict=True)):
+        assert words[row].tolist() == [philox_reference(seed, position, i) for i in range(20)]
+
+
+def test_noise_is_finite_at_the_ends() -> None:
+    noise = gumbel_from_words(torch.tensor([0, 2**32 - 1]))
+    assert noise.isfinite().all()
+    assert noise[0] == pytest.approx(-math.log(24 * math.log(2)), abs=1e-5)
+    assert noise[1] == pytest.approx(16.64, abs=0.01)
+
+
+def chi_square(counts: Tensor, probabilities: Tensor) -> float:
+    expected = probabilities * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("vary", ["seed", "position"])
+def test_the_distribution_is_the_softmax(vary: str) -> None:
+    """20,000 draws over 12 tokens, by seed or by position: chi-square with 11 degrees of freedom, p > 0.001."""
+    num_draws, vocab = 20_000, 12
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(0))
+    temperature = 0.7
+    state = make_state(num_draws)._replace(temperature=torch.full((num_draws,), temperature))
+    rows = torch.arange(num_draws)
+    positions = torch.full((num_draws,), 9)
+    if vary == "position":
+        state = state._replace(seed=torch.full((num_draws,), 42))
+        positions = torch.arange(num_draws)
+    drawn = sample(logits.expand(num_draws, -1).clone(), rows, positions, state, SamplingNeeds(random=True))
+    counts = torch.bincount(drawn, minlength=vocab)
+    assert chi_square(counts, (logits / temperature).softmax(-1)) < 31.3
+
+
+def test_filters_keep_the_right_tokens() -> None:
+    """Over many draws exactly the kept tokens appear."""
+    num_draws = 4000
+    probabilities = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
+    logits = probabilities.log().expand(num_draws, -1)
+    rows, positions = torch.arange(num_draws), torch.full((num_draws,), 2)
+
+    def seen(needs: SamplingNeeds, **fields: float) -> list[int]:
+        state = make_state(num_draws)
+        for name, value in fields.items():
+            tensor: Tensor = getattr(state, name)
+            tensor.fill_(value)
+        return sorted(set(sample(logits.clone(), rows, positions, state, needs).tolist()))
+
+    assert seen(SamplingNeeds(random=True)) == [0, 1, 2, 3, 4, 5]
+    assert seen(SamplingNeeds(random=True, top_k=True), top_k=2) == [0, 1]
+    assert seen(SamplingNeeds(random=True, top_p=True), top_p=0.7) == [0, 1, 2]
+    assert seen(SamplingNeeds(random=True, min_p=True), min_p=0.2) == [0, 1, 2, 3]
+    # Top-p shares out what top-k has left: 0.4 of 0.65 is 0.62 of it.
+    assert seen(SamplingNeeds(random=True, top_k=True, top_p=True), top_k=2, top_p=0.6) == [0]
+
+
+@pytest.mark.parametrize("vocab", [50, 3001])
+def test_a_draw_does_not_depend_on_the_batch(vocab: int) -> None:
+    state = random_state(16, vocab, seed=3)
+    logits = torch.randn(16, vocab, generator=torch.Generator().manual_seed(3)) * 2
+    positions = torch.randint(4, 12, (16,))
+    together = sample(logits.clone(), torch.arange(16), positions, state, ALL)
+    for row in range(16):
+        alone = sample(logits[row : row + 1].clone(), torch.tensor([row]), positions[row : row + 1], state, ALL)
+        assert alone[0] == together[row]
+    backwards = torch.arange(15, -1, -1)
+    assert torch.equal(sample(logits[backwards], backwards, positions[backwards], state, ALL), together[backwards])
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]])
+    row, position = torch.tensor([0]), torch.tensor([2])
+    assert sample(logits, row, position, make_state(1), SamplingNeeds()).tolist() == [1]
+    state = make_state(1)._replace(temperature=torch.zeros(1))
+    assert sample(logits.clone(), row, position, state, ALL).tolist() == [1]
+
+
+def test_wrong_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit rows"):
+        sample(torch.zeros(2, 5), torch.zeros(3), torch.zeros(3), make_state(3), SamplingNeeds())
