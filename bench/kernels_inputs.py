@@ -1,4 +1,4 @@
-"""Inputs of the kernel benchmarks, as they lie in a serving process: pages of a sequence are scattered over the pool."""
+"""Inputs of the kernel benchmarks, laid out as in a serving process: a sequence's pages are scattered."""
 
 import functools
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.bench.kernels_timing import num_rotations
+from penstock.kernels.paged_attention import paged_attention
 from penstock.kernels.triton.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
 
 
@@ -39,6 +40,8 @@ class AttentionProblem:
     @property
     def rotations(self) -> int:
         """Decode must not find its KV in the L2 cache; prefill does arithmetic, and needs no more than a few."""
+        if self.device == "cpu":
+            return 1
         return num_rotations(self.kv_bytes) if self.query_len == 1 else 2
 
 
@@ -66,6 +69,14 @@ def attention_calls(
 ) -> list[Callable[[], Tensor]]:
     """One call per rotation, each on its own layer of the pool."""
     q, kv, table, starts, lens = attention_inputs(problem, rotations)
+    if problem.device == "cpu":  # the dry form
+        return [
+            functools.partial(
+                paged_attention, q[i], kv[i, 0], kv[i, 1], table, starts, lens,
+                scale=problem.head_dim**-0.5, max_query_len=problem.query_len, max_seq_len=problem.context,
+            )
+            for i in range(rotations)
+        ]  # fmt: skip
     return [
         functools.partial(
             paged_attention_triton, q[i], kv[i, 0], kv[i, 1], table, starts, lens,

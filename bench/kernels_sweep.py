@@ -94,7 +94,10 @@ def main() -> None:
         timed.sort(key=lambda pair: pair[0])
         unit = "GB/s" if len(shape) == 2 else "TFLOP/s"
         work = problem.kv_bytes / 1e9 if len(shape) == 2 else problem.flops / 1e12
-        print(f"page {page_size} {shape}: " + "; ".join(f"{tuple(t)} {s * 1e6:.1f} us {work / s:.0f} {unit}" for s, t in timed[:7]))
+        print(
+            f"page {page_size} {shape}: "
+            + "; ".join(f"{tuple(t)} {s * 1e6:.1f} us {work / s:.0f} {unit}" for s, t in timed[:7])
+        )
         results += [{"page_size": page_size, "shape": shape, "tiles": tuple(t), "seconds": s} for s, t in timed]
     if args.out:
         args.out.write_text(json.dumps(results))

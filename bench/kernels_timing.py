@@ -1,5 +1,6 @@
 """Timing on a CUDA device: graph replays over rotating inputs, and the card's own measured limits."""
 
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -44,10 +45,9 @@ def measure_limits() -> dict[str, float]:
     """Copy bandwidth (bytes read + written per second) and bf16 matrix rate (FLOP/s) of this card."""
     source = torch.empty(1 << 30, dtype=torch.int32, device="cuda").random_()
     target = torch.empty_like(source)
-    copy = time_calls([lambda: target.copy_(source)])
-    bandwidth = 2 * source.numel() * 4 / copy
+    bandwidth = 2 * source.nbytes / time_calls([functools.partial(target.copy_, source)])
     del source, target
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
-    product = time_calls([lambda: torch.mm(a, b, out=out)], budget_ms=100)
+    product = time_calls([functools.partial(torch.mm, a, b, out=out)], budget_ms=100)
     return {"copy_bytes_per_s": bandwidth, "matrix_flop_per_s": 2 * 8192**3 / product}

@@ -13,7 +13,8 @@ def top_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, 
         num_top: 0 <= num_top <= V.
 
     Returns:
-        (fp32 [S, num_top], highest first; int32 [S, num_top] their ids, equal logits by lowest id; fp32 [S] of `chosen`).
+        (fp32 [S, num_top], highest first; int32 [S, num_top] their ids, of equal logits the lowest id first;
+        fp32 [S] of `chosen`).
     """
     if logits.ndim != 2 or chosen.shape != logits.shape[:1] or not 0 <= num_top <= logits.shape[1]:
         raise ValueError(f"logits {tuple(logits.shape)}, chosen {tuple(chosen.shape)} and num_top {num_top} do not fit")

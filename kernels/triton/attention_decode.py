@@ -13,7 +13,7 @@ from penstock.kernels.triton.attention_tiles import LOG2E, attend
 
 
 @triton.jit
-def split_tiles(seq_len, window, num_splits, BLOCK_N: tl.constexpr, MIN_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr):  # fmt: skip
+def split_tiles(seq_len, window, num_splits, BLOCK_N: tl.constexpr, MIN_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr):
     """(first token of the first visible tile, tiles per split) of a row: the same answer in both kernels."""
     first = 0
     if HAS_WINDOW:

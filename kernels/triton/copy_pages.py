@@ -32,6 +32,4 @@ def copy_pages_triton(kv: Tensor, src: Tensor, dst: Tensor) -> None:
         raise ValueError(f"pages must be contiguous, got strides {kv.stride()}")
     block = 2048
     grid = (src.shape[0] * ceil_div(elements, block), 2, num_layers)
-    copy_pages_kernel[grid](
-        kv, src, dst, elements, kv.stride(0), kv.stride(1), kv.stride(2), BLOCK=block, num_warps=4
-    )
+    copy_pages_kernel[grid](kv, src, dst, elements, kv.stride(0), kv.stride(1), kv.stride(2), BLOCK=block, num_warps=4)

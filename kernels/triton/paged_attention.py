@@ -1,5 +1,7 @@
 """Launch rules of the paged attention kernels: which kernel, which tiles, how many splits."""
 
+import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -27,30 +29,57 @@ class PrefillTiles(NamedTuple):
     num_stages: int
 
 
+MAX_SPLITS = 128
+
+
 def decode_tiles(
     facts: DeviceFacts, num_rows: int, num_kv_heads: int, head_dim: int, max_seq_len: int, itemsize: int
 ) -> DecodeTiles:
-    """Tiles for `num_rows` single-query rows of up to `max_seq_len` tokens."""
+    """Tiles for `num_rows` single-query rows of up to `max_seq_len` tokens.
+
+    A tile of K is 16 KiB. num_stages 5 gives K and V two tiles in flight each, since the page ids they are
+    addressed by take every other stage: 64 to 72 KiB a program, so three fit a Hopper multiprocessor and two an
+    Ampere one. None of these constants has been tuned on a card yet; `bench/kernels_sweep.py` does that.
+    """
     row_bytes = next_power_of_two(head_dim) * itemsize
-    block_n = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
-    min_tiles = max(1, 128 // block_n)
-    # Enough programs for about four waves of two per multiprocessor, while a split keeps min_tiles.
-    wanted = ceil_div(8 * facts.num_sms, num_rows * num_kv_heads)
-    longest = ceil_div(max_seq_len, block_n * min_tiles)
-    num_splits = min(next_power_of_two(wanted), next_power_of_two(longest), 64) if wanted > 1 else 1
-    return DecodeTiles(block_n, num_splits, min_tiles, num_warps=4, num_stages=3)
+    block_n = max(16, min(128, 16384 // row_bytes))
+    slots = facts.num_sms * (3 if facts.capability[0] >= 9 else 2)
+    num_splits = choose_splits(num_rows * num_kv_heads, slots, ceil_div(max_seq_len, block_n))
+    return DecodeTiles(block_n, num_splits, 1, num_warps=4, num_stages=5)
 
 
-def prefill_tiles(facts: DeviceFacts, head_dim: int, itemsize: int, group: int) -> PrefillTiles:
-    """Tiles for rows with several queries. 64 rows or more, so that Hopper uses its warpgroup products."""
+@functools.lru_cache(maxsize=4096)
+def choose_splits(num_programs: int, slots: int, num_tiles: int) -> int:
+    """Splits per row for `num_programs` unsplit programs of `num_tiles` KV tiles on a card that holds `slots` at once.
+
+    FlashAttention-3's rule (hopper/heuristics.h): of the counts whose last wave is nearly full, the smallest.
+    """
+    if num_programs >= 4 * slots:
+        return 1
+    most = max(1, min(MAX_SPLITS, num_tiles))
+    if num_programs * most <= slots:
+        return most
+    full = [num_programs * splits / slots for splits in range(1, most + 1)]
+    efficiency = [waves / math.ceil(waves) for waves in full]
+    best = max(efficiency)
+    splits = next(i + 1 for i, value in enumerate(efficiency) if value >= 0.85 * best)
+    return ceil_div(num_tiles, ceil_div(num_tiles, splits))  # without splits that whole tiles leave empty
+
+
+def prefill_tiles(facts: DeviceFacts, head_dim: int, itemsize: int, group: int, softcap: bool) -> PrefillTiles:
+    """Tiles for rows with several queries: 64 rows or more, so that Hopper uses its warpgroup products.
+
+    As in FlashAttention-2's Triton version; not tuned on a card yet (`bench/kernels_sweep.py`).
+    """
     if itemsize == 4:  # exact fp32 products run on the plain cores, for tests and parity rather than for speed
         return PrefillTiles(max(16, next_power_of_two(group)), 16, 4, 2)
-    padded = next_power_of_two(head_dim)
-    if padded > 128:
-        return PrefillTiles(64, 32, 4, 2)
-    if facts.capability[0] >= 9:
-        return PrefillTiles(128, 64, 8, 3)
-    return PrefillTiles(128, 64, 8, 2)
+    hopper = facts.capability[0] >= 9
+    if head_dim > 128:
+        return PrefillTiles(128 if hopper else 64, 32, 8, 3)
+    if hopper:
+        return PrefillTiles(128, 64, 8, 5)
+    # Capping scores, or masking a padded head, costs registers that 64 columns of scores need: they would spill.
+    return PrefillTiles(128, 64 if head_dim in (64, 128) and not softcap else 32, 8, 3)
 
 
 def paged_attention_triton(
@@ -84,14 +113,17 @@ def paged_attention_triton(
     facts = device_facts(q.device)
     if max_query_len == 1 or num_rows > 1:
         if decode is None:
-            decode = decode_tiles(
-                facts, num_rows, k_pages.shape[1], q.shape[2], max_seq_len, q.element_size()
-            )
-        _launch_decode(q, k_pages, v_pages, page_table, query_start_loc, seq_lens, sinks, out, scale, softcap, window, decode)  # fmt: skip
+            decode = decode_tiles(facts, num_rows, k_pages.shape[1], q.shape[2], max_seq_len, q.element_size())
+        _launch_decode(
+            q, k_pages, v_pages, page_table, query_start_loc, seq_lens, sinks, out, scale, softcap, window, decode
+        )  # fmt: skip
     if max_query_len > 1:
         if prefill is None:
-            prefill = prefill_tiles(facts, q.shape[2], q.element_size(), q.shape[1] // k_pages.shape[1])
-        _launch_prefill(q, k_pages, v_pages, page_table, query_start_loc, seq_lens, sinks, out, scale, softcap, window, prefill)  # fmt: skip
+            group = q.shape[1] // k_pages.shape[1]
+            prefill = prefill_tiles(facts, q.shape[2], q.element_size(), group, softcap > 0)
+        _launch_prefill(
+            q, k_pages, v_pages, page_table, query_start_loc, seq_lens, sinks, out, scale, softcap, window, prefill
+        )  # fmt: skip
     return out
 
 

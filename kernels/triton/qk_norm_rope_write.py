@@ -84,10 +84,9 @@ def rope_kernel(
             w3 = tl.load(w_ptr + 2 * HALF + rest, mask=(rest < REST) & applies, other=1.0)
             x3 = ((x3 * norm).to(raw1.dtype) * w3[None, :]).to(raw1.dtype).to(tl.float32)
 
+    position = token
     if HAS_POSITIONS:
         position = tl.load(positions_ptr + token).to(tl.int64)
-    else:
-        position = token
     cs_row = cos_sin_ptr + position * stride_cs
     cos = tl.load(cs_row + half, mask=half < HALF, other=0.0)[None, :]
     sin = tl.load(cs_row + HALF + half, mask=half < HALF, other=0.0)[None, :]

@@ -49,9 +49,9 @@ def bias_kernel(
         num_output = tl.load(positions_ptr + s).to(tl.int64) - tl.load(num_prompt_ptr + row)
         early = num_output < tl.load(min_tokens_ptr + row)
         if early:
-            k = tl.arange(0, BLOCK_STOP)
-            ids = tl.load(stop_ids_ptr + row * stride_stop + k, mask=k < num_stop, other=-1)
-            tl.store(line + ids, tl.full([BLOCK_STOP], float("-inf"), dtype=tl.float32), mask=ids >= 0)
+            j = tl.arange(0, BLOCK_STOP)
+            stops = tl.load(stop_ids_ptr + row * stride_stop + j, mask=j < num_stop, other=-1)
+            tl.store(line + stops, tl.full([BLOCK_STOP], float("-inf"), dtype=tl.float32), mask=stops >= 0)
 
 
 @triton.jit
@@ -90,9 +90,10 @@ def count_kernel(
     for done in tl.range(tl.program_id(1) * BLOCK, known, step):
         at = done + tl.arange(0, BLOCK)
         ids = tl.load(token_ids_ptr + row * stride_ids + at, mask=at < known, other=0)
-        in_prompt = at < num_prompt
-        tl.atomic_or(line + ids, tl.full([BLOCK], PROMPT_BIT, dtype=tl.int32), mask=(at < known) & in_prompt, sem="relaxed")  # fmt: skip
-        tl.atomic_add(line + ids, tl.full([BLOCK], 1, dtype=tl.int32), mask=(at < known) & (at >= num_prompt), sem="relaxed")  # fmt: skip
+        prompt = (at < known) & (at < num_prompt)
+        output = (at < known) & (at >= num_prompt)
+        tl.atomic_or(line + ids, tl.full([BLOCK], PROMPT_BIT, dtype=tl.int32), mask=prompt, sem="relaxed")
+        tl.atomic_add(line + ids, tl.full([BLOCK], 1, dtype=tl.int32), mask=output, sem="relaxed")
 
 
 @triton.jit
@@ -125,7 +126,7 @@ def penalty_kernel(
 
 
 def adjust_logits(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds) -> None:
-    """Apply to fp32 `logits` [S, V], in place, what `needs` says; arguments as in `penstock.kernels.sampling.sample`."""
+    """Apply to fp32 `logits` [S, V], in place, what `needs` says; other arguments as in `sampling.sample`."""
     num_samples, vocab = logits.shape
     if needs.bias or needs.min_tokens:
         num_bias, num_stop = state.bias_ids.shape[1], state.stop_ids.shape[1]

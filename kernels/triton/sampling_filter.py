@@ -64,7 +64,9 @@ def search(line, vocab, temperature, top, floor, lo, hi, num_lo, goal, MASS: tl.
         a = lo + 0.25 * width
         b = lo + 0.5 * width
         c = lo + 0.75 * width
-        sum_a, sum_b, sum_c, num_a, num_b, num_c = mass_above(line, vocab, temperature, top, floor, a, b, c, MASS, BLOCK)  # fmt: skip
+        sum_a, sum_b, sum_c, num_a, num_b, num_c = mass_above(
+            line, vocab, temperature, top, floor, a, b, c, MASS, BLOCK
+        )
         old_lo = lo
         old_hi = hi
         if sum_c >= goal:
@@ -139,7 +141,9 @@ def threshold_kernel(
                 below = search(line, vocab, temperature, top, floor, lo, top, num_left, k, False, BLOCK)
                 lo = below
                 if has_p:
-                    total, _, _, num_left, _, _ = mass_above(line, vocab, temperature, top, floor, lo, lo, lo, TOP_P, BLOCK)  # fmt: skip
+                    total, _, _, num_left, _, _ = mass_above(
+                        line, vocab, temperature, top, floor, lo, lo, lo, TOP_P, BLOCK
+                    )
             if has_p:
                 goal = tl.maximum(top_p * total, 1e-30)  # top_p 0 keeps the best token
                 below = search(line, vocab, temperature, top, floor, lo, top, num_left, goal, True, BLOCK)

@@ -105,6 +105,4 @@ def _resource_usage(tool: Path, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run(
-            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        return subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True).stdout

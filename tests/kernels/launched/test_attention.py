@@ -5,7 +5,6 @@ import torch
 
 from penstock.kernels.paged_attention import paged_attention_reference
 from penstock.kernels.triton.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
-
 from tests.kernels.attention_cases import AttentionCase, make_inputs
 from tests.kernels.tolerances import assert_near
 
@@ -13,7 +12,9 @@ DECODES = ((1, 1), (1, 16), (1, 17), (1, 67))
 MIXED = ((1, 33), (5, 5), (7, 40), (1, 1), (19, 32))
 
 
-def check(device: str, case: AttentionCase, decode: DecodeTiles | None = None, prefill: PrefillTiles | None = None) -> None:
+def check(
+    device: str, case: AttentionCase, decode: DecodeTiles | None = None, prefill: PrefillTiles | None = None
+) -> None:
     inputs = make_inputs(case, device)
     got = torch.full_like(inputs.args[0], float("nan"))
     paged_attention_triton(
@@ -38,7 +39,11 @@ def test_prefill_over_page_sizes(device: str, page_size: int) -> None:
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (5, 1), (14, 2), (16, 1)])
 def test_group_sizes(device: str, heads: int, kv_heads: int) -> None:
-    check(device, AttentionCase(((1, 20), (3, 21)), num_q_heads=heads, num_kv_heads=kv_heads), prefill=PrefillTiles(16, 16, 4, 2))
+    check(
+        device,
+        AttentionCase(((1, 20), (3, 21)), num_q_heads=heads, num_kv_heads=kv_heads),
+        prefill=PrefillTiles(16, 16, 4, 2),
+    )
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
@@ -74,7 +79,8 @@ def test_a_longer_bound_changes_nothing(device: str) -> None:
     """A captured graph launches with the bounds it was captured with."""
     inputs = make_inputs(AttentionCase(DECODES), device)
     exact, longer = (
-        paged_attention_triton(*inputs.args, **inputs.options, max_query_len=1, max_seq_len=bound) for bound in (67, 5000)
+        paged_attention_triton(*inputs.args, **inputs.options, max_query_len=1, max_seq_len=bound)
+        for bound in (67, 5000)
     )
     torch.testing.assert_close(exact, longer)
 
@@ -87,4 +93,5 @@ def test_a_row_without_context_gives_zeros(device: str) -> None:
         got = paged_attention_triton(
             *inputs.args[:5], seq_lens, **inputs.options, max_query_len=1, max_seq_len=20, decode=tiles
         )
-        assert got[1].eq(0).all() and got[0].isfinite().all()
+        assert got[1].eq(0).all()
+        assert got[0].isfinite().all()

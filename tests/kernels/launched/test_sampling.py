@@ -9,7 +9,13 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels import philox
-from penstock.kernels.sampling import SamplingNeeds, SamplingState, adjusted_logits_reference, kept_reference, sample_reference
+from penstock.kernels.sampling import (
+    SamplingNeeds,
+    SamplingState,
+    adjusted_logits_reference,
+    kept_reference,
+    sample_reference,
+)
 from penstock.kernels.top_logprobs import top_logprobs_reference
 from penstock.kernels.triton.philox import philox_words
 from penstock.kernels.triton.sampling import sample_triton
@@ -23,6 +29,7 @@ VOCAB = 203
 
 def make_state(device: str, vocab: int = VOCAB, num_rows: int = 8) -> SamplingState:
     """Row 0 greedy, row 1 plain, 2 top-k, 3 top-p, 4 min-p, 5 all filters, 6 penalties and bias, 7 everything."""
+
     def column(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.tensor(values[:num_rows], dtype=dtype, device=device)
 
@@ -51,7 +58,7 @@ def rows_and_positions(device: str, count: int) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def words_kernel(out_ptr, seed_ptr, position, first, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def words_kernel(out_ptr, seed_ptr, position, first, BLOCK: tl.constexpr):
     group = first + tl.arange(0, BLOCK)
     w0, w1, w2, w3 = philox_words(tl.load(seed_ptr), position, group)
     at = 4 * tl.arange(0, BLOCK)
@@ -123,7 +130,9 @@ def test_draws_equal_the_reference(device: str, vocab: int) -> None:
     expected = sample_reference(logits, rows, positions, state)
     assert sample_triton(logits.clone(), rows, positions, state, ALL).tolist() == expected.tolist()
     assert len(set(expected.tolist())) > 4
-    alone = [sample_triton(logits[s : s + 1].clone(), rows[s : s + 1], positions[s : s + 1], state, ALL) for s in range(8)]
+    alone = [
+        sample_triton(logits[s : s + 1].clone(), rows[s : s + 1], positions[s : s + 1], state, ALL) for s in range(8)
+    ]
     assert torch.cat(alone).tolist() == expected.tolist()
 
 

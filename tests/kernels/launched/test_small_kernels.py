@@ -50,23 +50,25 @@ def test_gated_activations(device: str, dtype: torch.dtype, tokens: int, width: 
     (4, 2, 64, 64), (7, 1, 64, 64), (3, 1, 80, 80), (2, 2, 96, 48), (2, 1, 256, 128),
 ])  # fmt: skip
 @pytest.mark.parametrize("norms", ["", "q", "k", "qk"])
-def test_rope(device: str, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, rotary: int, norms: str) -> None:
+def test_rope(
+    device: str, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, rotary: int, norms: str
+) -> None:
     tokens, page_size = 3, 4
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
     angles = torch.randn(50, rotary // 2, device=device)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
-    weights = [torch.randn(head_dim, device=device).to(dtype) if name in norms else None for name in "qk"]
+    q_weight, k_weight = (torch.randn(head_dim, device=device).to(dtype) if name in norms else None for name in "qk")
     positions = torch.tensor([0, 49, 7], device=device)
     slots = torch.tensor([5, -1, 23], device=device)
     pools = [torch.full((2, 6, kv_heads, page_size, head_dim), 7.0, device=device, dtype=dtype) for _ in range(2)]
     expected = qk_norm_rope_write_reference(
-        qkv, positions, cos_sin, *weights, 1e-6, pools[0][0], pools[0][1], slots
+        qkv, positions, cos_sin, q_weight, k_weight, 1e-6, pools[0][0], pools[0][1], slots
     )
-    got = qk_norm_rope_write_triton(qkv, positions, cos_sin, *weights, 1e-6, pools[1][0], pools[1][1], slots)
+    got = qk_norm_rope_write_triton(qkv, positions, cos_sin, q_weight, k_weight, 1e-6, pools[1][0], pools[1][1], slots)
     assert_near(got, expected, factor=2)
     assert_near(pools[1], pools[0], factor=2)
     by_token = qk_norm_rope_write_triton(
-        qkv, None, cos_sin[positions], *weights, 1e-6, pools[1][0], pools[1][1], slots.int()
+        qkv, None, cos_sin[positions], q_weight, k_weight, 1e-6, pools[1][0], pools[1][1], slots.int()
     )
     torch.testing.assert_close(by_token, got, rtol=0, atol=0)
 

@@ -1,0 +1,145 @@
+"""Times every kernel at serving shapes beside the card's own limits and, where installed, other libraries.
+
+    python bench/kernels.py [--out FILE.json] [--only decode,prefill,small,sampling]
+    python bench/kernels.py --dry       # the same code at tiny sizes on the CPU: proves that it runs, measures nothing
+
+Needs nothing from the network. Shares are of the copy bandwidth and the bf16 matrix rate measured in the same run.
+"""
+
+import argparse
+import functools
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from penstock.bench.kernels_inputs import AttentionProblem, attention_calls
+from penstock.bench.kernels_peers import decode_peers, prefill_peers
+from penstock.bench.kernels_small import sampling_cases, small_cases
+from penstock.bench.kernels_timing import measure_limits, time_calls
+
+PARTS = ("decode", "prefill", "small", "sampling")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One timed case. `share` is of the limit that binds it (bandwidth or matrix rate); peers map to seconds."""
+
+    part: str
+    case: str
+    seconds: float
+    rate: float
+    unit: str
+    share: float
+    peers: dict[str, float]
+
+
+Timer = Callable[[Sequence[Callable[[], object]]], float]
+
+
+def bench_decode(timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[Result]:
+    """Llama-3.1-8B heads (the KV shape of Qwen3-8B too), batch 1 to 256, context 1k to 32k, at most 20 GB of KV."""
+    shapes = [
+        (b, c) for b in (1, 8, 32, 64, 128, 256) for c in (1024, 4096, 8192, 32768) if b * c <= 160 * 1024 or b == 1
+    ]
+    shapes.append((256, 2048))
+    for batch, context in [(2, 40)] if dry else shapes:
+        problem = small(AttentionProblem(batch, 1, context), dry)
+        seconds = timer(attention_calls(problem, problem.rotations))
+        rate = problem.kv_bytes / seconds
+        peers = {name: timer(calls) for name, calls in decode_peers(problem)}
+        name = f"B={batch} context={context} ({problem.kv_bytes / 2**20:.0f} MiB)"
+        yield Result("decode", name, seconds, rate / 1e9, "GB/s", rate / limits["copy_bytes_per_s"], peers)
+
+
+def bench_prefill(timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[Result]:
+    """Fresh prompts of 1k to 16k tokens, chunks behind a cached prefix, and many short prompts."""
+    shapes = [(1, n, n) for n in (1024, 2048, 4096, 8192, 16384)]
+    shapes += [(1, 2048, 8192), (1, 2048, 16384), (16, 512, 512), (8, 256, 4096)]
+    for batch, query_len, context in [(2, 5, 9)] if dry else shapes:
+        problem = small(AttentionProblem(batch, query_len, context), dry)
+        seconds = timer(attention_calls(problem, problem.rotations))
+        rate = problem.flops / seconds
+        peers = {name: timer(calls) for name, calls in prefill_peers(problem)}
+        name = f"B={batch} new={query_len} context={context}"
+        yield Result("prefill", name, seconds, rate / 1e12, "TFLOP/s", rate / limits["matrix_flop_per_s"], peers)
+
+
+def bench_cases(part: str, timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[Result]:
+    """Memory-bound kernels: norms, activation, rotary embedding with the KV write; sampling at 152k tokens."""
+    for case in small_cases(dry) if part == "small" else sampling_cases(dry):
+        seconds = timer(case.calls)
+        rate = case.bytes_per_call / seconds
+        peers = {name: timer(calls) for name, calls in case.peers}
+        yield Result(part, case.name, seconds, rate / 1e9, "GB/s", rate / limits["copy_bytes_per_s"], peers)
+
+
+def small(problem: AttentionProblem, dry: bool) -> AttentionProblem:
+    if not dry:
+        return problem
+    shape = {
+        "num_q_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "page_size": 4,
+        "dtype": torch.float32,
+        "device": "cpu",
+    }
+    return AttentionProblem(problem.batch, problem.query_len, problem.context, **shape)  # type: ignore[arg-type]
+
+
+def time_on_cpu(calls: Sequence[Callable[[], object]]) -> float:
+    """One call, for the dry form."""
+    begin = time.perf_counter()
+    calls[0]()
+    return time.perf_counter() - begin
+
+
+def line_of(result: Result) -> str:
+    peers = "  ".join(f"{name} {seconds * 1e6:.1f}" for name, seconds in result.peers.items())
+    rate = f"{result.rate:8.0f} {result.unit}"
+    figures = f"{result.seconds * 1e6:9.1f} us {rate} {100 * result.share:5.1f} %"
+    return f"{result.part:9s} {result.case:44s} {figures}   {peers}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to run, separated by commas")
+    parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU")
+    args = parser.parse_args(argv)
+    parts = args.only.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"unknown parts: {', '.join(sorted(unknown))}")
+    if not args.dry and not torch.cuda.is_available():
+        parser.error("no CUDA device here; --dry runs the same code on the CPU")
+    if args.dry:
+        timer: Timer = time_on_cpu
+        limits = {"copy_bytes_per_s": 1e10, "matrix_flop_per_s": 1e11}  # placeholders: nothing is measured
+        device = "none (dry run; no figure below means anything)"
+    else:
+        timer = time_calls
+        limits = measure_limits()
+        device = torch.cuda.get_device_name()
+    print(f"device: {device}; torch {torch.__version__}")
+    copy, matrix = limits["copy_bytes_per_s"] / 1e12, limits["matrix_flop_per_s"] / 1e12
+    print(f"copy {copy:.2f} TB/s, bf16 matrix product {matrix:.0f} TFLOP/s")
+    results: list[Result] = []
+    benches = {"decode": bench_decode, "prefill": bench_prefill}
+    for part in parts:
+        bench = benches.get(part) or functools.partial(bench_cases, part)
+        for result in bench(timer, limits, args.dry):
+            results.append(result)
+            print(line_of(result), flush=True)
+    if args.out:
+        record = {"device": device, "dry": args.dry, "torch": torch.__version__, "python": platform.python_version()}
+        args.out.write_text(json.dumps({**record, "limits": limits, "results": [asdict(r) for r in results]}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

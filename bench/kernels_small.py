@@ -1,0 +1,117 @@
+"""Cases of the memory-bound kernels: each names the fewest bytes it can move and the calls to time."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.bench.kernels_timing import num_rotations
+from penstock.kernels.activation import silu_mul
+from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write
+from penstock.kernels.rms_norm import add_rms_norm
+from penstock.kernels.sampling import SamplingNeeds, SamplingState, sample
+from penstock.kernels.top_logprobs import top_logprobs
+
+Calls = list[Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    bytes_per_call: int
+    calls: Calls
+    peers: tuple[tuple[str, Calls], ...] = field(default=())
+
+
+def small_cases(dry: bool) -> list[Case]:
+    """Qwen3-8B's shapes: hidden 4096, intermediate 12288, 32 query and 8 key-value heads of 128."""
+    out = []
+    for tokens in (3,) if dry else (1, 256, 8192):
+        out += [_norm_case(tokens, 64 if dry else 4096, dry), _gate_case(tokens, 96 if dry else 12288, dry)]
+        out.append(_rope_case(tokens, (4, 2, 16) if dry else (32, 8, 128), dry))
+    return out
+
+
+def sampling_cases(dry: bool) -> list[Case]:
+    """fp32 logits of 151,936 tokens: greedy, plain temperature, the usual filters, penalties, log-probabilities."""
+    kinds = {
+        "greedy": SamplingNeeds(),
+        "temperature": SamplingNeeds(random=True),
+        "top-k 20, top-p 0.95": SamplingNeeds(random=True, top_k=True, top_p=True),
+        "top-p 0.95": SamplingNeeds(random=True, top_p=True),
+        "penalties": SamplingNeeds(random=True, penalties=True),
+    }
+    out = []
+    vocab = 97 if dry else 151936
+    for rows in (2,) if dry else (1, 64, 256):
+        logits = _rotate((rows, vocab), dry, torch.float32)
+        for name, needs in kinds.items():
+            state = _state(rows, vocab, dry, top_k=20 if needs.top_k else 0)
+            at = torch.arange(rows, device=logits.device)
+            positions = torch.full_like(at, 30)
+            calls: Calls = [functools.partial(sample, part, at, positions, state, needs) for part in logits]
+            out.append(Case(f"{name}, S={rows}", logits[0].numel() * 4, calls))
+        chosen = torch.zeros(rows, dtype=torch.int32, device=logits.device)
+        calls = [functools.partial(top_logprobs, part, chosen, 20) for part in logits]
+        out.append(Case(f"20 log-probabilities, S={rows}", logits[0].numel() * 4, calls))
+    return out
+
+
+def _device(dry: bool) -> str:
+    return "cpu" if dry else "cuda"
+
+
+def _rotate(shape: tuple[int, ...], dry: bool, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """[rotations, *shape] of random numbers."""
+    size = dtype.itemsize * torch.Size(shape).numel()
+    rotations = 1 if dry else num_rotations(size)
+    return torch.randn(rotations, *shape, device=_device(dry), dtype=torch.float32 if dry else dtype)
+
+
+def _norm_case(tokens: int, width: int, dry: bool) -> Case:
+    x, residual, weight = _rotate((tokens, width), dry), _rotate((tokens, width), dry), _rotate((width,), dry)[0]
+    calls: Calls = [functools.partial(add_rms_norm, a, b, weight, 1e-6) for a, b in zip(x, residual, strict=True)]
+    peer: Calls = [functools.partial(functional.rms_norm, a, (width,), weight, 1e-6) for a in x]
+    return Case(f"add + RMSNorm, T={tokens}", 4 * x[0].nbytes, calls, (("torch norm alone", peer),))
+
+
+def _gate_case(tokens: int, width: int, dry: bool) -> Case:
+    x = _rotate((tokens, 2 * width), dry)
+    calls: Calls = [functools.partial(silu_mul, part) for part in x]
+    return Case(f"SiLU * mul, T={tokens}", 3 * x[0].nbytes // 2, calls)
+
+
+def _rope_case(tokens: int, heads: tuple[int, int, int], dry: bool) -> Case:
+    num_q, num_kv, dim = heads
+    qkv = _rotate((tokens, (num_q + 2 * num_kv) * dim), dry)
+    page_size = 16
+    num_pages = tokens // page_size + 2
+    kv = torch.zeros(len(qkv), 2, num_pages, num_kv, page_size, dim, device=qkv.device, dtype=qkv.dtype)
+    cos_sin = torch.rand(tokens, dim, device=qkv.device)
+    weight = torch.rand(dim, device=qkv.device).to(qkv.dtype)
+    at = torch.arange(tokens, device=qkv.device)
+    calls: Calls = [
+        functools.partial(qk_norm_rope_write, part, at, cos_sin, weight, weight, 1e-6, pages[0], pages[1], at)
+        for part, pages in zip(qkv, kv, strict=True)
+    ]
+    return Case(f"q/k norm + RoPE + KV write, T={tokens}", 2 * qkv[0].nbytes, calls)
+
+
+def _state(rows: int, vocab: int, dry: bool, top_k: int) -> SamplingState:
+    device = _device(dry)
+
+    def column(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.full((rows,), value, dtype=dtype, device=device)
+
+    return SamplingState(
+        temperature=column(0.6), top_p=column(0.95), min_p=column(0.0), repetition_penalty=column(1.1),
+        presence_penalty=column(0.5), frequency_penalty=column(0.2), seed=column(7, torch.int64),
+        top_k=column(top_k, torch.int64), min_tokens=column(0, torch.int64), num_prompt_tokens=column(10, torch.int64),
+        token_ids=torch.randint(0, vocab, (rows, 64), dtype=torch.int32, device=device),
+        stop_ids=torch.full((rows, 1), -1, dtype=torch.int32, device=device),
+        bias_ids=torch.full((rows, 1), -1, dtype=torch.int32, device=device),
+        bias_values=torch.zeros(rows, 1, device=device),
+    )  # fmt: skip
