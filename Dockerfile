@@ -1,0 +1,38 @@
+# One image for all three processes; the command says which: frontend, scheduler, worker, or serve for all.
+#
+#   docker build -t penstock .
+#
+# torch: the build takes a wheel from the folder wheels/ if one fits (put torch's CPU wheel there for a small
+# image), else the package index. TORCH_INDEX_URL names another index for torch alone, such as PyTorch's CPU one.
+ARG BASE_IMAGE=python:3.11-slim
+
+FROM ${BASE_IMAGE} AS build
+ARG TORCH_INDEX_URL=""
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python -m venv /opt/penstock
+ENV PATH=/opt/penstock/bin:$PATH
+# The libraries first: they change less often than the source. The star lets wheels/ be absent.
+COPY pyproject.toml constraints.txt wheels* /build/wheels/
+RUN set -e; cd /build/wheels; \
+    if ls torch-*.whl >/dev/null 2>&1; then pip install --find-links . -c constraints.txt torch-*.whl; \
+    elif [ -n "$TORCH_INDEX_URL" ]; then pip install --index-url "$TORCH_INDEX_URL" -c constraints.txt torch; \
+    else pip install -c constraints.txt torch; fi
+RUN python -c "import pathlib, tomllib; print(*tomllib.loads(pathlib.Path('/build/wheels/pyproject.toml').read_text())['project']['dependencies'], sep='\n')" > /build/requirements.txt \
+    && pip install --find-links /build/wheels -c /build/wheels/constraints.txt -r /build/requirements.txt
+COPY . /build/source/
+RUN pip install --find-links /build/wheels -c /build/source/constraints.txt --no-deps /build/source
+
+FROM ${BASE_IMAGE}
+# For a GPU: Triton compiles a small launcher at run time, so give EXTRA_PACKAGES="gcc libc6-dev".
+ARG EXTRA_PACKAGES=""
+RUN if [ -n "$EXTRA_PACKAGES" ]; then apt-get update && apt-get install -y --no-install-recommends $EXTRA_PACKAGES \
+    && rm -rf /var/lib/apt/lists/*; fi
+RUN useradd --system --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin penstock
+COPY --from=build /opt/penstock /opt/penstock
+ENV PATH=/opt/penstock/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER penstock
+WORKDIR /tmp
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["penstock"]
+CMD ["serve", "--host", "0.0.0.0"]
