@@ -53,10 +53,11 @@ class KVPages:
         seq.launch_limit = min(len(seq.page_ids) * self.page_size, seq.max_len - 1)
 
     def find_prefix(self, seq: Sequence) -> PrefixHit:
-        """Look up the sequence's known tokens. At least one token is left to compute: its logits are wanted."""
+        """Look up the known tokens. What logits are wanted of is left to compute: the last token, at least."""
         if self.cache is None:
             return PrefixHit(None, [])
-        max_pages = (seq.num_tokens - 1) // self.page_size
+        end = seq.num_prompt_logprobs_sent if seq.owes_prompt_logprobs else seq.num_tokens - 1
+        max_pages = end // self.page_size
         return PrefixHit(*self.cache.match(seq.request.namespace, seq.token_ids, max_pages))
 
     def hold(self, namespace: Hashable, hit: PrefixHit) -> CacheNode | None:

@@ -14,6 +14,7 @@ class DecodeBatch:
     __slots__ = (
         "appends",
         "epochs",
+        "has_logprobs",
         "num_new",
         "owners",
         "positions",
@@ -36,6 +37,7 @@ class DecodeBatch:
         self.owners = [seq.owner for seq in seqs]
         self.request_ids = [seq.request_id for seq in seqs]
         self.sequence_idxs = [seq.sequence_idx for seq in seqs]
+        self.has_logprobs = any(seq.num_logprobs >= 0 for seq in seqs)
         self.stop_token_ids = frozenset[int]().union(*{seq.stop_token_ids for seq in seqs})
 
 
@@ -47,6 +49,7 @@ class Chunk(NamedTuple):
     start: int
     num_new: int
     samples: bool  # reaches the last known token
+    num_prompt_logprobs: int  # of its first positions the result says how likely the next prompt token was
 
 
 class InFlightStep(NamedTuple):
@@ -57,15 +60,17 @@ class InFlightStep(NamedTuple):
     chunks: list[Chunk]
     num_samples: int
     num_left: int  # sequences that had left the running set when it was planned
+    has_logprobs: bool  # of some output or prompt token
 
 
 class PlanBuilder:
     """Collects what one plan says beside its decodes."""
 
-    __slots__ = ("_appends", "_copy_dst", "_copy_src", "_new_rows", "chunks")
+    __slots__ = ("_appends", "_copy_dst", "_copy_src", "_new_rows", "chunks", "has_logprobs")
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
+        self.has_logprobs = False  # in some chunk
         self._appends: list[tuple[Sequence, int]] = []
         self._new_rows: list[NewRow] = []
         self._copy_src: list[int] = []
@@ -96,7 +101,14 @@ class PlanBuilder:
         start = seq.num_computed_tokens
         remaining = seq.num_tokens - start
         num_new = min(remaining, budget)
-        self.chunks.append(Chunk(seq, seq.epoch, start, num_new, num_new == remaining))
+        samples = num_new == remaining
+        # Those that a row begins with stay due until the chunk with the last one has returned; later chunks have none.
+        num_prompt_logprobs = max(0, min(start + num_new, seq.num_prompt_logprobs_due) - start)
+        if not seq.owes_prompt_logprobs:
+            num_prompt_logprobs = 0
+        self.chunks.append(Chunk(seq, seq.epoch, start, num_new, samples, num_prompt_logprobs))
+        if num_prompt_logprobs or (samples and seq.num_logprobs >= 0):
+            self.has_logprobs = True
         seq.num_computed_tokens = start + num_new
         return num_new
 

@@ -45,7 +45,8 @@ def find_start(seq: Sequence, kv: KVPages) -> Start | None:
     hit = kv.find_prefix(seq)
     page_size = kv.page_size
     num_hit_tokens = len(hit.page_ids) * page_size
-    siblings = seq.request.running
+    # A sibling's prompt spares computing all positions but one: not if their logits are wanted.
+    siblings = [] if seq.owes_prompt_logprobs else seq.request.running
     last = seq.request.num_prompt_tokens - 1
     num_full_pages = last // page_size
     if siblings and num_hit_tokens < last:

@@ -16,6 +16,7 @@ from penstock.core.config.options import SchedulerOptions
 from penstock.core.int32_buffer import unpack_int32
 from penstock.core.intake import Refusal, check_request
 from penstock.core.kv_pages import KVPages
+from penstock.core.logprobs import attach_logprobs, check_logprobs
 from penstock.core.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
 from penstock.core.policy import POLICIES
 from penstock.core.running_set import RunningSet
@@ -120,7 +121,7 @@ class Scheduler:
             for seq in [*request.running, *request.waiting]:
                 if seq.sequence_idx == sequence_idx:
                     self._remove(seq)
-                    deltas[request.owner] = [_error_delta(seq, error)]
+                    deltas[request.owner] = [seq.error_delta(error)]
         return deltas
 
     def reset_worker(self, hello: WorkerHello | None = None) -> Deltas:
@@ -143,7 +144,7 @@ class Scheduler:
                 if seq.num_tokens >= seq.max_len:
                     self._remove(seq)
                     error = f"the sequence has {seq.num_tokens} tokens; the worker that is there now takes {max_len}"
-                    deltas.setdefault(request.owner, []).append(_error_delta(seq, error))
+                    deltas.setdefault(request.owner, []).append(seq.error_delta(error))
         return deltas
 
     # --- a step -----------------------------------------------------------------------------
@@ -186,7 +187,8 @@ class Scheduler:
             if chunk.samples:
                 num_samples += 1
                 self.running.to_decode(chunk.seq)
-        self.in_flight.append(InFlightStep(step_id, decodes, chunks, num_samples, self.running.num_left))
+        has_logprobs = decodes.has_logprobs or builder.has_logprobs
+        self.in_flight.append(InFlightStep(step_id, decodes, chunks, num_samples, self.running.num_left, has_logprobs))
         preempted, self._preempted = self._preempted, []
         record = None
         if with_record:
@@ -268,6 +270,8 @@ class Scheduler:
             raise UnexpectedResultError(f"result of step {result.step_id}, which is not the oldest in flight")
         if len(tokens) != (num_samples := self.in_flight[0].num_samples):
             raise UnexpectedResultError(f"step {result.step_id} samples {num_samples} rows, got {len(tokens)} tokens")
+        if self.in_flight[0].has_logprobs and (error := check_logprobs(self.in_flight[0], result)):
+            raise UnexpectedResultError(error)
         step = self.in_flight.popleft()
         step_id = step.step_id
         due = self.calendar.take(step_id)
@@ -278,7 +282,7 @@ class Scheduler:
         else:
             num_dropped = self._settle_decodes(step, tokens, output)
         position = len(step.decodes.seqs)
-        for seq, epoch, _, num_new, samples in step.chunks:
+        for seq, epoch, _, num_new, samples, _ in step.chunks:
             if seq.running_epoch == epoch:
                 seq.num_unsettled_tokens -= num_new
                 if samples:
@@ -290,6 +294,8 @@ class Scheduler:
             else:
                 num_dropped += samples
             position += samples
+        if step.has_logprobs:
+            attach_logprobs(step, result, output)
         for seq in due:
             if seq.row >= 0 and seq.due_step == step_id:  # it was not in this step after all
                 self.calendar.enter(seq, step_id)
@@ -389,9 +395,3 @@ class Scheduler:
             num_output_tokens=self.totals.num_output_tokens,
             is_ready=is_ready,
         )
-
-
-def _error_delta(seq: Sequence, error: str) -> SequenceDelta:
-    return SequenceDelta(
-        seq.request_id, seq.sequence_idx, (), finish_reason="error", error=error, error_code="internal"
-    )

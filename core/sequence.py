@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from penstock.core.int32_buffer import unpack_int32
 from penstock.core.prefix_cache import CacheNode
-from penstock.ipc.messages import AddRequest, SamplingParams
+from penstock.ipc.messages import AddRequest, SamplingParams, SequenceDelta
 
 Owner = bytes
 """Identity of the frontend that a request came from; opaque here."""
@@ -89,6 +89,9 @@ class Sequence:
         "max_len",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_logprobs",
+        "num_prompt_logprobs_due",
+        "num_prompt_logprobs_sent",
         "num_tree_pages",
         "num_unsettled_tokens",
         "owner",
@@ -115,6 +118,11 @@ class Sequence:
         self.num_cached_tokens = -1  # prompt tokens not computed at the first admission; -1 before it
         self.epoch = 0
         self.max_len = request.max_len
+        self.num_logprobs = request.sampling.num_logprobs
+        # Position p gives the log-probability of token p + 1. The prompt is the same for all sequences: one tells.
+        wants_prompt = request.sampling.prompt_logprobs >= 0 and sequence_idx == 0
+        self.num_prompt_logprobs_due = request.num_prompt_tokens - 1 if wants_prompt else 0
+        self.num_prompt_logprobs_sent = 0  # told so far; a recomputed position is not told again
         self.clear()
 
     def clear(self) -> None:
@@ -151,12 +159,25 @@ class Sequence:
         """Smaller runs first and is preempted last; unique."""
         return (*self.request.order, self.sequence_idx)
 
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """Prompt positions from `num_prompt_logprobs_sent` on must be computed, cached or not."""
+        return self.num_prompt_logprobs_sent < self.num_prompt_logprobs_due
+
     def sampling(self) -> SamplingParams:
-        """Return the parameters with the sequence's own seed."""
+        """Return the parameters with the sequence's own seed and what it still asks for."""
         params = self.request.sampling
+        if params.prompt_logprobs >= 0 and not self.owes_prompt_logprobs:
+            params = replace(params, prompt_logprobs=-1)
         if not self.sequence_idx:
             return params
         return replace(params, seed=(params.seed + self.sequence_idx) % 2**63)
+
+    def error_delta(self, error: str) -> SequenceDelta:
+        """Return the last delta of a sequence that fails."""
+        return SequenceDelta(
+            self.request_id, self.sequence_idx, (), finish_reason="error", error=error, error_code="internal"
+        )
 
     def own_token_ids(self) -> "array[int]":
         """Give the sequence a token buffer of its own (before its first output) and return it."""

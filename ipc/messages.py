@@ -1,7 +1,7 @@
 """Every message that crosses a socket, and nothing else.
 
 Structs are tagged, array-like and frozen; they are validated against these types on receipt.
-Integer arrays travel as raw little-endian buffers (`bytes`), named with their dtype and shape in
+Arrays travel as raw little-endian buffers (`bytes`), named with their dtype and shape in
 the comment beside the field. A field is only ever added at the end and with a default, and a
 change that breaks that raises `PROTOCOL_VERSION`.
 
@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 PROTOCOL_VERSION = 1
 
 Buffer = bytes
-"""Raw little-endian integers; the comment beside each field gives dtype and shape."""
+"""Raw little-endian numbers; the comment beside each field gives dtype and shape."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 ErrorCode = Literal["queue_full", "too_long", "internal"]
@@ -96,6 +96,10 @@ class SamplingParams(Struct, frozen=True, array_like=True, gc=False):
     min_tokens: Annotated[int, Meta(ge=0)] = 0
     stop_token_ids: tuple[int, ...] = ()  # the model's EOS ids are in here unless ignore_eos was asked
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    num_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # of each output token and of so many best ones; -1: none
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # the same of each prompt token but the first
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of output tokens that are never completed
+    allowed_token_ids: tuple[int, ...] = ()  # nothing else is drawn; empty: anything
 
 
 class AddRequest(Message, frozen=True):
@@ -126,17 +130,32 @@ class Goodbye(Message, frozen=True):
     """This frontend leaves; its remaining requests are aborted."""
 
 
+class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):
+    """Log-probabilities for k tokens in a row: each token itself first, then the n most likely ones, best first.
+
+    They are of the model's own distribution: before temperature, penalties, biases and filters.
+    """
+
+    token_ids: Buffer  # int32[k, 1 + n]
+    logprobs: Buffer  # fp32[k, 1 + n]
+    ranks: Buffer  # int32[k]: 1 + how many tokens are likelier than the token itself
+
+
 class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
     """What one step brought for one sequence."""
 
     request_id: str
     sequence_idx: int
-    token_ids: tuple[int, ...]  # usually one; a stop token is included
+    token_ids: tuple[int, ...]  # usually one, a stop token is included; none if there is only prompt_logprobs
     finish_reason: FinishReason | None = None  # set exactly once per sequence, in its last delta
     stop_token_id: int | None = None  # the token that stopped it, if one did
-    num_cached_tokens: int = 0  # in the first delta: prompt tokens found in the prefix cache at the first admission
+    num_cached_tokens: int = (
+        0  # in the first delta with a token: prompt tokens found in the prefix cache at the first admission
+    )
     error: str = ""  # for finish_reason "error": one sentence with the limit and the value
     error_code: ErrorCode | None = None
+    logprobs: TokenLogprobs | None = None  # of token_ids, if num_logprobs asks for them
+    prompt_logprobs: TokenLogprobs | None = None  # the next prompt tokens', in order; only of sequence 0
 
 
 class TokenBatch(Message, frozen=True):
@@ -224,12 +243,23 @@ class StepPlan(Message, frozen=True):
 
 
 class StepResult(Message, frozen=True):
-    """The tokens of one step, in the order of the plan's sampling rows."""
+    """The tokens of one step, in the order of the plan's sampling rows; and the log-probabilities asked for.
+
+    A: sampling rows with `num_logprobs >= 0`; B: over the rows with `prompt_logprobs >= 0`, the positions computed
+    that are followed by a prompt token. Both in the order of the plan. W is one more than the largest number
+    of best tokens that any of them asks for; a row that asks for n reads the first 1 + n columns.
+    """
 
     step_id: int
     token_ids: Buffer  # int32[number of rows with samples == 1]
     num_forward_us: int = 0  # plan taken up -> tokens known
     num_idle_us: int = 0  # the device waited this long for the plan
+    logprob_ids: Buffer = b""  # int32[A, W]: the drawn token, then the best ones
+    logprobs: Buffer = b""  # fp32[A, W]
+    logprob_ranks: Buffer = b""  # int32[A]
+    prompt_logprob_ids: Buffer = b""  # int32[B, W]: the prompt's token, then the best ones
+    prompt_logprobs: Buffer = b""  # fp32[B, W]
+    prompt_logprob_ranks: Buffer = b""  # int32[B]
 
 
 class WorkerFailed(Message, frozen=True):

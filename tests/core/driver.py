@@ -1,15 +1,24 @@
 """The two-deque driver: plans not yet executed, results not yet processed; invariants after every call."""
 
+from array import array
 from collections import deque
 from collections.abc import Iterable
 
 from penstock.core.config.options import SchedulerOptions
-from penstock.core.int32_buffer import pack_int32
+from penstock.core.int32_buffer import pack_int32, unpack_int32
 from penstock.core.invariants import check_invariants
 from penstock.core.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
 from penstock.core.worker_limits import WorkerLimits
-from penstock.ipc.messages import AddRequest, SamplingParams, SequenceDelta, StepPlan, StepResult, WorkerHello
-from tests.core.fake_worker import FakeWorker
+from penstock.ipc.messages import (
+    AddRequest,
+    SamplingParams,
+    SequenceDelta,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    WorkerHello,
+)
+from tests.core.fake_worker import FakeWorker, Scores
 
 OWNER = b"frontend"
 SequenceName = tuple[str, int]
@@ -54,9 +63,30 @@ def make_request(
     stop: tuple[int, ...] = (),
     priority: int = 0,
     salt: str = "",
+    num_logprobs: int = -1,
+    prompt_logprobs: int = -1,
 ) -> AddRequest:
-    sampling = SamplingParams(max_tokens, seed=seed, min_tokens=min_tokens, stop_token_ids=stop)
+    sampling = SamplingParams(
+        max_tokens,
+        seed=seed,
+        min_tokens=min_tokens,
+        stop_token_ids=stop,
+        num_logprobs=num_logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
     return AddRequest(request_id, pack_int32(prompt), sampling, n, priority, salt)
+
+
+def scores_in(table: TokenLogprobs) -> list[Scores]:
+    """One entry per token of a delta's log-probabilities."""
+    ranks = unpack_int32(table.ranks)
+    ids, values = unpack_int32(table.token_ids), array("f", table.logprobs)
+    width = len(ids) // len(ranks)
+    assert len(values) == len(ids) == width * len(ranks) > 0
+    return [
+        Scores(list(ids[i * width : (i + 1) * width]), list(values[i * width : (i + 1) * width]), rank)
+        for i, rank in enumerate(ranks)
+    ]
 
 
 class Driver:
@@ -74,6 +104,8 @@ class Driver:
         self.finished: dict[SequenceName, SequenceDelta] = {}
         self.num_cached: dict[SequenceName, int] = {}
         self.aborted: set[SequenceName] = set()
+        self.logprobs: dict[SequenceName, list[Scores]] = {}  # of output tokens
+        self.prompt_logprobs: dict[SequenceName, list[Scores]] = {}
 
     def add(self, request: AddRequest, owner: bytes = OWNER) -> Refusal | None:
         refusal = self.scheduler.add_request(request, owner)
@@ -112,6 +144,15 @@ class Driver:
                 name = (delta.request_id, delta.sequence_idx)
                 assert name not in self.finished, "a delta after the last one"
                 assert name not in self.aborted, "a delta after the abort"
+                if delta.logprobs is not None:
+                    scores = scores_in(delta.logprobs)
+                    assert [score.token_ids[0] for score in scores] == list(delta.token_ids)
+                    self.logprobs.setdefault(name, []).extend(scores)
+                if delta.prompt_logprobs is not None:
+                    assert name not in self.outputs, "the prompt's come with the first token at the latest"
+                    self.prompt_logprobs.setdefault(name, []).extend(scores_in(delta.prompt_logprobs))
+                    if not delta.token_ids:
+                        continue
                 if name not in self.outputs:
                     self.num_cached[name] = delta.num_cached_tokens
                 self.outputs.setdefault(name, []).extend(delta.token_ids)

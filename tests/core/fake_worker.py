@@ -3,8 +3,11 @@
 So a token that was lost, doubled, or comes from somebody else's page changes everything after it.
 """
 
+import struct
 import zlib
 from array import array
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from penstock.core.int32_buffer import pack_int32, unpack_int32
 from penstock.core.worker_limits import WorkerLimits
@@ -23,6 +26,14 @@ class Row:
         self.page_ids = page_ids
         self.num_prompt_tokens = num_prompt_tokens
         self.sampling = sampling
+
+
+class Scores(NamedTuple):
+    """Made-up log-probabilities of one token: ids and values with its own first, and its rank."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
 
 
 class FakeWorker:
@@ -51,7 +62,31 @@ class FakeWorker:
             if samples
         ]
         self.num_computed += sum(num_new)
-        return StepResult(plan.step_id, pack_int32(tokens))
+        batch = list(zip(rows, start, num_new, plan.samples, strict=True))
+        sampled = [
+            (self.rows[row], first + count - 1, self.rows[row].sampling.num_logprobs)
+            for row, first, count, samples in batch
+            if samples and self.rows[row].sampling.num_logprobs >= 0
+        ]
+        prompts = [
+            (self.rows[row], position, self.rows[row].sampling.prompt_logprobs)
+            for row, first, count, _ in batch
+            if self.rows[row].sampling.prompt_logprobs >= 0
+            for position in range(first, min(first + count, self.rows[row].num_prompt_tokens - 1))
+        ]
+        return StepResult(plan.step_id, pack_int32(tokens), 0, 0, *self._columns(sampled), *self._columns(prompts))
+
+    def _columns(self, wanted: list[tuple[Row, int, int]]) -> tuple[bytes, bytes, bytes]:
+        """For (row, position, number of best ones): ids, values and ranks, all as wide as the widest."""
+        width = max((num_best for _, _, num_best in wanted), default=0)
+        scores = [self._score(row, position, width) for row, position, _ in wanted]
+        values = [value for score in scores for value in score.logprobs]
+        ids = pack_int32(token_id for score in scores for token_id in score.token_ids)
+        return ids, struct.pack(f"<{len(values)}f", *values), pack_int32(score.rank for score in scores)
+
+    def _score(self, row: Row, position: int, num_best: int) -> Scores:
+        seen = array("i", [self.memory[self._slot(row, i)] for i in range(position + 1)])
+        return score_of(seen, row.token_ids[position + 1], num_best)
 
     def _apply(self, plan: StepPlan) -> None:
         for freed in unpack_int32(plan.freed_rows):
@@ -102,6 +137,17 @@ def next_token(seen: "array[int]", sampling: SamplingParams, num_outputs: int, v
     while num_outputs < sampling.min_tokens and token in sampling.stop_token_ids:
         token = (token + 1) % vocab_size
     return token
+
+
+def score_of(seen: Iterable[int], token_id: int, num_best: int) -> Scores:
+    """What the "model" thinks of a token after these."""
+    digest = zlib.crc32(array("i", seen).tobytes())
+    own = zlib.crc32(token_id.to_bytes(4, "little"), digest) % 4096
+    return Scores(
+        [token_id, *((digest + i) % 997 for i in range(num_best))],
+        [-own / 64, *(-(i + 1) / 8 for i in range(num_best))],
+        1 + own,
+    )
 
 
 def solo_run(prompt: list[int], sampling: SamplingParams, sequence_idx: int, limits: WorkerLimits) -> list[int]:

@@ -10,7 +10,7 @@ from penstock.core.int32_buffer import unpack_int32
 from penstock.core.worker_limits import WorkerLimits
 from penstock.ipc.messages import AddRequest
 from tests.core.driver import Driver, make_limits, make_request
-from tests.core.fake_worker import solo_run
+from tests.core.fake_worker import score_of, solo_run
 
 NUM_SEEDS = 240
 OWNERS = (b"frontend-0", b"frontend-1")
@@ -49,6 +49,8 @@ def random_requests(rng: Random, limits: WorkerLimits) -> deque[AddRequest]:
                 stop=tuple(rng.sample(range(limits.vocab_size), rng.choice([0, 0, 20, 200]))),
                 priority=rng.randint(-2, 2),
                 salt=rng.choice(["", "", "salt"]),
+                num_logprobs=rng.choice([-1, -1, -1, 0, 2]),
+                prompt_logprobs=rng.choice([-1, -1, -1, 0, 3]),
             )
         )
     return requests
@@ -93,6 +95,7 @@ def check_outputs(driver: Driver, requests: list[AddRequest]) -> None:
         prompt = list(unpack_int32(request.prompt_token_ids))
         for idx in range(request.n):
             name = (request.request_id, idx)
+            check_logprobs(driver, request, idx)
             expected = solo_run(prompt, request.sampling, idx, driver.limits)
             output = driver.outputs.get(name, [])
             if name in driver.aborted:
@@ -105,6 +108,20 @@ def check_outputs(driver: Driver, requests: list[AddRequest]) -> None:
             assert last.finish_reason == ("stop" if is_stop else "length")
             assert last.stop_token_id == (expected[-1] if is_stop else None)
             assert 0 <= driver.num_cached[name] < len(prompt)
+
+
+def check_logprobs(driver: Driver, request: AddRequest, sequence_idx: int) -> None:
+    """Every token's once and in order, of as many best tokens as asked; the prompt's with sequence 0 only."""
+    name, sampling = (request.request_id, sequence_idx), request.sampling
+    prompt = list(unpack_int32(request.prompt_token_ids))
+    output = driver.outputs.get(name, [])
+    tokens, n = prompt + output, sampling.num_logprobs
+    expected = [score_of(tokens[:i], tokens[i], n) for i in range(len(prompt), len(tokens))] if n >= 0 else []
+    assert driver.logprobs.get(name, []) == expected
+    n = sampling.prompt_logprobs if sequence_idx == 0 else -1
+    expected = [score_of(prompt[:i], prompt[i], n) for i in range(1, len(prompt))] if n >= 0 else []
+    told = driver.prompt_logprobs.get(name, [])
+    assert told == (expected if output else expected[: len(told)])
 
 
 @pytest.mark.parametrize("first_seed", range(0, NUM_SEEDS, 40))
