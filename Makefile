@@ -26,7 +26,7 @@ test: $(VENV)/.made  ## Run the tests
 check: $(VENV)/.made  ## Format, lint and type checks
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy -p penstock
+	$(BIN)/mypy $(SOURCES:%=-p penstock.%)
 	$(BIN)/mypy tests
 
 format: $(VENV)/.made  ## Format, and mend what the linter can mend
