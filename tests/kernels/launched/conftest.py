@@ -12,6 +12,8 @@ import torch
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the present default; unset, newer releases warn
+
 collect_ignore_glob = [] if INTERPRETED or ON_GPU else ["test_*.py"]
 
 # The interpreter's dot product is wrong for bf16.
