@@ -12,12 +12,11 @@ because steps run one after the other on one stream.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from penstock.gpu_worker.device import CudaDevice
-from penstock.gpu_worker.input_batch import SamplingRows
+from penstock.gpu_worker.input_batch import HostBatch, SamplingRows
 from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
 from penstock.gpu_worker.rope import Rope
 from penstock.gpu_worker.row_state import RowState
@@ -91,22 +90,23 @@ class DecodeGraphs:
             self._graphs[size] = _Graph(graph, batch, logits, sampling)
         torch.cuda.synchronize()
 
-    def covers(self, num_rows: int, max_query_len: int) -> bool:
-        """Whether a step of so many rows and new tokens per row can be replayed."""
-        return max_query_len == 1 and num_rows <= self._sizes[0]
+    def covers(self, batch: HostBatch) -> bool:
+        """Whether a step can be replayed: one new token per row, all of them sampling, and not too many rows."""
+        num_rows = batch.rows.shape[0]
+        return num_rows <= self._sizes[0] and num_rows == batch.sample_idx.shape[0] == int(batch.num_new.sum())
 
-    def replay(self, rows: npt.NDArray[np.int32], start: npt.NDArray[np.int32]) -> tuple[Tensor, SamplingRows]:
-        """Run one decode step of N rows that all sample.
+    def replay(self, batch: HostBatch) -> tuple[Tensor, SamplingRows]:
+        """Run a decode step of N rows.
 
         Returns:
             Logits [N, V] and where their tokens go: views that the next replay overwrites.
         """
-        n = rows.shape[0]
+        n = batch.rows.shape[0]
         size = int(self._size_for[n])
         graph = self._graphs[size]
         padded = np.empty((2, size), dtype=np.int32)
-        padded[0, :n], padded[0, n:] = rows, self._dummy_row
-        padded[1, :n], padded[1, n:] = start, 0
+        padded[0, :n], padded[0, n:] = batch.rows, self._dummy_row
+        padded[1, :n], padded[1, n:] = batch.start, 0
         graph.batch.copy_(self._device.upload(padded))
         graph.graph.replay()
         sampling = graph.sampling

@@ -1,6 +1,7 @@
 """The one seam to the hardware: where tensors live, how arrays get there and how results come back."""
 
 import os
+import time
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from penstock.core.config import ConfigError
 from penstock.core.config.options import DTypeName
 
 IntArray = npt.NDArray[np.integer]
+Array = npt.NDArray[np.integer] | npt.NDArray[np.floating]
 
 
 class Download(Protocol):
@@ -25,6 +27,19 @@ class Download(Protocol):
         """The int32 array's bytes; blocks until the device has made them."""
 
 
+class Mark(Protocol):
+    """A point in the device's work, to tell times between."""
+
+    def us_since(self, earlier: "Mark") -> int:
+        """Microseconds of the device's time from `earlier` to this; both must have been passed."""
+
+    def is_passed(self) -> bool:
+        """Whether the device has come this far."""
+
+    def wait(self) -> None:
+        """Block until it has."""
+
+
 class Device(Protocol):
     """What the runner needs of a device."""
 
@@ -32,8 +47,11 @@ class Device(Protocol):
     def torch_device(self) -> torch.device:
         """Where tensors are made."""
 
-    def upload(self, array: IntArray) -> Tensor:
+    def upload(self, array: Array) -> Tensor:
         """A host array as a tensor of the same dtype on the device; the array may be reused afterwards."""
+
+    def mark(self) -> Mark:
+        """The end of what was launched so far."""
 
     def download(self, tensor: Tensor) -> Download:
         """Start to bring an int32 tensor to the host."""
@@ -53,6 +71,21 @@ class _Ready:
         return self._bytes
 
 
+class _ClockMark:
+    def __init__(self) -> None:
+        self._seconds = time.monotonic()
+
+    def us_since(self, earlier: Mark) -> int:
+        assert isinstance(earlier, _ClockMark)
+        return int((self._seconds - earlier._seconds) * 1e6)
+
+    def is_passed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
 class CpuDevice:
     """The CPU: everything happens at once, and in place."""
 
@@ -61,8 +94,11 @@ class CpuDevice:
     def __init__(self, num_threads: int = 0) -> None:
         torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
 
-    def upload(self, array: IntArray) -> Tensor:
+    def upload(self, array: Array) -> Tensor:
         return torch.from_numpy(array.copy())  # a received buffer is read-only, which torch cannot express
+
+    def mark(self) -> Mark:
+        return _ClockMark()
 
     def download(self, tensor: Tensor) -> Download:
         return _Ready(tensor)
@@ -90,6 +126,22 @@ class _CudaDownload:
         return self._host.numpy().tobytes()
 
 
+class _CudaMark:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def us_since(self, earlier: Mark) -> int:
+        assert isinstance(earlier, _CudaMark)
+        return int(earlier._event.elapsed_time(self._event) * 1e3)
+
+    def is_passed(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
 class CudaDevice:
     """One NVIDIA GPU. Results leave on a side stream, with one event a step; the main stream never waits."""
 
@@ -98,16 +150,19 @@ class CudaDevice:
         torch.cuda.set_device(self.torch_device)
         self._results = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def upload(self, array: IntArray) -> Tensor:
+    def upload(self, array: Array) -> Tensor:
         host = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
         host.numpy()[...] = array
         return host.to(self.torch_device, non_blocking=True)
+
+    def mark(self) -> Mark:
+        return _CudaMark()
 
     def download(self, tensor: Tensor) -> Download:
         made = torch.cuda.Event()  # type: ignore[no-untyped-call]
         made.record()
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._results):
             self._results.wait_event(made)
             host.copy_(tensor, non_blocking=True)

@@ -33,7 +33,9 @@ def cuda_budget(config: Config, model: DenseModel, dtype: torch.dtype, device: C
     activations = torch.cuda.max_memory_allocated() - allocated_before
     torch.cuda.empty_cache()
     in_use = total - free_before  # weights, the context, and whatever else runs on this GPU
-    return int(total * config.worker.gpu_memory_utilization) - in_use - activations
+    # Graphs keep tensors of their own, for batches no larger than the one that was measured.
+    num_copies = 1 if config.worker.enforce_eager else 2
+    return int(total * config.worker.gpu_memory_utilization) - in_use - num_copies * activations
 
 
 def _run_largest_batch(config: Config, model: DenseModel, dtype: torch.dtype, device: CudaDevice) -> None:

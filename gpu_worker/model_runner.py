@@ -1,14 +1,15 @@
 """One step: apply the plan to the row state, run the model, sample, start the tokens' way to the host."""
 
-import time
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.device import Device, Download
-from penstock.gpu_worker.input_batch import host_batch, make_inputs
+from penstock.gpu_worker.cuda_graphs import DecodeGraphs
+from penstock.gpu_worker.device import CudaDevice, Device, Download, Mark
+from penstock.gpu_worker.input_batch import HostBatch, SamplingRows, host_batch, make_inputs
+from penstock.gpu_worker.logprobs import StepOutput, TokenScores, make_result, pack, prompt_scores, score
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.rope import Rope
 from penstock.gpu_worker.row_state import RowState
@@ -21,33 +22,56 @@ class PendingStep(NamedTuple):
     """A launched step whose tokens are on their way."""
 
     step_id: int
-    tokens: Download | None  # None if no row samples
-    launched_at: float
-    num_idle_us: int
+    output: Download | None  # None if there is nothing to tell but the end
+    sizes: tuple[int, ...]  # of the output's parts, as `logprobs.make_result` takes them
+    began: Mark
+    ended: Mark
+    ended_before: Mark | None  # the end of the step before
 
     def is_ready(self) -> bool:
         """Whether `result` would return at once."""
-        return self.tokens is None or self.tokens.is_ready()
+        return self.ended.is_passed() if self.output is None else self.output.is_ready()
 
     def result(self) -> StepResult:
         """The step's answer; blocks until the device has it."""
-        token_ids = b"" if self.tokens is None else self.tokens.wait()
-        forward_us = int((time.monotonic() - self.launched_at) * 1e6)
-        return StepResult(self.step_id, token_ids, forward_us, self.num_idle_us)
+        self.ended.wait()
+        values = b"" if self.output is None else self.output.wait()
+        num_idle_us = 0 if self.ended_before is None else self.began.us_since(self.ended_before)
+        return make_result(self.step_id, values, self.sizes, self.ended.us_since(self.began), num_idle_us)
 
 
 class ModelRunner:
     """Model, KV pool and row state on one device."""
 
     def __init__(self, model: DenseModel, kv: Tensor, device: Device, max_num_seqs: int, max_model_len: int) -> None:
+        """With CUDA graphs (`capture_graphs`) the pool's last page is the dummy page, and must not be planned with."""
         config = model.config
         self._model = model
         self._kv = kv
         self._device = device
         self._page_size = kv.shape[4]
-        self._state = RowState(max_num_seqs, max_model_len, self._page_size, device)
-        self._rope = Rope(config.rope, config.head_dim, max_model_len, max_num_seqs, device.torch_device)
-        self._ended_at = 0.0  # when the last step that left nothing queued was done
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len = max_model_len
+        num_rows = max_num_seqs + 1  # the last one is the dummy row
+        self._state = RowState(num_rows, max_model_len, self._page_size, device)
+        self._rope = Rope(config.rope, config.head_dim, max_model_len, num_rows, device.torch_device)
+        self._graphs: DecodeGraphs | None = None
+        self._ended: Mark | None = None  # the last step that was launched
+
+    def capture_graphs(self, device: CudaDevice) -> None:
+        """Capture decode steps as CUDA graphs."""
+        self._state.page_table[self._max_num_seqs] = self._kv.shape[2] - 1
+        self._graphs = DecodeGraphs(
+            self._model,
+            self._kv,
+            self._state,
+            self._rope,
+            device,
+            dummy_row=self._max_num_seqs,
+            max_num_seqs=self._max_num_seqs,
+            max_model_len=self._max_model_len,
+        )
+        self._graphs.capture()
 
     def clear_rows(self) -> None:
         """Forget all sequences."""
@@ -56,33 +80,59 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
         """Run a plan as far as the host must; on a GPU this returns before the device is done."""
-        launched_at = time.monotonic()
-        idle_us = int((launched_at - self._ended_at) * 1e6) if self._ended_at else 0
+        began, ended_before = self._device.mark(), self._ended
         self._state.apply(plan)
         for new in plan.new_rows:
             self._rope.set_row(new.row, new.num_prompt_tokens)
         if plan.copy_src:
             src, dst = (np.frombuffer(buffer, dtype=np.int32) for buffer in (plan.copy_src, plan.copy_dst))
             copy_pages(self._kv, self._device.upload(src), self._device.upload(dst))
-        tokens = self._compute(plan)
-        download = None if tokens is None else self._device.download(tokens)
-        self._ended_at = time.monotonic()
-        return PendingStep(plan.step_id, download, launched_at, idle_us)
+        output = self._compute(plan)
+        self._ended = self._device.mark()
+        return PendingStep(
+            step_id=plan.step_id,
+            output=None if output is None else self._device.download(output.values),
+            sizes=() if output is None else output.sizes,
+            began=began,
+            ended=self._ended,
+            ended_before=ended_before,
+        )
 
-    def _compute(self, plan: StepPlan) -> Tensor | None:
+    def _compute(self, plan: StepPlan) -> StepOutput | None:
         batch = host_batch(plan)
         if batch.rows.shape[0] == 0:
             return None
-        num_kv_heads = self._model.config.num_kv_heads
-        inputs, sampling = make_inputs(batch, self._state, self._rope, self._device, self._page_size, num_kv_heads)
-        hidden = self._model.forward(inputs, self._kv)
-        if batch.sample_idx.shape[0] == 0:
-            return None
-        if sampling.logits_indices.shape[0] != hidden.shape[0]:
-            hidden = hidden.index_select(0, sampling.logits_indices)
-        seq_lens = batch.start + batch.num_new
-        needs = self._state.needs(batch.rows[batch.sample_idx], seq_lens[batch.sample_idx])
-        tokens = sample(self._model.logits(hidden), sampling.rows, sampling.positions, self._state.sampling, needs)
+        prompt = None
+        if self._graphs is not None and self._graphs.covers(batch):
+            logits, sampling = self._graphs.replay(batch)
+        else:
+            num_kv_heads = self._model.config.num_kv_heads
+            inputs, sampling = make_inputs(batch, self._state, self._rope, self._device, self._page_size, num_kv_heads)
+            hidden = self._model.forward(inputs, self._kv)
+            if self._state.has_logprobs:
+                prompt = prompt_scores(self._model, hidden, batch, self._state, self._device)
+            if batch.sample_idx.shape[0] == 0:
+                return pack(None, None, prompt)
+            if sampling.logits_indices.shape[0] != hidden.shape[0]:
+                hidden = hidden.index_select(0, sampling.logits_indices)
+            logits = self._model.logits(hidden)
+        tokens, drawn = self._sample(logits, batch, sampling)
         # The next step reads them from here, whether or not the host has seen them.
         self._state.token_ids[sampling.rows, sampling.positions] = tokens
-        return tokens
+        return pack(tokens, drawn, prompt)
+
+    def _sample(self, logits: Tensor, batch: HostBatch, sampling: SamplingRows) -> tuple[Tensor, TokenScores | None]:
+        """Draw from [S, V] logits, and score what was drawn where a row asks for it."""
+        state = self._state
+        rows = batch.rows[batch.sample_idx]
+        positions = (batch.start + batch.num_new)[batch.sample_idx]
+        needs = state.needs(rows, positions)
+        asking = (state.num_logprobs[rows] >= 0).nonzero()[0] if state.has_logprobs else rows[:0]
+        if asking.shape[0] == 0:
+            state.limit_tokens(logits, rows, positions)
+            return sample(logits, sampling.rows, sampling.positions, state.sampling, needs), None
+        index = self._device.upload(asking)
+        raw = logits.index_select(0, index)  # a copy: sampling changes the logits
+        state.limit_tokens(logits, rows, positions)
+        tokens = sample(logits, sampling.rows, sampling.positions, state.sampling, needs)
+        return tokens, score(raw, tokens.index_select(0, index), int(state.num_logprobs[rows].max()))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.gpu_worker.device import Device, IntArray
+from penstock.gpu_worker.token_limits import TokenLimits
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 from penstock.kernels.row_updates import write_runs
 from penstock.kernels.sampling import SamplingNeeds, SamplingState
@@ -41,12 +42,19 @@ class RowState:
         self._needs = np.zeros((max_num_seqs, _NUM_NEEDS), dtype=np.bool_)
         self._has_lists = np.zeros(max_num_seqs, dtype=np.bool_)
         self._min_len = np.zeros(max_num_seqs, dtype=np.int64)  # from this position on, min_tokens asks nothing
+        self.num_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)  # of drawn tokens; -1: none
+        self.prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)  # of prompt tokens
+        self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.has_logprobs = False  # some row asks for some
+        self._token_limits = TokenLimits(on)
         self.sampling = self._sampling_state()
 
     def clear(self) -> None:
         """No row holds a sequence any more."""
         self._num_pages[:] = 0
         self._needs[:] = False
+        self._forget_logprobs(slice(None))
+        self._token_limits.clear()
 
     def apply(self, plan: StepPlan) -> None:
         """Take in a plan's changes: freed rows, new rows, appended pages, in this order."""
@@ -54,6 +62,9 @@ class RowState:
             freed = np.frombuffer(plan.freed_rows, dtype=np.int32)
             self._num_pages[freed] = 0
             self._needs[freed] = False
+            if self.has_logprobs:
+                self._forget_logprobs(freed)
+            self._token_limits.free(freed.tolist())
         if plan.new_rows:
             self._enter(plan.new_rows)
         if plan.append_rows:
@@ -74,6 +85,16 @@ class RowState:
             return needs._replace(min_tokens=bool((positions < self._min_len[rows]).any()))
         return needs
 
+    def limit_tokens(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> None:
+        """Take away what a row may not draw; logits [S, V] are changed. The other arguments are those of `needs`."""
+        if self._token_limits:
+            self._token_limits.apply(logits, rows.tolist(), positions.tolist(), self.token_ids)
+
+    def _forget_logprobs(self, rows: IntArray | slice) -> None:
+        self.num_logprobs[rows] = -1
+        self.prompt_logprobs[rows] = -1
+        self.has_logprobs = bool((self.num_logprobs >= 0).any() or (self.prompt_logprobs >= 0).any())
+
     def _enter(self, new_rows: Sequence[NewRow]) -> None:
         rows = np.array([new.row for new in new_rows], dtype=np.int32)
         zeros = np.zeros(len(rows), dtype=np.int32)
@@ -87,22 +108,28 @@ class RowState:
         ints = [
             [new.sampling.seed, new.sampling.top_k, new.sampling.min_tokens, new.num_prompt_tokens] for new in new_rows
         ]
-        on = self._device.torch_device
-        index = self._device.upload(rows.astype(np.int64))
-        self._floats.index_copy_(0, index, torch.tensor(floats, dtype=torch.float32).to(on))
-        self._ints.index_copy_(0, index, torch.tensor(ints, dtype=torch.int64).to(on))
+        upload = self._device.upload
+        index = upload(rows.astype(np.int64))
+        self._floats.index_copy_(0, index, upload(np.array(floats, dtype=np.float32)))
+        self._ints.index_copy_(0, index, upload(np.array(ints, dtype=np.int64)))
         self._write_lists(rows, sampling)
         self._needs[rows] = [_needs_of(params) for params in sampling]
         self._min_len[rows] = [new.num_prompt_tokens + new.sampling.min_tokens for new in new_rows]
+        self.num_logprobs[rows] = [params.num_logprobs for params in sampling]
+        self.prompt_logprobs[rows] = [params.prompt_logprobs for params in sampling]
+        self.num_prompt_tokens[rows] = [new.num_prompt_tokens for new in new_rows]
+        if any(params.num_logprobs >= 0 or params.prompt_logprobs >= 0 for params in sampling):
+            self.has_logprobs = True
+        self._token_limits.enter(new_rows)
 
     def _write_lists(self, rows: npt.NDArray[np.int32], sampling: Sequence[SamplingParams]) -> None:
         """Stop ids and logit biases: rare and ragged, so the tables grow in width when a row needs it."""
         with_stops = [(row, p.stop_token_ids) for row, p in zip(rows.tolist(), sampling, strict=True) if p.min_tokens]
         with_bias = [(row, p.logit_bias) for row, p in zip(rows.tolist(), sampling, strict=True) if p.logit_bias]
-        on = self._device.torch_device
+        upload = self._device.upload
         stale = rows[self._has_lists[rows]]
         if stale.shape[0]:  # lists of a sequence that was in the row before
-            index = self._device.upload(stale.astype(np.int64))
+            index = upload(stale.astype(np.int64))
             self._stop_ids.index_fill_(0, index, -1)
             self._bias_ids.index_fill_(0, index, -1)
             self._has_lists[stale] = False
@@ -113,10 +140,10 @@ class RowState:
         self._bias_ids = _widened(self._bias_ids, max((len(bias) for _, bias in with_bias), default=0), -1)
         self._bias_values = _widened(self._bias_values, self._bias_ids.shape[1], 0)
         for row, ids in with_stops:
-            self._stop_ids[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32).to(on)
+            self._stop_ids[row, : len(ids)] = upload(np.array(ids, dtype=np.int32))
         for row, bias in with_bias:
-            self._bias_ids[row, : len(bias)] = torch.tensor([i for i, _ in bias], dtype=torch.int32).to(on)
-            self._bias_values[row, : len(bias)] = torch.tensor([x for _, x in bias], dtype=torch.float32).to(on)
+            self._bias_ids[row, : len(bias)] = upload(np.array([i for i, _ in bias], dtype=np.int32))
+            self._bias_values[row, : len(bias)] = upload(np.array([x for _, x in bias], dtype=np.float32))
         self.sampling = self._sampling_state()
 
     def _write(

@@ -58,8 +58,15 @@ def start(config: Config, name: str) -> Started:
     else:
         budget = cpu_budget(config, device)
     size = plan_pool(config, model_config, dtype, budget)
-    kv = allocate(model_config, size.num_pages, scheduler.page_size, dtype, device)
+    with_graphs = isinstance(device, CudaDevice) and not config.worker.enforce_eager
+    num_pages = size.num_pages + with_graphs  # one more: the dummy page of padded rows
+    kv = allocate(model_config, num_pages, scheduler.page_size, dtype, device)
     runner = ModelRunner(model, kv, device, scheduler.max_num_seqs, size.max_model_len)
+    if with_graphs:
+        assert isinstance(device, CudaDevice)
+        capturing = time.monotonic()
+        runner.capture_graphs(device)
+        log.info("captured CUDA graphs", seconds=round(time.monotonic() - capturing, 2))
     _log_ready(config, model_config, device, dtype, size, loaded - began)
     hello = WorkerHello(
         protocol_version=PROTOCOL_VERSION,

@@ -22,8 +22,9 @@ from penstock.ipc.messages import (
 log = structlog.get_logger()
 
 EXIT_DONE, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
-_LOOK_AT_DEVICE_MS = 1
-"""While the device computes, new plans are awaited this long between two looks at whether a result is there."""
+_LOOK_AT_DEVICE_MS = 0
+"""While a GPU computes, the loop spins between socket and device: a step lasts about as long as the shortest
+wait that the poller offers. On a CPU a launched step is done, so nothing spins."""
 
 
 class Channel(Protocol):

@@ -3,6 +3,10 @@
 import torch
 from torch import Tensor
 
+from penstock.kernels.top_logprobs_cpu import top_logprobs_cpu
+
+_COMPILED_FOR = (0, 1, 5, 20)
+
 
 def top_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """log softmax of the best `num_top` tokens of each row and of one chosen token, without a full log-softmax copy.
@@ -21,8 +25,11 @@ def top_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, 
     if logits.is_cuda:
         from penstock.kernels.triton.top_logprobs import top_logprobs_triton
 
-        return top_logprobs_triton(logits, chosen, num_top)
-    return top_logprobs_reference(logits, chosen, num_top)
+        # The kernel is compiled for each number of best tokens: a few sizes serve all requests.
+        most = min(next((size for size in _COMPILED_FOR if size >= num_top), num_top), logits.shape[1])
+        best, best_ids, of_chosen = top_logprobs_triton(logits, chosen, most)
+        return best[:, :num_top], best_ids[:, :num_top], of_chosen
+    return top_logprobs_cpu(logits, chosen, num_top)
 
 
 def top_logprobs_reference(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,3 +40,17 @@ def top_logprobs_reference(logits: Tensor, chosen: Tensor, num_top: int) -> tupl
     ordered, ids = z.sort(dim=-1, descending=True, stable=True)
     of_chosen = z.gather(1, chosen.long()[:, None]).squeeze(1) - normaliser
     return ordered[:, :num_top] - normaliser[:, None], ids[:, :num_top].to(torch.int32), of_chosen
+
+
+def token_ranks(logits: Tensor, chosen: Tensor) -> Tensor:
+    """1 + the number of tokens with a higher logit than the chosen one.
+
+    Args:
+        logits: [S, V], any float type.
+        chosen: int32 or int64 [S], a token id per row.
+
+    Returns:
+        int32 [S].
+    """
+    of_chosen = logits.gather(1, chosen.long()[:, None])
+    return 1 + (logits > of_chosen).sum(-1, dtype=torch.int32)

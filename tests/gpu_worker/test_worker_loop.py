@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
+from penstock.gpu_worker.device import CpuDevice
 from penstock.gpu_worker.model_runner import ModelRunner, PendingStep
 from penstock.gpu_worker.worker_loop import run_worker
 from penstock.ipc.messages import (
@@ -38,7 +39,9 @@ class SlowDevice:
         self.events.append(f"launch {plan.step_id}")
         if self._error is not None:
             raise self._error
-        return PendingStep(plan.step_id, _Slow(self.events, plan.step_id), 0.0, 0)
+        now = CpuDevice(1).mark()
+        slow = _Slow(self.events, plan.step_id)
+        return PendingStep(plan.step_id, slow, (), began=now, ended=now, ended_before=None)
 
     def clear_rows(self) -> None:
         self.events.append("clear")

@@ -1,0 +1,112 @@
+"""Log-probabilities of drawn tokens and of prompt tokens, and their way to the host in one buffer with the tokens."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.gpu_worker.device import Device
+from penstock.gpu_worker.input_batch import HostBatch
+from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.row_state import RowState
+from penstock.ipc.messages import StepResult
+from penstock.kernels.top_logprobs import token_ranks, top_logprobs
+
+_LOGITS_BYTES = 64 << 20
+"""Logits of a prompt's positions, in fp32, that exist at one time: a long chunk over a large vocabulary has GiB."""
+
+
+class TokenScores(NamedTuple):
+    """How likely K tokens were, each with the most likely ones in its place (column 0 is the token itself)."""
+
+    token_ids: Tensor  # int32[K, 1 + n]
+    logprobs: Tensor  # fp32[K, 1 + n]
+    ranks: Tensor  # int32[K]
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Everything as int32, in the order in which it travels."""
+        return self.token_ids, self.logprobs.view(torch.int32), self.ranks
+
+
+class StepOutput(NamedTuple):
+    """All that a step sends to the host, as int32."""
+
+    values: Tensor  # int32[sum of the sizes]
+    sizes: tuple[int, ...] = ()  # bytes of each part, as in `StepResult` without its times; empty: token ids alone
+
+
+def score(logits: Tensor, token_ids: Tensor, num_best: int) -> TokenScores:
+    """Score one token in each row of logits.
+
+    Args:
+        logits: [K, V] as the model gave them, any float type.
+        token_ids: int32 or int64 [K].
+        num_best: how many of the most likely tokens to tell, at most V.
+    """
+    best, best_ids, own = top_logprobs(logits, token_ids, num_best)
+    return TokenScores(
+        torch.cat((token_ids.int()[:, None], best_ids), dim=1),
+        torch.cat((own[:, None], best), dim=1),
+        token_ranks(logits, token_ids),
+    )
+
+
+def prompt_scores(
+    model: DenseModel, hidden: Tensor, batch: HostBatch, state: RowState, device: Device
+) -> TokenScores | None:
+    """Score the prompt tokens that follow this step's positions, for the rows that ask for it; None if none does.
+
+    Args:
+        model: for its head.
+        hidden: [T, H], of all the step's tokens.
+        batch: the step.
+        state: what the rows ask for, and their tokens.
+        device: where `hidden` is.
+    """
+    num_best = state.prompt_logprobs[batch.rows]
+    last = np.minimum(batch.start + batch.num_new, state.num_prompt_tokens[batch.rows] - 1)
+    counts = np.where(num_best >= 0, np.maximum(last - batch.start, 0), 0)
+    num_tokens = int(counts.sum())
+    if not num_tokens:
+        return None
+    # 0, 1, 2, ... within each row
+    within = np.arange(num_tokens) - np.repeat(counts.cumsum() - counts, counts)
+    indices = np.repeat(batch.num_new.cumsum() - batch.num_new, counts) + within
+    rows, positions = np.repeat(batch.rows, counts), np.repeat(batch.start, counts) + within + 1
+    packed = device.upload(np.stack((indices, rows, positions)).astype(np.int64))
+    following = state.token_ids[packed[1], packed[2]]
+    most = int(num_best[counts > 0].max())
+    size = max(1, _LOGITS_BYTES // (4 * model.config.vocab_size))
+    parts = [
+        score(model.logits(hidden.index_select(0, packed[0, i : i + size])), following[i : i + size], most)
+        for i in range(0, num_tokens, size)
+    ]
+    return TokenScores(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def pack(tokens: Tensor | None, drawn: TokenScores | None, prompt: TokenScores | None) -> StepOutput | None:
+    """Put a step's results into one tensor: one transfer brings them all."""
+    if drawn is None and prompt is None:
+        return None if tokens is None else StepOutput(tokens)
+    like = drawn or prompt
+    assert like is not None
+    nothing = like.ranks[:0]
+    parts = [
+        nothing if tokens is None else tokens,
+        *((nothing,) * 3 if drawn is None else drawn.parts),
+        *((nothing,) * 3 if prompt is None else prompt.parts),
+    ]
+    return StepOutput(torch.cat([part.flatten() for part in parts]), tuple(4 * part.numel() for part in parts))
+
+
+def make_result(step_id: int, values: bytes, sizes: tuple[int, ...], forward_us: int, idle_us: int) -> StepResult:
+    """Take apart what `pack` put together, on the host."""
+    if not sizes:
+        return StepResult(step_id, values, forward_us, idle_us)
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(values[start : start + size])
+        start += size
+    return StepResult(step_id, parts[0], forward_us, idle_us, *parts[1:])

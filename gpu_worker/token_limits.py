@@ -1,0 +1,104 @@
+"""Which tokens a row may not draw: outside its list of allowed ones, or the end of a bad word.
+
+Rare, and different for each row that has them: such rows are handled one by one, on the device alone, because a row's
+last tokens may not have reached the host yet.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.ipc.messages import NewRow, SamplingParams
+
+
+class _BadWords(NamedTuple):
+    """K sequences of tokens, all but the last of each padded in front with -1 to the longest, M."""
+
+    before: Tensor  # int32[K, M]
+    num_before: Tensor  # int64[K]
+    last: Tensor  # int64[K]
+
+
+class _Limits(NamedTuple):
+    allowed: Tensor | None  # int64[A]
+    bad_words: _BadWords | None
+    num_prompt_tokens: int
+
+
+class TokenLimits:
+    """The rows that have such limits."""
+
+    def __init__(self, on: torch.device) -> None:
+        self._on = on
+        self._rows: dict[int, _Limits] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def clear(self) -> None:
+        """No row has limits."""
+        self._rows.clear()
+
+    def free(self, rows: Iterable[int]) -> None:
+        """These rows hold no sequence any more."""
+        if self._rows:
+            for row in rows:
+                self._rows.pop(row, None)
+
+    def enter(self, new_rows: Iterable[NewRow]) -> None:
+        """Note what new sequences bring."""
+        for new in new_rows:
+            params = new.sampling
+            self._rows.pop(new.row, None)
+            if params.bad_words or params.allowed_token_ids:
+                self._rows[new.row] = self._limits(params, new.num_prompt_tokens)
+
+    def apply(self, logits: Tensor, rows: Iterable[int], positions: Iterable[int], token_ids: Tensor) -> None:
+        """Set what must not be drawn to minus infinity.
+
+        Args:
+            logits: [S, V]; changed in place.
+            rows: S rows.
+            positions: where the tokens drawn from the logits will be.
+            token_ids: int32[R, L], all rows' tokens by position.
+        """
+        for i, (row, position) in enumerate(zip(rows, positions, strict=True)):
+            limits = self._rows.get(row)
+            if limits is None:
+                continue
+            if limits.allowed is not None:
+                kept = logits[i, limits.allowed]
+                logits[i].fill_(-torch.inf)
+                logits[i, limits.allowed] = kept
+            if limits.bad_words is not None:
+                num_outputs = position - limits.num_prompt_tokens
+                _ban(logits[i], limits.bad_words, token_ids[row], position, num_outputs)
+
+    def _limits(self, params: SamplingParams, num_prompt_tokens: int) -> _Limits:
+        allowed = None
+        if params.allowed_token_ids:
+            allowed = torch.tensor(params.allowed_token_ids, dtype=torch.int64).to(self._on)
+        bad_words = None
+        if params.bad_words:
+            longest = max(len(word) for word in params.bad_words) - 1
+            before = [[-1] * (longest - len(word) + 1) + list(word[:-1]) for word in params.bad_words]
+            bad_words = _BadWords(
+                torch.tensor(before, dtype=torch.int32).to(self._on),
+                torch.tensor([len(word) - 1 for word in params.bad_words]).to(self._on),
+                torch.tensor([word[-1] for word in params.bad_words]).to(self._on),
+            )
+        return _Limits(allowed, bad_words, num_prompt_tokens)
+
+
+def _ban(logits: Tensor, words: _BadWords, token_ids: Tensor, position: int, num_outputs: int) -> None:
+    """Ban the last token of each word whose other tokens are the last ones of the output."""
+    width = words.before.shape[1]
+    known = token_ids[max(0, position - width) : position]
+    if known.shape[0] < width:
+        known = torch.cat((known.new_full((width - known.shape[0],), -2), known))
+    matches = ((known == words.before) | (words.before < 0)).all(dim=1) & (words.num_before <= num_outputs)
+    # Added, not assigned: one token may end several words.
+    penalty = torch.zeros_like(words.last, dtype=logits.dtype).masked_fill_(matches, -torch.inf)
+    logits.index_put_((words.last,), penalty, accumulate=True)
