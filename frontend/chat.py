@@ -3,15 +3,18 @@
 import time
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from penstock.frontend import schema
 from penstock.frontend.chunks import ChatChunks
 from penstock.frontend.gathering import gather
 from penstock.frontend.generation import Generation
+from penstock.frontend.message_parser import ParsedMessage, ReasoningCounter, parse_message
+from penstock.frontend.output_format import OutputFormat, output_format_for
+from penstock.frontend.parsed_chunks import ParsedChatChunks
 from penstock.frontend.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.service import Service
-from penstock.frontend.streaming import stream_reply
+from penstock.frontend.streaming import Chunks, stream_reply
 from penstock.frontend.text_prompt import render_and_encode
 from penstock.frontend.validate import ValidRequest
 from penstock.frontend.validate_chat import validate_chat
@@ -27,7 +30,9 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
     rules = await service.admit()
     valid = validate_chat(request, rules, service.model.template)
     prompt = await render_and_encode(service.model, valid.conversation, rules)
-    generation = service.generate(valid.common, [prompt], record)
+    output_format = output_format_for(service.model, valid, prompt)
+    shown = service.model.tokenizer.special_ids(output_format.marks)
+    generation = service.generate(valid.common, [prompt], record, shown=shown)
     try:
         if valid.common.stream:
             chunks = ChatChunks(
@@ -41,25 +46,39 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
                 chunks.role(index, prompt if valid.common.return_token_ids and index == 0 else None)
                 for index in range(generation.num_sequences)
             )
-            return await stream_reply(service, record, valid.common, generation, chunks, opening)
-        return await _whole(service, record, valid.common, generation, prompt)
+            writer: Chunks = chunks
+            if not output_format.is_plain:
+                tokenizer = service.model.tokenizer
+                writer = ParsedChatChunks(chunks, output_format, generation.num_sequences, tokenizer, record)
+            return await stream_reply(service, record, valid.common, generation, writer, opening)
+        return await _whole(service, record, valid.common, generation, prompt, output_format)
     except BaseException:  # also a cancellation: the client has left
         service.finish(generation, record)
         raise
 
 
 async def _whole(
-    service: Service, record: RequestRecord, valid: ValidRequest, generation: Generation, prompt: list[int]
+    service: Service,
+    record: RequestRecord,
+    valid: ValidRequest,
+    generation: Generation,
+    prompt: list[int],
+    output_format: OutputFormat,
 ) -> Reply:
+    answers = await gather(generation)
+    tokenizer = service.model.tokenizer
+    counts = [ReasoningCounter(output_format, tokenizer).feed(answer.token_ids) for answer in answers]
+    record.num_reasoning_tokens = sum(counts)
+    messages = [parse_message(output_format, answer.text, answer.finish_reason) for answer in answers]
     choices = [
         schema.ChatChoice(
             index=index,
-            message=schema.ChatMessage(role="assistant", content=answer.text),
-            finish_reason=answer.finish_reason,
+            message=_message(message, output_format),
+            finish_reason=message.finish_reason,
             stop_reason=answer.stop_reason,
             token_ids=answer.token_ids if valid.return_token_ids else UNSET,
         )
-        for index, answer in enumerate(await gather(generation))
+        for index, (answer, message) in enumerate(zip(answers, messages, strict=True))
     ]
     completion = schema.ChatCompletion(
         id=f"chatcmpl-{record.request_id}",
@@ -71,3 +90,18 @@ async def _whole(
     )
     service.finish(generation, record)
     return Reply(msgspec.json.encode(completion))
+
+
+def _message(message: ParsedMessage, output_format: OutputFormat) -> schema.ChatMessage:
+    """The message with what there is in it; a model with reasoning always says whether it reasoned."""
+    reasoning: str | UnsetType | None = UNSET
+    if output_format.reasoning is not None and output_format.include_reasoning:
+        reasoning = message.reasoning or None
+    calls = [schema.ToolCall(call.call_id, schema.CalledFunction(call.name, call.arguments)) for call in message.calls]
+    return schema.ChatMessage(
+        role="assistant",
+        content=message.content or None if calls else message.content,
+        reasoning=reasoning,
+        reasoning_content=reasoning,
+        tool_calls=calls or UNSET,
+    )

@@ -42,6 +42,7 @@ class ChatTemplate:
             raise ConfigError(f"the chat template does not compile: {error}") from None
         self.source = source
         self._special_tokens = special_tokens
+        self.reads_tools = "tools" in variables
         self.extra_variables = frozenset(variables) - _RESERVED - set(special_tokens) - set(environment.globals)
         """What a request may set through `chat_template_kwargs`: variables that the template reads, no others."""
 
@@ -52,6 +53,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt text of a conversation.
 
@@ -65,7 +67,7 @@ class ChatTemplate:
         try:
             text = self._template.render(
                 messages=chat,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special_tokens, **(variables or {})},

@@ -46,6 +46,11 @@ class ChatChunks(_Chunks):
         choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
         return self._head + b',"choices":[' + choice + b"]" + ids + self._no_usage
 
+    def delta(self, index: int, delta: bytes, usage: Usage | None = None) -> bytes:
+        """A chunk with a delta that is JSON already."""
+        choice = b'{"index":%d,"delta":' % index + delta + b',"logprobs":null,"finish_reason":null}'
+        return self._head + b',"choices":[' + choice + b"]" + self._tail(usage)
+
     def event(self, event: SequenceEvent, usage: Usage | None = None) -> bytes:
         """Content chunk, finish chunk, or both; empty if there is nothing to show yet."""
         chunks = b""

@@ -69,10 +69,13 @@ class ByteDetokenizer:
 
     __slots__ = ("_decoder", "_is_between_characters", "_skip", "_spelling", "_whole_texts")
 
-    def __init__(self, spelling: ByteSpelling, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, spelling: ByteSpelling, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()
+    ) -> None:
+        """Special tokens are skipped if `skip_special_tokens`, except those in `shown`."""
         self._spelling = spelling
         self._whole_texts = spelling.whole_texts
-        self._skip = spelling.special_ids if skip_special_tokens else frozenset[int]()
+        self._skip = spelling.special_ids - shown if skip_special_tokens else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_between_characters = True
 

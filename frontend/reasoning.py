@@ -59,6 +59,8 @@ class ReasoningSplitter:
         self._state = "before"
         self._buffer = ""
         self._has_text = False  # of reasoning
+        self.has_begun = False
+        """There is reasoning, though its text may be empty."""
 
     @property
     def is_over(self) -> bool:
@@ -81,6 +83,7 @@ class ReasoningSplitter:
         if self._state == "before":
             self._look_for_start(is_final=is_final)
         if self._state == "inside":
+            self.has_begun = True
             self._look_for_end(parts, is_final=is_final)
         if self._state == "after":
             self._buffer = self._buffer.lstrip()

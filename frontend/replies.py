@@ -26,6 +26,7 @@ class RequestRecord:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0
     first_token_at: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     error: ApiError | None = None

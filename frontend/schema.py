@@ -82,15 +82,17 @@ class ChatRequest(SamplingRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: Unsupported = None
     top_logprobs: Unsupported = None
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     functions: Unsupported = None
     function_call: Unsupported = None
     modalities: Unsupported = None
     audio: Unsupported = None
     prediction: Unsupported = None
     web_search_options: Unsupported = None
-    reasoning_effort: Unsupported = None
+    reasoning_effort: str | None = None
     verbosity: Unsupported = None
     chat_template: Unsupported = None
     documents: Unsupported = None
@@ -136,17 +138,36 @@ class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class CalledFunction(Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True):
+    id: str
+    function: CalledFunction
+    type: str = "function"
 
 
 class ChatMessage(Struct, frozen=True):
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):

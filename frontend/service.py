@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
+from msgspec import UNSET
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.checkpoint import eos_token_ids, model_dir, read_json, served_model_names
@@ -17,8 +18,10 @@ from penstock.frontend.errors import ApiError, Overloaded, ShuttingDown
 from penstock.frontend.generation import Generation, OutputRules
 from penstock.frontend.metrics import Metrics
 from penstock.frontend.replies import RequestRecord
-from penstock.frontend.schema import PromptTokensDetails, Usage
+from penstock.frontend.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
+from penstock.frontend.schema import CompletionTokensDetails, PromptTokensDetails, Usage
 from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer
+from penstock.frontend.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
 from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest
 from penstock.ipc.messages import AddRequest
 
@@ -40,6 +43,8 @@ class TextModel:
     template: ChatTemplate | None
     defaults: SamplingDefaults
     eos_token_ids: tuple[int, ...]
+    tool_format: ToolFormat | None = None
+    reasoning_format: ReasoningFormat | None = None
 
 
 def load_text_model(config: Config) -> TextModel:
@@ -53,12 +58,19 @@ def load_text_model(config: Config) -> TextModel:
     eos = eos_token_ids(folder)
     if not eos and tokenizer.eos_token_id is not None:
         eos = (tokenizer.eos_token_id,)
+    template = load_chat_template(folder, config.frontend.chat_template, tokenizer.special_tokens)
+    source = "" if template is None else template.source
+    tool_parser, reasoning_parser = config.frontend.tool_call_parser, config.frontend.reasoning_parser
     return TextModel(
         names=served_model_names(config),
         tokenizer=tokenizer,
-        template=load_chat_template(folder, config.frontend.chat_template, tokenizer.special_tokens),
+        template=template,
         defaults=_sampling_defaults(folder),
         eos_token_ids=eos,
+        tool_format=tool_format_of(source) if tool_parser == "auto" else TOOL_FORMATS.get(tool_parser),
+        reasoning_format=(
+            reasoning_format_of(source) if reasoning_parser == "auto" else REASONING_FORMATS.get(reasoning_parser)
+        ),
     )
 
 
@@ -122,6 +134,7 @@ class Service:
             vocab_size=facts.vocab_size if facts is not None else 1 << 31,
             eos_token_ids=self.model.eos_token_ids,
             defaults=self.model.defaults,
+            tool_format=self.model.tool_format,
         )
 
     @property
@@ -130,8 +143,17 @@ class Service:
         facts = self.engine.last_facts
         return facts.max_model_len if facts is not None else None
 
-    def generate(self, valid: ValidRequest, prompts: list[list[int]], record: RequestRecord) -> Generation:
+    def generate(
+        self,
+        valid: ValidRequest,
+        prompts: list[list[int]],
+        record: RequestRecord,
+        *,
+        shown: frozenset[int] = frozenset(),
+    ) -> Generation:
         """Submit a request: one AddRequest per prompt. The caller closes the generation on every path.
+
+        The special tokens in `shown` stay in the text in any case.
 
         Raises:
             ContextLengthExceeded: if a prompt is too long.
@@ -152,7 +174,7 @@ class Service:
                 )
             )
         rules = OutputRules(
-            make_detokenizer=lambda: tokenizer.detokenizer(skip_special_tokens=valid.skip_special_tokens),
+            make_detokenizer=lambda: tokenizer.detokenizer(skip_special_tokens=valid.skip_special_tokens, shown=shown),
             stop=valid.stop,
             include_stop=valid.include_stop,
             min_tokens=valid.sampling.min_tokens,
@@ -186,11 +208,13 @@ class Service:
     def usage(self, generation: Generation, record: RequestRecord) -> Usage:
         """Tokens so far; prompts count once however many sequences they have."""
         num_output = generation.progress.num_output_tokens
+        num_reasoning = record.num_reasoning_tokens
         return Usage(
             prompt_tokens=record.num_prompt_tokens,
             completion_tokens=num_output,
             total_tokens=record.num_prompt_tokens + num_output,
             prompt_tokens_details=PromptTokensDetails(generation.progress.num_cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(num_reasoning) if num_reasoning else UNSET,
         )
 
     async def keep_alive(self) -> None:

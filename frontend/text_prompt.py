@@ -26,6 +26,7 @@ async def render_and_encode(
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             variables=conversation.variables,
+            tools=conversation.tools,
         )
         check_text_size("messages", text, rules)
         return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)

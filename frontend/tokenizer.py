@@ -28,7 +28,9 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self.special_tokens = special_tokens  # by transformers' names: what chat templates see
         kind = spelling_kind(msgspec.json.decode(tokenizer.to_str(), type=_TokenizerFile).decoder)
-        special_ids = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._special_ids = {token.content: token_id for token_id, token in added if token.special}
+        special_ids = frozenset(self._special_ids.values())
         self._spelling = (
             None
             if kind == "other"
@@ -76,11 +78,15 @@ class TextTokenizer:
         """The token as the vocabulary writes it; empty for an unknown id."""
         return self._tokenizer.id_to_token(token_id) or ""
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """A fresh detokenizer for one sequence's output."""
-        if self._spelling is None:
-            return StreamDetokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens)
-        return ByteDetokenizer(self._spelling, skip_special_tokens=skip_special_tokens)
+    def detokenizer(self, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> Detokenizer:
+        """A fresh detokenizer for one sequence's output; it never skips the ids in `shown`."""
+        if self._spelling is None:  # the library skips all special tokens or none
+            return StreamDetokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens and not shown)
+        return ByteDetokenizer(self._spelling, skip_special_tokens=skip_special_tokens, shown=shown)
+
+    def special_ids(self, texts: tuple[str, ...]) -> frozenset[int]:
+        """The ids of those texts that are special tokens."""
+        return frozenset(self._special_ids[text] for text in texts if text in self._special_ids)
 
     def close(self) -> None:
         """End the threads."""

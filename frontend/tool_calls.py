@@ -286,4 +286,3 @@ class ToolCallParser:
         self._undecided += self._buffer[: len(self._buffer) - len(rest)]
         self._buffer = rest
         return bool(rest)
-

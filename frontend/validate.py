@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
 from penstock.frontend.schema import ChatRequest, CompletionRequest, SamplingRequest, StreamOptions, Unsupported
+from penstock.frontend.tool_formats import ToolFormat
 from penstock.ipc.messages import SamplingParams
 
 MAX_STOP_STRINGS = 16
@@ -52,6 +53,7 @@ class Rules:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
+    tool_format: ToolFormat | None = None  # None: no tools here
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +225,6 @@ def check_text_size(field: str, text: str, rules: Rules) -> None:
 
 _OFF: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

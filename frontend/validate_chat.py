@@ -10,6 +10,7 @@ from penstock.frontend.chat_template import Chat, ChatTemplate
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
 from penstock.frontend.schema import ChatRequest
 from penstock.frontend.validate import Rules, ValidRequest, check_text_size, validate_common
+from penstock.frontend.validate_tools import ValidTools, validate_tools
 
 MAX_MESSAGES = 2048
 MAX_TOOL_CALLS = 128
@@ -26,6 +27,7 @@ class ValidConversation:
     add_generation_prompt: bool
     continue_final_message: bool
     variables: dict[str, Any]
+    tools: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class ValidChat:
 
     common: ValidRequest
     conversation: ValidConversation
+    tools: ValidTools | None
+    include_reasoning: bool
 
 
 def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | None) -> ValidChat:
@@ -45,17 +49,33 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
     field, max_tokens = "max_completion_tokens", request.max_completion_tokens
     if max_tokens is None:
         field, max_tokens = "max_tokens", request.max_tokens
+    common = validate_common(request, rules, max_tokens=max_tokens, max_tokens_field=field)
+    tools = validate_tools(request.tools, request.tool_choice, request.parallel_tool_calls, template, rules.tool_format)
     return ValidChat(
-        common=validate_common(request, rules, max_tokens=max_tokens, max_tokens_field=field),
+        common=common,
         conversation=validate_conversation(
             request.messages,
             rules,
             template,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            variables=request.chat_template_kwargs,
+            variables=_with_effort(request, template),
+            tools=None if tools is None else tools.definitions,
         ),
+        tools=tools,
+        include_reasoning=request.include_reasoning is not False,
     )
+
+
+def _with_effort(request: ChatRequest, template: ChatTemplate | None) -> dict[str, Any] | None:
+    """The template's variables; `reasoning_effort` is one of them where the template reads it."""
+    if request.reasoning_effort is None:
+        return request.chat_template_kwargs
+    if template is None or "reasoning_effort" not in template.extra_variables:
+        raise UnsupportedParameter(
+            "reasoning_effort is not supported: this model's chat template does not read it", param="reasoning_effort"
+        )
+    return {"reasoning_effort": request.reasoning_effort, **(request.chat_template_kwargs or {})}
 
 
 def validate_conversation(
@@ -66,6 +86,7 @@ def validate_conversation(
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
     variables: dict[str, Any] | None,
+    tools: list[dict[str, Any]] | None = None,
 ) -> ValidConversation:
     """Check messages and template variables, also those of /tokenize."""
     if template is None:
@@ -91,6 +112,7 @@ def validate_conversation(
         add_generation_prompt=not continue_final_message and add_generation_prompt is not False,
         continue_final_message=bool(continue_final_message),
         variables=_variables(variables or {}, template),
+        tools=tools,
     )
 
 

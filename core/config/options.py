@@ -97,6 +97,14 @@ class FrontendOptions(Options, frozen=True):
     shutdown_timeout: Annotated[
         float, Meta(description="Seconds that running streams get to finish after SIGTERM.", ge=0.0)
     ] = 30.0
+    tool_call_parser: Annotated[
+        Literal["auto", "none", "hermes", "llama3_json", "mistral", "generic"],
+        Meta(description="How the model writes tool calls; 'auto' looks at its chat template, 'none' refuses tools."),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "think", "mistral", "seed_oss"],
+        Meta(description="How the model marks its reasoning; 'auto' looks at its chat template."),
+    ] = "auto"
 
 
 class IpcOptions(Options, frozen=True):
