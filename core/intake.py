@@ -33,6 +33,9 @@ def check_request(
             f"{num_waiting} sequences wait already and the request has {message.n}; "
             f"at most {max_num_queued_seqs} may wait",
         )
+    num_logprobs = max(message.sampling.num_logprobs, message.sampling.prompt_logprobs)
+    if num_logprobs > limits.vocab_size:
+        return Refusal("internal", f"{num_logprobs} best tokens are asked for, of a vocabulary of {limits.vocab_size}")
     token_ids = unpack_int32(message.prompt_token_ids)
     if (lowest := min(token_ids)) < 0 or (highest := max(token_ids)) >= limits.vocab_size:
         worst = lowest if lowest < 0 else highest

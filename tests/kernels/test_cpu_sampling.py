@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.philox import gumbel_from_words, philox_reference, philox_words
 from penstock.kernels.sampling import SamplingNeeds, SamplingState, sample, sample_reference
+from penstock.kernels.top_logprobs import token_ranks, top_logprobs, top_logprobs_reference
 
 ALL = SamplingNeeds(random=True, bias=True, min_tokens=True, penalties=True, min_p=True, top_k=True, top_p=True)
 
@@ -170,3 +171,19 @@ def test_greedy_takes_the_first_of_equals() -> None:
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit rows"):
         sample(torch.zeros(2, 5), torch.zeros(3), torch.zeros(3), make_state(3), SamplingNeeds())
+
+
+@pytest.mark.parametrize(("vocab", "num_top"), [(50, 0), (50, 1), (50, 20), (20, 20), (3001, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_top_logprobs(vocab: int, num_top: int, dtype: torch.dtype) -> None:
+    """In bf16 many logits are equal: the lowest ids come first all the same."""
+    logits = (3 * torch.randn(7, vocab)).to(dtype)
+    logits[1] = 1.0
+    logits[2, 5:12] = logits[2].max()
+    logits[3, ::2] = -torch.inf
+    chosen = torch.randint(0, vocab, (7,))
+    expected = top_logprobs_reference(logits, chosen, num_top)
+    for got, wanted in zip(top_logprobs(logits, chosen, num_top), expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+    ranks = [1 + int((row > row[token]).sum()) for row, token in zip(logits, chosen, strict=True)]
+    assert token_ranks(logits, chosen).tolist() == ranks
