@@ -79,6 +79,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tied_embeddings: bool
     checkpoint_dtype: str  # torch's name, as "bfloat16"
 
+    @property
+    def num_step_weights(self) -> int:
+        """Weights of the matrices that a decode step reads: all but an embedding of its own."""
+        attention = (2 * self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
+        layer = self.hidden_size * (attention + 3 * self.intermediate_size)
+        return self.num_layers * layer + self.vocab_size * self.hidden_size
+
 
 def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Read config.json's object.

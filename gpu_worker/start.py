@@ -8,7 +8,7 @@ import torch
 
 from penstock.core.config import Config
 from penstock.core.config.checkpoint import fingerprint, model_dir
-from penstock.gpu_worker.device import CpuDevice, CudaDevice, choose_dtype, open_device
+from penstock.gpu_worker.device import CpuDevice, CudaDevice, choose_dtype, default_threads, open_device
 from penstock.gpu_worker.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
 from penstock.gpu_worker.loader import dummy_model, load_model, load_model_config
 from penstock.gpu_worker.memory_profile import cuda_budget
@@ -36,7 +36,8 @@ def start(config: Config, name: str) -> Started:
     began = time.monotonic()
     folder = model_dir(config)
     model_config = load_model_config(folder)
-    device = open_device(config.worker.device, config.worker.num_threads)
+    num_threads = config.worker.num_threads or default_threads(4 * model_config.num_step_weights)
+    device = open_device(config.worker.device, num_threads)
     dtype = choose_dtype(config.worker.dtype, model_config.checkpoint_dtype, device.torch_device)
     log.info(
         "loading",

@@ -28,7 +28,7 @@ class ModelOptions(Options, frozen=True):
     max_model_len: Annotated[
         int,
         Meta(
-            description="Longest prompt plus output of one sequence, in tokens; 0 for what the model and the KV pool allow.",
+            description="Longest prompt plus output of one sequence, in tokens; 0: what model and KV pool allow.",
             ge=0,
         ),
     ] = 0
@@ -77,7 +77,11 @@ class WorkerOptions(Options, frozen=True):
     ] = 0.0
     num_pages: Annotated[int, Meta(description="Size of the KV pool in pages; 0 to size it from memory.", ge=0)] = 0
     num_threads: Annotated[
-        int, Meta(description="Threads of the CPU kernels; 0 for all cores given to this process.", ge=0)
+        int,
+        Meta(
+            description="Threads of the CPU kernels; 0 for all cores given to this process, or one for a small model.",
+            ge=0,
+        ),
     ] = 0
     enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False
     profile: Annotated[str, Meta(description="Folder for a torch profiler trace of the worker; empty for none.")] = ""
