@@ -1,7 +1,9 @@
 """The memory behind the pages: how many there are, and how long a sequence they allow."""
 
+import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,4 +69,8 @@ def plan_pool(config: Config, model: ModelConfig, dtype: torch.dtype, budget: in
 def allocate(model: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: Device) -> Tensor:
     """[num_layers, 2, num_pages, Hk, page_size, D], zeroed: masked keys may be read, and must be finite."""
     shape = (model.num_layers, 2, num_pages, model.num_kv_heads, page_size, model.head_dim)
+    if device.torch_device.type == "cpu":
+        # The system's own zeros: memory is taken page by page when it is first used, and start-up waits for none of it.
+        zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(zeros).view(dtype).view(shape)
     return torch.zeros(shape, dtype=dtype, device=device.torch_device)
