@@ -11,7 +11,7 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from penstock.frontend import chat, completions, status, tokenization
+from penstock.frontend import chat, completions, responses, status, tokenization
 from penstock.frontend.errors import (
     ApiError,
     BodyTooLarge,
@@ -37,6 +37,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 POST_ROUTES: dict[str, Handler] = {
     "/v1/chat/completions": chat.chat_completions,
     "/v1/completions": completions.completions,
+    "/v1/responses": responses.create_response,
     "/tokenize": tokenization.tokenize,
     "/detokenize": tokenization.detokenize,
 }
@@ -60,7 +61,10 @@ def make_app(service: Service) -> web.Application:
         app.router.add_post(path, partial(_answer, service, path, handler))
     for path, handler in GET_ROUTES.items():
         app.router.add_get(path, partial(_answer, service, path, handler))
-    app.router.add_get("/v1/models/{model_id:.+}", partial(_answer, service, "/v1/models/{id}", _show_model))
+    app.router.add_get("/v1/models/{id:.+}", partial(_answer, service, "/v1/models/{id}", _show_model))
+    stored = "/v1/responses/{id}"
+    app.router.add_get(stored, partial(_answer, service, stored, responses.retrieve_response))
+    app.router.add_delete(stored, partial(_answer, service, stored, responses.delete_response))
     return app
 
 
@@ -71,6 +75,7 @@ async def _show_model(service: Service, record: RequestRecord, body: bytes) -> R
 async def _answer(service: Service, endpoint: str, handler: Handler, request: web.Request) -> web.StreamResponse:
     """One request from its body to the end of its answer; one log line."""
     record = RequestRecord(_request_id(request), endpoint, monotonic(), partial(_hang_up, request))
+    record.query = dict(request.query)
     structlog.contextvars.bind_contextvars(request_id=record.request_id)
     service.metrics.live_requests.inc()
     record.status = CLIENT_LEFT  # unless an answer is finished
@@ -151,8 +156,8 @@ def _too_large(limit: int, actual: object) -> BodyTooLarge:
 
 
 def _path_argument(request: web.Request) -> bytes:
-    """What a GET route's pattern caught, as its handler's body."""
-    return request.match_info.get("model_id", "").encode(errors="replace")
+    """What the pattern of a route without a body caught, as its handler's body."""
+    return request.match_info.get("id", "").encode(errors="replace")
 
 
 def _request_id(request: web.Request) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.frontend import sse
+from penstock.frontend.errors import ApiError
 from penstock.frontend.generation import SequenceEvent
 from penstock.frontend.schema import Usage
 
@@ -26,9 +27,15 @@ class _Chunks:
     def _tail(self, usage: Usage | None) -> bytes:
         return self._no_usage if usage is None else b',"usage":' + _encode(usage) + b"}" + sse.SUFFIX
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk with the whole request's usage and no choices."""
-        return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}" + sse.SUFFIX
+    def end(self, usage: Usage | None) -> bytes:
+        """The mark of a complete stream; before it, if it is wanted, a chunk with usage and no choices."""
+        if usage is None:
+            return sse.DONE
+        return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}" + sse.SUFFIX + sse.DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that fails."""
+        return sse.error_event(error)
 
 
 class ChatChunks(_Chunks):

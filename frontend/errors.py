@@ -9,6 +9,7 @@
     |   |-- TemplateFailed            400                             chat_template_error
     |   |-- RouteNotFound             404                             not_found
     |   |-- ModelNotFound             404                             model_not_found
+    |   |-- ResponseNotFound          404                             response_not_found
     |   |-- MethodNotAllowed          405                             method_not_allowed
     |   |-- BodyTooLarge              413                             body_too_large
     |   `-- UnsupportedMediaType      415                             unsupported_media_type
@@ -93,6 +94,13 @@ class ModelNotFound(InvalidRequest):
 
     status = 404
     code = "model_not_found"
+
+
+class ResponseNotFound(InvalidRequest):
+    """No response of that id is stored here, or not any more."""
+
+    status = 404
+    code = "response_not_found"
 
 
 class MethodNotAllowed(InvalidRequest):

@@ -96,7 +96,7 @@ def parse_message(output_format: OutputFormat, text: str, finish_reason: str) ->
 
 
 class ReasoningCounter:
-    """Counts the tokens of one sequence's reasoning, marks included, exactly and whatever else is done with its text."""
+    """Counts the tokens of one sequence's reasoning, marks included; exact however they are grouped."""
 
     def __init__(self, output_format: OutputFormat, tokenizer: TextTokenizer) -> None:
         self._splitter: ReasoningSplitter | None = None

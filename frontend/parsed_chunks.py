@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.chunks import ChatChunks
+from penstock.frontend.errors import ApiError
 from penstock.frontend.generation import SequenceEvent
 from penstock.frontend.message_parser import MessageParser, ReasoningCounter
 from penstock.frontend.message_parts import CallArguments, CallStart, Content, Part, Reasoning
@@ -32,9 +33,13 @@ class ParsedChatChunks:
         self._num_reasoning_tokens = [0] * num_sequences
         self._record = record
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk with the whole request's usage and no choices."""
-        return self._chunks.usage(usage)
+    def end(self, usage: Usage | None) -> bytes:
+        """The end of a complete stream."""
+        return self._chunks.end(usage)
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that fails."""
+        return self._chunks.failure(error)
 
     def event(self, event: SequenceEvent, usage: Usage | None = None) -> bytes:
         """As many chunks as the event has parts; empty if nothing is certain yet."""

@@ -30,6 +30,7 @@ class RequestRecord:
     first_token_at: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     error: ApiError | None = None
+    query: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

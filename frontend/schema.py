@@ -52,6 +52,7 @@ class SamplingRequest(Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None
+    metadata: dict[str, str] | None = None
     best_of: int | None = None
     prompt_logprobs: Unsupported = None
     bad_words: Unsupported = None

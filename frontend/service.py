@@ -19,6 +19,7 @@ from penstock.frontend.generation import Generation, OutputRules
 from penstock.frontend.metrics import Metrics
 from penstock.frontend.replies import RequestRecord
 from penstock.frontend.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
+from penstock.frontend.response_store import ResponseStore
 from penstock.frontend.schema import CompletionTokensDetails, PromptTokensDetails, Usage
 from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
@@ -98,9 +99,14 @@ class Service:
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
+    responses: ResponseStore = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _num_made: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        options = self.config.frontend
+        self.responses = ResponseStore(options.max_stored_responses, options.max_stored_response_bytes)
 
     @property
     def num_generating(self) -> int:

@@ -22,6 +22,11 @@ def event(data: bytes) -> bytes:
     return PREFIX + data + SUFFIX
 
 
+def named_event(name: str, data: bytes) -> bytes:
+    """Frame one event that carries its name also outside the data."""
+    return b"event: " + name.encode() + b"\n" + PREFIX + data + SUFFIX
+
+
 def error_event(error: ApiError) -> bytes:
     """The last event of a stream that fails after its first byte."""
     return event(error_body(error))

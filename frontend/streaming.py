@@ -26,8 +26,12 @@ class Chunks(Protocol):
         """The chunk of an event; empty if it shows nothing."""
         ...
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk with the whole request's usage."""
+    def end(self, usage: Usage | None) -> bytes:
+        """The bytes that end a complete stream; with the whole request's usage, if it is given."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The bytes that end a stream that fails."""
         ...
 
 
@@ -63,13 +67,11 @@ async def _stream(
             if pending or not events:
                 yield pending or sse.KEEP_ALIVE
                 pending = b""
-        if valid.include_usage:
-            pending = chunks.usage(service.usage(generation, record))
-        yield pending + sse.DONE
+        yield chunks.end(service.usage(generation, record) if valid.include_usage else None)
     except Exception as error:
         if not isinstance(error, ApiError):
             log.exception("stream failed")
         record.error = from_exception(error)
-        yield pending + sse.error_event(record.error)
+        yield pending + chunks.failure(record.error)
     finally:
         service.finish(generation, record)

@@ -8,6 +8,7 @@ import math
 import re
 import secrets
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -237,18 +238,14 @@ _OFF: dict[str, tuple[Any, ...]] = {
 """Values of refused fields that ask for nothing, besides null and false."""
 
 
+@cache
 def _unsupported_fields(request_type: type[SamplingRequest]) -> tuple[str, ...]:
     return tuple(field.name for field in msgspec.structs.fields(request_type) if field.type == Unsupported)
 
 
-_UNSUPPORTED_FIELDS: dict[type[SamplingRequest], tuple[str, ...]] = {
-    kind: _unsupported_fields(kind) for kind in (ChatRequest, CompletionRequest)
-}
-
-
 def refuse_unsupported(request: SamplingRequest) -> None:
     """Refuse what is known but not honoured, rather than ignore it."""
-    for field in _UNSUPPORTED_FIELDS[type(request)]:
+    for field in _unsupported_fields(type(request)):
         value = getattr(request, field)
         if value is None or value is False or any(value == off for off in _OFF.get(field, ())):
             continue

@@ -59,7 +59,7 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
             template,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            variables=_with_effort(request, template),
+            variables=with_effort(request.reasoning_effort, request.chat_template_kwargs, template),
             tools=None if tools is None else tools.definitions,
         ),
         tools=tools,
@@ -67,15 +67,17 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
     )
 
 
-def _with_effort(request: ChatRequest, template: ChatTemplate | None) -> dict[str, Any] | None:
+def with_effort(
+    effort: str | None, variables: dict[str, Any] | None, template: ChatTemplate | None
+) -> dict[str, Any] | None:
     """The template's variables; `reasoning_effort` is one of them where the template reads it."""
-    if request.reasoning_effort is None:
-        return request.chat_template_kwargs
+    if effort is None:
+        return variables
     if template is None or "reasoning_effort" not in template.extra_variables:
         raise UnsupportedParameter(
             "reasoning_effort is not supported: this model's chat template does not read it", param="reasoning_effort"
         )
-    return {"reasoning_effort": request.reasoning_effort, **(request.chat_template_kwargs or {})}
+    return {"reasoning_effort": effort, **(variables or {})}
 
 
 def validate_conversation(

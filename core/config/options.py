@@ -109,6 +109,13 @@ class FrontendOptions(Options, frozen=True):
         Literal["auto", "none", "think", "mistral", "seed_oss"],
         Meta(description="How the model marks its reasoning; 'auto' looks at its chat template."),
     ] = "auto"
+    max_stored_responses: Annotated[
+        int,
+        Meta(description="Responses kept in memory for previous_response_id, in each frontend; 0 for none.", ge=0),
+    ] = 1000
+    max_stored_response_bytes: Annotated[
+        int, Meta(description="Bytes that they may take together; the least recently used ones go first.", ge=0)
+    ] = 64 << 20
 
 
 class IpcOptions(Options, frozen=True):

@@ -1,0 +1,86 @@
+"""The items of /v1/responses as chat messages.
+
+    reasoning, message (assistant), function_call ...   -->  one assistant message
+    function_call_output                                -->  a tool message
+    message (any other role)                            -->  a message of that role
+"""
+
+from typing import Any
+
+from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
+
+MAX_ITEMS = 4096
+TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+
+Item = dict[str, Any]
+
+
+def as_messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]]:
+    """The conversation of these items, the instructions as its first message.
+
+    Raises:
+        InvalidParameter: naming the item and what is wrong with it.
+        UnsupportedParameter: for items that no text model can take.
+    """
+    if len(items) > MAX_ITEMS:
+        raise InvalidParameter(f"input may hold {MAX_ITEMS} items at most, got {len(items)}", param="input")
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    assistant: dict[str, Any] | None = None  # the one that items still go into
+    for index, item in enumerate(items):
+        field = f"input[{index}]"
+        kind = item.get("type", "message")
+        if kind == "message" and item.get("role") != "assistant":
+            messages.append({"role": item.get("role"), "content": _text(f"{field}.content", item.get("content"))})
+            assistant = None
+        elif kind == "function_call_output":
+            output = _text(f"{field}.output", item.get("output"))
+            messages.append({"role": "tool", "tool_call_id": _string(field, item, "call_id"), "content": output})
+            assistant = None
+        elif kind in ("message", "reasoning", "function_call"):
+            if assistant is None or (kind != "function_call" and "content" in assistant):
+                assistant = {"role": "assistant"}
+                messages.append(assistant)
+            _add_to_assistant(assistant, field, kind, item)
+        else:
+            raise UnsupportedParameter(f"{field}: items of type {kind!r} are not supported"[:256], param=f"{field}.type")
+    return messages
+
+
+def _add_to_assistant(message: dict[str, Any], field: str, kind: str, item: Item) -> None:
+    if kind == "message":
+        message["content"] = _text(f"{field}.content", item.get("content"))
+    elif kind == "reasoning":
+        parts = item.get("content") or item.get("summary") or []
+        text = _text(f"{field}.content", parts)
+        message["reasoning_content"] = "\n".join(filter(None, [message.get("reasoning_content", ""), text]))
+    else:
+        function = {"name": _string(field, item, "name"), "arguments": _string(field, item, "arguments")}
+        call = {"id": _string(field, item, "call_id"), "type": "function", "function": function}
+        message.setdefault("tool_calls", []).append(call)
+
+
+def _string(field: str, item: Item, key: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise InvalidParameter(f"{field}.{key}: expected a text", param=f"{field}.{key}")
+    return value
+
+
+def _text(field: str, content: Any) -> str:
+    """A text, or parts that are texts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidParameter(f"{field}: expected a text or a list of parts", param=field)
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise InvalidParameter(f"{field}[{index}]: expected an object with a type", param=f"{field}[{index}]")
+        if part["type"] not in TEXT_PARTS:
+            raise UnsupportedParameter(
+                f"{field}[{index}]: this model takes parts of type 'input_text' only", param=f"{field}[{index}].type"
+            )
+        texts.append(_string(f"{field}[{index}]", part, "refusal" if part["type"] == "refusal" else "text"))
+    return "\n".join(texts)

@@ -1,0 +1,157 @@
+"""What travels over HTTP for /v1/responses. See `schema.py`; the shapes are OpenAI's."""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from penstock.frontend.schema import SamplingRequest, Unsupported
+
+# --- requests -------------------------------------------------------------------------------
+
+
+class ReasoningOptions(Struct, frozen=True):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class TextFormat(Struct, frozen=True):
+    type: str = "text"
+
+
+class TextOptions(Struct, frozen=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(SamplingRequest, kw_only=True):
+    """POST /v1/responses"""
+
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    include: list[str] | None = None
+    truncation: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    background: Unsupported = None
+    conversation: Unsupported = None
+    prompt: Unsupported = None
+    max_tool_calls: Unsupported = None
+    top_logprobs: Unsupported = None
+
+
+RESPONSES = msgspec.json.Decoder(ResponsesRequest)
+
+# --- answers --------------------------------------------------------------------------------
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(Struct, frozen=True):
+    text: str
+    type: str = "output_text"
+    annotations: tuple[()] = ()
+    logprobs: tuple[()] = ()
+
+
+class ReasoningText(Struct, frozen=True):
+    text: str
+    type: str = "reasoning_text"
+
+
+class ReasoningItem(Struct, frozen=True):
+    id: str
+    content: list[ReasoningText]
+    status: Status
+    type: str = "reasoning"
+    summary: tuple[()] = ()
+    encrypted_content: None = None
+
+
+class MessageItem(Struct, frozen=True):
+    id: str
+    content: list[OutputText]
+    status: Status
+    type: str = "message"
+    role: str = "assistant"
+
+
+class FunctionCallItem(Struct, frozen=True):
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Status
+    type: str = "function_call"
+
+
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem
+
+
+class InputTokensDetails(Struct, frozen=True):
+    cached_tokens: int
+
+
+class OutputTokensDetails(Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct, frozen=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(Struct, frozen=True):
+    code: str
+    message: str
+
+
+class IncompleteDetails(Struct, frozen=True):
+    reason: str
+
+
+class Response(Struct, frozen=True, kw_only=True):
+    """A response, whole or under way."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    status: Status
+    model: str
+    output: list[Any]  # of OutputItem, which msgspec cannot tell apart when reading
+    usage: ResponseUsage | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: ReasoningOptions
+    store: bool
+    temperature: float
+    text: TextOptions
+    tool_choice: str
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: str = "disabled"
+    user: str | None
+    background: bool = False
+
+
+class DeletedResponse(Struct, frozen=True):
+    id: str
+    object: str = "response"
+    deleted: bool = True
