@@ -9,6 +9,7 @@ from penstock.frontend import schema
 from penstock.frontend.chunks import ChatChunks
 from penstock.frontend.gathering import gather
 from penstock.frontend.generation import Generation
+from penstock.frontend.logprobs import prompt_logprobs, score_writer
 from penstock.frontend.message_parser import ParsedMessage, ReasoningCounter, parse_message
 from penstock.frontend.output_format import OutputFormat, output_format_for
 from penstock.frontend.parsed_chunks import ParsedChatChunks
@@ -29,7 +30,7 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
     request = schema.decode(schema.CHAT, body)
     rules = await service.admit()
     valid = validate_chat(request, rules, service.model.template)
-    prompt = await render_and_encode(service.model, valid.conversation, rules)
+    prompt = valid.common.truncated(await render_and_encode(service.model, valid.conversation, rules))
     output_format = output_format_for(service.model, valid, prompt)
     shown = service.model.tokenizer.special_ids(output_format.marks)
     generation = service.generate(valid.common, [prompt], record, shown=shown)
@@ -41,6 +42,7 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
                 valid.common.model,
                 include_usage=valid.common.include_usage,
                 token_ids=valid.common.return_token_ids,
+                scores=score_writer(service.model.tokenizer, valid.common.logprobs),
             )
             opening = b"".join(
                 chunks.role(index, prompt if valid.common.return_token_ids and index == 0 else None)
@@ -70,12 +72,15 @@ async def _whole(
     counts = [ReasoningCounter(output_format, tokenizer).feed(answer.token_ids) for answer in answers]
     record.num_reasoning_tokens = sum(counts)
     messages = [parse_message(output_format, answer.text, answer.finish_reason) for answer in answers]
+    told = await generation.prompt_scores()
+    scores = score_writer(tokenizer, valid.logprobs)
     choices = [
         schema.ChatChoice(
             index=index,
             message=_message(message, output_format),
             finish_reason=message.finish_reason,
             stop_reason=answer.stop_reason,
+            logprobs=None if scores is None else scores.chat(answer.scores),
             token_ids=answer.token_ids if valid.return_token_ids else UNSET,
         )
         for index, (answer, message) in enumerate(zip(answers, messages, strict=True))
@@ -87,6 +92,7 @@ async def _whole(
         choices=choices,
         usage=service.usage(generation, record),
         prompt_token_ids=prompt if valid.return_token_ids else UNSET,
+        prompt_logprobs=prompt_logprobs(tokenizer, valid.logprobs, told[0]),
     )
     service.finish(generation, record)
     return Reply(msgspec.json.encode(completion))

@@ -11,7 +11,8 @@ import msgspec
 from penstock.frontend import sse
 from penstock.frontend.errors import ApiError
 from penstock.frontend.generation import SequenceEvent
-from penstock.frontend.schema import Usage
+from penstock.frontend.logprobs import ScoreWriter
+from penstock.frontend.schema import CompletionLogprobs, Usage
 
 _encode = msgspec.json.encode
 
@@ -41,9 +42,20 @@ class _Chunks:
 class ChatChunks(_Chunks):
     """chat.completion.chunk events."""
 
-    def __init__(self, response_id: str, created: int, model: str, *, include_usage: bool, token_ids: bool) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        created: int,
+        model: str,
+        *,
+        include_usage: bool,
+        token_ids: bool,
+        scores: ScoreWriter | None = None,
+    ) -> None:
+        """`scores` writes log-probabilities, if they were asked for."""
         super().__init__(response_id, created, model, "chat.completion.chunk", include_usage=include_usage)
         self._token_ids = token_ids
+        self._scores = scores
         self._before: dict[int, bytes] = {}
         self._after = b'},"logprobs":null,"finish_reason":null}]' + self._no_usage
 
@@ -61,16 +73,18 @@ class ChatChunks(_Chunks):
     def event(self, event: SequenceEvent, usage: Usage | None = None) -> bytes:
         """Content chunk, finish chunk, or both; empty if there is nothing to show yet."""
         chunks = b""
-        if event.text or (self._token_ids and event.token_ids):
+        scores = event.scores if self._scores is not None else None
+        if event.text or scores or (self._token_ids and event.token_ids):
             before = self._before.get(event.index)
             if before is None:
                 before = self._head + b',"choices":[{"index":%d,"delta":{"content":' % event.index
                 self._before[event.index] = before
-            if usage is None and not self._token_ids:
+            if usage is None and not self._token_ids and not scores:
                 chunks = before + _encode(event.text) + self._after
             else:
                 ids = b',"token_ids":' + _encode(event.token_ids) if self._token_ids else b""
-                rest = b'},"logprobs":null,"finish_reason":null' + ids + b"}]" + self._tail(usage)
+                logprobs = _encode(self._scores.chat(scores)) if self._scores is not None and scores else b"null"
+                rest = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._tail(usage)
                 chunks = before + _encode(event.text) + rest
         if event.finish_reason is not None:
             chunks += self._head + b',"choices":[' + _finish(event, {"delta": {}}) + b"]" + self._tail(usage)
@@ -80,27 +94,45 @@ class ChatChunks(_Chunks):
 class CompletionChunks(_Chunks):
     """text_completion events."""
 
-    def __init__(self, response_id: str, created: int, model: str, *, include_usage: bool, token_ids: bool) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        created: int,
+        model: str,
+        *,
+        include_usage: bool,
+        token_ids: bool,
+        scores: ScoreWriter | None = None,
+    ) -> None:
+        """`scores` writes log-probabilities, if they were asked for."""
         super().__init__(response_id, created, model, "text_completion", include_usage=include_usage)
         self._token_ids = token_ids
+        self._scores = scores
+        self._starts: dict[int, int] = {}  # characters of an echoed prompt before a choice's output
         self._before: dict[int, bytes] = {}
         self._after = b',"logprobs":null,"finish_reason":null}]' + self._no_usage
 
-    def prompt(self, index: int, text: str, prompt_token_ids: list[int] | None) -> bytes:
+    def prompt(
+        self, index: int, text: str, prompt_token_ids: list[int] | None, logprobs: CompletionLogprobs | None = None
+    ) -> bytes:
         """A choice's first chunk when its prompt is echoed, or its prompt's ids were asked for."""
+        self._starts[index] = len(text)
         ids = b"" if prompt_token_ids is None else b',"prompt_token_ids":' + _encode(prompt_token_ids)
-        rest = b',"logprobs":null,"finish_reason":null' + ids + b"}]" + self._no_usage
+        rest = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":null' + ids + b"}]" + self._no_usage
         return self._start(index) + _encode(text) + rest
 
     def event(self, event: SequenceEvent, usage: Usage | None = None) -> bytes:
         """The chunk of an event; empty if there is nothing to show yet."""
-        if event.finish_reason is None and usage is None and not self._token_ids:
+        scores = event.scores if self._scores is not None else None
+        if event.finish_reason is None and usage is None and not self._token_ids and not scores:
             return self._start(event.index) + _encode(event.text) + self._after if event.text else b""
-        if not (event.text or event.finish_reason or (self._token_ids and event.token_ids)):
+        if not (event.text or event.finish_reason or scores or (self._token_ids and event.token_ids)):
             return b""
         fields: dict[str, Any] = {"text": event.text}
         if self._token_ids:
             fields["token_ids"] = event.token_ids
+        if self._scores is not None and scores:
+            fields["logprobs"] = self._scores.completion(scores, self._starts.get(event.index, 0))
         return self._head + b',"choices":[' + _finish(event, fields) + b"]" + self._tail(usage)
 
     def _start(self, index: int) -> bytes:
@@ -112,7 +144,7 @@ class CompletionChunks(_Chunks):
 
 def _finish(event: SequenceEvent, fields: dict[str, Any]) -> bytes:
     """A choice with its end, if it has come to it."""
-    choice = {"index": event.index, **fields, "logprobs": None, "finish_reason": event.finish_reason}
+    choice = {"index": event.index, "logprobs": None, **fields, "finish_reason": event.finish_reason}
     if event.finish_reason is not None:
         choice["stop_reason"] = event.stop_reason
     return _encode(choice)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from penstock.frontend.generation import Generation, StopReason
+from penstock.frontend.scores import ShownToken
 
 
 @dataclass(slots=True)
@@ -13,6 +14,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
     stop_reason: StopReason = None
+    scores: list[ShownToken] = field(default_factory=list)
 
 
 async def gather(generation: Generation) -> list[Answer]:
@@ -28,6 +30,7 @@ async def gather(generation: Generation) -> list[Answer]:
             answer = answers[event.index]
             texts[event.index].append(event.text)
             answer.token_ids += event.token_ids
+            answer.scores += event.scores or ()
             if event.finish_reason is not None:
                 answer.finish_reason, answer.stop_reason = event.finish_reason, event.stop_reason
     for answer, pieces in zip(answers, texts, strict=True):

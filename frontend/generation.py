@@ -16,6 +16,7 @@ from time import monotonic
 from penstock.frontend.detokenize import Detokenizer
 from penstock.frontend.engine_client import EngineClient
 from penstock.frontend.errors import ApiError, ClientTooSlow, EngineFailed, InvalidRequest, Overloaded
+from penstock.frontend.scores import HeldScores, ShownToken, TokenScore, read_scores
 from penstock.frontend.stop_strings import StopMatcher
 from penstock.ipc.messages import AddRequest, SequenceDelta
 
@@ -34,6 +35,7 @@ class SequenceEvent:
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: StopReason = None
+    scores: list[ShownToken] | None = None  # of the tokens whose text is out; None if there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +47,57 @@ class OutputRules:
     include_stop: bool = False
     min_tokens: int = 0
     reported_stop_token_ids: frozenset[int] = frozenset()
+    is_prompt_only: bool = False  # one token is drawn, and nobody is told of it
 
 
 class SequenceText:
     """One sequence's way from token ids to text, up to its end."""
 
-    __slots__ = ("_detokenizer", "_matcher", "_rules", "finish_reason", "num_tokens")
+    __slots__ = ("_detokenizer", "_matcher", "_num_shown", "_rules", "_scores", "finish_reason", "num_tokens")
 
     def __init__(self, rules: OutputRules) -> None:
         self._rules = rules
         self._detokenizer = rules.make_detokenizer()
         self._matcher = StopMatcher(rules.stop, include_stop=rules.include_stop) if rules.stop else None
+        self._scores = HeldScores()
+        self._num_shown = 0  # characters; counted only for tokens with scores
         self.num_tokens = 0
         self.finish_reason: str | None = None
 
     def advance(self, index: int, delta: SequenceDelta) -> SequenceEvent:
         """Take a delta; the event says what the client may see of it now."""
+        if delta.logprobs is not None or self._rules.is_prompt_only:
+            return self._advance_scored(index, delta)
         if len(delta.token_ids) == 1 and delta.finish_reason is None and self._matcher is None:  # nearly always
             self.num_tokens += 1
             return SequenceEvent(index, self._detokenizer.feed(delta.token_ids[0]), [*delta.token_ids])
+        return self._advance(index, delta, [])
+
+    def _advance_scored(self, index: int, delta: SequenceDelta) -> SequenceEvent:
+        if self._rules.is_prompt_only:
+            self.finish_reason = "length"
+            return SequenceEvent(index, "", [], self.finish_reason)
+        assert delta.logprobs is not None
+        event = self._advance(index, delta, read_scores(delta.logprobs))
+        self._num_shown += len(event.text)
+        ended = event.finish_reason is not None
+        event.scores = (self._scores.release_all() if ended else self._scores.release(self._num_shown)) or None
+        return event
+
+    def _advance(self, index: int, delta: SequenceDelta, scores: list[TokenScore]) -> SequenceEvent:
+        """The general case; `scores` is empty or as long as the delta."""
         shown: list[str] = []
         for position, token_id in enumerate(delta.token_ids):
             self.num_tokens += 1
             is_stop_token = delta.stop_token_id is not None and position == len(delta.token_ids) - 1
             if is_stop_token and not self._rules.include_stop:
+                if scores:
+                    self._scores.take(scores[position], "")
                 break
-            stop = self._show(self._detokenizer.feed(token_id), shown)
+            text = self._detokenizer.feed(token_id)
+            if scores:
+                self._scores.take(scores[position], text)
+            stop = self._show(text, shown)
             if stop is not None:
                 self.finish_reason = "stop"
                 return SequenceEvent(index, "".join(shown), list(delta.token_ids[: position + 1]), "stop", stop)
@@ -135,6 +162,8 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self._error: ApiError | None = None
         self._is_closed = False
+        self._prompt_scores: list[list[TokenScore]] = [[] for _ in requests]
+        self._awaits_prompts = False
         self.progress = Progress()
 
     @property
@@ -158,9 +187,15 @@ class Generation:
             self._engine.submit(request, self, prompt_index * self._n)
 
     def push(self, first_index: int, delta: SequenceDelta) -> None:
+        if delta.prompt_logprobs is not None:
+            self._prompt_scores[first_index // self._n] += read_scores(delta.prompt_logprobs)
+            if not delta.token_ids and delta.finish_reason is None:
+                if self._awaits_prompts:
+                    self._wake()
+                return
         self._buffer.append((first_index + delta.sequence_idx, delta))
         self._num_unread_tokens += len(delta.token_ids)
-        if self._num_unread_tokens > MAX_UNREAD_TOKENS:
+        if self._num_unread_tokens > MAX_UNREAD_TOKENS and not self._awaits_prompts:
             self.fail(ClientTooSlow(f"more than {MAX_UNREAD_TOKENS} tokens of output were left unread"))
             self._abort_unfinished()
             self._hang_up()
@@ -189,11 +224,31 @@ class Generation:
                 await self._wait()
             finally:
                 timer.cancel()
+        if self._buffer or self._error is not None:
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
         for _, delta in self._buffer:
             if delta.finish_reason in ("error", "abort"):
                 raise _failure(delta)
         if not self._buffer and self._error is not None:
             raise self._error
+
+    async def prompt_scores(self) -> list[list[TokenScore]]:
+        """Wait for what was asked of the prompts: for each, an entry per token but the first.
+
+        Raises:
+            ApiError: if the generation failed.
+        """
+        self._awaits_prompts = True
+        while any(
+            request.sampling.prompt_logprobs >= 0 and len(scores) < len(request.prompt_token_ids) // 4 - 1
+            for request, scores in zip(self._requests, self._prompt_scores, strict=True)
+        ):
+            self._raise_failure()
+            await self._wait()
+        self._awaits_prompts = False
+        return self._prompt_scores
 
     async def next_events(self) -> list[SequenceEvent]:
         """Wait for news and return all there is, one event per sequence; empty after a `tick`.
@@ -219,6 +274,8 @@ class Generation:
                     known.text += event.text
                     known.token_ids += event.token_ids
                     known.finish_reason, known.stop_reason = event.finish_reason, event.stop_reason
+                    if event.scores:
+                        known.scores = (known.scores or []) + event.scores
         if not events and self._error is not None:
             raise self._error
         return list(events.values())

@@ -54,10 +54,11 @@ class SamplingRequest(Struct, kw_only=True):
     user: str | None = None
     metadata: dict[str, str] | None = None
     best_of: int | None = None
-    prompt_logprobs: Unsupported = None
-    bad_words: Unsupported = None
-    allowed_token_ids: Unsupported = None
-    truncate_prompt_tokens: Unsupported = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
     response_format: Unsupported = None
     structured_outputs: Unsupported = None
     guided_json: Unsupported = None
@@ -67,7 +68,6 @@ class SamplingRequest(Struct, kw_only=True):
     logits_processors: Unsupported = None
     use_beam_search: Unsupported = None
     length_penalty: Unsupported = None
-    return_tokens_as_token_ids: Unsupported = None
     prompt_embeds: Unsupported = None
     kv_transfer_params: Unsupported = None
     vllm_xargs: Unsupported = None
@@ -81,8 +81,8 @@ class ChatRequest(SamplingRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    logprobs: Unsupported = None
-    top_logprobs: Unsupported = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -108,8 +108,8 @@ class CompletionRequest(SamplingRequest, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
+    logprobs: int | None = None
     suffix: Unsupported = None
-    logprobs: Unsupported = None
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -162,6 +162,51 @@ class ToolCall(Struct, frozen=True):
     type: str = "function"
 
 
+class TopLogprob(Struct, frozen=True):
+    """A candidate in a token's place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ContentLogprob(Struct, frozen=True):
+    """A token of a chat message."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """`choices[].logprobs` of chat completions."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """`choices[].logprobs` of completions; null for the first token of an echoed prompt."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(Struct, frozen=True):
+    """A candidate for a prompt token's place; `rank` 1 is the most likely one."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By token id, for each prompt token; null for the first."""
+
+
 class ChatMessage(Struct, frozen=True):
     role: str
     content: str | None
@@ -176,7 +221,7 @@ class ChatChoice(Struct, frozen=True):
     message: ChatMessage
     finish_reason: str
     stop_reason: str | int | None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -188,6 +233,7 @@ class ChatCompletion(Struct, frozen=True):
     usage: Usage
     object: str = "chat.completion"
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionChoice(Struct, frozen=True):
@@ -195,9 +241,10 @@ class CompletionChoice(Struct, frozen=True):
     text: str
     finish_reason: str
     stop_reason: str | int | None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True):

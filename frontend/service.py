@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.checkpoint import eos_token_ids, model_dir, read_json, served_model_names
@@ -17,13 +18,14 @@ from penstock.frontend.engine_client import EngineClient
 from penstock.frontend.errors import ApiError, Overloaded, ShuttingDown
 from penstock.frontend.generation import Generation, OutputRules
 from penstock.frontend.metrics import Metrics
-from penstock.frontend.replies import RequestRecord
 from penstock.frontend.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
+from penstock.frontend.replies import RequestRecord
 from penstock.frontend.response_store import ResponseStore
 from penstock.frontend.schema import CompletionTokensDetails, PromptTokensDetails, Usage
 from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
 from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest
+from penstock.frontend.validate_logprobs import bad_word_tokens
 from penstock.ipc.messages import AddRequest
 
 log = structlog.get_logger()
@@ -156,16 +158,18 @@ class Service:
         record: RequestRecord,
         *,
         shown: frozenset[int] = frozenset(),
+        is_prompt_only: bool = False,
     ) -> Generation:
         """Submit a request: one AddRequest per prompt. The caller closes the generation on every path.
 
-        The special tokens in `shown` stay in the text in any case.
+        The special tokens in `shown` stay in the text in any case. If `is_prompt_only`, nothing of the output is told.
 
         Raises:
             ContextLengthExceeded: if a prompt is too long.
             Unavailable: if the engine's queue is not reachable.
         """
         tokenizer = self.model.tokenizer
+        bad_words = bad_word_tokens(valid.bad_words, tokenizer)
         requests = []
         for prompt in prompts:
             self._num_made += 1
@@ -173,8 +177,8 @@ class Service:
                 AddRequest(
                     request_id=f"{self.engine.link.name}:{self._num_made}:{record.request_id}",
                     prompt_token_ids=struct.pack(f"<{len(prompt)}i", *prompt),
-                    sampling=valid.sampling_for(len(prompt)),
-                    n=valid.n,
+                    sampling=replace(valid.sampling_for(len(prompt)), bad_words=bad_words),
+                    n=valid.num_sequences,
                     priority=valid.priority,
                     cache_salt=valid.cache_salt,
                 )
@@ -184,6 +188,7 @@ class Service:
             stop=valid.stop,
             include_stop=valid.include_stop,
             min_tokens=valid.sampling.min_tokens,
+            is_prompt_only=is_prompt_only,
             reported_stop_token_ids=valid.user_stop_token_ids,
         )
         record.num_prompt_tokens = sum(len(prompt) for prompt in prompts)

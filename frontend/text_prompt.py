@@ -4,8 +4,9 @@ import asyncio
 
 from penstock.frontend.errors import InvalidParameter, InvalidRequest
 from penstock.frontend.service import TextModel
-from penstock.frontend.validate import Rules, ValidCompletion, check_text_size
+from penstock.frontend.validate import Rules, check_text_size
 from penstock.frontend.validate_chat import ValidConversation
+from penstock.frontend.validate_completion import ValidCompletion
 
 
 async def render_and_encode(

@@ -78,6 +78,14 @@ class TextTokenizer:
         """The token as the vocabulary writes it; empty for an unknown id."""
         return self._tokenizer.id_to_token(token_id) or ""
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What a token spells, in UTF-8 and perhaps not whole characters; None for an unknown id."""
+        if self._tokenizer.id_to_token(token_id) is None:
+            return None
+        if self._spelling is None:
+            return self.decode([token_id]).encode()
+        return self._spelling[token_id]
+
     def detokenizer(self, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> Detokenizer:
         """A fresh detokenizer for one sequence's output; it never skips the ids in `shown`."""
         if self._spelling is None:  # the library skips all special tokens or none

@@ -14,15 +14,22 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
-from penstock.frontend.schema import ChatRequest, CompletionRequest, SamplingRequest, StreamOptions, Unsupported
+from penstock.frontend.schema import SamplingRequest, StreamOptions, Unsupported
 from penstock.frontend.tool_formats import ToolFormat
+from penstock.frontend.validate_logprobs import (
+    MAX_ALLOWED_TOKEN_IDS,
+    ValidLogprobs,
+    check_bad_words,
+    check_best_of,
+    check_truncation,
+    validate_logprobs,
+)
 from penstock.ipc.messages import SamplingParams
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
-MAX_PROMPTS = 128
 MAX_CACHE_SALT = 128
 MAX_BYTES_PER_TOKEN = 16
 """A prompt with more bytes than this times the context length is refused before it is tokenized."""
@@ -63,6 +70,7 @@ class ValidRequest:
 
     model: str  # as the client wrote it
     n: int
+    num_sequences: int  # per prompt; more than n if the best n of them are the answers
     sampling: SamplingParams  # its max_tokens is still open: see `sampling_for`
     max_tokens: int | None  # None: the rest of the context
     max_model_len: int
@@ -77,6 +85,16 @@ class ValidRequest:
     priority: int
     cache_salt: str
     max_tokens_field: str
+    logprobs: ValidLogprobs
+    bad_words: tuple[str, ...]
+    num_kept_prompt_tokens: int | None  # the last ones; -1: as many as leave room for the output; None: all
+
+    def truncated(self, prompt: list[int]) -> list[int]:
+        """What is kept of a prompt."""
+        kept = self.num_kept_prompt_tokens
+        if kept is None:
+            return prompt
+        return prompt[-(kept if kept > 0 else max(1, self.max_model_len - (self.max_tokens or 1))) :]
 
     def sampling_for(self, num_prompt_tokens: int) -> SamplingParams:
         """The sampling parameters for a prompt of this length.
@@ -117,8 +135,8 @@ def validate_common(
     refuse_unsupported(request)
     defaults = rules.defaults
     n = _integer("n", request.n, 1, 1, rules.max_n)
-    if request.best_of is not None and request.best_of != n:
-        raise UnsupportedParameter(f"best_of must equal n, got best_of={request.best_of} and n={n}", param="best_of")
+    num_sequences = check_best_of(request, n, rules.max_n)
+    logprobs = validate_logprobs(request, rules.vocab_size)
     if max_tokens is not None:
         max_tokens = _integer(max_tokens_field, max_tokens, 1, 1, _MAX_INT)
     min_tokens = _integer("min_tokens", request.min_tokens, 0, 0, _MAX_INT)
@@ -147,11 +165,15 @@ def validate_common(
         min_tokens=min_tokens,
         stop_token_ids=tuple(dict.fromkeys((*eos, *stop_token_ids))),
         logit_bias=_logit_bias(request.logit_bias, rules.vocab_size),
+        num_logprobs=logprobs.output if num_sequences == n else max(logprobs.output, 0),
+        prompt_logprobs=max(logprobs.prompt, logprobs.echo),
+        allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, rules.vocab_size),
     )
     options = _stream_options(request)
     return ValidRequest(
         model=model,
         n=n,
+        num_sequences=num_sequences,
         sampling=sampling,
         max_tokens=max_tokens,
         max_model_len=rules.max_model_len,
@@ -166,36 +188,9 @@ def validate_common(
         priority=_integer("priority", request.priority, 0, -_MAX_INT, _MAX_INT),
         cache_salt=_cache_salt(request.cache_salt),
         max_tokens_field=max_tokens_field,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ValidCompletion:
-    """A completions request, checked; its texts are not tokenized yet."""
-
-    common: ValidRequest
-    prompts: list[str] | list[list[int]]
-    echo: bool
-    add_special_tokens: bool
-
-
-DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's `max_tokens` for the older completions endpoint."""
-
-
-def validate_completion(request: CompletionRequest, rules: Rules) -> ValidCompletion:
-    """Check a completions request; see `validate_common`."""
-    max_tokens = request.max_tokens
-    if max_tokens is None:
-        max_tokens = max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0)
-    common = validate_common(request, rules, max_tokens=max_tokens)
-    if request.prompt is None:
-        raise InvalidParameter("prompt is required", param="prompt")
-    return ValidCompletion(
-        common=common,
-        prompts=_prompts(request.prompt, rules),
-        echo=bool(request.echo),
-        add_special_tokens=request.add_special_tokens is not False,
+        logprobs=logprobs,
+        bad_words=check_bad_words(request.bad_words),
+        num_kept_prompt_tokens=check_truncation(request.truncate_prompt_tokens, rules.max_model_len),
     )
 
 
@@ -229,9 +224,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "top_logprobs": (0,),
     "suffix": ("",),
-    "bad_words": ([],),
     "documents": ([],),
     "length_penalty": (1.0,),
 }
@@ -328,6 +321,15 @@ def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> tuple[tuple
     return tuple(checked.items())
 
 
+def _allowed_token_ids(token_ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
+    if token_ids is None:
+        return ()
+    if not token_ids:
+        raise InvalidParameter("allowed_token_ids is empty", param="allowed_token_ids")
+    checked = check_token_ids("allowed_token_ids", token_ids, vocab_size, MAX_ALLOWED_TOKEN_IDS)
+    return tuple(dict.fromkeys(checked))
+
+
 def _stream_options(request: SamplingRequest) -> StreamOptions:
     if request.stream_options is None:
         return StreamOptions()
@@ -345,35 +347,3 @@ def _cache_salt(salt: str | None) -> str:
             param="cache_salt",
         )
     return salt
-
-
-def _prompts(prompt: str | list[str | int | list[int]], rules: Rules) -> list[str] | list[list[int]]:
-    """A prompt is a text, a list of texts, token ids, or a list of token id lists."""
-    if isinstance(prompt, str):
-        check_text_size("prompt", prompt, rules)
-        return [prompt]
-    if not prompt:
-        raise InvalidParameter("prompt is empty", param="prompt")
-    kind = type(prompt[0])
-    for index, part in enumerate(prompt):
-        if type(part) is not kind:
-            raise InvalidParameter(
-                f"prompt[{index}] must be of prompt[0]'s kind: all texts, all token ids or all lists of token ids",
-                param="prompt",
-            )
-    token_ids = [part for part in prompt if isinstance(part, int)]
-    if token_ids:
-        return [check_token_ids("prompt", token_ids, rules.vocab_size)]
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidParameter(f"prompt may hold {MAX_PROMPTS} prompts at most, got {len(prompt)}", param="prompt")
-    texts = [part for part in prompt if isinstance(part, str)]
-    for index, text in enumerate(texts):
-        check_text_size(f"prompt[{index}]", text, rules)
-    if texts:
-        return texts
-    lists = [part for part in prompt if isinstance(part, list)]
-    for index, part in enumerate(lists):
-        if not part:
-            raise InvalidParameter(f"prompt[{index}] is empty", param="prompt")
-        check_token_ids(f"prompt[{index}]", part, rules.vocab_size)
-    return lists

@@ -28,6 +28,7 @@ from penstock.ipc.messages import (
     SayHello,
     SequenceDelta,
     TokenBatch,
+    TokenLogprobs,
 )
 
 
@@ -48,6 +49,24 @@ class Script:
 def prompt_ids(request: AddRequest) -> list[int]:
     """The token ids of a request's prompt."""
     return list(struct.unpack(f"<{len(request.prompt_token_ids) // 4}i", request.prompt_token_ids))
+
+
+def logprob_of(token_id: int) -> float:
+    """What this "model" thinks of a token, whatever comes before it; exact in fp32."""
+    return -token_id / 64
+
+
+def scores(token_ids: list[int], num_best: int) -> TokenLogprobs:
+    """Log-probabilities of tokens; the most likely ones in any place are those with the lowest ids."""
+    best = list(range(num_best))
+    ids = [i for token_id in token_ids for i in (token_id, *best)]
+    values = [logprob_of(i) for i in ids]
+    ranks = [token_id + 1 for token_id in token_ids]
+    return TokenLogprobs(
+        struct.pack(f"<{len(ids)}i", *ids),
+        struct.pack(f"<{len(ids)}f", *values),
+        struct.pack(f"<{len(ranks)}i", *ranks),
+    )
 
 
 def echo(request: AddRequest, sequence_idx: int) -> Script:
@@ -154,6 +173,11 @@ class FakeScheduler:
             token_ids = [*token_ids, sampling.stop_token_ids[0]]
         step: list[int] = []
         is_first = True
+        if sampling.prompt_logprobs >= 0 and sequence_idx == 0:
+            told = prompt_ids(request)[1:]
+            for part in filter(None, (told[:2], told[2:])):  # as from two chunks
+                told_of = scores(part, sampling.prompt_logprobs)
+                self._send(peer, SequenceDelta(request.request_id, 0, (), prompt_logprobs=told_of))
         for position, token_id in enumerate(token_ids, start=1):
             step.append(token_id)
             stops = token_id in sampling.stop_token_ids and position > sampling.min_tokens
@@ -168,7 +192,11 @@ class FakeScheduler:
             cached = script.num_cached_tokens if is_first else 0
             is_first = False
             stop_id = token_id if stops else None
-            self._send(peer, SequenceDelta(request.request_id, sequence_idx, tuple(step), reason, stop_id, cached))
+            told_of = scores(step, sampling.num_logprobs) if sampling.num_logprobs >= 0 else None
+            delta = SequenceDelta(
+                request.request_id, sequence_idx, tuple(step), reason, stop_id, cached, logprobs=told_of
+            )
+            self._send(peer, delta)
             if reason is not None:
                 return
             step = []

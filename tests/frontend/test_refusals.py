@@ -58,6 +58,18 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": "a\nb"}, "cache_salt"),
     ({"cache_salt": 5}, "cache_salt"),
     ({"user": 5}, "user"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"bad_words": "x"}, "bad_words"),
+    ({"bad_words": [" "]}, "bad_words"),
+    ({"bad_words": ["x" * 129]}, "bad_words"),
+    ({"bad_words": ["x"] * 129}, "bad_words"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [384]}, "allowed_token_ids"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
 ]
 
 
@@ -70,6 +82,41 @@ def test_bad_sampling_fields(live: LiveServer, fields: dict[str, Any], param: st
         assert error["param"] == param
         assert param.split("[")[0] in error["message"]
     assert live.scheduler.added == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": 10**400}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 65}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"max_tokens": 0, "echo": False}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_completion_fields(live: LiveServer, fields: dict[str, Any], param: str) -> None:
+    assert error_of(complete(live, **fields), 400)["param"] == param
+    assert live.scheduler.added == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+    ],
+)
+def test_bad_chat_logprobs(live: LiveServer, fields: dict[str, Any], param: str) -> None:
+    assert error_of(chat(live, **fields), 400)["param"] == param
+    assert chat(live, top_logprobs=0).json()["choices"][0]["logprobs"] is None
 
 
 BAD_MESSAGES: list[tuple[Any, str]] = [
@@ -130,15 +177,10 @@ def test_bad_prompts(live: LiveServer, prompt: Any, message: str) -> None:
 
 
 UNSUPPORTED: list[tuple[str, Any, Any]] = [
-    ("logprobs", True, False),
-    ("top_logprobs", 3, 0),
     ("tools", [{"type": "function"}], []),
     ("tool_choice", "required", "auto"),
     ("response_format", {"type": "json_object"}, {"type": "text"}),
     ("functions", [{}], None),
-    ("prompt_logprobs", 1, None),
-    ("bad_words", ["x"], []),
-    ("truncate_prompt_tokens", 5, None),
     ("structured_outputs", {"regex": "a"}, None),
     ("guided_json", {}, None),
     ("chat_template", "{{ 1 }}", None),
@@ -158,9 +200,8 @@ def test_what_is_not_honoured_is_refused(live: LiveServer, field: str, asks: Any
     assert chat(live, **{field: None}).status == 200
 
 
-def test_completions_refuse_suffix_and_logprobs(live: LiveServer) -> None:
+def test_completions_refuse_suffix(live: LiveServer) -> None:
     assert error_of(complete(live, suffix="x"), 400)["param"] == "suffix"
-    assert error_of(complete(live, logprobs=0), 400)["param"] == "logprobs"
     assert complete(live, suffix="", logprobs=None).status == 200
 
 

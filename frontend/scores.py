@@ -1,0 +1,94 @@
+"""How likely tokens were: from the engine's columns to one entry per token, given out along with the text.
+
+    delta.logprobs --read_scores--> TokenScore --HeldScores--> ShownToken, in the event with its text
+
+A token's entry waits as long as its text does: for the rest of a character, or because the text may become a stop
+string. At the end of a sequence every token that was drawn has had its entry, as it has its id in `token_ids`: also
+those of a stop string, and the stop token.
+"""
+
+import struct
+from collections import deque
+from typing import NamedTuple
+
+from penstock.ipc.messages import TokenLogprobs
+
+
+class TokenScore(NamedTuple):
+    """One token's log-probability and those of the most likely tokens in its place, best first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    best: tuple[tuple[int, float], ...]
+
+
+class ShownToken(NamedTuple):
+    """A token whose text has been given out."""
+
+    score: TokenScore
+    offset: int  # characters of the sequence's text before it
+
+
+def read_scores(table: TokenLogprobs) -> list[TokenScore]:
+    """One entry per token.
+
+    Raises:
+        ValueError: if the columns do not fit each other.
+    """
+    count = len(table.ranks) // 4
+    if not count:
+        return []
+    width, rest = divmod(len(table.token_ids), 4 * count)
+    if rest or not width or len(table.logprobs) != len(table.token_ids) or len(table.ranks) % 4:
+        raise ValueError("columns of log-probabilities of different lengths")
+    ids = struct.unpack(f"<{count * width}i", table.token_ids)
+    values = struct.unpack(f"<{count * width}f", table.logprobs)
+    ranks = struct.unpack(f"<{count}i", table.ranks)
+    return [
+        TokenScore(
+            ids[start],
+            values[start],
+            rank,
+            tuple(zip(ids[start + 1 : start + width], values[start + 1 : start + width], strict=True)),
+        )
+        for start, rank in zip(range(0, count * width, width), ranks, strict=True)
+    ]
+
+
+class HeldScores:
+    """One sequence's entries on their way out."""
+
+    __slots__ = ("_ends", "_held", "_num_characters")
+
+    def __init__(self) -> None:
+        self._held: deque[ShownToken] = deque()
+        self._ends: deque[int] = deque()  # the text's length up to which each must be shown, where it is known
+        self._num_characters = 0
+
+    def take(self, score: TokenScore, text: str) -> None:
+        """A token and the characters that it completes; without any, it goes out with the next ones."""
+        self._held.append(ShownToken(score, self._num_characters))
+        if text:
+            self._num_characters += len(text)
+            self._ends.extend([self._num_characters] * (len(self._held) - len(self._ends)))
+
+    def release(self, num_shown: int) -> list[ShownToken]:
+        """Those whose text is within the first `num_shown` characters."""
+        released = []
+        while self._ends and self._ends[0] <= num_shown:
+            self._ends.popleft()
+            released.append(self._held.popleft())
+        return released
+
+    def release_all(self) -> list[ShownToken]:
+        """The sequence has ended."""
+        released = list(self._held)
+        self._held.clear()
+        self._ends.clear()
+        return released
+
+
+def mean_logprob(scores: list[ShownToken]) -> float:
+    """Per token, so that a longer text is not worse for its length; an empty one is the worst."""
+    return sum(token.score.logprob for token in scores) / len(scores) if scores else float("-inf")
