@@ -129,6 +129,8 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     model.generation_config.temperature = 0.3
     model.generation_config.top_p = 0.9
     model.save_pretrained(folder)
+    for name in ("is_local", "local_files_only"):  # where it was loaded from is nobody's business
+        tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(folder)
     for path in folder.iterdir():
         path.chmod(0o644)
