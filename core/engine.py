@@ -35,6 +35,7 @@ from penstock.ipc.messages import (
     Heartbeat,
     Message,
     Refused,
+    ResetPrefixCache,
     SayHello,
     SequenceDelta,
     StepResult,
@@ -89,6 +90,10 @@ class Engine:
             case AbortRequest():
                 if self._scheduler is not None:
                     self._scheduler.abort(message.request_id, message.sequence_idx)
+                self._changed()
+            case ResetPrefixCache():
+                num_pages = self._scheduler.reset_prefix_cache() if self._scheduler is not None else 0
+                log.info("prefix cache reset", freed_pages=num_pages)
                 self._changed()
             case Goodbye():
                 self._drop_frontend(peer, "it left")

@@ -41,6 +41,10 @@ class KVPages:
             return True
         return self.cache is not None and missing <= self.cache.num_evictable and self.cache.evict(missing) == missing
 
+    def drop_cached(self) -> int:
+        """Free all cached pages that no sequence uses; return how many."""
+        return self.cache.evict(self.cache.num_evictable) if self.cache is not None else 0
+
     def append_page(self, seq: Sequence) -> int:
         """Give the sequence one more page (there is a free one) and return it."""
         page_id = self.pool.allocate(1)[0]

@@ -100,9 +100,7 @@ class Scheduler:
     def abort(self, request_id: str, sequence_idx: int = -1) -> None:
         """Drop a request, or one sequence of it, without a delta. Unknown ids are fine."""
         request = self.requests.get(request_id)
-        if request is None:
-            return
-        for seq in [*request.running, *request.waiting]:
+        for seq in [] if request is None else [*request.running, *request.waiting]:
             if sequence_idx in (-1, seq.sequence_idx):
                 self._remove(seq)
 
@@ -146,6 +144,10 @@ class Scheduler:
                     error = f"the sequence has {seq.num_tokens} tokens; the worker that is there now takes {max_len}"
                     deltas.setdefault(request.owner, []).append(seq.error_delta(error))
         return deltas
+
+    def reset_prefix_cache(self) -> int:
+        """Drop all cached pages that no sequence uses; return how many."""
+        return self.kv.drop_cached()
 
     # --- a step -----------------------------------------------------------------------------
 

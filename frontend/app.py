@@ -42,12 +42,18 @@ POST_ROUTES: dict[str, Handler] = {
     "/detokenize": tokenization.detokenize,
 }
 
+ACTION_ROUTES: dict[str, Handler] = {
+    "/reset_prefix_cache": status.reset_prefix_cache,
+}
+"""POST routes that take no body."""
+
 GET_ROUTES: dict[str, Handler] = {
     "/v1/models": status.list_models,
     "/health": status.health,
     "/ready": status.ready,
     "/metrics": status.show_metrics,
     "/version": status.version,
+    "/tokenizer_info": tokenization.tokenizer_info,
 }
 
 _QUIET = frozenset({"/health", "/ready", "/metrics"})
@@ -57,7 +63,7 @@ _QUIET = frozenset({"/health", "/ready", "/metrics"})
 def make_app(service: Service) -> web.Application:
     """The application with all routes; `service` must outlive it."""
     app = web.Application(client_max_size=service.config.frontend.max_body_bytes, middlewares=[_unrouted(service)])
-    for path, handler in POST_ROUTES.items():
+    for path, handler in (POST_ROUTES | ACTION_ROUTES).items():
         app.router.add_post(path, partial(_answer, service, path, handler))
     for path, handler in GET_ROUTES.items():
         app.router.add_get(path, partial(_answer, service, path, handler))
@@ -92,7 +98,8 @@ async def _exchange(
     service: Service, record: RequestRecord, handler: Handler, request: web.Request
 ) -> web.StreamResponse:
     try:
-        body = await _read_body(request) if request.method == "POST" else _path_argument(request)
+        takes_body = request.method == "POST" and record.endpoint not in ACTION_ROUTES
+        body = await _read_body(request) if takes_body else _path_argument(request)
         reply = await handler(service, record, body)
     except Exception as error:
         reply = _reply_to_error(record, error)

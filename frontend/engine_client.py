@@ -31,6 +31,7 @@ from penstock.ipc.messages import (
     Heartbeat,
     Message,
     Refused,
+    ResetPrefixCache,
     SayHello,
     SequenceDelta,
     ToFrontend,
@@ -119,6 +120,15 @@ class EngineClient:
         if self.engine is None:  # it went away again before this task ran
             raise Unavailable(f"no engine is ready: {self.not_ready_reason}", retry_after=5)
         return self.engine
+
+    def reset_prefix_cache(self) -> None:
+        """Let the scheduler drop all cached pages that no sequence uses.
+
+        Raises:
+            Unavailable: if no engine is there, or the queue to the scheduler is full.
+        """
+        if self.engine is None or not self._send(ResetPrefixCache()):
+            raise Unavailable(f"no engine is ready: {self.not_ready_reason}", retry_after=5)
 
     def submit(self, request: AddRequest, sink: DeltaSink, first_index: int = 0) -> None:
         """Send a request; its deltas go to `sink` until each sequence has finished or was aborted.

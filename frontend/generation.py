@@ -16,6 +16,7 @@ from time import monotonic
 from penstock.frontend.detokenize import Detokenizer
 from penstock.frontend.engine_client import EngineClient
 from penstock.frontend.errors import ApiError, ClientTooSlow, EngineFailed, InvalidRequest, Overloaded
+from penstock.frontend.schema import Timings
 from penstock.frontend.scores import HeldScores, ShownToken, TokenScore, read_scores
 from penstock.frontend.stop_strings import StopMatcher
 from penstock.ipc.messages import AddRequest, SequenceDelta
@@ -134,6 +135,16 @@ class Progress:
     first_token_at: float | None = None
     last_token_at: float = 0.0
     finish_reasons: list[str] = field(default_factory=list)
+
+    def timings(self, arrived: float) -> Timings:
+        """What a client may be told of a request that arrived then."""
+        now = monotonic()
+        first = self.first_token_at
+        return Timings(
+            ttft_ms=None if first is None else round((first - arrived) * 1e3, 3),
+            output_ms=None if first is None else round((self.last_token_at - first) * 1e3, 3),
+            total_ms=round((now - arrived) * 1e3, 3),
+        )
 
 
 class Generation:

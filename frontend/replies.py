@@ -23,6 +23,7 @@ class RequestRecord:
     hang_up: Callable[[], None]  # drops the connection at once, unsent output included
     status: int = 0
     is_stream: bool = False
+    wants_timings: bool = False
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0

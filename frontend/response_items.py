@@ -1,8 +1,8 @@
 """The items of /v1/responses as chat messages.
 
-    reasoning, message (assistant), function_call ...   -->  one assistant message
-    function_call_output                                -->  a tool message
-    message (any other role)                            -->  a message of that role
+reasoning, message (assistant), function_call ...   -->  one assistant message
+function_call_output                                -->  a tool message
+message (any other role)                            -->  a message of that role
 """
 
 from typing import Any
@@ -44,7 +44,9 @@ def as_messages(items: list[Item], instructions: str | None) -> list[dict[str, A
                 messages.append(assistant)
             _add_to_assistant(assistant, field, kind, item)
         else:
-            raise UnsupportedParameter(f"{field}: items of type {kind!r} are not supported"[:256], param=f"{field}.type")
+            raise UnsupportedParameter(
+                f"{field}: items of type {kind!r} are not supported"[:256], param=f"{field}.type"
+            )
     return messages
 
 

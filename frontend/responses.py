@@ -41,10 +41,10 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
     rules = await service.admit()
     previous = service.responses.items(request.previous_response_id) if request.previous_response_id else []
     valid = validate_response(request, rules, service.model.template, previous)
-    prompt = await render_and_encode(service.model, valid.chat.conversation, rules)
+    common = valid.chat.common
+    prompt = common.truncated(await render_and_encode(service.model, valid.chat.conversation, rules))
     output_format = output_format_for(service.model, valid.chat, prompt)
     shown = service.model.tokenizer.special_ids(output_format.marks)
-    common = valid.chat.common
     generation = service.generate(common, [prompt], record, shown=shown)
     try:
         course = ResponseCourse(service, record, valid, output_format)
@@ -56,9 +56,7 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
         raise
 
 
-async def _whole(
-    service: Service, record: RequestRecord, generation: Generation, course: "ResponseCourse"
-) -> Reply:
+async def _whole(service: Service, record: RequestRecord, generation: Generation, course: "ResponseCourse") -> Reply:
     [answer] = await gather(generation)
     course.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
     response = course.finished(service.usage(generation, record))

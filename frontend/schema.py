@@ -49,6 +49,7 @@ class SamplingRequest(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    return_timings: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None
@@ -143,12 +144,21 @@ class CompletionTokensDetails(Struct, frozen=True):
     reasoning_tokens: int
 
 
+class Timings(Struct, frozen=True):
+    """Milliseconds on the server: until the first token, from the first to the last one, and in all so far."""
+
+    ttft_ms: float | None
+    output_ms: float | None
+    total_ms: float
+
+
 class Usage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class CalledFunction(Struct, frozen=True):

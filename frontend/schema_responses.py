@@ -47,6 +47,10 @@ class ResponsesRequest(SamplingRequest, kw_only=True):
     prompt: Unsupported = None
     max_tool_calls: Unsupported = None
     top_logprobs: Unsupported = None
+    prompt_logprobs: Unsupported = None
+    return_tokens_as_token_ids: Unsupported = None
+    return_token_ids: Unsupported = None
+    return_timings: Unsupported = None
 
 
 RESPONSES = msgspec.json.Decoder(ResponsesRequest)

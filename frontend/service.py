@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import structlog
 from msgspec import UNSET
@@ -48,6 +49,7 @@ class TextModel:
     eos_token_ids: tuple[int, ...]
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
+    tokenizer_config: dict[str, Any] = field(default_factory=dict)
 
 
 def load_text_model(config: Config) -> TextModel:
@@ -74,6 +76,7 @@ def load_text_model(config: Config) -> TextModel:
         reasoning_format=(
             reasoning_format_of(source) if reasoning_parser == "auto" else REASONING_FORMATS.get(reasoning_parser)
         ),
+        tokenizer_config=read_json(folder / "tokenizer_config.json"),
     )
 
 
@@ -193,6 +196,7 @@ class Service:
         )
         record.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         record.is_stream = valid.stream
+        record.wants_timings = valid.return_timings
         generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.note, record.hang_up)
         self._generations[id(generation)] = generation
         try:
@@ -220,12 +224,14 @@ class Service:
         """Tokens so far; prompts count once however many sequences they have."""
         num_output = generation.progress.num_output_tokens
         num_reasoning = record.num_reasoning_tokens
+        timings = generation.progress.timings(record.arrived) if record.wants_timings else UNSET
         return Usage(
             prompt_tokens=record.num_prompt_tokens,
             completion_tokens=num_output,
             total_tokens=record.num_prompt_tokens + num_output,
             prompt_tokens_details=PromptTokensDetails(generation.progress.num_cached_tokens),
             completion_tokens_details=CompletionTokensDetails(num_reasoning) if num_reasoning else UNSET,
+            timings=timings,
         )
 
     async def keep_alive(self) -> None:

@@ -56,6 +56,16 @@ async def show_metrics(service: Service, record: RequestRecord, body: bytes) -> 
     return Reply(service.metrics.exposition(), content_type=metrics.CONTENT_TYPE)
 
 
+async def reset_prefix_cache(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """POST /reset_prefix_cache: forget all cached prompts that no request uses now.
+
+    Raises:
+        Unavailable: if no engine is there.
+    """
+    service.engine.reset_prefix_cache()
+    return Reply(b'{"status":"ok"}')
+
+
 async def version(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """GET /version"""
     return Reply(msgspec.json.encode({"version": VERSION}))

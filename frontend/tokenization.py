@@ -44,6 +44,13 @@ async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Repl
     return Reply(msgspec.json.encode(answer))
 
 
+async def tokenizer_info(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """GET /tokenizer_info: the checkpoint's tokenizer_config.json, with the chat template that is in use."""
+    model = service.model
+    template = None if model.template is None else model.template.source
+    return Reply(msgspec.json.encode({**model.tokenizer_config, "chat_template": template}))
+
+
 async def detokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """The text of token ids."""
     request = schema.decode(schema.DETOKENIZE, body)

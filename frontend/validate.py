@@ -82,6 +82,7 @@ class ValidRequest:
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    return_timings: bool
     priority: int
     cache_salt: str
     max_tokens_field: str
@@ -185,6 +186,7 @@ def validate_common(
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
+        return_timings=_return_timings(request, options),
         priority=_integer("priority", request.priority, 0, -_MAX_INT, _MAX_INT),
         cache_salt=_cache_salt(request.cache_salt),
         max_tokens_field=max_tokens_field,
@@ -336,6 +338,15 @@ def _stream_options(request: SamplingRequest) -> StreamOptions:
     if not request.stream:
         raise InvalidParameter("stream_options is only allowed when stream is true", param="stream_options")
     return request.stream_options
+
+
+def _return_timings(request: SamplingRequest, options: StreamOptions) -> bool:
+    if request.return_timings and request.stream and not options.include_usage:
+        raise InvalidParameter(
+            "return_timings: timings come with usage, which a stream has only with stream_options.include_usage",
+            param="return_timings",
+        )
+    return bool(request.return_timings)
 
 
 def _cache_salt(salt: str | None) -> str:

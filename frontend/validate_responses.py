@@ -51,6 +51,8 @@ def validate_response(
     common = validate_common(request, rules, max_tokens=max_tokens, max_tokens_field=field)
     if common.n != 1:
         raise InvalidParameter(f"n must be 1 for a response, got {common.n}", param="n")
+    if common.continuous_usage:
+        raise UnsupportedParameter("stream_options.continuous_usage_stats is not supported", param="stream_options")
     _check_options(request)
     shown_tools = [_shown_tool(f"tools[{index}]", tool) for index, tool in enumerate(request.tools or [])]
     tools = validate_tools(
@@ -78,7 +80,7 @@ def validate_response(
             error.param = "input"
         raise
     # Usage is part of every response.
-    common = replace(common, include_usage=True, continuous_usage=False)
+    common = replace(common, include_usage=True)
     return ValidResponse(
         chat=ValidChat(common, conversation, tools, request.include_reasoning is not False),
         items=items,

@@ -7,7 +7,7 @@ change that breaks that raises `PROTOCOL_VERSION`.
 
 Directions:
 
-    frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, Heartbeat, Goodbye
+    frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, Heartbeat, Goodbye, ResetPrefixCache
     scheduler -> frontend    EngineReady, EngineNotReady, TokenBatch, EngineStats, SayHello, Refused, Heartbeat
     worker    -> scheduler   WorkerHello, StepResult, WorkerFailed, Heartbeat
     scheduler -> worker      Welcome, StepPlan, SayHello, Refused, Heartbeat, Shutdown
@@ -139,6 +139,10 @@ class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):
     token_ids: Buffer  # int32[k, 1 + n]
     logprobs: Buffer  # fp32[k, 1 + n]
     ranks: Buffer  # int32[k]: 1 + how many tokens are likelier than the token itself
+
+
+class ResetPrefixCache(Message, frozen=True):
+    """Drop all cached pages that no sequence uses. Nothing is answered."""
 
 
 class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
@@ -273,7 +277,7 @@ class Shutdown(Message, frozen=True):
     """Finish what is queued, then exit 0."""
 
 
-FromFrontend = FrontendHello | AddRequest | AbortRequest | Heartbeat | Goodbye
+FromFrontend = FrontendHello | AddRequest | AbortRequest | Heartbeat | Goodbye | ResetPrefixCache
 ToFrontend = EngineReady | EngineNotReady | TokenBatch | EngineStats | SayHello | Refused | Heartbeat
 FromWorker = WorkerHello | StepResult | WorkerFailed | Heartbeat
 ToWorker = Welcome | StepPlan | SayHello | Refused | Heartbeat | Shutdown

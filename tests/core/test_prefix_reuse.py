@@ -196,3 +196,23 @@ def test_the_pool_refuses_more_than_it_has() -> None:
     with pytest.raises(OutOfPagesError):
         pool.allocate(3)
     assert pool.num_free == 2
+
+
+def test_a_reset_drops_what_nobody_uses() -> None:
+    driver = Driver(make_limits(page_size=4), pipeline_depth=1)
+    driver.add(make_request("done", range(100, 117), 3))
+    driver.run()
+    driver.add(make_request("a", range(17), 30))
+    for _ in range(3):
+        driver.step()
+    num_cached = driver.scheduler.kv.pool.num_cached
+    assert num_cached > 0
+    assert driver.scheduler.reset_prefix_cache() == num_cached
+    assert driver.scheduler.kv.pool.num_cached == 0
+    driver.run()  # what was in use is unharmed
+    assert driver.outputs["a", 0] == solo_run(list(range(17)), make_request("", [0], 30).sampling, 0, driver.limits)
+    driver.add(make_request("again", range(100, 117), 3))
+    driver.run()
+    assert driver.num_cached["again", 0] == 0
+    plain = Driver(enable_prefix_caching=False)
+    assert plain.scheduler.reset_prefix_cache() == 0

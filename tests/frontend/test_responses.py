@@ -264,6 +264,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"a": 1}}, "metadata[...]"),
     ({"metadata": {"a" * 65: "x"}}, "metadata"),
     ({"conversation": "c"}, "conversation"),
+    ({"return_token_ids": True}, "return_token_ids"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
 ]
 
 

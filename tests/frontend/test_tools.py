@@ -67,7 +67,8 @@ def ask(client: openai.OpenAI, **fields: Any) -> ChatCompletion:
 
 
 def stream(client: openai.OpenAI, **fields: Any) -> list[ChatCompletionChunk]:
-    return list(client.chat.completions.create(model="test/model", messages=HELLO, stream=True, **fields))  # type: ignore[call-overload]
+    messages: Any = fields.pop("messages", HELLO)
+    return list(client.chat.completions.create(model="test/model", messages=messages, stream=True, **fields))
 
 
 def streamed_message(chunks: list[ChatCompletionChunk]) -> dict[str, Any]:
