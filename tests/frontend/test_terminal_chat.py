@@ -1,0 +1,93 @@
+"""The terminal client: commands, history, and a conversation with a server that speaks OpenAI's API."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from penstock.frontend.terminal_chat import ChatError, Conversation, command, first_model
+
+
+class FakeServer:
+    """Answers with fixed pieces and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.fail_after = -1  # pieces before an error event; -1: none
+
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "the-model"}]})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        if self.bodies[-1]["messages"][-1]["content"] == "refuse":
+            return web.json_response({"error": {"message": "no such thing"}}, status=400)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for i, piece in enumerate(("Hel", "lo", "!")):
+            if i == self.fail_after:
+                await response.write(b'data: {"error": {"message": "broke"}}\n\n')
+                return response
+            event = {"choices": [{"delta": {"content": piece}}]}
+            await response.write(f"data: {json.dumps(event)}\n\n".encode())
+        usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+        await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
+        return response
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[FakeServer, str]]:
+    fake = FakeServer()
+    app = web.Application()
+    app.router.add_get("/v1/models", fake.models)
+    app.router.add_post("/v1/chat/completions", fake.chat)
+    async with TestServer(app) as test_server:
+        yield fake, str(test_server.make_url("")).rstrip("/")
+
+
+async def say(conversation: Conversation, text: str) -> str:
+    return "".join([piece async for piece in conversation.answer(text)])
+
+
+async def test_a_conversation_keeps_its_history_and_parameters(server: tuple[FakeServer, str]) -> None:
+    fake, url = server
+    conversation = Conversation(url, await first_model(url, {}))
+    command("/system be brief", conversation)
+    command("/params temperature=0.5 stop=x", conversation)
+    assert await say(conversation, "hi") == "Hello!"
+    assert await say(conversation, "again") == "Hello!"
+    body = fake.bodies[-1]
+    assert [m["role"] for m in body["messages"]] == ["system", "user", "assistant", "user"]
+    assert body["messages"][2]["content"] == "Hello!"
+    assert (body["model"], body["temperature"], body["stop"]) == ("the-model", 0.5, "x")
+    assert "4 of them cached" in conversation.stats.text()
+    assert command("/clear", conversation) == "forgotten"
+    assert conversation.messages == []
+    assert command("/quit", conversation) is None
+    assert "/stats" in (command("/nonsense", conversation) or "")
+
+
+async def test_errors_are_told_and_forgotten(server: tuple[FakeServer, str]) -> None:
+    fake, url = server
+    conversation = Conversation(url, "m")
+    with pytest.raises(ChatError, match="no such thing"):
+        await say(conversation, "refuse")
+    assert conversation.messages == []
+    fake.fail_after = 1
+    with pytest.raises(ChatError, match="broke"):
+        await say(conversation, "hi")
+    with pytest.raises(ChatError, match="no model"):
+        await first_model("http://127.0.0.1:9", {})
+
+
+async def test_an_answer_cut_short_stays_as_far_as_it_came(server: tuple[FakeServer, str]) -> None:
+    conversation = Conversation(server[1], "m")
+    answer = conversation.answer("hi")
+    assert await anext(answer) == "Hel"
+    await answer.aclose()  # type: ignore[attr-defined]
+    assert conversation.messages[-1] == {"role": "assistant", "content": "Hel"}
+    await asyncio.sleep(0)
