@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from penstock.core.admission import Admissions
 from penstock.core.config.options import SchedulerOptions
-from penstock.core.int32_buffer import unpack_int32
 from penstock.core.intake import Refusal, check_request
 from penstock.core.kv_pages import KVPages
-from penstock.core.logprobs import attach_logprobs, check_logprobs
+from penstock.core.logprobs import attach_logprobs
 from penstock.core.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
 from penstock.core.policy import POLICIES
+from penstock.core.result_checks import UnexpectedResultError, checked_tokens
+from penstock.core.row_errors import end_failed, failed_sequences
 from penstock.core.running_set import RunningSet
 from penstock.core.sequence import Owner, Request, Sequence
 from penstock.core.settle_calendar import SettleCalendar
@@ -47,10 +48,6 @@ class ScheduledStep(NamedTuple):
 
     plan: StepPlan
     record: StepRecord | None
-
-
-class UnexpectedResultError(ValueError):
-    """A result that is not for the oldest step in flight, or not of its size. Nothing was changed."""
 
 
 class Scheduler:
@@ -267,14 +264,9 @@ class Scheduler:
         Raises:
             UnexpectedResultError: it is not the result of that step; nothing was changed.
         """
-        tokens = unpack_int32(result.token_ids).tolist()
-        if not self.in_flight or self.in_flight[0].step_id != result.step_id:
-            raise UnexpectedResultError(f"result of step {result.step_id}, which is not the oldest in flight")
-        if len(tokens) != (num_samples := self.in_flight[0].num_samples):
-            raise UnexpectedResultError(f"step {result.step_id} samples {num_samples} rows, got {len(tokens)} tokens")
-        if self.in_flight[0].has_logprobs and (error := check_logprobs(self.in_flight[0], result)):
-            raise UnexpectedResultError(error)
+        tokens = checked_tokens(self.in_flight, result)
         step = self.in_flight.popleft()
+        failed = failed_sequences(step, result) if result.row_errors else []
         step_id = step.step_id
         due = self.calendar.take(step_id)
         output: Deltas = {}
@@ -298,6 +290,7 @@ class Scheduler:
             position += samples
         if step.has_logprobs:
             attach_logprobs(step, result, output)
+        end_failed(failed, output, self._remove)
         for seq in due:
             if seq.row >= 0 and seq.due_step == step_id:  # it was not in this step after all
                 self.calendar.enter(seq, step_id)

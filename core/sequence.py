@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from penstock.core.int32_buffer import unpack_int32
 from penstock.core.prefix_cache import CacheNode
-from penstock.ipc.messages import AddRequest, SamplingParams, SequenceDelta
+from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams, SequenceDelta
 
 Owner = bytes
 """Identity of the frontend that a request came from; opaque here."""
@@ -173,10 +173,10 @@ class Sequence:
             return params
         return replace(params, seed=(params.seed + self.sequence_idx) % 2**63)
 
-    def error_delta(self, error: str) -> SequenceDelta:
+    def error_delta(self, error: str, code: ErrorCode = "internal") -> SequenceDelta:
         """Return the last delta of a sequence that fails."""
         return SequenceDelta(
-            self.request_id, self.sequence_idx, (), finish_reason="error", error=error, error_code="internal"
+            self.request_id, self.sequence_idx, (), finish_reason="error", error=error, error_code=code
         )
 
     def own_token_ids(self) -> "array[int]":

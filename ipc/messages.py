@@ -23,7 +23,7 @@ Buffer = bytes
 """Raw little-endian numbers; the comment beside each field gives dtype and shape."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
-ErrorCode = Literal["queue_full", "too_long", "internal"]
+ErrorCode = Literal["queue_full", "too_long", "internal", "grammar"]
 ShortText = Annotated[str, Meta(max_length=256)]
 
 
@@ -100,6 +100,7 @@ class SamplingParams(Struct, frozen=True, array_like=True, gc=False):
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # the same of each prompt token but the first
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of output tokens that are never completed
     allowed_token_ids: tuple[int, ...] = ()  # nothing else is drawn; empty: anything
+    grammar: str = ""  # what the output must match, as llguidance reads it; checked by the frontend; empty: anything
 
 
 class AddRequest(Message, frozen=True):
@@ -246,6 +247,13 @@ class StepPlan(Message, frozen=True):
     freed_rows: Buffer = b""  # int32[F]: rows that hold no sequence any more (may be new again here)
 
 
+class RowError(Struct, frozen=True, array_like=True, gc=False):
+    """No token could be drawn for one row: its sequence ends, all others go on."""
+
+    sample_idx: int  # among the step's sampling rows
+    reason: str
+
+
 class StepResult(Message, frozen=True):
     """The tokens of one step, in the order of the plan's sampling rows; and the log-probabilities asked for.
 
@@ -264,6 +272,7 @@ class StepResult(Message, frozen=True):
     prompt_logprob_ids: Buffer = b""  # int32[B, W]: the prompt's token, then the best ones
     prompt_logprobs: Buffer = b""  # fp32[B, W]
     prompt_logprob_ranks: Buffer = b""  # int32[B]
+    row_errors: tuple[RowError, ...] = ()  # the tokens of these rows mean nothing
 
 
 class WorkerFailed(Message, frozen=True):

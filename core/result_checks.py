@@ -1,0 +1,34 @@
+"""A result is held against the step that it claims to be of, before it changes anything."""
+
+from collections import deque
+
+from penstock.core.int32_buffer import unpack_int32
+from penstock.core.logprobs import check_logprobs
+from penstock.core.plan_builder import InFlightStep
+from penstock.ipc.messages import StepResult
+
+
+class UnexpectedResultError(ValueError):
+    """A result that is not for the oldest step in flight, or not of its size. Nothing was changed."""
+
+
+def checked_tokens(in_flight: deque[InFlightStep], result: StepResult) -> list[int]:
+    """Return a result's tokens, in the order of the sampling rows of the oldest step in flight.
+
+    Raises:
+        UnexpectedResultError: it is not that step's result.
+    """
+    tokens = unpack_int32(result.token_ids).tolist()
+    if not in_flight or in_flight[0].step_id != result.step_id:
+        raise UnexpectedResultError(f"result of step {result.step_id}, which is not the oldest in flight")
+    step = in_flight[0]
+    if len(tokens) != step.num_samples:
+        raise UnexpectedResultError(f"step {result.step_id} samples {step.num_samples} rows, got {len(tokens)} tokens")
+    if step.has_logprobs and (error := check_logprobs(step, result)):
+        raise UnexpectedResultError(error)
+    for row_error in result.row_errors:
+        if not 0 <= row_error.sample_idx < step.num_samples:
+            raise UnexpectedResultError(
+                f"step {result.step_id} samples {step.num_samples} rows, got an error of row {row_error.sample_idx}"
+            )
+    return tokens
