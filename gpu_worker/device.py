@@ -2,8 +2,9 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from penstock.core.config.options import DTypeName
 
 IntArray = npt.NDArray[np.integer]
 Array = npt.NDArray[np.integer] | npt.NDArray[np.floating]
+T = TypeVar("T")
 
 
 _ONE_THREAD_BYTES = 64 << 20
@@ -124,7 +126,7 @@ class _CudaDownload:
         self._event = event
 
     def is_ready(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
+        return bool(self._event.query())
 
     def wait(self) -> bytes:
         self._event.synchronize()
@@ -133,7 +135,7 @@ class _CudaDownload:
 
 class _CudaMark:
     def __init__(self) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event(enable_timing=True)
         self._event.record()
 
     def us_since(self, earlier: Mark) -> int:
@@ -150,24 +152,43 @@ class _CudaMark:
 class CudaDevice:
     """One NVIDIA GPU. Results leave on a side stream, with one event a step; the main stream never waits."""
 
-    def __init__(self, name: str) -> None:
-        self.torch_device = torch.device(name)
+    def __init__(self, index: int) -> None:
+        self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
-        self._results = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._results = torch.cuda.Stream()
+        self._graph_pool: Any = None  # torch's handle; made with the first capture
 
     def upload(self, array: Array) -> Tensor:
-        host = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
-        host.numpy()[...] = array
-        return host.to(self.torch_device, non_blocking=True)
+        return _pinned(array).to(self.torch_device, non_blocking=True)
+
+    def upload_into(self, array: Array, target: Tensor) -> None:
+        """Bring a host array to a tensor that is there already."""
+        # The allocator of pinned memory keeps the copy's source until the copy is done.
+        target.copy_(_pinned(array), non_blocking=True)
+
+    def capture(self, step: Callable[[], T]) -> tuple[Callable[[], object], T]:
+        """Record what `step` launches as a CUDA graph; all graphs of this device share one memory pool.
+
+        Returns:
+            (replay, the step's result): each replay fills the result's tensors anew.
+        """
+        step()  # compiles kernels and makes library handles and workspaces, which a capture cannot
+        torch.cuda.synchronize()
+        if self._graph_pool is None:
+            self._graph_pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graph_pool):
+            result = step()
+        return graph.replay, result
 
     def mark(self) -> Mark:
         return _CudaMark()
 
     def download(self, tensor: Tensor) -> Download:
-        made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        made = torch.cuda.Event()
         made.record()
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()
         with torch.cuda.stream(self._results):
             self._results.wait_event(made)
             host.copy_(tensor, non_blocking=True)
@@ -178,6 +199,12 @@ class CudaDevice:
     def free_memory(self) -> int:
         free, _ = torch.cuda.mem_get_info()
         return free
+
+
+def _pinned(array: Array) -> Tensor:
+    host = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
+    host.numpy()[...] = array
+    return host
 
 
 def default_threads(weight_bytes: int) -> int:
@@ -206,9 +233,10 @@ def open_device(wanted: str, num_threads: int) -> CpuDevice | CudaDevice:
         device = torch.device("meta")
     if device.type != "cuda":
         raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {wanted!r}")
-    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+    index = device.index or 0
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
         raise ConfigError(f"--device {wanted}: this machine offers {torch.cuda.device_count()} CUDA devices")
-    return CudaDevice(name)
+    return CudaDevice(index)
 
 
 def choose_dtype(wanted: DTypeName, checkpoint: str, device: torch.device, cpu_flags: str | None = None) -> torch.dtype:
