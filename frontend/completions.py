@@ -64,8 +64,10 @@ async def _prompts(service: Service, valid: ValidCompletion) -> list[_Prompt]:
         token_ids = valid.common.truncated(whole)
         echo = ""
         if valid.echo:
-            is_whole_text = isinstance(prompt, str) and len(token_ids) == len(whole)
-            echo = prompt if is_whole_text else await service.model.tokenizer.decode_off_loop(token_ids)
+            if isinstance(prompt, str) and len(token_ids) == len(whole):
+                echo = prompt
+            else:
+                echo = await service.model.tokenizer.decode_off_loop(token_ids)
         prompts.append(_Prompt(token_ids, echo))
     return prompts
 

@@ -105,8 +105,18 @@ def make_result(step_id: int, values: bytes, sizes: tuple[int, ...], forward_us:
     """Take apart what `pack` put together, on the host."""
     if not sizes:
         return StepResult(step_id, values, forward_us, idle_us)
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(values[start : start + size])
-        start += size
-    return StepResult(step_id, parts[0], forward_us, idle_us, *parts[1:])
+    ends = np.cumsum(sizes).tolist()
+    tokens, *drawn_and_prompt = (values[end - size : end] for size, end in zip(sizes, ends, strict=True))
+    ids, logprobs, ranks, prompt_ids, prompt_logprobs, prompt_ranks = drawn_and_prompt
+    return StepResult(
+        step_id,
+        tokens,
+        forward_us,
+        idle_us,
+        logprob_ids=ids,
+        logprobs=logprobs,
+        logprob_ranks=ranks,
+        prompt_logprob_ids=prompt_ids,
+        prompt_logprobs=prompt_logprobs,
+        prompt_logprob_ranks=prompt_ranks,
+    )

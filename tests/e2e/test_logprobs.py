@@ -126,7 +126,7 @@ def check_official_client(server: Server, checkpoint: Checkpoint) -> None:
         best = client.completions.create(
             model="m", prompt="abc", best_of=5, n=2, max_tokens=6, logprobs=0, seed=3, extra_body={"ignore_eos": True}
         )
-        means = [sum(choice.logprobs.token_logprobs or [0]) for choice in best.choices if choice.logprobs]  # type: ignore[arg-type]
+        means = [sum(choice.logprobs.token_logprobs or [0]) for choice in best.choices if choice.logprobs]
         assert len(means) == 2
         assert means == sorted(means, reverse=True)
 
@@ -141,7 +141,9 @@ async def test_loglikelihoods_as_lm_eval_asks_for_them(checkpoint: Checkpoint) -
     wanted = [expected_likelihood(checkpoint.model, context, choice) for context, choice in encoded]
     async with serving(checkpoint.folder, *FLAGS) as server, aiohttp.ClientSession() as http:
         for as_text in (False, True):
-            prompts: list[Any] = [a + b for a, b in (pairs() if as_text else encoded)]
+            by_ids = [context + choice for context, choice in encoded]
+            by_text = [context + choice for context, choice in pairs()]
+            prompts: list[Any] = by_text if as_text else by_ids
             found = []
             for i in range(0, len(prompts), 8):
                 lens = [len(context) for context, _ in encoded[i : i + 8]]

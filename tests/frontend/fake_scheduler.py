@@ -176,8 +176,8 @@ class FakeScheduler:
         if sampling.prompt_logprobs >= 0 and sequence_idx == 0:
             told = prompt_ids(request)[1:]
             for part in filter(None, (told[:2], told[2:])):  # as from two chunks
-                told_of = scores(part, sampling.prompt_logprobs)
-                self._send(peer, SequenceDelta(request.request_id, 0, (), prompt_logprobs=told_of))
+                of_prompt = scores(part, sampling.prompt_logprobs)
+                self._send(peer, SequenceDelta(request.request_id, 0, (), prompt_logprobs=of_prompt))
         for position, token_id in enumerate(token_ids, start=1):
             step.append(token_id)
             stops = token_id in sampling.stop_token_ids and position > sampling.min_tokens
