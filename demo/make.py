@@ -98,7 +98,7 @@ def train(
             hidden = trunk(input_ids=ids, use_cache=False).last_hidden_state
             logits = model.lm_head(hidden[:, :-1][learned])
         loss = torch.nn.functional.cross_entropy(logits.float(), targets[learned])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -30,7 +30,7 @@ def train_tokenizer(seed: int, num_conversations: int = 40_000) -> PreTrainedTok
         show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(seed, num_conversations), trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,

@@ -154,14 +154,14 @@ class Metrics:
         if not self._is_multiprocess:
             return prometheus_client.generate_latest(self._registry)
         everyone = CollectorRegistry()
-        MultiProcessCollector(everyone)  # type: ignore[no-untyped-call]
+        MultiProcessCollector(everyone)
         everyone.register(self._engine_collector)  # each frontend hears the same stats: not to be summed
         return prometheus_client.generate_latest(everyone)
 
     def close(self) -> None:
         """This process ends: its gauges of what is live no longer count."""
         if self._is_multiprocess:
-            mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
+            mark_process_dead(os.getpid())
 
 
 class EngineCollector(Collector):

@@ -17,8 +17,8 @@ def make_tokenizer(folder: Path) -> int:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "</s>", "bos_token": "<s>", "chat_template": CHAT_TEMPLATE}
@@ -44,7 +44,7 @@ def make_checkpoint(folder: Path, **changes: Any) -> transformers.PreTrainedMode
     }
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**(settings | changes))
-    model = transformers.LlamaForCausalLM(config).eval()
+    model: transformers.PreTrainedModel = transformers.LlamaForCausalLM(config).eval()
     model.save_pretrained(folder)
     return model
 
