@@ -9,15 +9,9 @@ import structlog
 import zmq
 
 from penstock.core.config import Config, ConfigError
+from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.start import start
-from penstock.gpu_worker.worker_loop import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_REFUSED,
-    failure_reason,
-    is_out_of_memory,
-    run_worker,
-)
+from penstock.gpu_worker.worker_loop import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, run_worker
 from penstock.ipc import process
 from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec

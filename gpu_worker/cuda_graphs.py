@@ -1,6 +1,8 @@
 """CUDA graphs of decode steps: one launch in place of a few hundred.
 
-A graph covers a step from its row ids to its logits, for a fixed number of rows with one new token each.
+A graph covers a step from its row ids to its hidden states, for a fixed number of rows with one new token
+each. The logits come after it: every graph keeps its result for itself, and kept logits of a large vocabulary
+would take GiB.
 It reads the row state and writes the KV pool like an eager step; lengths come from device memory, so one
 graph serves every context length up to `max_model_len`. A smaller batch is padded with the dummy row, whose
 page table names the dummy page: what the padding computes lands where nobody reads.
@@ -9,9 +11,12 @@ Sizes are captured largest first and share one memory pool: at any time only one
 because steps run one after the other on one stream.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -39,10 +44,24 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 class _Graph(NamedTuple):
     """One captured size B and the tensors it is fed and read through."""
 
-    graph: torch.cuda.CUDAGraph
+    replay: Callable[[], object]
     batch: Tensor  # int32[2, B]: rows, start
-    logits: Tensor  # [B, V]
+    hidden: Tensor  # [B, H]
     sampling: SamplingRows
+
+
+def is_decode(batch: HostBatch) -> bool:
+    """Whether a step has one new token per row, and all of them sample."""
+    return batch.rows.shape[0] == batch.sample_idx.shape[0] == int(batch.num_new.sum())
+
+
+def padded_batch(batch: HostBatch, size: int, dummy_row: int) -> npt.NDArray[np.int32]:
+    """int32 [2, size]: the batch's rows and starts, then the dummy row at position 0."""
+    n = batch.rows.shape[0]
+    padded = np.empty((2, size), dtype=np.int32)
+    padded[0, :n], padded[0, n:] = batch.rows, dummy_row
+    padded[1, :n], padded[1, n:] = batch.start, 0
+    return padded
 
 
 class DecodeGraphs:
@@ -77,40 +96,30 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every size, largest first."""
-        pool = torch.cuda.graph_pool_handle()
         for size in self._sizes:
             batch = torch.zeros((2, size), dtype=torch.int32, device=self._device.torch_device)
             batch[0] = self._dummy_row
             num_new = torch.ones(size, dtype=torch.int32, device=self._device.torch_device)
-            self._step(batch, num_new)  # compiles kernels and makes library handles, which a capture cannot
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                logits, sampling = self._step(batch, num_new)
-            self._graphs[size] = _Graph(graph, batch, logits, sampling)
-        torch.cuda.synchronize()
+            replay, (hidden, sampling) = self._device.capture(partial(self._step, batch, num_new))
+            self._graphs[size] = _Graph(replay, batch, hidden, sampling)
 
     def covers(self, batch: HostBatch) -> bool:
-        """Whether a step can be replayed: one new token per row, all of them sampling, and not too many rows."""
-        num_rows = batch.rows.shape[0]
-        return num_rows <= self._sizes[0] and num_rows == batch.sample_idx.shape[0] == int(batch.num_new.sum())
+        """Whether a step can be replayed."""
+        return batch.rows.shape[0] <= self._sizes[0] and is_decode(batch)
 
     def replay(self, batch: HostBatch) -> tuple[Tensor, SamplingRows]:
         """Run a decode step of N rows.
 
         Returns:
-            Logits [N, V] and where their tokens go: views that the next replay overwrites.
+            Hidden states [N, H] and where the tokens drawn from them go: views that a later replay overwrites.
         """
         n = batch.rows.shape[0]
         size = int(self._size_for[n])
         graph = self._graphs[size]
-        padded = np.empty((2, size), dtype=np.int32)
-        padded[0, :n], padded[0, n:] = batch.rows, self._dummy_row
-        padded[1, :n], padded[1, n:] = batch.start, 0
-        graph.batch.copy_(self._device.upload(padded))
-        graph.graph.replay()
+        self._device.upload_into(padded_batch(batch, size, self._dummy_row), graph.batch)
+        graph.replay()
         sampling = graph.sampling
-        return graph.logits[:n], SamplingRows(sampling.logits_indices[:n], sampling.rows[:n], sampling.positions[:n])
+        return graph.hidden[:n], SamplingRows(sampling.logits_indices[:n], sampling.rows[:n], sampling.positions[:n])
 
     def _step(self, batch: Tensor, num_new: Tensor) -> tuple[Tensor, SamplingRows]:
         rows, start = batch
@@ -129,5 +138,4 @@ class DecodeGraphs:
             max_seq_len=self._max_model_len,
         )
         hidden = self._model.forward(inputs, self._kv)
-        sampling = SamplingRows(step.logits_indices, rows.long(), step.seq_lens.long())
-        return self._model.logits(hidden), sampling
+        return hidden, SamplingRows(step.logits_indices, rows.long(), step.seq_lens.long())

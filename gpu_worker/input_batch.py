@@ -56,7 +56,10 @@ def make_inputs(
     step = prepare_inputs(rows, start, num_new, num_tokens, state.token_ids, state.page_table, page_size)
     seq_lens = batch.start + batch.num_new
     max_seq_len = int(seq_lens.max())
-    page_table = state.page_table[:, : -(-max_seq_len // page_size)].index_select(0, rows)
+    table = state.page_table
+    if not packed.is_cuda:  # on a GPU its width stays the same: a kernel is compiled for each kind of row stride
+        table = table[:, : -(-max_seq_len // page_size)]
+    page_table = table.index_select(0, rows)
     cpu_plan, cpu_cells = None, None
     if not packed.is_cuda:
         starts = [0, *batch.num_new.cumsum().tolist()]

@@ -4,38 +4,41 @@ import math
 
 import torch
 
-from penstock.core.config import Config, ConfigError
+from penstock.core.config import Config
 from penstock.gpu_worker.device import CudaDevice
 from penstock.gpu_worker.kv_pool import allocate
+from penstock.gpu_worker.model_config import ModelConfig
 from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
 from penstock.gpu_worker.rope import cos_sin_table
 
 
 def cuda_budget(config: Config, model: DenseModel, dtype: torch.dtype, device: CudaDevice) -> int:
-    """Bytes for the pool: the allowed share of the device, less weights and measured peak activations.
+    """Bytes for the pool: the allowed share of the device, less weights, row state and measured peak activations.
 
     Raises:
-        ConfigError: if the largest batch alone does not fit.
+        torch.OutOfMemoryError: if the largest batch alone does not fit.
     """
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     free_before, total = torch.cuda.mem_get_info()
     allocated_before = torch.cuda.memory_allocated()
-    try:
-        _run_largest_batch(config, model, dtype, device)
-    except torch.cuda.OutOfMemoryError:
-        raise ConfigError(
-            f"a batch of {config.scheduler.max_num_batched_tokens} tokens does not fit the GPU's memory beside the "
-            "weights; lower --max-num-batched-tokens or --max-num-seqs"
-        ) from None
+    _run_largest_batch(config, model, dtype, device)
     torch.cuda.synchronize()
     activations = torch.cuda.max_memory_allocated() - allocated_before
     torch.cuda.empty_cache()
     in_use = total - free_before  # weights, the context, and whatever else runs on this GPU
+    rows = row_state_bytes(config, model.config)
     # Graphs keep tensors of their own, for batches no larger than the one that was measured.
     num_copies = 1 if config.worker.enforce_eager else 2
-    return int(total * config.worker.gpu_memory_utilization) - in_use - num_copies * activations
+    return int(total * config.worker.gpu_memory_utilization) - in_use - num_copies * activations - rows
+
+
+def row_state_bytes(config: Config, model: ModelConfig) -> int:
+    """Of token buffers, page tables and the rotary table, at most."""
+    longest = config.model.max_model_len or model.max_model_len
+    num_pages = math.ceil((longest + 1) / config.scheduler.page_size)
+    return 4 * ((config.scheduler.max_num_seqs + 1) * (longest + 1 + num_pages) + (longest + 1) * model.head_dim)
 
 
 def _run_largest_batch(config: Config, model: DenseModel, dtype: torch.dtype, device: CudaDevice) -> None:

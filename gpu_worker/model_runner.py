@@ -1,19 +1,22 @@
 """One step: apply the plan to the row state, run the model, sample, start the tokens' way to the host."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.gpu_worker.cuda_graphs import DecodeGraphs
 from penstock.gpu_worker.device import CudaDevice, Device, Download, Mark
+from penstock.gpu_worker.grammars import Grammars
 from penstock.gpu_worker.input_batch import HostBatch, SamplingRows, host_batch, make_inputs
 from penstock.gpu_worker.logprobs import StepOutput, TokenScores, make_result, pack, prompt_scores, score
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.rope import Rope
 from penstock.gpu_worker.row_state import RowState
-from penstock.ipc.messages import StepPlan, StepResult
+from penstock.ipc.messages import RowError, StepPlan, StepResult
 from penstock.kernels.copy_pages import copy_pages
 from penstock.kernels.sampling import sample
 
@@ -27,6 +30,7 @@ class PendingStep(NamedTuple):
     began: Mark
     ended: Mark
     ended_before: Mark | None  # the end of the step before
+    row_errors: tuple[RowError, ...] = ()
 
     def is_ready(self) -> bool:
         """Whether `result` would return at once."""
@@ -37,14 +41,20 @@ class PendingStep(NamedTuple):
         self.ended.wait()
         values = b"" if self.output is None else self.output.wait()
         num_idle_us = 0 if self.ended_before is None else self.began.us_since(self.ended_before)
-        return make_result(self.step_id, values, self.sizes, self.ended.us_since(self.began), num_idle_us)
+        result = make_result(self.step_id, values, self.sizes, self.ended.us_since(self.began), num_idle_us)
+        return replace(result, row_errors=self.row_errors) if self.row_errors else result
 
 
 class ModelRunner:
     """Model, KV pool and row state on one device."""
 
-    def __init__(self, model: DenseModel, kv: Tensor, device: Device, max_num_seqs: int, max_model_len: int) -> None:
-        """With CUDA graphs (`capture_graphs`) the pool's last page is the dummy page, and must not be planned with."""
+    def __init__(
+        self, model: DenseModel, kv: Tensor, device: Device, max_num_seqs: int, max_model_len: int, folder: Path
+    ) -> None:
+        """`folder` is the checkpoint's, whose tokenizer grammars need.
+
+        With CUDA graphs (`capture_graphs`) the pool's last page is the dummy page, and must not be planned with.
+        """
         config = model.config
         self._model = model
         self._kv = kv
@@ -54,7 +64,8 @@ class ModelRunner:
         self._max_model_len = max_model_len
         num_rows = max_num_seqs + 1  # the last one is the dummy row
         self._state = RowState(num_rows, max_model_len, self._page_size, device)
-        self._rope = Rope(config.rope, config.head_dim, max_model_len, num_rows, device.torch_device)
+        self._rope = Rope(config.rope, config.head_dim, max_model_len, num_rows, device)
+        self._grammars = Grammars(folder, config.vocab_size, device)
         self._graphs: DecodeGraphs | None = None
         self._ended: Mark | None = None  # the last step that was launched
 
@@ -76,35 +87,42 @@ class ModelRunner:
     def clear_rows(self) -> None:
         """Forget all sequences."""
         self._state.clear()
+        self._grammars.clear()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
         """Run a plan as far as the host must; on a GPU this returns before the device is done."""
         began, ended_before = self._device.mark(), self._ended
         self._state.apply(plan)
+        self._grammars.apply(plan)
         for new in plan.new_rows:
             self._rope.set_row(new.row, new.num_prompt_tokens)
         if plan.copy_src:
             src, dst = (np.frombuffer(buffer, dtype=np.int32) for buffer in (plan.copy_src, plan.copy_dst))
             copy_pages(self._kv, self._device.upload(src), self._device.upload(dst))
-        output = self._compute(plan)
+        output, row_errors = self._compute(plan)
         self._ended = self._device.mark()
+        download = None if output is None else self._device.download(output.values)
+        if download is not None:
+            self._grammars.expect(download)
         return PendingStep(
             step_id=plan.step_id,
-            output=None if output is None else self._device.download(output.values),
+            output=download,
             sizes=() if output is None else output.sizes,
             began=began,
             ended=self._ended,
             ended_before=ended_before,
+            row_errors=row_errors,
         )
 
-    def _compute(self, plan: StepPlan) -> StepOutput | None:
+    def _compute(self, plan: StepPlan) -> tuple[StepOutput | None, tuple[RowError, ...]]:
         batch = host_batch(plan)
         if batch.rows.shape[0] == 0:
-            return None
+            return None, ()
+        self._grammars.begin(batch.rows[batch.sample_idx])
         prompt = None
         if self._graphs is not None and self._graphs.covers(batch):
-            logits, sampling = self._graphs.replay(batch)
+            hidden, sampling = self._graphs.replay(batch)
         else:
             num_kv_heads = self._model.config.num_kv_heads
             inputs, sampling = make_inputs(batch, self._state, self._rope, self._device, self._page_size, num_kv_heads)
@@ -112,27 +130,31 @@ class ModelRunner:
             if self._state.has_logprobs:
                 prompt = prompt_scores(self._model, hidden, batch, self._state, self._device)
             if batch.sample_idx.shape[0] == 0:
-                return pack(None, None, prompt)
+                return pack(None, None, prompt), ()
             if sampling.logits_indices.shape[0] != hidden.shape[0]:
                 hidden = hidden.index_select(0, sampling.logits_indices)
-            logits = self._model.logits(hidden)
-        tokens, drawn = self._sample(logits, batch, sampling)
+        logits = self._model.logits(hidden)
+        tokens, drawn, row_errors = self._sample(logits, batch, sampling)
         # The next step reads them from here, whether or not the host has seen them.
         self._state.token_ids[sampling.rows, sampling.positions] = tokens
-        return pack(tokens, drawn, prompt)
+        return pack(tokens, drawn, prompt), row_errors
 
-    def _sample(self, logits: Tensor, batch: HostBatch, sampling: SamplingRows) -> tuple[Tensor, TokenScores | None]:
+    def _sample(
+        self, logits: Tensor, batch: HostBatch, sampling: SamplingRows
+    ) -> tuple[Tensor, TokenScores | None, tuple[RowError, ...]]:
         """Draw from [S, V] logits, and score what was drawn where a row asks for it."""
         state = self._state
         rows = batch.rows[batch.sample_idx]
         positions = (batch.start + batch.num_new)[batch.sample_idx]
         needs = state.needs(rows, positions)
         asking = (state.num_logprobs[rows] >= 0).nonzero()[0] if state.has_logprobs else rows[:0]
-        if asking.shape[0] == 0:
-            state.limit_tokens(logits, rows, positions)
-            return sample(logits, sampling.rows, sampling.positions, state.sampling, needs), None
-        index = self._device.upload(asking)
-        raw = logits.index_select(0, index)  # a copy: sampling changes the logits
+        index, raw = None, None
+        if asking.shape[0]:
+            index = self._device.upload(asking)
+            raw = logits.index_select(0, index)  # a copy: sampling changes the logits
+        row_errors = self._grammars.mask(logits)
         state.limit_tokens(logits, rows, positions)
         tokens = sample(logits, sampling.rows, sampling.positions, state.sampling, needs)
-        return tokens, score(raw, tokens.index_select(0, index), int(state.num_logprobs[rows].max()))
+        if index is None or raw is None:
+            return tokens, None, row_errors
+        return tokens, score(raw, tokens.index_select(0, index), int(state.num_logprobs[rows].max())), row_errors

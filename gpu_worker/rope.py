@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from penstock.gpu_worker.device import Device
 from penstock.gpu_worker.model_config import RopeConfig
 
 
@@ -79,23 +80,23 @@ class Rope:
     """
 
     def __init__(
-        self, config: RopeConfig, head_dim: int, max_model_len: int, max_num_seqs: int, device: torch.device
+        self, config: RopeConfig, head_dim: int, max_model_len: int, max_num_seqs: int, device: Device
     ) -> None:
         self._config = config
+        self._device = device
         self._head_dim = head_dim
         self._table: Tensor | None = None
         if config.kind == "dynamic":
             base = inverse_frequencies(config, head_dim)
-            self._row_frequencies = base.repeat(max_num_seqs, 1).to(device)  # fp32[R, D / 2]
+            self._row_frequencies = base.repeat(max_num_seqs, 1).to(device.torch_device)  # fp32[R, D / 2]
         else:
-            self._table = cos_sin_table(config, head_dim, max_model_len + 1).to(device)
+            self._table = cos_sin_table(config, head_dim, max_model_len + 1).to(device.torch_device)
 
     def set_row(self, row: int, num_prompt_tokens: int) -> None:
         """A sequence enters a row."""
         if self._table is None:
-            self._row_frequencies[row] = inverse_frequencies(self._config, self._head_dim, num_prompt_tokens).to(
-                self._row_frequencies.device
-            )
+            frequencies = inverse_frequencies(self._config, self._head_dim, num_prompt_tokens)
+            self._row_frequencies[row] = self._device.upload(frequencies.numpy())
 
     def for_step(self, positions: Tensor, rows: Tensor, num_new: Tensor) -> tuple[Tensor | None, Tensor]:
         """What `qk_norm_rope_write` takes: (positions or None, cos_sin).

@@ -33,8 +33,8 @@ class RowState:
         self._device = device
         self.token_ids = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=on)
         self.page_table = torch.zeros(max_num_seqs, max_pages, dtype=torch.int32, device=on)
-        self._floats = torch.zeros(max_num_seqs, len(_FLOATS), dtype=torch.float32, device=on)
-        self._ints = torch.zeros(max_num_seqs, len(_INTS), dtype=torch.int64, device=on)
+        self._floats = torch.zeros(len(_FLOATS), max_num_seqs, dtype=torch.float32, device=on)
+        self._ints = torch.zeros(len(_INTS), max_num_seqs, dtype=torch.int64, device=on)
         self._stop_ids = torch.full((max_num_seqs, _MIN_LIST_LEN), -1, dtype=torch.int32, device=on)
         self._bias_ids = torch.full((max_num_seqs, _MIN_LIST_LEN), -1, dtype=torch.int32, device=on)
         self._bias_values = torch.zeros(max_num_seqs, _MIN_LIST_LEN, dtype=torch.float32, device=on)
@@ -46,7 +46,7 @@ class RowState:
         self.prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)  # of prompt tokens
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.has_logprobs = False  # some row asks for some
-        self._token_limits = TokenLimits(on)
+        self._token_limits = TokenLimits(device)
         self.sampling = self._sampling_state()
 
     def clear(self) -> None:
@@ -104,14 +104,13 @@ class RowState:
         self._write(self.page_table, rows, zeros, num_pages, b"".join(new.page_ids for new in new_rows))
         self._num_pages[rows] = num_pages
         sampling = [new.sampling for new in new_rows]
-        floats = [[getattr(params, name) for name in _FLOATS] for params in sampling]
-        ints = [
-            [new.sampling.seed, new.sampling.top_k, new.sampling.min_tokens, new.num_prompt_tokens] for new in new_rows
-        ]
+        floats = [[getattr(params, name) for params in sampling] for name in _FLOATS]
+        ints = [[getattr(params, name) for params in sampling] for name in _INTS[:-1]]
+        ints.append([new.num_prompt_tokens for new in new_rows])
         upload = self._device.upload
         index = upload(rows.astype(np.int64))
-        self._floats.index_copy_(0, index, upload(np.array(floats, dtype=np.float32)))
-        self._ints.index_copy_(0, index, upload(np.array(ints, dtype=np.int64)))
+        self._floats.index_copy_(1, index, upload(np.array(floats, dtype=np.float32)))
+        self._ints.index_copy_(1, index, upload(np.array(ints, dtype=np.int64)))
         self._write_lists(rows, sampling)
         self._needs[rows] = [_needs_of(params) for params in sampling]
         self._min_len[rows] = [new.num_prompt_tokens + new.sampling.min_tokens for new in new_rows]
@@ -163,8 +162,8 @@ class RowState:
         write_runs(table, packed[:n], packed[n : 2 * n], packed[2 * n : 3 * n], packed[3 * n :])
 
     def _sampling_state(self) -> SamplingState:
-        temperature, top_p, min_p, repetition, presence, frequency = self._floats.unbind(1)
-        seed, top_k, min_tokens, num_prompt_tokens = self._ints.unbind(1)
+        temperature, top_p, min_p, repetition, presence, frequency = self._floats.unbind(0)
+        seed, top_k, min_tokens, num_prompt_tokens = self._ints.unbind(0)
         return SamplingState(
             temperature=temperature,
             top_p=top_p,

@@ -1,12 +1,15 @@
 """From a configuration to a runner that can take plans: device, weights, KV pool."""
 
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import structlog
 import torch
 
-from penstock.core.config import Config
+from penstock.core.config import Config, ConfigError
 from penstock.core.config.checkpoint import fingerprint, model_dir
 from penstock.gpu_worker.device import CpuDevice, CudaDevice, choose_dtype, default_threads, open_device
 from penstock.gpu_worker.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
@@ -14,6 +17,8 @@ from penstock.gpu_worker.loader import dummy_model, load_model, load_model_confi
 from penstock.gpu_worker.memory_profile import cuda_budget
 from penstock.gpu_worker.model_config import ModelConfig
 from penstock.gpu_worker.model_runner import ModelRunner
+from penstock.gpu_worker.out_of_memory import is_out_of_memory
+from penstock.gpu_worker.warm_up import Limits, warm_up
 from penstock.ipc.messages import PROTOCOL_VERSION, WorkerHello
 
 log = structlog.get_logger()
@@ -46,28 +51,32 @@ def start(config: Config, name: str) -> Started:
         device=str(device.torch_device),
         dtype=_name(dtype),
     )
-    if config.worker.load_format == "dummy":
-        model = dummy_model(model_config, dtype, device.torch_device)
-    else:
-        model = load_model(folder, model_config, dtype, device.torch_device)
+    with _no_memory_for("the weights", "choose a smaller --dtype, a smaller model or another --device"):
+        if config.worker.load_format == "dummy":
+            model = dummy_model(model_config, dtype, device.torch_device)
+        else:
+            model = load_model(folder, model_config, dtype, device.torch_device)
     loaded = time.monotonic()
     scheduler = config.scheduler
     if config.worker.num_pages:
         budget = 0  # not asked for
     elif isinstance(device, CudaDevice):
-        budget = cuda_budget(config, model, dtype, device)
+        largest = f"a batch of {scheduler.max_num_batched_tokens} tokens and {scheduler.max_num_seqs} rows"
+        with _no_memory_for(f"{largest} beside the weights", "lower --max-num-batched-tokens or --max-num-seqs"):
+            budget = cuda_budget(config, model, dtype, device)
     else:
         budget = cpu_budget(config, device)
     size = plan_pool(config, model_config, dtype, budget)
     with_graphs = isinstance(device, CudaDevice) and not config.worker.enforce_eager
-    num_pages = size.num_pages + with_graphs  # one more: the dummy page of padded rows
-    kv = allocate(model_config, num_pages, scheduler.page_size, dtype, device)
-    runner = ModelRunner(model, kv, device, scheduler.max_num_seqs, size.max_model_len)
-    if with_graphs:
-        assert isinstance(device, CudaDevice)
-        capturing = time.monotonic()
-        runner.capture_graphs(device)
-        log.info("captured CUDA graphs", seconds=round(time.monotonic() - capturing, 2))
+    with _no_memory_for(
+        f"{size.num_pages} KV pages and {scheduler.max_num_seqs} rows of {size.max_model_len} tokens",
+        "lower --num-pages, --gpu-memory-utilization, --cpu-kv-cache-gib, --max-num-seqs or --max-model-len",
+    ):
+        num_pages = size.num_pages + with_graphs  # one more: the dummy page of padded rows
+        kv = allocate(model_config, num_pages, scheduler.page_size, dtype, device)
+        runner = ModelRunner(model, kv, device, scheduler.max_num_seqs, size.max_model_len, folder)
+    if isinstance(device, CudaDevice):
+        _prepare_launches(config, runner, device, size, model_config.vocab_size)
     _log_ready(config, model_config, device, dtype, size, loaded - began)
     hello = WorkerHello(
         protocol_version=PROTOCOL_VERSION,
@@ -84,6 +93,48 @@ def start(config: Config, name: str) -> Started:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
     )
     return Started(runner, hello)
+
+
+def _prepare_launches(config: Config, runner: ModelRunner, device: CudaDevice, size: PoolSize, vocab_size: int) -> None:
+    """Capture graphs, compile kernels: what would make the first requests wait."""
+    began = time.monotonic()
+    scheduler = config.scheduler
+    if not config.worker.enforce_eager:
+        with _no_memory_for(
+            "CUDA graphs", "lower --gpu-memory-utilization, --num-pages or --max-num-seqs, or set --enforce-eager"
+        ):
+            runner.capture_graphs(device)
+        log.info("captured CUDA graphs", seconds=round(time.monotonic() - began, 2))
+    began = time.monotonic()
+    with _no_memory_for(
+        "the first steps", "lower --gpu-memory-utilization, --num-pages, --max-num-batched-tokens or --max-num-seqs"
+    ):
+        num_steps = warm_up(
+            runner,
+            Limits(
+                max_num_seqs=scheduler.max_num_seqs,
+                max_num_batched_tokens=scheduler.max_num_batched_tokens,
+                max_model_len=size.max_model_len,
+                page_size=scheduler.page_size,
+                num_pages=size.num_pages,
+                vocab_size=vocab_size,
+            ),
+        )
+    log.info("warmed up", steps=num_steps, seconds=round(time.monotonic() - began, 2))
+    # What start-up made lives as long as the process: the collector need not look at it again between steps.
+    gc.collect()
+    gc.freeze()
+
+
+@contextmanager
+def _no_memory_for(what: str, remedy: str) -> Iterator[None]:
+    """Turn a failed allocation into a sentence that says what to change."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(f"out of memory: {what} do not fit; {remedy}") from None
 
 
 def _log_ready(

@@ -7,9 +7,11 @@ last tokens may not have reached the host yet.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.gpu_worker.device import Device
 from penstock.ipc.messages import NewRow, SamplingParams
 
 
@@ -30,8 +32,8 @@ class _Limits(NamedTuple):
 class TokenLimits:
     """The rows that have such limits."""
 
-    def __init__(self, on: torch.device) -> None:
-        self._on = on
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._rows: dict[int, _Limits] = {}
 
     def __bool__(self) -> bool:
@@ -79,15 +81,16 @@ class TokenLimits:
     def _limits(self, params: SamplingParams, num_prompt_tokens: int) -> _Limits:
         allowed = None
         if params.allowed_token_ids:
-            allowed = torch.tensor(params.allowed_token_ids, dtype=torch.int64).to(self._on)
+            allowed = self._device.upload(np.array(params.allowed_token_ids, dtype=np.int64))
         bad_words = None
         if params.bad_words:
+            upload = self._device.upload
             longest = max(len(word) for word in params.bad_words) - 1
             before = [[-1] * (longest - len(word) + 1) + list(word[:-1]) for word in params.bad_words]
             bad_words = _BadWords(
-                torch.tensor(before, dtype=torch.int32).to(self._on),
-                torch.tensor([len(word) - 1 for word in params.bad_words]).to(self._on),
-                torch.tensor([word[-1] for word in params.bad_words]).to(self._on),
+                upload(np.array(before, dtype=np.int32)),
+                upload(np.array([len(word) - 1 for word in params.bad_words], dtype=np.int64)),
+                upload(np.array([word[-1] for word in params.bad_words], dtype=np.int64)),
             )
         return _Limits(allowed, bad_words, num_prompt_tokens)
 

@@ -6,6 +6,7 @@ from typing import Protocol
 import structlog
 
 from penstock.gpu_worker.model_runner import ModelRunner, PendingStep
+from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
 from penstock.ipc.messages import (
     Heartbeat,
     Message,
@@ -75,22 +76,3 @@ def run_worker(runner: ModelRunner, channel: Channel, hello: WorkerHello, heartb
             log.error("worker failed", step_id=step_id, reason=reason, exc_info=not is_out_of_memory(error))
             channel.send(WorkerFailed(step_id, reason))
             return EXIT_FAILED
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device or the host had no memory left."""
-    return (
-        type(error).__name__ == "OutOfMemoryError"
-        or isinstance(error, MemoryError)
-        or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
-    )
-
-
-def failure_reason(error: Exception) -> str:
-    """One sentence for the log and the scheduler."""
-    if is_out_of_memory(error):
-        return (
-            "out of memory during a step; lower --max-num-batched-tokens, --max-num-seqs, "
-            "--gpu-memory-utilization or --cpu-kv-cache-gib"
-        )
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"[:256]

@@ -4,3 +4,8 @@ Each launcher takes the same tensors as the public function of `penstock.kernels
 CUDA, picks tile sizes by plain rules (no autotuner: it would cost start-up time and cannot run inside
 a CUDA graph) and launches. Shapes are checked by the public functions.
 """
+
+import os
+
+# Read when a kernel is compiled. It is today's default; releases that will change it warn while it is unset.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -8,7 +8,8 @@ from torch import Tensor
 from penstock.kernels.triton.device import next_power_of_two
 
 
-@triton.jit(do_not_specialize=["num_rows"])  # it varies from step to step
+# The number of rows varies from step to step, and so does where the three lists lie in the upload that brings them.
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["rows_ptr", "start_ptr", "num_new_ptr"])
 def prepare_inputs_kernel(
     rows_ptr,
     start_ptr,

@@ -7,7 +7,11 @@ from torch import Tensor
 from penstock.kernels.triton.device import next_power_of_two
 
 
-@triton.jit(do_not_specialize=["num_runs"])  # it varies from step to step
+# The number of runs varies from step to step, and so does where the lists lie in the upload that brings them.
+@triton.jit(
+    do_not_specialize=["num_runs"],
+    do_not_specialize_on_alignment=["rows_ptr", "starts_ptr", "counts_ptr", "values_ptr"],
+)
 def write_runs_kernel(
     table_ptr,
     rows_ptr,

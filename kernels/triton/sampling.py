@@ -74,6 +74,8 @@ def sample_triton(
     Rows of `logits` must be contiguous. Other dtypes than fp32 are read as they are unless something edits them.
     """
     num_samples, vocab = logits.shape
+    if logits.stride(1) != 1 or state.temperature.stride(0) != 1 or state.seed.stride(0) != 1:
+        raise ValueError(f"logits {logits.stride()} or a parameter {state.temperature.stride()} is not contiguous")
     out = torch.empty(num_samples, dtype=torch.int32, device=logits.device)
     if not num_samples:
         return out

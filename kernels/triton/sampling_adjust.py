@@ -30,28 +30,23 @@ def bias_kernel(
     stride_stop,
     BLOCK_BIAS: tl.constexpr,
     BLOCK_STOP: tl.constexpr,
-    DO_BIAS: tl.constexpr,
-    DO_STOP: tl.constexpr,
 ):
-    """Grid (S,): the sparse edits of one row, in place."""
+    """Grid (S,): the sparse edits of one row, in place; both kinds, so that one form is compiled."""
     s = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + s).to(tl.int64)
     line = logits_ptr + s * stride_logits
-    if DO_BIAS:
-        k = tl.arange(0, BLOCK_BIAS)
-        ids = tl.load(bias_ids_ptr + row * stride_bias + k, mask=k < num_bias, other=-1)
-        values = tl.load(bias_values_ptr + row * stride_values + k, mask=k < num_bias, other=0.0)
-        old = tl.load(line + ids, mask=ids >= 0, other=0.0)
-        tl.store(line + ids, old + values, mask=ids >= 0)
-    if DO_STOP:
-        # A stop id may carry a bias: the mask must land after it.
-        tl.debug_barrier()
-        num_output = tl.load(positions_ptr + s).to(tl.int64) - tl.load(num_prompt_ptr + row)
-        early = num_output < tl.load(min_tokens_ptr + row)
-        if early:
-            j = tl.arange(0, BLOCK_STOP)
-            stops = tl.load(stop_ids_ptr + row * stride_stop + j, mask=j < num_stop, other=-1)
-            tl.store(line + stops, tl.full([BLOCK_STOP], float("-inf"), dtype=tl.float32), mask=stops >= 0)
+    k = tl.arange(0, BLOCK_BIAS)
+    ids = tl.load(bias_ids_ptr + row * stride_bias + k, mask=k < num_bias, other=-1)
+    values = tl.load(bias_values_ptr + row * stride_values + k, mask=k < num_bias, other=0.0)
+    old = tl.load(line + ids, mask=ids >= 0, other=0.0)
+    tl.store(line + ids, old + values, mask=ids >= 0)
+    # A stop id may carry a bias: the mask must land after it.
+    tl.debug_barrier()
+    num_output = tl.load(positions_ptr + s).to(tl.int64) - tl.load(num_prompt_ptr + row)
+    if num_output < tl.load(min_tokens_ptr + row):
+        j = tl.arange(0, BLOCK_STOP)
+        stops = tl.load(stop_ids_ptr + row * stride_stop + j, mask=j < num_stop, other=-1)
+        tl.store(line + stops, tl.full([BLOCK_STOP], float("-inf"), dtype=tl.float32), mask=stops >= 0)
 
 
 @triton.jit
@@ -134,8 +129,7 @@ def adjust_logits(logits: Tensor, rows: Tensor, positions: Tensor, state: Sampli
             logits, rows, positions, state.bias_ids, state.bias_values, state.stop_ids, state.min_tokens,
             state.num_prompt_tokens, num_bias, num_stop, logits.stride(0), state.bias_ids.stride(0),
             state.bias_values.stride(0), state.stop_ids.stride(0),
-            BLOCK_BIAS=next_power_of_two(num_bias), BLOCK_STOP=next_power_of_two(num_stop),
-            DO_BIAS=needs.bias, DO_STOP=needs.min_tokens, num_warps=4,
+            BLOCK_BIAS=next_power_of_two(num_bias), BLOCK_STOP=next_power_of_two(num_stop), num_warps=4,
         )  # fmt: skip
     if needs.penalties:
         counts = torch.zeros((num_samples, vocab), dtype=torch.int32, device=logits.device)

@@ -156,8 +156,10 @@ def filter_bounds(logits: Tensor, rows: Tensor, state: SamplingState, needs: Sam
     num_samples, vocab = logits.shape
     bounds = torch.empty((num_samples, 2), dtype=torch.float32, device=logits.device)
     block = min(4096, next_power_of_two(vocab))
+    # Three forms are compiled, not seven: a filter that no row asks for is skipped on the device.
+    top_k = needs.top_k or needs.top_p
     threshold_kernel[(num_samples,)](
         logits, rows, state.temperature, state.min_p, state.top_k, state.top_p, bounds, vocab, logits.stride(0),
-        MIN_P=needs.min_p, TOP_K=needs.top_k, TOP_P=needs.top_p, BLOCK=block, num_warps=16,
+        MIN_P=True, TOP_K=top_k, TOP_P=needs.top_p, BLOCK=block, num_warps=16,
     )  # fmt: skip
     return bounds

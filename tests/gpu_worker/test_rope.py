@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from penstock.gpu_worker.device import CpuDevice
 from penstock.gpu_worker.loader import load_model_config
 from penstock.gpu_worker.rope import Rope, cos_sin_table, inverse_frequencies
 from tests.gpu_worker.checkpoints import TRAINED_LEN
@@ -37,7 +38,7 @@ def test_the_table(checkpoint: Callable[..., Checkpoint], name: str) -> None:
 
 def test_dynamic_scaling_is_each_row_s_own(checkpoint: Callable[..., Checkpoint]) -> None:
     config = load_model_config(checkpoint("llama-dynamic")[0])
-    rope = Rope(config.rope, config.head_dim, 1024, 4, torch.device("cpu"))
+    rope = Rope(config.rope, config.head_dim, 1024, 4, CpuDevice(1))
     rope.set_row(2, TRAINED_LEN + 100)
     rope.set_row(3, 50)
     positions = torch.tensor([7, 8, 7])

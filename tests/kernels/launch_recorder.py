@@ -69,7 +69,7 @@ def describe(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Laun
         else:
             signature[param.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             aligned = value % 16 == 0
-        if aligned and not param.do_not_specialize:
+        if aligned and not (param.do_not_specialize or param.do_not_specialize_on_alignment):
             attrs[(i,)] = [["tt.divisibility", 16]]
     options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
     return Launch(kernel, signature, constants, attrs, options)

@@ -1,0 +1,108 @@
+"""One row that follows a grammar: what it may draw next, told by the tokens that it drew."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
+
+from penstock.core.config.grammar import make_matcher
+from penstock.gpu_worker.device import Download
+
+Words = npt.NDArray[np.int32]
+
+
+class DrawnToken(NamedTuple):
+    """A token on its way to the host: an int32 of a step's output."""
+
+    download: Download
+    index: int
+
+    def wait(self) -> int:
+        """The token; blocks until the device has drawn it."""
+        return int(np.frombuffer(self.download.wait(), dtype=np.int32, count=1, offset=4 * self.index)[0])
+
+
+class GrammarRow:
+    """Everything but `expect` runs in the thread that fills masks."""
+
+    def __init__(self, grammar: str, output_token_ids: Iterable[int], stop_token_ids: Iterable[int]) -> None:
+        """`output_token_ids`: those known already, after a preemption or a restart."""
+        self._grammar = grammar
+        self._known = list(output_token_ids)
+        self._drawn: deque[DrawnToken] = deque()
+        self._stop_token_ids = list(stop_token_ids)
+        self._matcher: LLMatcher | None = None
+        self._mask: Words = np.zeros((1, 0), dtype=np.int32)
+        self._num_outputs = 0
+        self._has_stopped = False  # by a stop token: what is drawn after it is dropped
+        self._error = ""
+
+    def expect(self, token: DrawnToken) -> None:
+        """A step was launched that draws the row's next token."""
+        self._drawn.append(token)
+
+    def prepare(self, vocabulary: LLTokenizer) -> None:
+        """Read the grammar and follow the known tokens."""
+        self._matcher = make_matcher(vocabulary, self._grammar)
+        self._mask = np.zeros((1, -(-vocabulary.vocab_size // 32)), dtype=np.int32)
+        if self._matcher.is_error():
+            self._error = f"the grammar cannot be used: {self._matcher.get_error()[:200]}"
+        for token_id in self._known:
+            self._follow(token_id)
+
+    def fail(self, error: str) -> None:
+        """No token is drawn any more, for a reason outside the grammar."""
+        self._error = error
+
+    def fill(self, words: Words, num_tokens: int) -> str:
+        """Write what may be drawn after all tokens launched so far; waits until they are known.
+
+        Args:
+            words: int32[W], the row's bits as `kernels.token_masks` takes them.
+            num_tokens: size of the model's vocabulary; no token beyond it may be drawn.
+
+        Returns:
+            Why nothing may be drawn, else empty. Then, or if the draw will be dropped, all bits are set.
+        """
+        while self._drawn:
+            self._follow(self._drawn.popleft().wait())
+        words[:] = -1
+        if self._error or self._has_stopped:
+            return self._error
+        matcher = self._matcher
+        assert matcher is not None, "prepare comes first"
+        is_complete = matcher.is_stopped()
+        self._mask[:] = 0
+        if not is_complete:
+            fill_next_token_bitmask(matcher, self._mask)
+            is_complete = matcher.is_accepting()
+        if matcher.is_error():
+            self._error = f"the grammar cannot go on after {self._num_outputs} tokens: {matcher.get_error()[:200]}"
+            return self._error
+        width = min(self._mask.shape[1], words.shape[0])
+        words[:] = 0
+        words[:width] = self._mask[0, :width]
+        if is_complete:
+            for token_id in self._stop_token_ids:
+                if token_id < num_tokens:
+                    words[token_id >> 5] |= np.uint32(1 << (token_id & 31)).astype(np.int32)
+        if not words.any():
+            words[:] = -1
+            self._error = f"the grammar allows no token after {self._num_outputs} tokens"
+        return self._error
+
+    def _follow(self, token_id: int) -> None:
+        self._num_outputs += 1
+        if self._error or self._has_stopped or self._matcher is None:
+            return
+        if token_id in self._stop_token_ids:
+            self._has_stopped = True
+        elif not self._matcher.consume_token(token_id):
+            self._error = (
+                f"the grammar does not allow token {token_id}, the {self._num_outputs}th of the output: "
+                "other parameters of the request left nothing else to draw"
+            )

@@ -1,0 +1,118 @@
+"""Steps before the first request, so that no request waits for a kernel to be compiled.
+
+Triton compiles a kernel anew for every tile shape, dtype and kind of stride. Plans made here go through the runner as
+a scheduler's would, and between them meet every form that serving can: rows that decode beside rows that prefill,
+many tokens and few, contexts short and long (splits, sliding windows), each way to sample. What they leave in
+the first pages is overwritten before anybody reads it.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from penstock.gpu_worker.model_runner import ModelRunner
+from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
+
+_MANY_TOKENS = 80
+"""Launches of more than 64 tokens take other blocks."""
+_CONTEXTS = (64, 1024, 2048, 4096, 8192)
+"""Up to each, and beyond the last, the attention over one row splits into another range of parts."""
+_NUM_LOGPROBS = (0, 1, 5, 20)
+_GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+_FILTERS: tuple[tuple[str, float], ...] = (("min_p", 0.1), ("top_k", 1), ("top_p", 0.5))
+
+
+class Limits(NamedTuple):
+    """What plans may ask for."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    page_size: int
+    num_pages: int
+    vocab_size: int
+
+
+class _Row(NamedTuple):
+    """A sequence whose last `num_new` of `length` tokens are computed."""
+
+    length: int
+    num_new: int = 1
+    samples: bool = True
+    sampling: SamplingParams = _GREEDY
+
+
+def warm_up(runner: ModelRunner, limits: Limits) -> int:
+    """Run the steps; how many they were. All rows are free afterwards."""
+    plans = [*_attention_plans(limits), *_sampling_plans(limits)]
+    if limits.num_pages > 1:
+        page = np.arange(2, dtype=np.int32).tobytes()
+        plans.append(msgspec.structs.replace(plans[0], copy_src=page[:4], copy_dst=page[4:]))
+    for plan in plans:
+        runner.launch(plan).result()
+    runner.clear_rows()
+    return len(plans)
+
+
+def _attention_plans(limits: Limits) -> Iterator[StepPlan]:
+    longest = max(1, limits.max_model_len - 1)
+    contexts = sorted({min(context, longest) for context in (*_CONTEXTS, longest)})
+    chunks = sorted({min(_MANY_TOKENS, limits.max_num_batched_tokens, longest), min(2, longest)})
+    for context in contexts:
+        yield _plan(limits, [_Row(context, samples=False)])  # a decode step that no graph covers
+        for chunk in chunks:
+            yield _plan(limits, [_Row(max(context, chunk), chunk)])
+            if limits.max_num_seqs > 1 and chunk < limits.max_num_batched_tokens:
+                yield _plan(limits, [_Row(context), _Row(chunk, chunk)])
+    most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    for num_rows in sorted({min(1 << i, most) for i in range(1, most.bit_length() + 1)}):
+        for context in contexts:
+            yield _plan(limits, [_Row(context), *[_Row(1, samples=False)] * (num_rows - 1)])
+
+
+def _sampling_plans(limits: Limits) -> Iterator[StepPlan]:
+    """Logits as the model gives them and edited ones (which are fp32), with each set of filters."""
+    random = SamplingParams(max_tokens=1, temperature=1.0)
+    edited = {
+        "repetition_penalty": 1.1,
+        "logit_bias": ((0, 1.0),),
+        "min_tokens": 1,
+        "stop_token_ids": (0,),
+    }
+    kinds: list[SamplingParams] = [
+        _GREEDY,
+        random,
+        *(msgspec.structs.replace(random, **{name: value}) for name, value in _FILTERS),
+    ]
+    kinds += [msgspec.structs.replace(kind, **edited) for kind in kinds]
+    numbers = sorted({min(number, limits.vocab_size) for number in _NUM_LOGPROBS})
+    kinds += [msgspec.structs.replace(random, num_logprobs=number, prompt_logprobs=number) for number in numbers]
+    chunk = min(3, max(1, limits.max_model_len - 1), limits.max_num_batched_tokens)
+    for kind in kinds:
+        yield _plan(limits, [_Row(chunk, chunk, sampling=kind)])
+
+
+def _plan(limits: Limits, rows: Sequence[_Row]) -> StepPlan:
+    """All rows enter anew, with tokens 0 and every page the first one."""
+    new_rows = tuple(
+        NewRow(
+            row=i,
+            token_ids=bytes(4 * row.length),
+            num_prompt_tokens=row.length,
+            sampling=row.sampling,
+            page_ids=bytes(4 * -(-row.length // limits.page_size)),
+        )
+        for i, row in enumerate(rows)
+    )
+    num_new = np.array([row.num_new for row in rows], dtype=np.int32)
+    start = np.array([row.length for row in rows], dtype=np.int32) - num_new
+    return StepPlan(
+        step_id=0,
+        rows=np.arange(len(rows), dtype=np.int32).tobytes(),
+        start=start.tobytes(),
+        num_new=num_new.tobytes(),
+        samples=bytes(row.samples for row in rows),
+        new_rows=new_rows,
+    )

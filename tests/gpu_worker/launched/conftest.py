@@ -1,0 +1,12 @@
+"""These tests need Triton's interpreter: `tests/gpu_worker/test_interpreter.py` starts it for them."""
+
+import os
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+collect_ignore_glob = [] if INTERPRETED else ["test_*.py"]
+
+if INTERPRETED:
+    from tests.kernels.fast_interpreter import speed_up_interpreter
+
+    speed_up_interpreter()
