@@ -72,8 +72,11 @@ async def _whole(
     counts = [ReasoningCounter(output_format, tokenizer).feed(answer.token_ids) for answer in answers]
     record.num_reasoning_tokens = sum(counts)
     messages = [parse_message(output_format, answer.text, answer.finish_reason) for answer in answers]
-    told = await generation.prompt_scores()
     scores = score_writer(tokenizer, valid.logprobs)
+    of_prompt: schema.PromptLogprobs | UnsetType = UNSET
+    if valid.logprobs.prompt >= 0:
+        [told] = await generation.prompt_logprobs()
+        of_prompt = await tokenizer.off_loop(lambda: prompt_logprobs(tokenizer, valid.logprobs, told))
     choices = [
         schema.ChatChoice(
             index=index,
@@ -92,7 +95,7 @@ async def _whole(
         choices=choices,
         usage=service.usage(generation, record),
         prompt_token_ids=prompt if valid.return_token_ids else UNSET,
-        prompt_logprobs=prompt_logprobs(tokenizer, valid.logprobs, told[0]),
+        prompt_logprobs=of_prompt,
     )
     service.finish(generation, record)
     return Reply(msgspec.json.encode(completion))

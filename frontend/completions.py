@@ -12,11 +12,13 @@ from penstock.frontend.gathering import Answer, gather
 from penstock.frontend.generation import Generation
 from penstock.frontend.logprobs import prompt_logprobs, score_writer
 from penstock.frontend.replies import Reply, RequestRecord, StreamReply
-from penstock.frontend.scores import TokenScore, mean_logprob
+from penstock.frontend.scores import mean_logprob
 from penstock.frontend.service import Service
 from penstock.frontend.streaming import stream_reply
 from penstock.frontend.text_prompt import encode_prompts
+from penstock.frontend.tokenizer import TextTokenizer
 from penstock.frontend.validate_completion import ValidCompletion, validate_completion
+from penstock.ipc.messages import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,49 +79,30 @@ async def _whole(
 ) -> Reply:
     common = valid.common
     answers = await gather(generation)
-    told = await generation.prompt_scores()
-    choices = []
-    for i, prompt in enumerate(prompts):
-        own = answers[i * common.num_sequences : (i + 1) * common.num_sequences]
-        if common.num_sequences > common.n:
-            own = sorted(own, key=lambda answer: mean_logprob(answer.scores), reverse=True)[: common.n]
-        choices += [_choice(service, valid, i * common.n + k, prompt, answer, told[i]) for k, answer in enumerate(own)]
-    completion = schema.Completion(
-        id=f"cmpl-{record.request_id}",
-        created=int(time.time()),
-        model=common.model,
-        choices=choices,
-        usage=service.usage(generation, record),
-    )
+    told = await generation.prompt_logprobs()
+    usage = service.usage(generation, record)
+
+    def write() -> bytes:
+        choices = []
+        for i, prompt in enumerate(prompts):
+            own = answers[i * common.num_sequences : (i + 1) * common.num_sequences]
+            if common.num_sequences > common.n:
+                own = sorted(own, key=lambda answer: mean_logprob(answer.scores), reverse=True)[: common.n]
+            scored = _Scored(service.model.tokenizer, valid, prompt, told[i])
+            choices += [scored.choice(i * common.n + k, answer) for k, answer in enumerate(own)]
+        return msgspec.json.encode(
+            schema.Completion(
+                id=f"cmpl-{record.request_id}",
+                created=int(time.time()),
+                model=common.model,
+                choices=choices,
+                usage=usage,
+            )
+        )
+
+    body = await service.model.tokenizer.off_loop(write) if common.logprobs.asks else write()
     service.finish(generation, record)
-    return Reply(msgspec.json.encode(completion))
-
-
-def _choice(
-    service: Service, valid: ValidCompletion, index: int, prompt: _Prompt, answer: Answer, told: list[TokenScore]
-) -> schema.CompletionChoice:
-    common, tokenizer = valid.common, service.model.tokenizer
-    return schema.CompletionChoice(
-        index=index,
-        text=prompt.echo + answer.text,
-        finish_reason=answer.finish_reason,
-        stop_reason=answer.stop_reason,
-        logprobs=_logprobs(service, valid, prompt, answer, told),
-        token_ids=answer.token_ids if common.return_token_ids else UNSET,
-        prompt_token_ids=prompt.token_ids if common.return_token_ids else UNSET,
-        prompt_logprobs=prompt_logprobs(tokenizer, common.logprobs, told),
-    )
-
-
-def _logprobs(
-    service: Service, valid: ValidCompletion, prompt: _Prompt, answer: Answer | None, told: list[TokenScore]
-) -> schema.CompletionLogprobs | None:
-    """Of an echoed prompt and of an answer behind it, as far as there is one."""
-    scores = score_writer(service.model.tokenizer, valid.common.logprobs)
-    if scores is None:
-        return None
-    echoed = scores.echoed(prompt.token_ids, told, prompt.echo) if valid.echo else None
-    return scores.completion([] if answer is None else answer.scores, len(prompt.echo), echoed)
+    return Reply(body)
 
 
 async def _opening(
@@ -129,14 +112,47 @@ async def _opening(
     common = valid.common
     if not (valid.echo or common.return_token_ids):
         return b""
-    told = await generation.prompt_scores()
-    return b"".join(
-        chunks.prompt(
-            prompt_index * common.n + sequence_idx,
-            prompt.echo,
-            prompt.token_ids if common.return_token_ids else None,
-            _logprobs(service, valid, prompt, None, told[prompt_index]) if valid.echo else None,
+    told = await generation.prompt_logprobs()
+
+    def write() -> bytes:
+        opening = []
+        for i, prompt in enumerate(prompts):
+            logprobs = _Scored(service.model.tokenizer, valid, prompt, told[i]).of_prompt
+            token_ids = prompt.token_ids if common.return_token_ids else None
+            for k in range(common.n):
+                opening.append(chunks.prompt(i * common.n + k, prompt.echo, token_ids, logprobs))
+        return b"".join(opening)
+
+    return await service.model.tokenizer.off_loop(write) if common.logprobs.asks else write()
+
+
+class _Scored:
+    """A prompt with all that is told of it, for its choices."""
+
+    def __init__(
+        self, tokenizer: TextTokenizer, valid: ValidCompletion, prompt: _Prompt, told: list[TokenLogprobs]
+    ) -> None:
+        self._valid = valid
+        self._prompt = prompt
+        self._writer = score_writer(tokenizer, valid.common.logprobs)
+        self._prompt_logprobs = prompt_logprobs(tokenizer, valid.common.logprobs, told)
+        self.of_prompt: schema.CompletionLogprobs | None = None  # if it is echoed
+        if self._writer is not None and valid.echo:
+            self.of_prompt = self._writer.echoed(prompt.token_ids, told, prompt.echo)
+
+    def choice(self, index: int, answer: Answer) -> schema.CompletionChoice:
+        """A whole answer behind the prompt."""
+        prompt, is_with_ids = self._prompt, self._valid.common.return_token_ids
+        logprobs = None
+        if self._writer is not None:
+            logprobs = self._writer.completion(answer.scores, len(prompt.echo), self.of_prompt)
+        return schema.CompletionChoice(
+            index=index,
+            text=prompt.echo + answer.text,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            logprobs=logprobs,
+            token_ids=answer.token_ids if is_with_ids else UNSET,
+            prompt_token_ids=prompt.token_ids if is_with_ids else UNSET,
+            prompt_logprobs=self._prompt_logprobs,
         )
-        for prompt_index, prompt in enumerate(prompts)
-        for sequence_idx in range(common.n)
-    )

@@ -17,9 +17,9 @@ from penstock.frontend.detokenize import Detokenizer
 from penstock.frontend.engine_client import EngineClient
 from penstock.frontend.errors import ApiError, ClientTooSlow, EngineFailed, InvalidRequest, Overloaded
 from penstock.frontend.schema import Timings
-from penstock.frontend.scores import HeldScores, ShownToken, TokenScore, read_scores
+from penstock.frontend.scores import HeldScores, ShownToken, TokenScore, num_scored, read_scores
 from penstock.frontend.stop_strings import StopMatcher
-from penstock.ipc.messages import AddRequest, SequenceDelta
+from penstock.ipc.messages import AddRequest, SequenceDelta, TokenLogprobs
 
 MAX_UNREAD_TOKENS = 4096
 """Output a client may leave unread before its request is ended."""
@@ -173,7 +173,7 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self._error: ApiError | None = None
         self._is_closed = False
-        self._prompt_scores: list[list[TokenScore]] = [[] for _ in requests]
+        self._of_prompts: list[list[TokenLogprobs]] = [[] for _ in requests]
         self._awaits_prompts = False
         self.progress = Progress()
 
@@ -199,7 +199,7 @@ class Generation:
 
     def push(self, first_index: int, delta: SequenceDelta) -> None:
         if delta.prompt_logprobs is not None:
-            self._prompt_scores[first_index // self._n] += read_scores(delta.prompt_logprobs)
+            self._of_prompts[first_index // self._n].append(delta.prompt_logprobs)
             if not delta.token_ids and delta.finish_reason is None:
                 if self._awaits_prompts:
                     self._wake()
@@ -245,21 +245,21 @@ class Generation:
         if not self._buffer and self._error is not None:
             raise self._error
 
-    async def prompt_scores(self) -> list[list[TokenScore]]:
-        """Wait for what was asked of the prompts: for each, an entry per token but the first.
+    async def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
+        """Wait for what was asked of the prompts: for each, one entry per token but the first, in pieces.
 
         Raises:
             ApiError: if the generation failed.
         """
         self._awaits_prompts = True
         while any(
-            request.sampling.prompt_logprobs >= 0 and len(scores) < len(request.prompt_token_ids) // 4 - 1
-            for request, scores in zip(self._requests, self._prompt_scores, strict=True)
+            request.sampling.prompt_logprobs >= 0 and num_scored(pieces) < len(request.prompt_token_ids) // 4 - 1
+            for request, pieces in zip(self._requests, self._of_prompts, strict=True)
         ):
             self._raise_failure()
             await self._wait()
         self._awaits_prompts = False
-        return self._prompt_scores
+        return self._of_prompts
 
     async def next_events(self) -> list[SequenceEvent]:
         """Wait for news and return all there is, one event per sequence; empty after a `tick`.

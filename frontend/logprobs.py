@@ -1,4 +1,7 @@
-"""Log-probabilities as clients read them: OpenAI's shapes for chat and completions, vLLM's `prompt_logprobs`."""
+"""Log-probabilities as clients read them: OpenAI's shapes for chat and completions, vLLM's `prompt_logprobs`.
+
+What is written of a prompt may be hundreds of thousands of numbers: that is done in a thread of the tokenizer's.
+"""
 
 from collections.abc import Sequence
 
@@ -12,9 +15,10 @@ from penstock.frontend.schema import (
     PromptLogprobs,
     TopLogprob,
 )
-from penstock.frontend.scores import ShownToken, TokenScore
+from penstock.frontend.scores import ShownToken, TokenScore, read_scores
 from penstock.frontend.tokenizer import TextTokenizer
 from penstock.frontend.validate_logprobs import ValidLogprobs
+from penstock.ipc.messages import TokenLogprobs
 
 LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot write; vLLM's choice."""
@@ -31,6 +35,7 @@ class ScoreWriter:
         self._tokenizer = tokenizer
         self._num_best = num_best
         self._as_token_ids = as_token_ids
+        self._names: dict[int, str] = {}
 
     def chat(self, tokens: Sequence[ShownToken]) -> ChatLogprobs:
         """The tokens of a message, or of a chunk of it."""
@@ -48,8 +53,9 @@ class ScoreWriter:
             top_logprobs=before.top_logprobs + [self._candidates(token.score) for token in tokens],
         )
 
-    def echoed(self, prompt: list[int], scores: list[TokenScore], echo: str) -> CompletionLogprobs:
+    def echoed(self, prompt: list[int], pieces: list[TokenLogprobs], echo: str) -> CompletionLogprobs:
         """An echoed prompt's tokens; the first one has no log-probability."""
+        scores = _together(pieces)
         return CompletionLogprobs(
             text_offset=self._offsets(prompt, echo),
             token_logprobs=[None, *(max(score.logprob, LEAST) for score in scores)],
@@ -57,9 +63,9 @@ class ScoreWriter:
             top_logprobs=[None, *(self._candidates(score) for score in scores)],
         )
 
-    def prompt(self, scores: list[TokenScore]) -> PromptLogprobs:
+    def prompt(self, pieces: list[TokenLogprobs]) -> PromptLogprobs:
         """vLLM's field: the most likely tokens and the prompt's own, each with its rank."""
-        return [None, *(self._ranked(score) for score in scores)]
+        return [None, *(self._ranked(score) for score in _together(pieces))]
 
     def _content(self, score: TokenScore) -> ContentLogprob:
         token_id, logprob = score.token_id, max(score.logprob, LEAST)
@@ -99,6 +105,12 @@ class ScoreWriter:
         return None if spelled is None else list(spelled)
 
     def _name(self, token_id: int) -> str:
+        name = self._names.get(token_id)
+        if name is None:
+            name = self._names[token_id] = self._make_name(token_id)
+        return name
+
+    def _make_name(self, token_id: int) -> str:
         spelled = None if self._as_token_ids else self._tokenizer.token_bytes(token_id)
         if spelled is None:
             return f"token_id:{token_id}"
@@ -116,9 +128,13 @@ def score_writer(tokenizer: TextTokenizer, asked: ValidLogprobs) -> ScoreWriter 
 
 
 def prompt_logprobs(
-    tokenizer: TextTokenizer, asked: ValidLogprobs, scores: list[TokenScore]
+    tokenizer: TextTokenizer, asked: ValidLogprobs, pieces: list[TokenLogprobs]
 ) -> PromptLogprobs | UnsetType:
     """An answer's `prompt_logprobs`, if they were asked for."""
     if asked.prompt < 0:
         return UNSET
-    return ScoreWriter(tokenizer, asked.prompt, as_token_ids=asked.as_token_ids).prompt(scores)
+    return ScoreWriter(tokenizer, asked.prompt, as_token_ids=asked.as_token_ids).prompt(pieces)
+
+
+def _together(pieces: list[TokenLogprobs]) -> list[TokenScore]:
+    return [score for table in pieces for score in read_scores(table)]

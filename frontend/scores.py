@@ -56,6 +56,11 @@ def read_scores(table: TokenLogprobs) -> list[TokenScore]:
     ]
 
 
+def num_scored(pieces: list[TokenLogprobs]) -> int:
+    """How many tokens they are about."""
+    return sum(len(table.ranks) for table in pieces) // 4
+
+
 class HeldScores:
     """One sequence's entries on their way out."""
 

@@ -26,7 +26,7 @@ from penstock.frontend.schema import CompletionTokensDetails, PromptTokensDetail
 from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
 from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest
-from penstock.frontend.validate_logprobs import bad_word_tokens
+from penstock.frontend.validate_logprobs import bad_word_tokens, check_prompt_size
 from penstock.ipc.messages import AddRequest
 
 log = structlog.get_logger()
@@ -172,6 +172,7 @@ class Service:
             Unavailable: if the engine's queue is not reachable.
         """
         tokenizer = self.model.tokenizer
+        check_prompt_size(valid.logprobs, prompts, valid.n)
         bad_words = bad_word_tokens(valid.bad_words, tokenizer)
         requests = []
         for prompt in prompts:

@@ -6,9 +6,10 @@ and special_tokens_map.json, is applied here.
 """
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
@@ -16,6 +17,8 @@ from tokenizers import AddedToken, Tokenizer
 from penstock.core.config import ConfigError
 from penstock.core.config.checkpoint import read_json
 from penstock.frontend.detokenize import ByteDetokenizer, ByteSpelling, Detokenizer, StreamDetokenizer, spelling_kind
+
+T = TypeVar("T")
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LIST_NAMES = ("additional_special_tokens", "extra_special_tokens")
@@ -69,6 +72,10 @@ class TextTokenizer:
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """A whole text, as the library decodes it."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Do other work over many tokens in one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def decode_off_loop(self, token_ids: list[int]) -> str:
         """The same, off the event loop, for lists of a client's choosing."""

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
-from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
+from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
 from penstock.frontend.schema import ChatRequest, CompletionRequest, SamplingRequest
 from penstock.frontend.tokenizer import TextTokenizer
 
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 1 << 19
+"""Of all prompts of a request, best ones included: some 50 MB and a second of work while the answer is written."""
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 128
 MAX_ALLOWED_TOKEN_IDS = 4096
@@ -20,6 +22,11 @@ class ValidLogprobs:
     prompt: int = -1  # in vLLM's `prompt_logprobs`
     echo: int = -1  # with an echoed prompt
     as_token_ids: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Anything is told at all."""
+        return max(self.output, self.prompt) >= 0
 
 
 def validate_logprobs(request: SamplingRequest, vocab_size: int) -> ValidLogprobs:
@@ -64,6 +71,21 @@ def _number_of_best(field: str, value: int | None, vocab_size: int) -> int:
         shown = value if -(2**63) <= value < 2**64 else "a number beyond 64 bits"
         raise InvalidParameter(f"{field} must be between 0 and {most}, got {shown}", param=field)
     return value
+
+
+def check_prompt_size(asked: ValidLogprobs, prompts: list[list[int]], n: int) -> None:
+    """Refuse to tell more of prompts than one answer should hold.
+
+    Raises:
+        InvalidRequest: naming the limit and what was asked for.
+    """
+    num_best = max(asked.prompt, asked.echo)
+    total = sum(map(len, prompts)) * (1 + num_best) * n
+    if num_best >= 0 and total > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"log-probabilities of prompts: {total} are asked for ({1 + num_best} for each token of each choice), "
+            f"at most {MAX_PROMPT_LOGPROBS} are told in one answer"
+        )
 
 
 def check_best_of(request: SamplingRequest, n: int, max_n: int) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.frontend.fake_scheduler import Script, logprob_of, prompt_ids
-from tests.frontend.http_client import chat, chat_text, complete, completion_text, events
+from tests.frontend.http_client import chat, chat_text, complete, completion_text, error_of, events
 from tests.frontend.live_server import LiveServer
 
 STOP_ID = 2
@@ -250,3 +250,14 @@ def test_truncate_prompt_tokens(live: LiveServer) -> None:
     assert len(prompt_ids(live.scheduler.added[-1])) == 500
     chat(live, truncate_prompt_tokens=3)
     assert len(prompt_ids(live.scheduler.added[-1])) == 3
+
+
+def test_too_much_of_prompts_is_refused(live: LiveServer) -> None:
+    prompts = [[5] * 500] * 100
+    error = error_of(complete(live, prompts, echo=True, logprobs=20, max_tokens=1), 400)
+    assert "1050000 are asked for" in error["message"]
+    assert "524288" in error["message"]
+    assert live.scheduler.added == []
+    choices = complete(live, prompts, echo=True, logprobs=5, max_tokens=0).json()["choices"]
+    assert len(choices) == 100
+    assert all(len(choice["logprobs"]["tokens"]) == 500 for choice in choices)
