@@ -10,6 +10,7 @@ import zmq
 
 from penstock.core.config import Config, ConfigError
 from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
+from penstock.gpu_worker.profiler import StepProfiler
 from penstock.gpu_worker.start import start
 from penstock.gpu_worker.worker_loop import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, run_worker
 from penstock.ipc import process
@@ -29,8 +30,11 @@ def main(argv: list[str]) -> int:
     process.begin(_NAME, config.log.log_level, config.log.log_format)
     signal.signal(signal.SIGTERM, _on_sigterm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the supervisor decides
+    profiler = None
     try:
         started = start(config, _NAME)
+        if config.worker.profile:
+            profiler = StepProfiler(config.worker.profile)
     except ConfigError as error:
         log.error("cannot start", reason=str(error))
         return EXIT_REFUSED
@@ -41,12 +45,20 @@ def main(argv: list[str]) -> int:
     channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, _NAME, Codec(ToWorker))
     try:
         process.report_ready(argv)
-        code = run_worker(started.runner, channel, started.hello, int(config.ipc.heartbeat_interval * 1000))
+        code = run_worker(
+            started.runner,
+            channel,
+            started.hello,
+            int(config.ipc.heartbeat_interval * 1000),
+            None if profiler is None else profiler.step,
+        )
         if code == EXIT_FAILED:
             time.sleep(_LAST_WORDS)
     finally:  # also when SIGTERM ends it: an open socket would keep the context, and so the process, for ever
         channel.close()
         context.term()
+        if profiler is not None:
+            profiler.close()
     return code
 
 

@@ -1,6 +1,7 @@
 """The worker's loop: take plans, launch them, send their results, in order."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import structlog
@@ -38,11 +39,17 @@ class Channel(Protocol):
         """The next message, or None if none came in time."""
 
 
-def run_worker(runner: ModelRunner, channel: Channel, hello: WorkerHello, heartbeat_ms: int) -> int:
+def run_worker(
+    runner: ModelRunner,
+    channel: Channel,
+    hello: WorkerHello,
+    heartbeat_ms: int,
+    on_step: Callable[[], None] | None = None,
+) -> int:
     """Serve one scheduler until told to stop; the process's exit code.
 
     A plan that is queued already is launched before the loop waits for the result of an older one, so the
-    device goes from step to step without waiting for the host.
+    device goes from step to step without waiting for the host. `on_step` is called after each launch.
     """
     pending: deque[PendingStep] = deque()
     channel.send(hello)
@@ -54,6 +61,8 @@ def run_worker(runner: ModelRunner, channel: Channel, hello: WorkerHello, heartb
             match message:
                 case StepPlan():
                     pending.append(runner.launch(message))
+                    if on_step is not None:
+                        on_step()
                 case None if not pending:
                     channel.send(Heartbeat())
                 case Welcome():

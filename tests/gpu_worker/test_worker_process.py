@@ -164,6 +164,26 @@ def test_sigterm_ends_it_with_0(checkpoint: Callable[..., Checkpoint], start_wor
     assert peer.ended()[0] == 0
 
 
+def test_a_profile_is_written_when_it_ends_early(
+    checkpoint: Callable[..., Checkpoint], start_worker: StartWorker, tmp_path: Path
+) -> None:
+    folder = tmp_path / "made" / "profiles"
+    peer = start_worker(checkpoint("llama")[0], profile=str(folder))
+    peer.receive()
+    peer.send(first_plan(0))
+    for i in range(1, 24):
+        peer.send(decode_plan(i, len(PROMPT) + i - 1))
+    for _ in range(24):
+        assert isinstance(peer.receive(), StepResult)
+    peer.process.send_signal(signal.SIGTERM)
+    code, errors = peer.ended()
+    assert code == 0
+    assert "wrote a profile" in errors
+    (trace,) = folder.iterdir()
+    names = {event.get("name") for event in msgspec.json.decode(trace.read_bytes())["traceEvents"]}
+    assert {"aten::linear", "ProfilerStep#21"} <= names
+
+
 def test_a_refusal_ends_it(checkpoint: Callable[..., Checkpoint], start_worker: StartWorker) -> None:
     peer = start_worker(checkpoint("llama")[0])
     peer.receive()

@@ -1,0 +1,76 @@
+"""`--profile DIR`: what some steps of this worker do on the CPU and on the GPU, as a trace file.
+
+The first steps are left out (they are not like the rest), then a fixed number is recorded and written at once:
+a trace grows by a megabyte every few steps, and its end must not depend on how the process ends. Open the
+file in https://ui.perfetto.dev or chrome://tracing.
+"""
+
+import os
+from pathlib import Path
+
+import structlog
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from penstock.core.config import ConfigError
+
+log = structlog.get_logger()
+
+NUM_SKIPPED = 20
+NUM_RECORDED = 60
+
+
+class StepProfiler:
+    """Records one window of steps."""
+
+    def __init__(self, folder: str, num_skipped: int = NUM_SKIPPED, num_recorded: int = NUM_RECORDED) -> None:
+        """Start to count steps.
+
+        Args:
+            folder: where the trace goes; made if it is not there.
+            num_skipped: steps before the window, at least 1.
+            num_recorded: steps in it.
+
+        Raises:
+            ConfigError: if the folder cannot be written to.
+        """
+        self.file = Path(folder) / f"worker-0-{os.getpid()}.trace.json"
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.touch()
+        except OSError as error:
+            raise ConfigError(f"--profile {folder}: {error.strerror}") from None
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._num_left = num_skipped + num_recorded
+        self._profile: profile | None = profile(
+            activities=activities,
+            # The tracer itself starts during the last of the skipped steps.
+            schedule=schedule(wait=num_skipped - 1, warmup=1, active=num_recorded, repeat=1),
+            on_trace_ready=self._write,
+            acc_events=True,
+        )
+        self._profile.start()
+
+    def step(self) -> None:
+        """A step has been launched."""
+        if self._profile is None:
+            return
+        self._num_left -= 1
+        if self._num_left:
+            self._profile.step()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Write what has been recorded, if that has not happened yet."""
+        running, self._profile = self._profile, None
+        if running is not None:
+            running.stop()
+            if not self.file.stat().st_size:  # ended before the window
+                self.file.unlink()
+
+    def _write(self, recorded: profile) -> None:
+        recorded.export_chrome_trace(str(self.file))
+        log.info("wrote a profile", file=str(self.file))

@@ -1,0 +1,29 @@
+"""The window of steps that a profile holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.core.config import ConfigError
+from penstock.gpu_worker.profiler import StepProfiler
+
+
+def test_one_window_is_recorded_and_no_more(tmp_path: Path) -> None:
+    profiler = StepProfiler(str(tmp_path / "new"), num_skipped=2, num_recorded=3)
+    x = torch.ones(4, 4)
+    for _ in range(9):
+        x @ x
+        profiler.step()
+    written = profiler.file.stat().st_mtime_ns
+    events = json.loads(profiler.file.read_text())["traceEvents"]
+    assert sum(event.get("name") == "aten::matmul" for event in events) == 3
+    profiler.close()
+    assert profiler.file.stat().st_mtime_ns == written
+
+
+def test_a_folder_that_cannot_be_is_a_clear_refusal(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="--profile .*file/below"):
+        StepProfiler(str(tmp_path / "file" / "below"))
