@@ -261,6 +261,24 @@ def test_token_ids_come_once_each(live: LiveServer) -> None:
     assert [i for event in found for i in event["choices"][0].get("token_ids", [])] == [*ids, 2]
 
 
+def test_logprobs_come_once_each(live: LiveServer) -> None:
+    """One entry per token in order, whatever part of the message the token is of."""
+    live.says(THOUGHT + CALL)
+    asked: dict[str, Any] = {"tools": [WEATHER], "logprobs": True, "top_logprobs": 1}
+    whole = chat(live, **asked).json()["choices"][0]
+    content = whole["logprobs"]["content"]
+    assert whole["message"]["tool_calls"]
+    assert b"".join(bytes(entry["bytes"]) for entry in content[:-1]).decode() == THOUGHT + CALL
+    streamed = [
+        entry
+        for event in events(chat(live, **asked, stream=True))[:-1]
+        for choice in event["choices"]
+        if choice["logprobs"] is not None
+        for entry in choice["logprobs"]["content"]
+    ]
+    assert streamed == content
+
+
 BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     ({"tools": 5}, "tools"),
     ({"tools": [5]}, "tools[0]"),
