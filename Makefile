@@ -8,7 +8,7 @@ SOURCES := bench core demo frontend gpu_worker ipc kernels
 # A folder's time stamp changes when a file in it comes or goes: then the editable install is made again.
 FOLDERS := $(shell find $(SOURCES) -type d -not -name __pycache__)
 
-.PHONY: serve test check format clean
+.PHONY: serve test check docs format clean
 .DEFAULT_GOAL := serve
 
 $(VENV)/.made: pyproject.toml constraints.txt $(FOLDERS)
@@ -23,11 +23,18 @@ serve: $(VENV)/.made  ## Serve the demo model, or MODEL=folder
 test: $(VENV)/.made  ## Run the tests
 	$(BIN)/python -m pytest $(FLAGS)
 
-check: $(VENV)/.made  ## Format, lint and type checks
+check: $(VENV)/.made  ## Format, lint and type checks; the documentation builds
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SOURCES:%=-p penstock.%)
-	$(BIN)/mypy tests
+	$(BIN)/mypy tests docs
+	$(BIN)/python docs/options_page.py --check
+	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+
+docs: $(VENV)/.made  ## Build the documentation into build/docs
+	$(BIN)/python docs/options_page.py
+	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+	@echo "open build/docs/index.html"
 
 format: $(VENV)/.made  ## Format, and mend what the linter can mend
 	$(BIN)/ruff format .

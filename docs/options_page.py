@@ -1,0 +1,94 @@
+"""Writes `options.md` from the option structs: every flag and every variable, so that neither can be forgotten.
+
+python docs/options_page.py            # write it
+python docs/options_page.py --check    # exit 1 if it is not what would be written
+"""
+
+import sys
+import types
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from msgspec import Meta
+from penstock.core.config import Config
+from penstock.core.config.flags import Flag, flags
+
+PAGE = Path(__file__).parent / "options.md"
+
+_HEAD = """\
+<!-- Written by docs/options_page.py from core/config/options.py: change it there, then run `make docs`. -->
+# Options
+
+Every option can be given as a flag or as an environment variable; a flag wins over a variable, a variable over the
+default. An empty variable counts as not set. Switches are `--name` and `--no-name`, as variables `true` and `false`;
+a list in a variable is separated by commas.
+
+```bash
+PENSTOCK_MAX_NUM_SEQS=16 .venv/bin/penstock serve --port 8000
+```
+
+`penstock serve` takes all of them. The commands that start one process take the groups that concern it: `frontend`
+takes the model, frontend, addresses and log groups, `scheduler` the scheduler, addresses and log groups, `worker` the
+model, scheduler, worker, addresses and log groups. `penstock serve --help` prints this list, too.
+"""
+
+_TITLES = {
+    "model": "Model",
+    "scheduler": "Scheduler",
+    "worker": "Worker",
+    "frontend": "Frontend",
+    "ipc": "Addresses between the processes",
+    "log": "Log",
+}
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    parts = [_HEAD]
+    for group in Config.__struct_fields__:
+        options = get_type_hints(Config)[group]
+        parts.append(f"\n## {_TITLES.get(group, group.capitalize())}\n\n{(options.__doc__ or '').strip()}\n")
+        hints = get_type_hints(options, include_extras=True)
+        for flag in flags([group]):
+            parts.append(_entry(flag, hints[flag.field]))
+    return "".join(parts)
+
+
+def _entry(flag: Flag, annotation: Any) -> str:
+    facts = [f"Variable: `{flag.variable}`", f"Values: {_values(flag, annotation)}", f"Default: {_default(flag)}"]
+    return f"\n### `{flag.name}`\n\n{flag.help}\n\n" + "".join(f"- {fact}\n" for fact in facts)
+
+
+def _values(flag: Flag, annotation: Any) -> str:
+    if get_origin(flag.type) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(flag.type))
+    if get_origin(flag.type) is tuple:
+        return "one or more words"
+    name = {bool: "on or off", int: "a whole number", float: "a number", str: "text"}[flag.type]
+    meta = next((m for m in get_args(annotation) if isinstance(m, Meta)), Meta())
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    bounds = [f"{text} {bound:,}" for key, text in words.items() if (bound := getattr(meta, key)) is not None]
+    return ", ".join([name, *bounds])
+
+
+def _default(flag: Flag) -> str:
+    if isinstance(flag.default, bool):
+        return "on" if flag.default else "off"
+    if flag.default in ("", ()) or isinstance(flag.default, types.NoneType):
+        return "none"
+    return f"`{flag.default}`"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or compare; the exit code."""
+    if "--check" not in arguments:
+        PAGE.write_text(page())
+        return 0
+    if PAGE.read_text() == page():
+        return 0
+    print(f"{PAGE} does not show the options as they are: run `make docs`", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
