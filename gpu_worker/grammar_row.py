@@ -11,6 +11,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from penstock.core.config.grammar import make_matcher
 from penstock.gpu_worker.device import Download
+from penstock.ipc.messages import SamplingParams
 
 Words = npt.NDArray[np.int32]
 
@@ -29,12 +30,11 @@ class DrawnToken(NamedTuple):
 class GrammarRow:
     """Everything but `expect` runs in the thread that fills masks."""
 
-    def __init__(self, grammar: str, output_token_ids: Iterable[int], stop_token_ids: Iterable[int]) -> None:
+    def __init__(self, sampling: SamplingParams, output_token_ids: Iterable[int]) -> None:
         """`output_token_ids`: those known already, after a preemption or a restart."""
-        self._grammar = grammar
+        self._sampling = sampling
         self._known = list(output_token_ids)
         self._drawn: deque[DrawnToken] = deque()
-        self._stop_token_ids = list(stop_token_ids)
         self._matcher: LLMatcher | None = None
         self._mask: Words = np.zeros((1, 0), dtype=np.int32)
         self._num_outputs = 0
@@ -47,7 +47,7 @@ class GrammarRow:
 
     def prepare(self, vocabulary: LLTokenizer) -> None:
         """Read the grammar and follow the known tokens."""
-        self._matcher = make_matcher(vocabulary, self._grammar)
+        self._matcher = make_matcher(vocabulary, self._sampling.grammar)
         self._mask = np.zeros((1, -(-vocabulary.vocab_size // 32)), dtype=np.int32)
         if self._matcher.is_error():
             self._error = f"the grammar cannot be used: {self._matcher.get_error()[:200]}"
@@ -83,26 +83,44 @@ class GrammarRow:
         if matcher.is_error():
             self._error = f"the grammar cannot go on after {self._num_outputs} tokens: {matcher.get_error()[:200]}"
             return self._error
+        params = self._sampling
         width = min(self._mask.shape[1], words.shape[0])
         words[:] = 0
         words[:width] = self._mask[0, :width]
-        if is_complete:
-            for token_id in self._stop_token_ids:
-                if token_id < num_tokens:
-                    words[token_id >> 5] |= np.uint32(1 << (token_id & 31)).astype(np.int32)
+        stops = _bits(params.stop_token_ids, words.shape[0], num_tokens)
+        if self._num_outputs < params.min_tokens:
+            words &= ~stops  # as the sampler does
+        elif is_complete:
+            words |= stops
+        if params.allowed_token_ids:
+            words &= _bits(params.allowed_token_ids, words.shape[0], num_tokens)
+        if num_tokens & 31:
+            words[-1] &= (1 << (num_tokens & 31)) - 1
         if not words.any():
             words[:] = -1
-            self._error = f"the grammar allows no token after {self._num_outputs} tokens"
+            limits = [name for name in ("min_tokens", "allowed_token_ids") if getattr(params, name)]
+            self._error = f"the grammar{''.join(f' with {name}' for name in limits)} allows no token " + (
+                f"after the first {self._num_outputs}"
+            )
         return self._error
 
     def _follow(self, token_id: int) -> None:
         self._num_outputs += 1
         if self._error or self._has_stopped or self._matcher is None:
             return
-        if token_id in self._stop_token_ids:
+        if token_id in self._sampling.stop_token_ids:
             self._has_stopped = True
         elif not self._matcher.consume_token(token_id):
             self._error = (
                 f"the grammar does not allow token {token_id}, the {self._num_outputs}th of the output: "
                 "other parameters of the request left nothing else to draw"
             )
+
+
+def _bits(token_ids: Iterable[int], num_words: int, num_tokens: int) -> Words:
+    """int32[W] with the bits of these tokens set."""
+    words = np.zeros(num_words, dtype=np.uint32)
+    for token_id in token_ids:
+        if token_id < num_tokens:
+            words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+    return words.view(np.int32)

@@ -99,7 +99,7 @@ class Grammars:
             self._reader = _Reader(self._folder)
         assert self._reader is not None
         outputs = np.frombuffer(new.token_ids, dtype=np.int32)[new.num_prompt_tokens :].tolist()
-        row = GrammarRow(new.sampling.grammar, outputs, new.sampling.stop_token_ids)
+        row = GrammarRow(new.sampling, outputs)
         self._rows[new.row] = row
         self._thread.submit(self._reader.prepare, row)  # before any mask of it: the thread keeps the order
 

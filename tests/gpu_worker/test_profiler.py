@@ -25,5 +25,5 @@ def test_one_window_is_recorded_and_no_more(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_a_clear_refusal(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="--profile .*file/below"):
+    with pytest.raises(ConfigError, match=r"--profile .*file/below"):
         StepProfiler(str(tmp_path / "file" / "below"))

@@ -1,0 +1,102 @@
+"""Decode steps of B rows: how long one takes, and how much of that the device waits for the host.
+
+    python -m penstock.bench.decode_step --shape llama-3.1-8b [--batch 1,256] [--out FILE.json]
+
+Three figures per batch. `step`: between the results of two decode steps, through scheduler and runner at pipeline
+depth 1. `queued`: the same plans executed again with several of them queued, so that the device waits for nobody.
+`exposed`: the difference, which is host time that the device had to wait for. Weights are random.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from penstock.bench.local_engine import LocalEngine, Run
+from penstock.bench.offline import fixed, sampling_of
+from penstock.bench.shapes_folder import shape_folder
+from penstock.gpu_worker.loader import load_model_config
+from penstock.gpu_worker.model_config import ModelConfig
+
+_NUM_STEPS = 100
+_CONTEXT = {1: 128, 256: 1024}
+"""Prompt length by batch: one row shows the weights' floor, many rows show the KV's."""
+
+
+def decode_times(run: Run, batch: int) -> list[float]:
+    """Seconds from result to result of neighbouring steps that decode the whole batch and nothing else."""
+    return [
+        later.ended - earlier.ended
+        for earlier, later in pairwise(run.steps)
+        if earlier.num_rows == earlier.num_tokens == later.num_rows == later.num_tokens == batch
+    ]
+
+
+def bytes_read(model: ModelConfig, batch: int, context: float, itemsize: int = 2) -> float:
+    """What a decode step must at least read: all weights but an untied embedding, and the rows' keys and values."""
+    kv = 2 * model.num_layers * model.num_kv_heads * model.head_dim * context * batch
+    return itemsize * (model.num_step_weights + kv)
+
+
+def measure(engine: LocalEngine, model: ModelConfig, batch: int, context: int, num_steps: int) -> dict[str, float]:
+    """The figures of one batch size."""
+    prompts, lens = fixed(context, batch)[0], [num_steps] * batch
+    prompts = [[token % model.vocab_size for token in prompt] for prompt in prompts]
+    engine.run(prompts, sampling_of([4] * batch))
+    run = engine.run(prompts, sampling_of(lens))
+    times = decode_times(run, batch)
+    first = next(i for i, step in enumerate(run.steps) if step.num_rows == step.num_tokens == batch)
+    queued, launching = engine.repeat(run.plans, first)
+    step = statistics.median(times)
+    return {
+        "batch": batch,
+        "context": context,
+        "step_ms": step * 1e3,
+        "queued_ms": queued * 1e3,
+        "exposed_ms": max(0.0, step - queued) * 1e3,
+        "launch_ms": launching * 1e3,
+        "idle_us": statistics.median(s.idle_us for s in run.steps[first + 1 :]),
+        "bytes_read": bytes_read(model, batch, context + num_steps / 2),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure one shape."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="llama-3.1-8b", help="a folder name in bench/shapes")
+    parser.add_argument("--batch", default="1,256", help="batch sizes, separated by commas")
+    parser.add_argument("--dry", action="store_true", help="tiny sizes and shape on the CPU")
+    parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    args = parser.parse_args(argv)
+    batches = [1, 3] if args.dry else [int(batch) for batch in args.batch.split(",")]
+    shape = "tiny" if args.dry else args.shape
+    engine = LocalEngine(
+        shape_folder(shape),
+        device="cpu" if args.dry else "cuda",
+        max_num_seqs=max(batches),
+        max_num_batched_tokens=64 if args.dry else 16384,
+        max_model_len=128 if args.dry else 4096,
+        num_pages=64 if args.dry else 0,
+        enforce_eager=args.enforce_eager,
+    )
+    model = load_model_config(shape_folder(shape))
+    rows = []
+    for batch in batches:
+        context = 8 if args.dry else _CONTEXT.get(batch, 1024)
+        rows.append(measure(engine, model, batch, context, 6 if args.dry else _NUM_STEPS))
+        shown = ", ".join(
+            f"{name} {rows[-1][name]:.3f}" for name in ("step_ms", "queued_ms", "exposed_ms", "launch_ms")
+        )
+        print(f"decode {shape} B={batch} context {context}: {shown}", flush=True)
+    record = {"kind": "decode_step", "shape": shape, "dry": args.dry, "device": engine.hello.device, "rows": rows}
+    if args.out:
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The scheduler and the runner in one process, joined as the engine joins them but without sockets or HTTP."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.core.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
+from penstock.core.scheduler import Scheduler
+from penstock.gpu_worker.model_runner import PendingStep
+from penstock.gpu_worker.start import start
+from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan
+
+_QUEUED = 4
+"""Plans under way at a time while recorded ones are executed again: enough that the device never waits for one."""
+
+
+class StepTimes(NamedTuple):
+    """One step: its size, when its result was taken (seconds), and what the device said (microseconds)."""
+
+    num_rows: int
+    num_tokens: int
+    ended: float
+    device_us: int
+    idle_us: int
+
+
+class Run(NamedTuple):
+    """Requests that ran to their end."""
+
+    seconds: float
+    num_output_tokens: int
+    steps: list[StepTimes]
+    plans: list[StepPlan]
+
+
+class LocalEngine:
+    """Pipeline depth 1, prefix cache off, random weights of a shape."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        device: str,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        num_pages: int = 0,
+        enforce_eager: bool = False,
+    ) -> None:
+        config = Config(
+            model=ModelOptions(model=str(folder), max_model_len=max_model_len),
+            scheduler=SchedulerOptions(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                pipeline_depth=1,
+                enable_prefix_caching=False,
+            ),
+            worker=WorkerOptions(
+                device=device, load_format="dummy", num_pages=num_pages, enforce_eager=enforce_eager, num_threads=1
+            ),
+        )
+        began = time.perf_counter()
+        self.runner, self.hello = start(config, "bench")
+        self.start_seconds = time.perf_counter() - began
+        self._scheduler = Scheduler.for_worker(config.scheduler, self.hello)
+        self._num_requests = 0
+
+    def run(self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams]) -> Run:
+        """All requests at once, to their end.
+
+        Raises:
+            RuntimeError: if one is refused, or fails.
+        """
+        scheduler, pending = self._scheduler, deque[tuple[StepPlan, PendingStep]]()
+        num_output_tokens, steps, plans = 0, list[StepTimes](), list[StepPlan]()
+        began = time.perf_counter()
+        for prompt, params in zip(prompts, sampling, strict=True):
+            self._num_requests += 1
+            ids = np.array(prompt, dtype=np.int32).tobytes()
+            refusal = scheduler.add_request(AddRequest(f"r{self._num_requests}", ids, params), owner=b"bench")
+            if refusal is not None:
+                raise RuntimeError(refusal.error)
+        while scheduler.has_work or pending:
+            while scheduler.can_schedule:
+                step = scheduler.schedule()
+                if step is None:
+                    break
+                pending.append((step.plan, self.runner.launch(step.plan)))
+            plan, launched = pending.popleft()
+            result = launched.result()
+            for deltas in scheduler.process(result).values():
+                for delta in deltas:
+                    if delta.finish_reason == "error":
+                        raise RuntimeError(delta.error)
+                    num_output_tokens += len(delta.token_ids)
+            num_tokens = int(np.frombuffer(plan.num_new, dtype=np.int32).sum())
+            times = (time.perf_counter(), result.num_forward_us, result.num_idle_us)
+            steps.append(StepTimes(len(plan.rows) // 4, num_tokens, *times))
+            plans.append(plan)
+        return Run(time.perf_counter() - began, num_output_tokens, steps, plans)
+
+    def repeat(self, plans: Sequence[StepPlan], num_untimed: int) -> tuple[float, float]:
+        """Execute a run's plans again, several queued at a time, so that the device never waits for a scheduler.
+
+        The plans of a run start from free rows, and what they compute depends on nothing that the host decides.
+
+        Args:
+            plans: all plans of a run.
+            num_untimed: how many of them come before those that are timed.
+
+        Returns:
+            Seconds per timed step: of the whole, and of the host's part in launching.
+        """
+        self.runner.clear_rows()
+        for plan in plans[:num_untimed]:
+            self.runner.launch(plan).result()
+        pending = deque[PendingStep]()
+        launching = 0.0
+        began = time.perf_counter()
+        for plan in plans[num_untimed:]:
+            if len(pending) == _QUEUED:
+                pending.popleft().result()
+            before = time.perf_counter()
+            pending.append(self.runner.launch(plan))
+            launching += time.perf_counter() - before
+        while pending:
+            pending.popleft().result()
+        num_timed = len(plans) - num_untimed
+        return (time.perf_counter() - began) / num_timed, launching / num_timed
