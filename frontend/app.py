@@ -11,7 +11,7 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from penstock.frontend import chat, completions, responses, status, tokenization
+from penstock.frontend import chat, completions, openapi, responses, status, tokenization
 from penstock.frontend.errors import (
     ApiError,
     BodyTooLarge,
@@ -54,6 +54,7 @@ GET_ROUTES: dict[str, Handler] = {
     "/metrics": status.show_metrics,
     "/version": status.version,
     "/tokenizer_info": tokenization.tokenizer_info,
+    "/openapi.json": openapi.show_openapi,
 }
 
 _QUIET = frozenset({"/health", "/ready", "/metrics"})

@@ -14,8 +14,22 @@ from penstock.frontend.errors import InvalidParameter, MalformedBody
 
 T = TypeVar("T")
 
-Unsupported = Annotated[Any, Meta(extra={"is_unsupported": True})]
+Unsupported = Annotated[
+    Any, Meta(description="Not supported: refused if it asks for something.", extra={"is_unsupported": True})
+]
 """A field that is known but not honoured: refused if it asks for something (see `refuse_unsupported`)."""
+
+_MESSAGE = {"type": "object", "properties": {"role": {"type": "string"}}, "required": ["role"]}
+_FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+_TOOL = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+    "required": ["type", "function"],
+}
+
+Messages = Annotated[list[dict[str, Any]], Meta(extra_json_schema={"items": _MESSAGE})]
+Tools = Annotated[list[dict[str, Any]], Meta(extra_json_schema={"items": _TOOL})]
+"""Objects that the chat template gets as they were sent; `validate_chat.py` and `validate_tools.py` look into them."""
 
 # --- requests -------------------------------------------------------------------------------
 
@@ -77,14 +91,14 @@ class SamplingRequest(Struct, kw_only=True):
 class ChatRequest(SamplingRequest, kw_only=True):
     """POST /v1/chat/completions"""
 
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     max_completion_tokens: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
@@ -118,7 +132,7 @@ class TokenizeRequest(Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None

@@ -47,7 +47,6 @@ class ResponsesRequest(SamplingRequest, kw_only=True):
     prompt: Unsupported = None
     max_tool_calls: Unsupported = None
     top_logprobs: Unsupported = None
-    prompt_logprobs: Unsupported = None
     return_tokens_as_token_ids: Unsupported = None
     return_token_ids: Unsupported = None
     return_timings: Unsupported = None

@@ -106,6 +106,8 @@ def _input_items(given: str | list[Item] | None) -> list[Item]:
 
 def _check_options(request: ResponsesRequest) -> None:
     """Refuse what would change the answer if it were honoured."""
+    if request.prompt_logprobs is not None:
+        raise UnsupportedParameter("prompt_logprobs is not supported for responses", param="prompt_logprobs")
     text_format = request.text.format if request.text is not None else None
     if text_format is not None and text_format.type != "text":
         raise UnsupportedParameter("text.format: only type 'text' is supported", param="text.format.type")

@@ -265,6 +265,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"a" * 65: "x"}}, "metadata"),
     ({"conversation": "c"}, "conversation"),
     ({"return_token_ids": True}, "return_token_ids"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"prompt_logprobs": False}, "prompt_logprobs"),
     ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
 ]
 
