@@ -24,7 +24,7 @@ _REQUIRED: dict[type, tuple[str, ...]] = {
     schema.DetokenizeRequest: ("tokens",),
     responses.ResponsesRequest: ("input",),
 }
-"""Fields that a request cannot do without. On the wire any field may be missing, so that its absence is our own error."""
+"""Fields that a request cannot do without. On the wire any may be missing, so that its absence is our own error."""
 
 _REASONS = {
     400: "The request must be changed.",
