@@ -1,6 +1,7 @@
 """POST /v1/chat/completions"""
 
 import time
+from dataclasses import replace
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -30,6 +31,7 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
     request = schema.decode(schema.CHAT, body)
     rules = await service.admit()
     valid = validate_chat(request, rules, service.model.template)
+    valid = replace(valid, common=await service.with_grammar(valid.common))
     prompt = valid.common.truncated(await render_and_encode(service.model, valid.conversation, rules))
     output_format = output_format_for(service.model, valid, prompt)
     shown = service.model.tokenizer.special_ids(output_format.marks)

@@ -7,6 +7,7 @@
     |   |-- UnsupportedParameter      400                             unsupported_parameter
     |   |-- ContextLengthExceeded     400                             context_length_exceeded
     |   |-- TemplateFailed            400                             chat_template_error
+    |   |-- GrammarFailed             400                             grammar_error
     |   |-- RouteNotFound             404                             not_found
     |   |-- ModelNotFound             404                             model_not_found
     |   |-- ResponseNotFound          404                             response_not_found
@@ -80,6 +81,12 @@ class TemplateFailed(InvalidRequest):
     """The chat template refuses these messages."""
 
     code = "chat_template_error"
+
+
+class GrammarFailed(InvalidRequest):
+    """The grammar that the output must match leaves no next token."""
+
+    code = "grammar_error"
 
 
 class RouteNotFound(InvalidRequest):

@@ -15,7 +15,7 @@ from time import monotonic
 
 from penstock.frontend.detokenize import Detokenizer
 from penstock.frontend.engine_client import EngineClient
-from penstock.frontend.errors import ApiError, ClientTooSlow, EngineFailed, InvalidRequest, Overloaded
+from penstock.frontend.errors import ApiError, ClientTooSlow, EngineFailed, GrammarFailed, InvalidRequest, Overloaded
 from penstock.frontend.schema import Timings
 from penstock.frontend.scores import HeldScores, ShownToken, TokenScore, num_scored, read_scores
 from penstock.frontend.stop_strings import StopMatcher
@@ -351,6 +351,8 @@ def _failure(delta: SequenceDelta) -> ApiError:
         return Overloaded(delta.error, retry_after=1)
     if delta.error_code == "too_long":
         return InvalidRequest(delta.error)
+    if delta.error_code == "grammar":
+        return GrammarFailed(delta.error)
     if delta.finish_reason == "abort":
         return EngineFailed("the engine aborted the request")
     return EngineFailed(f"the engine failed on this request: {delta.error}" if delta.error else "the engine failed")

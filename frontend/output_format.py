@@ -34,6 +34,8 @@ class OutputFormat:
 
 def output_format_for(model: TextModel, valid: ValidChat, prompt: list[int]) -> OutputFormat:
     """The format of what the model will write behind this prompt."""
+    if valid.common.grammar is not None and valid.tools is None:
+        return OutputFormat()  # what matches a grammar is the content, all of it
     reasoning = model.reasoning_format
     is_open = False
     if reasoning is not None:

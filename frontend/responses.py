@@ -41,7 +41,7 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
     rules = await service.admit()
     previous = service.responses.items(request.previous_response_id) if request.previous_response_id else []
     valid = validate_response(request, rules, service.model.template, previous)
-    common = valid.chat.common
+    common = await service.with_grammar(valid.chat.common)
     prompt = common.truncated(await render_and_encode(service.model, valid.chat.conversation, rules))
     output_format = output_format_for(service.model, valid.chat, prompt)
     shown = service.model.tokenizer.special_ids(output_format.marks)

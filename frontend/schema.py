@@ -39,6 +39,33 @@ class StreamOptions(Struct):
     continuous_usage_stats: bool | None = None
 
 
+class JsonSchemaFormat(Struct):
+    """A schema and its name; it is always followed strictly."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """OpenAI's way to ask for JSON: type `text`, `json_object` or `json_schema`."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Struct):
+    """vLLM's way to say what the output must match; one of the kinds."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+
+
 class SamplingRequest(Struct, kw_only=True):
     """The fields that chat completions and completions share."""
 
@@ -74,8 +101,8 @@ class SamplingRequest(Struct, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
-    response_format: Unsupported = None
-    structured_outputs: Unsupported = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     guided_json: Unsupported = None
     guided_regex: Unsupported = None
     guided_choice: Unsupported = None

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from penstock.frontend.schema import SamplingRequest, Unsupported
 
@@ -17,7 +17,13 @@ class ReasoningOptions(Struct, frozen=True):
 
 
 class TextFormat(Struct, frozen=True):
+    """As `schema.ResponseFormat`, but flat."""
+
     type: str = "text"
+    name: str | UnsetType | None = UNSET
+    description: str | UnsetType | None = UNSET
+    schema: dict[str, Any] | UnsetType | None = UNSET
+    strict: bool | UnsetType | None = UNSET
 
 
 class TextOptions(Struct, frozen=True):

@@ -75,6 +75,7 @@ class Server:
             task.cancel()
         await self._runner.cleanup()
         await self.service.engine.close()
+        await self.service.grammars.close()
         self.service.model.tokenizer.close()
         self._context.term()
         self.service.metrics.close()

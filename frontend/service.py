@@ -1,6 +1,7 @@
 """What all handlers work with: the model's text tools, the engine, and the requests now being generated."""
 
 import asyncio
+import dataclasses
 import struct
 import time
 from contextlib import suppress
@@ -18,6 +19,7 @@ from penstock.frontend.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.engine_client import EngineClient
 from penstock.frontend.errors import ApiError, Overloaded, ShuttingDown
 from penstock.frontend.generation import Generation, OutputRules
+from penstock.frontend.grammars import GrammarReader
 from penstock.frontend.metrics import Metrics
 from penstock.frontend.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from penstock.frontend.replies import RequestRecord
@@ -105,12 +107,14 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     responses: ResponseStore = field(init=False)
+    grammars: GrammarReader = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _num_made: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         options = self.config.frontend
+        self.grammars = GrammarReader(model_dir(self.config))
         self.responses = ResponseStore(options.max_stored_responses, options.max_stored_response_bytes)
 
     @property
@@ -134,6 +138,18 @@ class Service:
                 f"the queue is full: {stats.num_waiting} sequences wait, the limit is {limit}", retry_after=1
             )
         return self.rules()
+
+    async def with_grammar(self, valid: ValidRequest) -> ValidRequest:
+        """The request with its grammar read, if it has one.
+
+        Raises:
+            InvalidRequest: if the grammar cannot be used.
+            Overloaded: if too many grammars wait to be read.
+        """
+        if valid.grammar is None:
+            return valid
+        grammar = await self.grammars.read(valid.grammar)
+        return dataclasses.replace(valid, sampling=replace(valid.sampling, grammar=grammar))
 
     def rules(self) -> Rules:
         """This server's limits, and the model's facts as far as the engine has told them."""

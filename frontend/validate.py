@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
+from penstock.frontend.grammars import GrammarSource
 from penstock.frontend.schema import SamplingRequest, StreamOptions, Unsupported
 from penstock.frontend.tool_formats import ToolFormat
+from penstock.frontend.validate_grammar import check_grammar
 from penstock.frontend.validate_logprobs import (
     MAX_ALLOWED_TOKEN_IDS,
     ValidLogprobs,
@@ -89,6 +91,7 @@ class ValidRequest:
     logprobs: ValidLogprobs
     bad_words: tuple[str, ...]
     num_kept_prompt_tokens: int | None  # the last ones; -1: as many as leave room for the output; None: all
+    grammar: GrammarSource | None = None  # what the output must match, before `Service.with_grammar` has read it
 
     def truncated(self, prompt: list[int]) -> list[int]:
         """What is kept of a prompt."""
@@ -193,6 +196,7 @@ def validate_common(
         logprobs=logprobs,
         bad_words=check_bad_words(request.bad_words),
         num_kept_prompt_tokens=check_truncation(request.truncate_prompt_tokens, rules.max_model_len),
+        grammar=check_grammar(request, rules.eos_token_ids),
     )
 
 
@@ -222,7 +226,6 @@ def check_text_size(field: str, text: str, rules: Rules) -> None:
 
 
 _OFF: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

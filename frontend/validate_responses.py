@@ -5,10 +5,12 @@ from typing import Any
 
 from penstock.frontend.chat_template import ChatTemplate
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
+from penstock.frontend.grammars import GrammarSource
 from penstock.frontend.response_items import Item, as_messages
 from penstock.frontend.schema_responses import ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
-from penstock.frontend.validate import Rules, validate_common
+from penstock.frontend.validate import Rules, ValidRequest, validate_common
 from penstock.frontend.validate_chat import ValidChat, validate_conversation, with_effort
+from penstock.frontend.validate_grammar import check_ending, schema_source
 from penstock.frontend.validate_tools import validate_tools
 
 MAX_METADATA = 16
@@ -80,7 +82,7 @@ def validate_response(
             error.param = "input"
         raise
     # Usage is part of every response.
-    common = replace(common, include_usage=True)
+    common = replace(common, include_usage=True, grammar=_grammar(request, common, rules))
     return ValidResponse(
         chat=ValidChat(common, conversation, tools, request.include_reasoning is not False),
         items=items,
@@ -93,9 +95,29 @@ def validate_response(
         tool_choice="none" if request.tool_choice == "none" else "auto",
         parallel_tool_calls=request.parallel_tool_calls is not False,
         reasoning=request.reasoning or ReasoningOptions(),
-        text=TextOptions(TextFormat()),
+        text=TextOptions((request.text.format if request.text is not None else None) or TextFormat()),
         max_output_tokens=max_tokens,
     )
+
+
+def _grammar(request: ResponsesRequest, common: ValidRequest, rules: Rules) -> GrammarSource | None:
+    """What the text must match: said by `text.format`, or as in the other endpoints."""
+    text_format = request.text.format if request.text is not None else None
+    if text_format is None or text_format.type == "text":
+        return common.grammar
+    if common.grammar is not None:
+        raise InvalidParameter(f"text.format and {common.grammar.field} exclude each other", param="text.format")
+    if text_format.type not in ("json_object", "json_schema"):
+        raise InvalidParameter(
+            f"text.format.type must be 'text', 'json_object' or 'json_schema', got {text_format.type[:64]!r}",
+            param="text.format.type",
+        )
+    check_ending(request, "text.format", rules.eos_token_ids)
+    if text_format.type == "json_object":
+        return schema_source("text.format", None)
+    if not text_format.schema:
+        raise InvalidParameter("text.format.schema is required for type 'json_schema'", param="text.format.schema")
+    return schema_source("text.format.schema", text_format.schema)
 
 
 def _input_items(given: str | list[Item] | None) -> list[Item]:
@@ -108,9 +130,6 @@ def _check_options(request: ResponsesRequest) -> None:
     """Refuse what would change the answer if it were honoured."""
     if request.prompt_logprobs is not None:
         raise UnsupportedParameter("prompt_logprobs is not supported for responses", param="prompt_logprobs")
-    text_format = request.text.format if request.text is not None else None
-    if text_format is not None and text_format.type != "text":
-        raise UnsupportedParameter("text.format: only type 'text' is supported", param="text.format.type")
     if request.text is not None and request.text.verbosity not in (None, "medium"):
         raise UnsupportedParameter("text.verbosity is not supported", param="text.verbosity")
     if request.truncation not in (None, "disabled"):

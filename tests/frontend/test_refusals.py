@@ -179,9 +179,7 @@ def test_bad_prompts(live: LiveServer, prompt: Any, message: str) -> None:
 UNSUPPORTED: list[tuple[str, Any, Any]] = [
     ("tools", [{"type": "function"}], []),
     ("tool_choice", "required", "auto"),
-    ("response_format", {"type": "json_object"}, {"type": "text"}),
     ("functions", [{}], None),
-    ("structured_outputs", {"regex": "a"}, None),
     ("guided_json", {}, None),
     ("chat_template", "{{ 1 }}", None),
     ("reasoning_effort", "low", None),

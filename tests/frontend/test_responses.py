@@ -257,7 +257,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),
-    ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
+    ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
     ({"reasoning": {"effort": "low"}}, "reasoning_effort"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
     ({"include": ["file_search_call.results"]}, "include"),

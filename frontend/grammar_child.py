@@ -1,0 +1,148 @@
+"""The process that reads grammars: `python -m penstock.frontend.grammar_child FOLDER PARENT`.
+
+A grammar is code of a client's making: reading it may take for ever, eat the memory or crash. Hence this
+process of its own, bounded by the kernel, which `grammars.py` kills and replaces at will. One JSON line in,
+[kind, text], is answered with one line out, [grammar, error]; a first line [] says that it is ready.
+"""
+
+import random
+import resource
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.core.config import ConfigError
+from penstock.core.config.grammar import grammar_vocabulary, make_matcher
+from penstock.frontend.json_schema import GrammarError, check_pattern, check_repetitions, check_schema
+from penstock.ipc import process
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_MEMORY = 4 << 30
+"""Bytes of address space: the vocabulary and a grammar need a tenth of it, in memory that is really there."""
+
+MAX_WHITESPACE = 24
+"""Characters between two marks of a JSON text, enough for a line break and an indentation. Without a bound a
+model may go on with blanks for ever."""
+
+_TRIED_TOKENS = 24
+"""Length of the text that is drawn on trial: a grammar that cannot go on, or not fast, mostly shows it there."""
+
+
+def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> str:
+    """From a grammar as a client writes it to the text that the worker's matcher reads.
+
+    Args:
+        vocabulary: the model's tokens.
+        kind: "json" (a JSON schema), "regex", "choice" (a JSON list of texts) or "grammar" (Lark, or GBNF).
+        text: the grammar.
+
+    Raises:
+        GrammarError: if it cannot be read, has features that are not supported, or matches nothing.
+    """
+    import llguidance
+
+    try:
+        match kind:
+            case "json":
+                check_schema(msgspec.json.decode(text))
+                grammar = llguidance.LLMatcher.grammar_from_json_schema(
+                    text,
+                    overrides={
+                        "whitespace_flexible": True,
+                        "whitespace_pattern": rf"[ \n\r\t]{{1,{MAX_WHITESPACE}}}",
+                        "lenient": False,  # what is not implemented is refused
+                        "coerce_one_of": False,
+                    },
+                )
+            case "regex":
+                check_pattern(text)
+                grammar = llguidance.LLMatcher.grammar_from_regex(text)
+            case "choice":
+                choices = [msgspec.json.encode(choice).decode() for choice in msgspec.json.decode(text, type=list[str])]
+                grammar = llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+            case _:
+                check_repetitions(text)
+                from llguidance.gbnf_to_lark import any_to_lark
+
+                grammar = llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
+    except (GrammarError, MemoryError):
+        raise
+    except RecursionError:
+        raise GrammarError("it is nested too deeply") from None
+    except Exception as error:  # the library has several kinds, of no common base
+        raise GrammarError(_shortened(str(error))) from None
+    matcher = make_matcher(vocabulary, grammar)
+    if matcher.is_error():
+        raise GrammarError(_shortened(matcher.get_error()))
+    _try_out(matcher)
+    return grammar
+
+
+def _try_out(matcher: "LLMatcher") -> None:
+    """Draw a short text, always the same one for the same grammar."""
+    draw = random.Random(0)
+    for num_tokens in range(_TRIED_TOKENS):
+        if matcher.is_stopped() and not matcher.is_error() and num_tokens:
+            return
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarError(f"it cannot be followed: {_shortened(matcher.get_error())}")
+        if matcher.is_stopped() and not num_tokens and not matcher.is_accepting():
+            raise GrammarError("nothing matches it")
+        candidates = [i for i, byte in enumerate(mask) if byte]
+        if not candidates:
+            raise GrammarError("nothing matches it" if not num_tokens else f"nothing goes on after {num_tokens} tokens")
+        byte = draw.choice(candidates)
+        token_id = 8 * byte + draw.choice([bit for bit in range(8) if mask[byte] >> bit & 1])
+        if not matcher.consume_token(token_id):
+            raise GrammarError(f"it cannot be followed: {_shortened(matcher.get_error())}")
+
+
+def _shortened(message: str) -> str:
+    lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines()]
+    return " ".join(line for line in lines if line)[:300]
+
+
+def limit_resources() -> None:
+    """From here on: bounded memory, no file grows, no core dump, the first to go when memory is short."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+
+
+def main(argv: list[str]) -> int:
+    """Answer until stdin ends; the exit code."""
+    folder, parent = argv
+    process.end_with_parent(int(parent))
+    process.begin("penstock-grammar", "warning")
+    limit_resources()
+    try:
+        vocabulary = grammar_vocabulary(Path(folder))
+    except ConfigError as error:
+        _answer(["", str(error)])
+        return 2
+    _answer([])
+    for line in sys.stdin.buffer:
+        kind, text = msgspec.json.decode(line, type=tuple[str, str])
+        try:
+            answer = [read_grammar(vocabulary, kind, text), ""]
+        except GrammarError as error:
+            answer = ["", str(error) or "it cannot be read"]
+        except MemoryError:
+            answer = ["", "reading it takes too much memory"]
+        _answer(answer)
+    return 0
+
+
+def _answer(answer: list[str]) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,207 @@
+"""What is checked of a JSON schema before the grammar library sees it: its size, its references, its patterns, its end.
+
+Runs in the process that reads grammars (`grammar_child.py`): a client's schema may make any of it slow.
+"""
+
+from collections import deque
+from typing import Any
+
+MAX_DEPTH = 64
+MAX_VALUES = 10_000
+MAX_PATTERN_CHARACTERS = 4096
+MAX_PATTERN_REPEATS = 10_000
+"""Characters of a pattern with its counted repetitions written out: `(ab){10}` has 20."""
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
+
+
+class GrammarError(ValueError):
+    """What is wrong with a grammar, in words for the client."""
+
+
+def check_schema(root: Any) -> None:
+    """Check a schema, already parsed.
+
+    Raises:
+        GrammarError: with the limit and the value, or what is not supported.
+    """
+    if not isinstance(root, dict):
+        raise GrammarError("a schema must be an object")
+    _check_size(root)
+    schemas = _schemas_of(root)
+    for schema in schemas:
+        _check_keywords(schema)
+    if not _has_end(root, schemas):
+        raise GrammarError("no finite text matches it: it refers to itself without an end")
+
+
+def check_pattern(pattern: str) -> None:
+    """Check a regular expression's length and its counted repetitions.
+
+    Raises:
+        GrammarError: with the limit and the value.
+    """
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        raise GrammarError(f"a pattern may have {MAX_PATTERN_CHARACTERS} characters at most, got {len(pattern)}")
+    check_repetitions(pattern)
+
+
+def check_repetitions(pattern: str) -> None:
+    """Check the counted repetitions of a pattern, or of all patterns in a grammar's text.
+
+    Raises:
+        GrammarError: with the limit and the value.
+    """
+    size = _written_out(pattern)
+    if size > MAX_PATTERN_REPEATS:
+        raise GrammarError(
+            f"a pattern may have {MAX_PATTERN_REPEATS} characters at most with its repetitions written out, got {size}"
+        )
+
+
+def _check_size(root: Any) -> None:
+    level, depth, num_values = [root], 0, 0
+    while level:
+        depth += 1
+        num_values += len(level)
+        if depth > MAX_DEPTH:
+            raise GrammarError(f"a schema may be {MAX_DEPTH} levels deep at most")
+        if num_values > MAX_VALUES:
+            raise GrammarError(f"a schema may hold {MAX_VALUES} values at most")
+        level = [
+            child
+            for value in level
+            if isinstance(value, dict | list)
+            for child in (value.values() if isinstance(value, dict) else value)
+        ]
+
+
+def _schemas_of(root: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schema and all schemas in it, outer ones first; property names and example values are none."""
+    found: list[dict[str, Any]] = []
+    waiting: deque[Any] = deque([root])
+    while waiting:
+        schema = waiting.popleft()
+        if not isinstance(schema, dict):
+            continue
+        found.append(schema)
+        for key in _MAPS:
+            waiting.extend(schema[key].values() if isinstance(schema.get(key), dict) else ())
+        for key in (*_LISTS, "items"):
+            waiting.extend(schema[key] if isinstance(schema.get(key), list) else ())
+        waiting.extend(schema[key] for key in _SCHEMAS if isinstance(schema.get(key), dict))
+    return found
+
+
+def _check_keywords(schema: dict[str, Any]) -> None:
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and not reference.startswith("#"):
+        raise GrammarError(f"$ref {reference[:64]!r}: only references within the schema ('#/...') are followed")
+    for keyword in ("$dynamicRef", "$recursiveRef", "x-guidance"):
+        if keyword in schema:
+            raise GrammarError(f"the keyword {keyword} is not supported")
+    for identifier in ("$id", "id"):
+        if identifier in schema and not isinstance(schema[identifier], str):
+            raise GrammarError(f"{identifier} must be a text")
+    if isinstance(schema.get("pattern"), str):
+        check_pattern(schema["pattern"])
+    if isinstance(schema.get("patternProperties"), dict):
+        for pattern in schema["patternProperties"]:
+            check_pattern(pattern)
+
+
+def _has_end(root: dict[str, Any], schemas: list[dict[str, Any]]) -> bool:
+    """Whether some finite value may match: the least fixed point of "all that is required has an end"."""
+    ended: set[int] = set()
+    inner_first = schemas[::-1]
+    grows = True
+    while grows and id(root) not in ended:
+        grows = False
+        for schema in inner_first:
+            if id(schema) not in ended and _ends(schema, root, ended):
+                ended.add(id(schema))
+                grows = True
+    return id(root) in ended
+
+
+def _ends(schema: dict[str, Any], root: dict[str, Any], ended: set[int]) -> bool:
+    def ends(part: Any) -> bool:
+        return not isinstance(part, dict) or id(part) in ended
+
+    if isinstance(schema.get("$ref"), str) and not ends(_target(root, schema["$ref"])):
+        return False
+    if not all(ends(part) for part in _list(schema, "allOf")):
+        return False
+    for key in ("anyOf", "oneOf"):
+        if _list(schema, key) and not any(ends(part) for part in _list(schema, key)):
+            return False
+    kind = schema.get("type")
+    if "enum" in schema or "const" in schema:
+        return True
+    if kind in ("object", ["object"]):
+        properties = schema.get("properties")
+        required = _list(schema, "required")
+        return not isinstance(properties, dict) or all(
+            ends(properties.get(name)) for name in required if isinstance(name, str)
+        )
+    if kind in ("array", ["array"]):
+        num_items = schema.get("minItems")
+        if not isinstance(num_items, int) or num_items < 1:
+            return True
+        first = _list(schema, "prefixItems") or _list(schema, "items")
+        return all(ends(part) for part in first[:num_items]) and (num_items <= len(first) or ends(schema.get("items")))
+    return True
+
+
+def _target(root: dict[str, Any], reference: str) -> Any:
+    """What a JSON pointer names; None for another kind of reference, which the grammar library judges."""
+    part: Any = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, dict):
+            part = part.get(name)
+        elif isinstance(part, list) and name.isdigit() and int(name) < len(part):
+            part = part[int(name)]
+        else:
+            return None
+    return part if reference.startswith(("#/", "#")) and ("/" in reference or reference == "#") else None
+
+
+def _list(schema: dict[str, Any], key: str) -> list[Any]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _written_out(pattern: str) -> int:
+    """Characters of the pattern with `{n}` and `{n,m}` written out; escapes and sets count as one."""
+    sizes, last = [0], 0  # of the groups that are open, outermost first; of the last character or group
+    i = 0
+    while i < len(pattern):
+        char = pattern[i]
+        if char == "\\":
+            last, i = 1, i + 2
+        elif char == "[":
+            end = pattern.find("]", i + 2)
+            last, i = 1, len(pattern) if end < 0 else end + 1
+        elif char == "(":
+            sizes.append(0)
+            last, i = 0, i + 1
+            continue
+        elif char == ")" and len(sizes) > 1:
+            last, i = sizes.pop(), i + 1
+        elif char == "{":
+            end = pattern.find("}", i)
+            bounds = pattern[i + 1 : end].split(",") if end > 0 else []
+            counts = [int(bound[:12]) for bound in bounds if bound.strip().isdigit()]
+            if counts:
+                sizes[-1] += last * (max(counts) - 1)
+                last *= max(counts)
+                i = end + 1
+                continue
+            last, i = 1, i + 1
+        else:
+            last, i = 1, i + 1
+        sizes[-1] += last
+    return sum(sizes)
