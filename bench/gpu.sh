@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one command: correctness first, then the benchmarks, then one table.
+#
+#     bench/gpu.sh [RESULTS_FOLDER]          on a machine with an NVIDIA GPU; less than ten minutes
+#     bench/gpu.sh --dry [RESULTS_FOLDER]    the same code at tiny sizes on the CPU; less than a minute
+#
+# Needs torch >= 2.11, triton >= 3.6, pytest, transformers, msgspec, structlog and what they bring; pyzmq, aiohttp,
+# uvloop, rich, prometheus_client and setproctitle for the served part. Parts whose modules are missing are left out
+# with a line that says so. Nothing is installed and nothing is fetched. PYTHON names the interpreter.
+set -u
+ROOT=$(cd "$(dirname "$0")/.." && pwd)
+PYTHON=${PYTHON:-python3}
+DRY=""
+if [ "${1:-}" = "--dry" ]; then DRY="--dry"; shift; fi
+RESULTS=${1:-$ROOT/bench/results/gpu-$(date +%Y%m%d-%H%M%S)}
+case $RESULTS in /*) ;; *) RESULTS=$PWD/$RESULTS ;; esac
+mkdir -p "$RESULTS" || exit 2
+IMPORTS=$(mktemp -d) || exit 2
+trap 'rm -rf "$IMPORTS"' EXIT
+mkdir "$IMPORTS/penstock"
+for folder in bench core demo frontend gpu_worker ipc kernels; do ln -s "$ROOT/$folder" "$IMPORTS/penstock/$folder"; done
+export PYTHONPATH=$IMPORTS:$ROOT${PYTHONPATH:+:$PYTHONPATH}
+export TRITON_DEFAULT_FP_FUSION=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1
+if [ -n "$DRY" ]; then export CUDA_VISIBLE_DEVICES=""; fi
+cd "$ROOT" || exit 2
+FAILED=""; PARTS=""
+START=$(date +%s)
+
+has() {  # has PART MODULE...: whether all modules are there; says which are not
+    part=$1; shift
+    missing=$("$PYTHON" -c 'import importlib.util as u, sys
+print(" ".join(m for m in sys.argv[1:] if not u.find_spec(m)))' "$@") || return 1
+    if [ -n "$missing" ]; then echo "== $part: left out, this Python lacks: $missing"; return 1; fi
+}
+
+left() { echo $((START + 590 - $(date +%s))); }  # seconds until ten minutes are over
+
+part() {  # part NAME SECONDS COMMAND...: run one part under a limit, keep its output; in the dry form side by side
+    if [ "$(left)" -lt 30 ]; then echo "== $1: left out, the ten minutes are over"; FAILED="$FAILED $1"; return; fi
+    if [ -n "$DRY" ]; then run_part "$@" & PARTS="$PARTS $1"; else run_part "$@"; PARTS="$PARTS $1"; fi
+}
+
+run_part() {
+    name=$1; limit=$2; shift 2
+    if [ "$limit" -gt "$(left)" ]; then limit=$(left); fi
+    begin=$(date +%s)
+    # `timeout` signals the whole group: a server that the part started ends with it.
+    timeout --kill-after=20 "$limit" "$@" > "$RESULTS/$name.log" 2>&1
+    code=$?
+    echo $code > "$RESULTS/$name.code"
+    if [ $code -eq 0 ]; then tail -n 8 "$RESULTS/$name.log"; else tail -n 40 "$RESULTS/$name.log"; fi
+    echo "== $name: exit code $code, $(($(date +%s) - begin)) s"
+}
+
+tests() {  # tests FILE...: each in a process of its own, side by side; they share one GPU
+    pids=(); names=()
+    # The dry form proves that they can be collected: without a GPU all of them are skipped.
+    if [ -n "$DRY" ]; then
+        part tests 240 "$PYTHON" -m pytest -c bench/gpu_pytest.ini --rootdir "$ROOT" -m gpu --collect-only "$@"
+        return
+    fi
+    for file in "$@"; do
+        name=tests-$(basename "$file" .py)
+        timeout --kill-after=20 240 "$PYTHON" -m pytest -c bench/gpu_pytest.ini --rootdir "$ROOT" -m gpu "$file" \
+            > "$RESULTS/$name.log" 2>&1 &
+        pids+=($!); names+=("$name")
+    done
+    for i in "${!pids[@]}"; do
+        wait "${pids[$i]}"; code=$?
+        if [ $code -ne 0 ]; then FAILED="$FAILED ${names[$i]}"; tail -n 40 "$RESULTS/${names[$i]}.log"; fi
+        echo "== ${names[$i]}: exit code $code: $(tail -n 1 "$RESULTS/${names[$i]}.log")"
+    done
+}
+
+has everything torch triton numpy || exit 2
+if [ -z "$DRY" ] && ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    echo "no CUDA device here; bench/gpu.sh --dry runs the same code on the CPU"; exit 2
+fi
+
+ENGINE_TESTS=""
+if has "engine tests" transformers msgspec structlog safetensors tqdm; then
+    ENGINE_TESTS="tests/gpu_worker/test_cuda_engine.py tests/gpu_worker/test_cuda_features.py"
+fi
+# shellcheck disable=SC2086 - a list of files
+if has "tests" pytest; then
+    tests tests/kernels/launched/test_attention.py tests/kernels/launched/test_sampling.py \
+        tests/kernels/launched/test_small_kernels.py $ENGINE_TESTS
+fi
+part kernels 150 "$PYTHON" -m penstock.bench.kernels $DRY --out "$RESULTS/kernels.json"
+if has "steps and offline" msgspec structlog safetensors tqdm; then
+    for shape in qwen3-0.6b llama-3.1-8b; do
+        part "step-$shape" 90 "$PYTHON" -m penstock.bench.decode_step $DRY --shape $shape --out "$RESULTS/step-$shape.json"
+        if [ -n "$DRY" ]; then break; fi
+    done
+    part offline-uniform-qwen3-0.6b 90 \
+        "$PYTHON" -m penstock.bench.offline $DRY --shape qwen3-0.6b --out "$RESULTS/offline-uniform-qwen3-0.6b.json"
+    part offline-1024x1024-qwen3-8b 120 "$PYTHON" -m penstock.bench.offline $DRY --shape qwen3-8b \
+        --workload 1024x1024 --out "$RESULTS/offline-1024x1024-qwen3-8b.json"
+fi
+if has "served" zmq aiohttp uvloop msgspec structlog rich tokenizers transformers jinja2 prometheus_client setproctitle
+then
+    part served 180 "$PYTHON" -m penstock.bench.gpu_serve $DRY --shape qwen3-0.6b --out "$RESULTS"
+fi
+if [ -z "$DRY" ] && has "offline, second shape" msgspec structlog safetensors tqdm; then
+    part offline-uniform-qwen3-8b 90 \
+        "$PYTHON" -m penstock.bench.offline --shape qwen3-8b --out "$RESULTS/offline-uniform-qwen3-8b.json"
+fi
+wait
+for name in $PARTS; do
+    if [ "$(cat "$RESULTS/$name.code" 2>/dev/null)" != 0 ]; then FAILED="$FAILED $name"; fi
+    rm -f "$RESULTS/$name.code"
+done
+"$PYTHON" -m penstock.bench.gpu_table "$RESULTS" | tee "$RESULTS/table.txt"
+echo "results in $RESULTS"
+if [ -n "$FAILED" ]; then echo "FAILED:$FAILED"; exit 1; fi

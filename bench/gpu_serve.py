@@ -1,0 +1,99 @@
+"""The served benchmark of a GPU machine: `penstock serve` with random weights, and `penstock bench serve` against it.
+
+    python -m penstock.bench.gpu_serve --shape qwen3-0.6b --out DIR
+
+Prompts of 1024 and outputs of 128 tokens at concurrency 1, 16, 64 and 256; the prefix cache is off.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from penstock.bench import serve
+from penstock.bench.shapes_folder import servable_folder
+
+_LOADS = {1: 8, 16: 64, 64: 192, 256: 512}
+"""Requests by concurrency: enough for steady figures in about ten seconds each."""
+_DRY_LOADS = {2: 4}
+_START_SECONDS = 240.0
+
+
+@contextmanager
+def serving(folder: Path, flags: Sequence[str]) -> Iterator[str]:
+    """A server on a free port, ready; its address.
+
+    Raises:
+        RuntimeError: if it ends, or is not ready in time.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(folder), "--port", str(port), *flags]
+    process = subprocess.Popen(command, env=os.environ | {"PENSTOCK_LOG_FORMAT": "json"})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_ready(process, url)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with code {process.returncode}")
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.2)
+    raise RuntimeError(f"the server was not ready after {_START_SECONDS:.0f} s")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve one shape and load it at each concurrency; 0 if every request got its answer."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen3-0.6b", help="a folder name in bench/shapes")
+    parser.add_argument("--dry", action="store_true", help="a tiny shape and load on the CPU")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    args = parser.parse_args(argv)
+    shape = "tiny" if args.dry else args.shape
+    flags = ["--load-format", "dummy", "--no-enable-prefix-caching"]
+    if args.dry:
+        flags += ["--device", "cpu", "--num-threads", "1", "--max-num-seqs", "4"]
+    else:
+        flags += ["--device", "cuda", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192"]
+        flags += ["--max-model-len", "4096", "--num-frontends", "2"]
+    code = 0
+    with TemporaryDirectory() as temporary:
+        folder = servable_folder(shape, Path(temporary) / shape)
+        with serving(folder, flags) as url:
+            for concurrency, num_requests in (_DRY_LOADS if args.dry else _LOADS).items():
+                load = ["--base-url", url, "--concurrency", str(concurrency), "--num-requests", str(num_requests)]
+                load += ["--input-len", "12" if args.dry else "1024", "--output-len", "6" if args.dry else "128"]
+                load += ["--warmup", str(min(2, num_requests)), "--processes", "4" if concurrency >= 64 else "1"]
+                load += ["--save", str(args.out / f"served-{shape}-c{concurrency}.json")]
+                code |= serve.main(load)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The script for a GPU machine, in its dry form: every part runs, and the table is there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.bench import gpu_table
+from penstock.bench.offline import uniform
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(300)
+def test_the_dry_form(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [ROOT / "bench/gpu.sh", "--dry", tmp_path], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out" not in done.stdout
+    assert "No figure below means anything" in done.stdout
+    kinds = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert sum("limits" in record for record in kinds) == 1
+    assert {record.get("kind") for record in kinds} == {"decode_step", "offline", None}
+    assert sum("summary" in record for record in kinds) == 1
+    assert "test_fp32_equals_transformers" in (tmp_path / "tests.log").read_text()
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([ROOT / "bench/gpu.sh", tmp_path], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--dry" in done.stdout
+
+
+def test_the_workload_is_the_published_one() -> None:
+    prompts, output_lens = uniform()
+    assert (sum(map(len, prompts)), sum(output_lens)) == (142_827, 133_966)
+
+
+def result(part: str, case: str, rate: float, seconds: float, share: float) -> dict[str, object]:
+    return {"part": part, "case": case, "rate": rate, "seconds": seconds, "share": share, "peers": {}}
+
+
+def test_the_table_names_the_worst_case_and_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = [
+        result("decode", "B=1 context=1024 (4 MiB)", 1000, 4e-6, 0.2),  # too small a call to count
+        result("decode", "B=64 context=1024 (256 MiB)", 3500, 8e-5, 0.81),
+        result("decode", "B=256 context=1024 (1024 MiB)", 3900, 2.7e-4, 0.93),
+        result("prefill", "B=1 new=8192 context=8192", 410, 1e-3, 0.5),
+        result("prefill", "B=1 new=2048 context=16384", 100, 1e-3, 0.1),
+    ]
+    limits = {"copy_bytes_per_s": 4e12, "matrix_flop_per_s": 8e14}
+    (tmp_path / "kernels.json").write_text(json.dumps({"device": "card", "limits": limits, "results": results}))
+    row = {"batch": 1, "context": 9, "step_ms": 4.0, "queued_ms": 3.9, "exposed_ms": 0.1, "launch_ms": 1.0}
+    record = {"kind": "decode_step", "shape": "llama-3.1-8b", "rows": [row | {"bytes_read": 8e9}]}
+    (tmp_path / "step.json").write_text(json.dumps(record))
+    assert gpu_table.main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = {line[:52].strip(): line[52:].split() for line in lines if len(line) > 52}
+    assert said["decode attention, KV >= 0.25 GB, worst case"][0] == "81"
+    assert "missed" in said["decode attention, KV >= 0.25 GB, worst case"]
+    assert {"410", "good"} <= set(said["prefill attention, fresh prompts >= 8k, worst case"])
+    assert {"4", "top", "50"} <= set(said["llama-3.1-8b bf16, B=1, one decode step"])
+    assert said["offline qwen3-0.6b, 256 sequences"][-2:] == ["not", "measured"]
+    assert {"0.1", "good"} <= set(said["exposed host time per step, worst batch"])
