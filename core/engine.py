@@ -256,6 +256,8 @@ class Engine:
             hello.page_size,
             hello.num_pages,
             hello.max_num_seqs,
+            hello.device,
+            hello.dtype,
         )
 
     def _why_not(self, protocol_version: int, model_fingerprint: str) -> str:

@@ -8,19 +8,26 @@ Times are seconds of the monotonic clock; a step's line is written when its resu
 """
 
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
+import structlog
+
+log = structlog.get_logger()
 
 _FLUSH_BYTES = 1 << 16
 
 
 class StepTrace:
-    """Joins what was planned with when it came back, and writes it. Steps come back in the order of their plans."""
+    """Joins what was planned with when it came back, and writes it. Steps come back in the order of their plans.
+
+    A disk that fills up ends the trace, and nothing else.
+    """
 
     def __init__(self, path: str) -> None:
-        self._file = Path(path).open("wb", buffering=_FLUSH_BYTES)  # noqa: SIM115 - lives as long as this object
+        self._file: BinaryIO | None = Path(path).open("wb", buffering=_FLUSH_BYTES)  # noqa: SIM115 - lives as long as this object
         self._encoder = msgspec.json.Encoder()
         self._planned: deque[tuple[int, float, float, Any]] = deque()
 
@@ -41,7 +48,12 @@ class StepTrace:
             "forward_us": forward_us,
             "idle_us": idle_us,
         }
-        self._file.write(self._encoder.encode(times | msgspec.to_builtins(record)) + b"\n")
+        line = self._encoder.encode(times | msgspec.to_builtins(record)) + b"\n"
+        if self._file is not None:
+            try:
+                self._file.write(line)
+            except OSError as error:
+                self._give_up(error)
 
     def forget_planned(self) -> None:
         """The worker is gone; its steps will not come back."""
@@ -49,8 +61,21 @@ class StepTrace:
 
     def flush(self) -> None:
         """Put what was written so far into the file."""
-        self._file.flush()
+        if self._file is not None:
+            try:
+                self._file.flush()
+            except OSError as error:
+                self._give_up(error)
 
     def close(self) -> None:
         """Flush and close."""
-        self._file.close()
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+
+    def _give_up(self, error: OSError) -> None:
+        log.error("the step trace ends here", reason=error.strerror)
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # closing writes what is left, and fails again
+                file.close()

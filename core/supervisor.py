@@ -2,7 +2,8 @@
 
     start        scheduler, worker, frontends, all at once; they find each other in any order
     a death      the process is started again; its peers say hello anew
-    SIGTERM      frontends drain (running streams finish), then scheduler and worker end; exit 0
+    SIGTERM      frontends drain (running streams finish), then scheduler and worker end; exit 0; a second one
+                 (or Ctrl-C) does not wait for the streams
     giving up    a process that refuses its configuration (exit code 2), or that dies more often than
                  `_MAX_RESTARTS` in `_RESTART_WINDOW` seconds, ends everything with a non-zero code
 
@@ -60,7 +61,12 @@ class Child:
         argv += ["--parent", str(os.getpid()), "--index", str(self._index)]
         try:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", self._module, *argv, pass_fds=(config_fd, ready_write)
+                sys.executable,
+                "-m",
+                self._module,
+                *argv,
+                pass_fds=(config_fd, ready_write),
+                process_group=0,  # a terminal's Ctrl-C reaches the supervisor alone, which ends all in the right order
             )
         finally:
             os.close(config_fd)
@@ -102,36 +108,50 @@ class Supervisor:
         ]
         self._exit_code = 0
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
 
     async def run(self) -> int:
         """Run until a signal or a hopeless failure; the exit code for the whole launch."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._on_signal)
+        banner = Banner(self._config)
+        banner.begin()
         children = self._engine + self._frontends
         for child in children:
             await child.start()
         watchers = [asyncio.create_task(self._keep_running(child)) for child in children]
-        banner = Banner(self._config)
         announce = asyncio.create_task(banner.announce([child.is_ready for child in self._frontends]))
         await self._stop.wait()
         for task in (*watchers, announce):
             task.cancel()
         await asyncio.gather(*watchers, announce, return_exceptions=True)
+        if not self._exit_code:
+            banner.ending()
         banner.close()
         await self._end(self._frontends, self._config.frontend.shutdown_timeout + _END_GRACE)
         await self._end(self._engine, _END_GRACE)
         log.info("stopped", exit_code=self._exit_code)
         return self._exit_code
 
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
     async def _keep_running(self, child: Child) -> None:
         while True:
             code = await child.ended()
             if self._stop.is_set():  # a signal to the whole process group reached it too
                 return
-            if code == EXIT_CONFIG or not child.may_restart(time.monotonic()):
+            if code == EXIT_CONFIG:  # it has said why, in one sentence
+                log.info("giving up", child=child.name, exit_code=code)
+                self._exit_code = EXIT_CONFIG
+                self._stop.set()
+                return
+            if not child.may_restart(time.monotonic()):
                 log.error("giving up", child=child.name, exit_code=code)
-                self._exit_code = EXIT_CONFIG if code == EXIT_CONFIG else 1
+                self._exit_code = 1
                 self._stop.set()
                 return
             log.error("died, starting it again", child=child.name, exit_code=code)
@@ -141,7 +161,13 @@ class Supervisor:
         for child in children:
             child.signal(signal.SIGTERM)
         waits = [asyncio.create_task(child.ended()) for child in children if child.process is not None]
-        _, late = await asyncio.wait(waits, timeout=grace)
+        hurry = asyncio.create_task(self._hurry.wait())
+        late: set[asyncio.Task[int]] = set(waits)
+        deadline = time.monotonic() + grace
+        while late and not self._hurry.is_set() and (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait([*late, hurry], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            late = {wait for wait in late if not wait.done()}
+        hurry.cancel()
         if late:
             for child in children:
                 child.signal(signal.SIGKILL)
@@ -177,8 +203,18 @@ def reserve_port(config: Config) -> tuple[Config, socket.socket | None]:
     return config, shared
 
 
+def _quiet_on_terminal(config: Config) -> Config:
+    """On a terminal people read the banner; lines of several processes would only run through it."""
+    options = config.log
+    is_terminal = sys.stdout.isatty() and sys.stderr.isatty() and options.log_format != "json"
+    if options.log_level != "auto" or not is_terminal:
+        return config
+    return msgspec.structs.replace(config, log=msgspec.structs.replace(options, log_level="warning"))
+
+
 def serve(config: Config) -> int:
     """Run `penstock serve` to its end; the exit code."""
+    config = _quiet_on_terminal(config)
     process.begin("penstock-supervisor", config.log.log_level, config.log.log_format)
     model_dir(config)  # a clear refusal before any process starts
     config, reservation = reserve_port(config)

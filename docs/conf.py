@@ -2,7 +2,7 @@
 
 project = "Penstock"
 author = "the Penstock maintainers"
-copyright = "2026, the Penstock maintainers"  # noqa: A001 - Sphinx's name for it
+copyright = "2026, the Penstock maintainers"
 
 extensions = ["myst_parser", "sphinx_copybutton"]
 exclude_patterns = ["_build", "diagrams"]

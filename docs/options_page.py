@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
+
 from penstock.core.config import Config
 from penstock.core.config.flags import Flag, flags
 

@@ -18,17 +18,23 @@ def private_dir(wanted: str = "") -> Iterator[Path]:
     """A folder of mode 0700 for sockets: `wanted` (kept afterwards), or a fresh one (removed afterwards).
 
     Raises:
-        AddressError: if `wanted` is open to others, or too long a path for a socket.
+        AddressError: if it cannot be made, or `wanted` is open to others.
     """
     if not wanted:
-        folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+        except OSError as error:
+            raise AddressError(f"cannot make a folder for sockets: {error.strerror}") from None
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return
     folder = Path(wanted)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise AddressError(f"cannot make the folder {wanted!r} for sockets: {error.strerror}") from None
     if folder.stat().st_mode & 0o077:
         raise AddressError(f"{wanted!r} must be accessible to its owner only (mode 0700)")
     yield folder

@@ -70,6 +70,8 @@ class EngineReady(Message, frozen=True):
     page_size: int
     num_pages: int
     max_num_seqs: int
+    device: str = ""  # as people read it
+    dtype: str = ""
 
 
 class EngineNotReady(Message, frozen=True):

@@ -16,14 +16,14 @@ T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 
 
-def begin(process_name: str, level: str = "info", log_format: str = "auto") -> None:
+def begin(process_name: str, level: str = "auto", log_format: str = "auto") -> None:
     """Name this process for `ps` and for its log lines, and set logging up."""
     setproctitle.setproctitle(process_name)
     setup_logging(process_name, level, log_format)
 
 
-def setup_logging(process_name: str, level: str = "info", log_format: str = "auto") -> None:
-    """structlog to stderr, one line per event: readable on a terminal, JSON elsewhere (`auto`)."""
+def setup_logging(process_name: str, level: str = "auto", log_format: str = "auto") -> None:
+    """structlog to stderr, one line per event: readable on a terminal, JSON elsewhere (`auto`). `auto` logs info."""
     is_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer() if is_console else structlog.processors.JSONRenderer()
@@ -36,7 +36,9 @@ def setup_logging(process_name: str, level: str = "info", log_format: str = "aut
             *([] if is_console else [structlog.processors.dict_tracebacks]),
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.INFO if level == "auto" else getattr(logging, level.upper())
+        ),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # one write a line: processes share the pipe
         cache_logger_on_first_use=True,
     )

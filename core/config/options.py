@@ -142,8 +142,12 @@ class LogOptions(Options, frozen=True):
     """What the processes say of themselves."""
 
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="Least severe level that is logged.")
-    ] = "info"
+        Literal["auto", "debug", "info", "warning", "error"],
+        Meta(
+            description="Least severe level that is logged; 'auto' is info, "
+            "but warning for `penstock serve` on a terminal."
+        ),
+    ] = "auto"
     log_format: Annotated[
         LogFormat, Meta(description="'console' for people, 'json' for machines, 'auto' by whether a terminal reads.")
     ] = "auto"

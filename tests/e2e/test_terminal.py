@@ -1,0 +1,104 @@
+"""`penstock serve` as a person sees it: on a terminal, and when it cannot start."""
+
+import asyncio
+import contextlib
+import os
+import pty
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import Checkpoint
+
+_CTRL_C = b"\x03"
+
+
+class Terminal:
+    """A command on a pseudo-terminal of its own, and all that it has written there."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self.text = ""
+        self._descriptor = descriptor
+
+    async def read_until(self, words: str, seconds: float = 90.0) -> None:
+        """Read until the text holds `words`, or fail."""
+        async with asyncio.timeout(seconds):
+            while words not in self.text:
+                assert await self._read(), f"it ended: {self.text}"
+
+    async def end(self) -> int:
+        """Read to the end; the exit code."""
+        async with asyncio.timeout(60):
+            while await self._read():
+                pass
+        _, status = await asyncio.to_thread(os.waitpid, self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._descriptor, keys)
+
+    async def _read(self) -> bool:
+        try:
+            piece = await asyncio.to_thread(os.read, self._descriptor, 65536)
+        except OSError:  # the last process has closed its side
+            return False
+        self.text += piece.decode(errors="replace")
+        return bool(piece)
+
+
+def on_terminal(*arguments: str) -> Terminal:
+    command = [sys.executable, "-m", "penstock.core.cli", *arguments]
+    environment = os.environ | {"TERM": "dumb", "COLUMNS": "200"}
+    pid, descriptor = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, command, environment)
+    return Terminal(pid, descriptor)
+
+
+async def test_a_terminal_shows_what_was_found_and_ctrl_c_ends_it(checkpoint: Checkpoint) -> None:
+    terminal = on_terminal("serve", str(checkpoint.folder), "--port", "0", "--num-threads", "1")
+    try:
+        await terminal.read_until("--log-level info")
+        children = psutil.Process(terminal.pid).children(recursive=True)
+        terminal.press(_CTRL_C)
+        assert await terminal.end() == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(terminal.pid, 9)
+    for words in ("LlamaForCausalLM", "parameters", str(checkpoint.folder), "cpu", "KV pool", "chats of 1k", "curl -N"):
+        assert words in terminal.text
+    assert "running streams may finish" in terminal.text
+    assert "[info" not in terminal.text  # the processes' own lines would run through it
+    assert "error" not in terminal.text
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--step-trace", "/dev/full"), "No space left on device"),
+        (("--runtime-dir", "/dev/null/run"), "Not a directory"),
+        (("--cpu-kv-cache-gib", "1e-8"), "no KV page"),
+        (("--cpu-kv-cache-gib", "1000000"), "out of memory"),
+    ],
+    ids=["full disk", "no folder for sockets", "pool too small", "pool too large"],
+)
+async def test_what_cannot_start_is_said_in_one_sentence(
+    checkpoint: Checkpoint, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(checkpoint.folder), "--port", "0", *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--log-level", "warning", stderr=asyncio.subprocess.PIPE, cwd=tmp_path
+    )
+    try:
+        _, said = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        if process.returncode is None:  # it serves
+            process.terminate()
+    assert process.returncode == 2
+    lines = said.decode().splitlines()
+    assert len(lines) == 1, lines
+    assert words in lines[0]
