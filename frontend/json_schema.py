@@ -54,7 +54,8 @@ def check_repetitions(pattern: str) -> None:
     Raises:
         GrammarError: with the limit and the value.
     """
-    size = _written_out(pattern)
+    # Twice: within quotes, as grammars have them, a bracket begins no set.
+    size = max(_written_out(pattern), _written_out(pattern.replace("[", " ")))
     if size > MAX_PATTERN_REPEATS:
         raise GrammarError(
             f"a pattern may have {MAX_PATTERN_REPEATS} characters at most with its repetitions written out, got {size}"
@@ -79,14 +80,21 @@ def _check_size(root: Any) -> None:
 
 
 def _schemas_of(root: dict[str, Any]) -> list[dict[str, Any]]:
-    """The schema and all schemas in it, outer ones first; property names and example values are none."""
+    """The schema and all schemas in it, outer ones first; property names and example values are none.
+
+    What a reference names is one, wherever it stands.
+    """
     found: list[dict[str, Any]] = []
+    seen: set[int] = set()
     waiting: deque[Any] = deque([root])
     while waiting:
         schema = waiting.popleft()
-        if not isinstance(schema, dict):
+        if not isinstance(schema, dict) or id(schema) in seen:
             continue
         found.append(schema)
+        seen.add(id(schema))
+        if isinstance(schema.get("$ref"), str):
+            waiting.append(_target(root, schema["$ref"]))
         for key in _MAPS:
             waiting.extend(schema[key].values() if isinstance(schema.get(key), dict) else ())
         for key in (*_LISTS, "items"):

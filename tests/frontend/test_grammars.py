@@ -1,0 +1,260 @@
+"""Grammars in requests: what is read, what is refused and why; hostile ones harm nobody, and their process is gone."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.frontend.errors import InvalidRequest, Overloaded
+from penstock.frontend.grammars import MAX_CACHED, MAX_QUEUED, GrammarReader, GrammarSource
+from penstock.ipc.messages import AddRequest
+from tests.frontend.http_client import chat, complete, error_of, post
+from tests.frontend.live_server import LiveServer
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+SLOW = json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(2400)}})
+"""Within all limits, but it takes the better part of a second."""
+
+
+def _grammars_sent(live: LiveServer) -> list[str]:
+    return [message.sampling.grammar for message in live.scheduler.received if isinstance(message, AddRequest)]
+
+
+def _grammar_processes() -> set[int]:
+    children = psutil.Process().children(recursive=True)
+    return {child.pid for child in children if "penstock-grammar" in "".join(child.cmdline()[:1])}
+
+
+ACCEPTED: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON, "strict": True}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": PERSON}}},
+    {"structured_outputs": {"json": PERSON}},
+    {"structured_outputs": {"json": json.dumps(PERSON)}},
+    {"structured_outputs": {"json_object": True}},
+    {"structured_outputs": {"regex": "(a+)+b"}},
+    {"structured_outputs": {"regex": "(.*){50}"}},
+    {"structured_outputs": {"choice": ["yes", 'no "or" \\ö']}},
+    {"structured_outputs": {"grammar": 'start: "a" | "b"'}},
+    {"structured_outputs": {"grammar": 'root ::= "a" | "b" root'}},
+    {"structured_outputs": {"json": {"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#"}}}}}},
+]
+
+
+@pytest.mark.parametrize("fields", ACCEPTED, ids=lambda fields: str(fields)[:60])
+def test_accepted(live: LiveServer, fields: dict[str, Any]) -> None:
+    assert chat(live, **fields).status == 200
+    assert complete(live, **fields).status == 200
+    first, second = _grammars_sent(live)
+    assert first == second != ""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "text"}},
+        {"response_format": None, "structured_outputs": None},
+        {"structured_outputs": {"json_object": False, "regex": None}},
+    ],
+)
+def test_nothing_asked_for(live: LiveServer, fields: dict[str, Any]) -> None:
+    assert chat(live, **fields).status == 200
+    assert _grammars_sent(live) == [""]
+
+
+def _nested(depth: int) -> str:
+    return '{"type":"array","items":' * depth + "{}" + "}" * depth
+
+
+def _json(schema: Any) -> dict[str, Any]:
+    return {"structured_outputs": {"json": schema if isinstance(schema, str) else json.dumps(schema)}}
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (_json({"$ref": "#"}), "refers to itself without an end"),
+    (_json({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}), "without an end"),
+    (_json({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}), "without an end"),
+    (_json({"type": "array", "items": {"$ref": "#"}, "minItems": 1}), "without an end"),
+    (_json({"anyOf": [{"$ref": "#"}]}), "without an end"),
+    (_json({"$ref": "http://169.254.169.254/latest"}), "only references within the schema"),
+    (_json({"$ref": "file:///etc/passwd"}), "only references within the schema"),
+    (_json({"$ref": "#/nowhere"}), "cannot be used"),
+    (_json({"$ref": "#/x", "x": {"type": "string", "pattern": "((x{1000}){1000}){1000}"}}), "10000 characters at most"),
+    (_json(_nested(10_000)), "at most, got"),
+    (_json(_nested(2000)), "nested too deeply"),
+    (_json(_nested(80)), "64 levels deep at most"),
+    (_json({"enum": list(range(10_001))}), "10000 values at most"),
+    (_json({"enum": [f"value {i}" for i in range(100_000)]}), "65536 bytes at most, got"),
+    (_json({"type": "nope"}), "nope"),
+    (_json({"not": {"type": "string"}}), "not"),
+    (_json({"type": "array", "uniqueItems": True}), "uniqueItems"),
+    (_json({"type": "object", "propertyNames": {"pattern": "a"}}), "propertyNames"),
+    (_json({"type": "string", "format": "no such"}), "no such"),
+    (_json({"type": "integer", "minimum": 5, "maximum": 3}), "minimum"),
+    (_json({"type": "object", "x-guidance": {"lenient": True}}), "x-guidance"),
+    (_json({"type": "string", "pattern": "a{1,1000000000}"}), "10000 characters at most"),
+    (_json({"type": "string", "pattern": "(?=a)b"}), "look-around"),
+    (_json("true"), "must be an object"),
+    (_json("[]"), "must be an object"),
+    (_json('""'), "must be an object"),
+    (_json("{"), "cannot be used"),
+    ({"structured_outputs": {"json": ""}}, "is empty"),
+    ({"structured_outputs": {"json": True}}, "json"),
+    ({"structured_outputs": {"regex": "a" * 1_000_000}}, "65536 bytes at most, got 1000000"),
+    ({"structured_outputs": {"regex": "a" * 5000}}, "4096 characters at most, got 5000"),
+    ({"structured_outputs": {"regex": "((a{1000}){1000}){1000}"}}, "got 1000000000"),
+    ({"structured_outputs": {"regex": "(" * 2000 + ")" * 2000}}, "cannot be used"),
+    ({"structured_outputs": {"regex": "(a"}}, "unclosed group"),
+    ({"structured_outputs": {"regex": "a\u0000b"}}, "NUL"),
+    ({"structured_outputs": {"choice": []}}, "at least one"),
+    ({"structured_outputs": {"choice": [""]}}, "at least one"),
+    ({"structured_outputs": {"choice": ["a"] * 1025}}, "1024 texts at most, got 1025"),
+    ({"structured_outputs": {"grammar": "start: start"}}, "cannot be used"),
+    ({"structured_outputs": {"grammar": "no grammar"}}, "cannot be used"),
+    ({"structured_outputs": {"grammar": 'start: "[" /((x{1000}){1000}){1000}/ "]"'}}, "10000 characters at most"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "exclude each other"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "exclude each other"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag"),
+    ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
+    ({"structured_outputs": {"regex": "a"}, "bad_words": ["a"]}, "bad_words"),
+    ({"response_format": {"type": "yaml"}}, "'yaml'"),
+    ({"response_format": {"type": "json_schema"}}, "json_schema is required"),
+    ({"response_format": {}}, "type"),
+]
+
+
+@pytest.mark.parametrize(("fields", "says"), REFUSED, ids=lambda value: str(value)[:60])
+def test_refused(live: LiveServer, fields: dict[str, Any], says: str) -> None:
+    error = error_of(chat(live, **fields), 400)
+    assert says in error["message"]
+    assert error["param"].split(".")[0] in fields
+    assert len(error["message"]) < 600
+    assert _grammars_sent(live) == []
+
+
+def test_text_format_of_responses(live: LiveServer) -> None:
+    text_format = {"type": "json_schema", "name": "p", "schema": PERSON, "strict": True}
+    answer = post(live, "/v1/responses", {"input": "Hello", "text": {"format": text_format}})
+    assert answer.status == 200
+    assert answer.json()["text"]["format"] == text_format
+    assert "minimum" in _grammars_sent(live)[0]
+    refused = post(live, "/v1/responses", {"input": "Hello", "text": {"format": {"type": "json_schema"}}})
+    assert error_of(refused, 400)["param"] == "text.format.schema"
+
+
+def test_the_frontend_itself_reads_no_grammar(live: LiveServer) -> None:
+    assert chat(live, structured_outputs={"regex": "a+"}).status == 200
+    assert _grammar_processes()
+    code = "import sys, penstock.frontend.server; print('torch' in sys.modules, 'llguidance' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False", "False"]
+
+
+# --- the reader alone -------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def reader(checkpoint: Path) -> AsyncIterator[GrammarReader]:
+    before = _grammar_processes()
+    reader = GrammarReader(checkpoint)
+    yield reader
+    await reader.close()
+    assert _grammar_processes() <= before
+
+
+async def _failure(reading: Awaitable[str]) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        await reading
+    return str(caught.value)
+
+
+async def test_a_grammar_that_takes_too_long_is_given_up_and_its_process_is_gone(checkpoint: Path) -> None:
+    before = _grammar_processes()
+    reader = GrammarReader(checkpoint, max_seconds=0.1)
+    try:
+        for _ in range(2):
+            message = await _failure(reader.read(GrammarSource("json", SLOW, "response_format")))
+            assert "takes longer than 0.1 seconds" in message
+            assert _grammar_processes() <= before
+        assert await reader.read(GrammarSource("regex", "a", "f"))  # in a new process
+    finally:
+        await reader.close()
+    assert _grammar_processes() <= before
+
+
+async def test_a_crash_is_that_requests_error_alone(reader: GrammarReader) -> None:
+    before = _grammar_processes()
+    await reader.read(GrammarSource("regex", "a", "f"))
+    [pid] = _grammar_processes() - before
+    reading = asyncio.create_task(reader.read(GrammarSource("json", SLOW, "f")))
+    await asyncio.sleep(0.05)
+    os.kill(pid, signal.SIGSEGV)
+    assert "cannot be read at all" in await _failure(reading)
+    assert await reader.read(GrammarSource("regex", "b", "f"))
+    assert pid not in _grammar_processes()
+
+
+async def test_a_process_that_died_while_idle_is_replaced(reader: GrammarReader) -> None:
+    await reader.read(GrammarSource("regex", "a", "f"))
+    [pid] = reader.process_ids
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.sleep(0.2)
+    assert await reader.read(GrammarSource("regex", "b", "f"))
+    assert pid not in reader.process_ids
+
+
+async def test_a_client_that_leaves_ends_the_reading(reader: GrammarReader) -> None:
+    await reader.read(GrammarSource("regex", "a", "f"))
+    [pid] = reader.process_ids
+    reading = asyncio.create_task(reader.read(GrammarSource("json", SLOW, "f")))
+    await asyncio.sleep(0.05)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert pid not in _grammar_processes()
+
+
+async def test_what_is_read_is_remembered_within_bounds(reader: GrammarReader) -> None:
+    source = GrammarSource("regex", "[a-z]+", "f")
+    first = await reader.read(source)
+    await reader.close()
+    assert await reader.read(source) is first
+    assert reader.process_ids == []  # nobody was asked
+    assert "unclosed" in await _failure(reader.read(GrammarSource("regex", "(", "f")))
+    for i in range(MAX_CACHED + 10):
+        await reader.read(GrammarSource("regex", f"a{i}", "f"))
+    assert len(reader._cache) == MAX_CACHED
+    assert reader._cached_bytes == sum(len(key[1]) + outcome.num_bytes for key, outcome in reader._cache.items())
+
+
+async def test_too_many_at_once_are_told_to_wait(reader: GrammarReader) -> None:
+    reads = [reader.read(GrammarSource("regex", f"b{i}", "f")) for i in range(MAX_QUEUED + 5)]
+    outcomes = await asyncio.gather(*reads, return_exceptions=True)
+    assert sum(isinstance(outcome, Overloaded) for outcome in outcomes) == 5
+    assert sum(isinstance(outcome, str) for outcome in outcomes) == MAX_QUEUED
+
+
+async def test_a_model_without_a_usable_tokenizer(tmp_path: Path) -> None:
+    reader = GrammarReader(tmp_path)
+    assert "cannot be used with this model's tokenizer" in await _failure(reader.read(GrammarSource("regex", "a", "f")))
+
+
+def test_the_process_has_bounds() -> None:
+    code = (
+        "from penstock.frontend.grammar_child import limit_resources\n"
+        "limit_resources()\n"
+        "try:\n    bytearray(5 << 30)\nexcept MemoryError:\n    print('bounded')"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "bounded"
