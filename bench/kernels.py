@@ -106,6 +106,11 @@ def line_of(result: Result) -> str:
     return f"{result.part:9s} {result.case:44s} {figures}   {peers}"
 
 
+def _write(path: Path, device: str, dry: bool, limits: dict[str, float], results: Sequence[Result]) -> None:
+    record = {"device": device, "dry": dry, "torch": torch.__version__, "python": platform.python_version()}
+    path.write_text(json.dumps({**record, "limits": limits, "results": [asdict(r) for r in results]}, indent=1))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the results as JSON")
@@ -135,9 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for result in bench(timer, limits, args.dry):
             results.append(result)
             print(line_of(result), flush=True)
-    if args.out:
-        record = {"device": device, "dry": args.dry, "torch": torch.__version__, "python": platform.python_version()}
-        args.out.write_text(json.dumps({**record, "limits": limits, "results": [asdict(r) for r in results]}, indent=1))
+        if args.out:  # after each part: a run that is cut short keeps what it has
+            _write(args.out, device, args.dry, limits, results)
     return 0
 
 

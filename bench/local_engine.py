@@ -83,7 +83,7 @@ class LocalEngine:
             ids = np.array(prompt, dtype=np.int32).tobytes()
             refusal = scheduler.add_request(AddRequest(f"r{self._num_requests}", ids, params), owner=b"bench")
             if refusal is not None:
-                raise RuntimeError(refusal.error)
+                raise RuntimeError(refusal.reason)
         while scheduler.has_work or pending:
             while scheduler.can_schedule:
                 step = scheduler.schedule()

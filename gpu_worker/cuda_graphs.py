@@ -52,7 +52,8 @@ class _Graph(NamedTuple):
 
 def is_decode(batch: HostBatch) -> bool:
     """Whether a step has one new token per row, and all of them sample."""
-    return batch.rows.shape[0] == batch.sample_idx.shape[0] == int(batch.num_new.sum())
+    num_rows: int = batch.rows.shape[0]
+    return num_rows == batch.sample_idx.shape[0] and num_rows == int(batch.num_new.sum())
 
 
 def padded_batch(batch: HostBatch, size: int, dummy_row: int) -> npt.NDArray[np.int32]:

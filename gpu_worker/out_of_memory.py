@@ -3,7 +3,7 @@
 import torch
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether the device or the host had no memory left."""
     return (
         isinstance(error, (torch.OutOfMemoryError, MemoryError))

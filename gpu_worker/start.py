@@ -132,7 +132,8 @@ def _no_memory_for(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        # What ends a failed capture may raise in its turn.
+        if not is_out_of_memory(error) and not is_out_of_memory(error.__context__):
             raise
         raise ConfigError(f"out of memory: {what} do not fit; {remedy}") from None
 

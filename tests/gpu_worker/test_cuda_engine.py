@@ -41,14 +41,14 @@ def test_fp32_equals_transformers(checkpoint: Make, name: str, eager: bool) -> N
 @pytest.mark.parametrize("page_size", [1, 64])
 @pytest.mark.parametrize("depth", [0, 2])
 def test_fp32_whatever_the_schedule(checkpoint: Make, page_size: int, depth: int) -> None:
-    """A pool that preempts, and a prefix cache that is hit."""
+    """A small pool (with pages of one token it preempts), and a prefix cache that is hit."""
     folder, model = checkpoint("qwen3")
     options = schedule(48, page_size, depth, num_tokens=300 + NUM_NEW + 64, cached=True)
     engine = Engine(folder, device="cuda", dtype="float32", **options)
     for _ in range(2):
         for prompt, (output,) in zip(PROMPTS, engine.run(PROMPTS, GREEDY), strict=True):
             assert greedy_errors(model, prompt, output)[0] == [], f"prompt of {len(prompt)}"
-    assert engine.scheduler.stats().num_preemptions > 0
+    assert page_size > 1 or engine.scheduler.stats().num_preemptions > 0
     assert engine.scheduler.stats().num_cached_tokens > 0
 
 
