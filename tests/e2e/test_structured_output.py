@@ -1,0 +1,109 @@
+"""Structured output against the real server: the official client's helpers, faults, neighbours."""
+
+import asyncio
+import json
+import signal
+from typing import Annotated, Any, Literal
+
+import aiohttp
+import jsonschema
+import openai
+import psutil
+from pydantic import BaseModel, Field
+
+from tests.e2e.conftest import Checkpoint
+from tests.e2e.servers import Server, serving, stream
+
+FLAGS = ("--served-model-name", "m", "--dtype", "float32")
+MESSAGES: Any = [{"role": "user", "content": "Hello there"}]
+SEED = 7
+LONG: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "string", "pattern": "^[a-z]{30,40}$"},
+    "minItems": 20,
+    "maxItems": 20,
+}
+CRASHING = [
+    {"structured_outputs": {"regex": "((a{1000}){1000}){1000}"}},
+    {"structured_outputs": {"regex": "a" * 1_000_000}},
+    {"structured_outputs": {"grammar": "start: start"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "http://169.254.169.254/"}}}},
+]
+
+
+class Part(BaseModel):
+    kind: Literal["pipe", "gate"]
+    length: Annotated[int, Field(ge=1, le=500)]
+
+
+class Plan(BaseModel):
+    title: Annotated[str, Field(max_length=12)]
+    parts: Annotated[list[Part], Field(min_length=1, max_length=3)]
+    is_done: bool | None
+
+
+def parse_with_the_client(server: Server) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.parse(model="m", messages=MESSAGES, response_format=Plan, seed=SEED)
+        plan = whole.choices[0].message.parsed
+        assert isinstance(plan, Plan)
+        assert 1 <= plan.parts[0].length <= 500
+        with client.chat.completions.stream(model="m", messages=MESSAGES, response_format=Plan, seed=SEED) as streamed:
+            final = streamed.get_final_completion()
+        assert final.choices[0].message.parsed == plan
+        response = client.responses.parse(model="m", input="Hello there", text_format=Plan)
+        assert isinstance(response.output_parsed, Plan)
+
+
+async def test_the_official_clients_parse(checkpoint: Checkpoint) -> None:
+    async with serving(checkpoint.folder, *FLAGS) as server:
+        await asyncio.to_thread(parse_with_the_client, server)
+
+
+async def text_of(http: aiohttp.ClientSession, server: Server, **fields: Any) -> str:
+    body = {"model": "m", "prompt": [5, 6, 7], "max_tokens": 1500, "seed": SEED} | fields
+    events = stream(http, f"{server.url}/v1/completions", body)
+    return "".join([event["choices"][0]["text"] async for event in events if event["choices"]])
+
+
+async def test_a_killed_worker_and_hostile_grammars_change_no_text(checkpoint: Checkpoint) -> None:
+    constrained = {"structured_outputs": {"json": LONG}}
+    async with serving(checkpoint.folder, *FLAGS) as server, aiohttp.ClientSession() as http:
+        expected = await text_of(http, server, **constrained)
+        jsonschema.validate(json.loads(expected), LONG)
+        free = await text_of(http, server, ignore_eos=True)
+        running = [
+            asyncio.create_task(text_of(http, server, **constrained)),
+            asyncio.create_task(text_of(http, server, ignore_eos=True)),
+        ]
+        await asyncio.sleep(0.3)
+        for fields in CRASHING:
+            body = {"model": "m", "messages": MESSAGES} | fields
+            async with http.post(f"{server.url}/v1/chat/completions", json=body) as response:
+                assert response.status == 400, await response.text()
+        assert not any(task.done() for task in running)
+        position = len(server.log)
+        server.children()["penstock-worker-0"].kill()
+        await server.logged("worker connected", after=position)
+        assert await asyncio.wait_for(asyncio.gather(*running), 60) == [expected, free]
+        # A text that cannot end as asked is an error event, for that request alone.
+        body = {"model": "m", "prompt": [5], "structured_outputs": {"regex": "abc"}, "min_tokens": 9, "max_tokens": 20}
+        async with http.post(f"{server.url}/v1/completions", json=body | {"stream": True}) as response:
+            said = await response.text()
+        assert '"grammar_error"' in said
+        assert "[DONE]" not in said
+        assert await text_of(http, server, **constrained) == expected
+        await server.settled(http)
+
+
+async def test_the_process_that_reads_grammars_ends_with_its_frontend(checkpoint: Checkpoint) -> None:
+    async with serving(checkpoint.folder, *FLAGS) as server, aiohttp.ClientSession() as http:
+        assert await text_of(http, server, structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
+        children = server.children()
+        reader = children["penstock-grammar"]
+        position = len(server.log)
+        children["penstock-frontend-0"].send_signal(signal.SIGKILL)
+        await asyncio.to_thread(psutil.wait_procs, [reader], 5)
+        assert not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE
+        await server.logged("listening", after=position)
