@@ -12,7 +12,7 @@ from penstock.core.config.checkpoint import model_dir
 from penstock.core.config.flags import add_flags, config_from
 from penstock.core.output_files import check_output_files
 from penstock.ipc import process
-from penstock.ipc.addresses import AddressError
+from penstock.ipc.addresses import AddressError, private_dir
 
 EXIT_CONFIG = 2
 
@@ -75,6 +75,9 @@ def _run_server(command: str, config: Config) -> int:
         from penstock.core.supervisor import serve  # asyncio and zmq, which `version` can do without
 
         return serve(config)
+    if config.ipc.runtime_dir:
+        with private_dir(config.ipc.runtime_dir):
+            pass  # it is there from now on, whoever starts first
     if command == "scheduler":
         return _become("penstock.core", require_addresses(config, frontend=True, worker=True))
     model_dir(config)

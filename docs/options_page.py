@@ -24,6 +24,7 @@ Every option can be given as a flag or as an environment variable; a flag wins o
 default. An empty variable counts as not set. Switches are `--name` and `--no-name`, as variables `true` and `false`;
 a list in a variable is separated by commas.
 
+<!-- commands: serve -->
 ```bash
 PENSTOCK_MAX_NUM_SEQS=16 .venv/bin/penstock serve --port 8000
 ```

@@ -1,0 +1,210 @@
+"""Every command that README and docs tell people to type, run."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.fences import KINDS, ROOT, Fence, fences, names
+
+_START_SECONDS = 90.0
+_SAID_IN_CHAT = "What is a KV cache?\n/stats\n/quit\n"
+_NOT_COPIED = {".git", ".venv", "build"}
+
+
+def of_kind(*kinds: str) -> pytest.MarkDecorator:
+    chosen = [fence for fence in fences() if fence.kind in kinds]
+    return pytest.mark.parametrize("fence", chosen, ids=names(chosen))
+
+
+class Workplace:
+    """A folder that looks like a fresh clone with its `.venv` made, and a port for the server."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        for path in ROOT.iterdir():
+            if path.name not in _NOT_COPIED:
+                (folder / path.name).symlink_to(path)
+        tools = folder / ".venv" / "bin"
+        tools.mkdir(parents=True)
+        self._script(tools / "penstock", f'exec {sys.executable} -m penstock.core.cli "$@"')
+        self._script(tools / "python", f'exec {sys.executable} "$@"')
+        curl = shutil.which("curl")
+        assert curl is not None, "the pages tell people to use curl"
+        self._script(tools / "curl", f'exec {curl} -sS --fail-with-body --max-time 60 "$@"')
+        self.environment = os.environ | {
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PENSTOCK_LOG_FORMAT": "json",
+            "PENSTOCK_NUM_THREADS": "1",
+            "PENSTOCK_PORT": str(self.port),
+        }
+
+    @staticmethod
+    def _script(path: Path, line: str) -> None:
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+
+    def adapt(self, text: str) -> str:
+        """The commands as they are typed here: this port, this folder's files, the demo model."""
+        text = re.sub(r"localhost:\d+", f"localhost:{self.port}", text)
+        text = re.sub(r"--port \d+", f"--port {self.port}", text)
+        text = text.replace("/path/to/checkpoint", str(ROOT / "demo" / "model"))
+        text = text.replace("/tmp/", f"{self.folder}/")
+        return re.sub(r"^make ", "make --old-file=.venv/.made ", text, flags=re.MULTILINE)
+
+    def run(self, fence: Fence, said: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a block to its end."""
+        text = self.adapt(fence.text)
+        command = ["bash", "-euc", text] if fence.language == "bash" else [sys.executable, "-c", text]
+        return subprocess.run(
+            command, cwd=self.folder, env=self.environment, input=said, capture_output=True, text=True, timeout=100,
+            check=False,
+        )  # fmt: skip
+
+    def start(self, line: str) -> subprocess.Popen[str]:
+        """Start one command; its log goes to a file that `log` reads."""
+        with (self.folder / "log").open("a") as log:
+            return subprocess.Popen(
+                ["bash", "-uc", f"exec {line}" if "=" not in line.split()[0] else line],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+
+    def wait_ready(self, processes: list[subprocess.Popen[str]]) -> None:
+        """Until a request would be served."""
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._is_ready():
+            assert all(process.poll() is None for process in processes), self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.2)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def end(self, processes: list[subprocess.Popen[str]]) -> None:
+        """As a terminal's closing window would: a signal to each command's process group."""
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in processes:
+            process.wait(40)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    """A workplace where the demo model is served."""
+    workplace = Workplace(tmp_path_factory.mktemp("clone"))
+    server = workplace.start(".venv/bin/penstock serve")
+    try:
+        workplace.wait_ready([server])
+        yield workplace
+    finally:
+        workplace.end([server])
+    assert server.returncode == 0, workplace.log()
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Workplace:
+    return Workplace(tmp_path)
+
+
+def test_the_pages_have_commands_of_known_kinds() -> None:
+    found = fences()
+    assert {fence.kind for fence in found} <= set(KINDS)
+    assert len([fence for fence in found if fence.kind == "run"]) > 10
+
+
+@of_kind("run")
+def test_a_command_works(fence: Fence, serving: Workplace) -> None:
+    done = serving.run(fence)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'data: {"error"' not in done.stdout
+
+
+@of_kind("refused")
+def test_a_command_is_refused_as_the_page_says(fence: Fence, serving: Workplace) -> None:
+    done = serving.run(fence)
+    assert done.returncode == 22  # curl's code for a status of 400 and more
+    assert '"error"' in done.stdout
+
+
+@of_kind("chat")
+def test_a_chat_answers(fence: Fence, serving: Workplace) -> None:
+    text = fence.text if "--url" in fence.text else f"{fence.text.rstrip()} --url http://localhost:{serving.port}"
+    done = serving.run(fence._replace(text=text), _SAID_IN_CHAT)
+    assert done.returncode == 0, done.stderr
+    assert "keys and values" in " ".join(done.stdout.split())
+    assert "tokens/s" in done.stdout
+
+
+@of_kind("serve")
+def test_a_server_starts(fence: Fence, workplace: Workplace) -> None:
+    server = workplace.start(workplace.adapt(fence.text).strip())
+    try:
+        workplace.wait_ready([server])
+    finally:
+        workplace.end([server])
+    last = json.loads([line for line in workplace.log().splitlines() if line.startswith("{")][-1])
+    assert (last["event"], last["exit_code"]) == ("stopped", 0)
+
+
+@of_kind("serve together")
+def test_servers_find_each_other(fence: Fence, workplace: Workplace) -> None:
+    servers = [workplace.start(line) for line in workplace.adapt(fence.text).strip().splitlines()]
+    try:
+        workplace.wait_ready(servers)
+    finally:
+        workplace.end(servers)
+    assert [server.returncode for server in servers] == [0] * len(servers), workplace.log()
+
+
+@of_kind("dry run")
+def test_make_knows_its_targets(fence: Fence, workplace: Workplace) -> None:
+    lines = [line.split("#")[0].strip() for line in fence.text.splitlines()]
+    assert all(line.startswith("make ") for line in lines), "only make can be looked through"
+    text = "\n".join(line.replace("make ", "make --dry-run ") for line in lines)
+    done = workplace.run(fence._replace(text=text))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(
+    os.environ.get("PENSTOCK_TEST_DOCKER") != "1", reason="needs a Docker engine and PENSTOCK_TEST_DOCKER=1"
+)
+@of_kind("docker")
+def test_a_docker_command_works(fence: Fence) -> None:
+    environment = os.environ | {"COMPOSE_PROJECT_NAME": f"penstock-docs-{os.getpid()}"}
+    run: Callable[..., subprocess.CompletedProcess[bytes]] = subprocess.run
+    try:
+        run(["bash", "-euc", fence.text], cwd=ROOT, env=environment, check=True, timeout=1400)
+    finally:
+        run(["docker", "compose", "--profile", "monitoring", "down"], cwd=ROOT, env=environment, check=True)
