@@ -4,9 +4,10 @@
 #     bench/gpu.sh [RESULTS_FOLDER]          on a machine with an NVIDIA GPU; less than ten minutes
 #     bench/gpu.sh --dry [RESULTS_FOLDER]    the same code at tiny sizes on the CPU; less than a minute
 #
-# Needs torch >= 2.11, triton >= 3.6, pytest, transformers, msgspec, structlog and what they bring; pyzmq, aiohttp,
-# uvloop, rich, prometheus_client and setproctitle for the served part. Parts whose modules are missing are left out
-# with a line that says so. Nothing is installed and nothing is fetched. PYTHON names the interpreter.
+# Needs torch >= 2.11, triton >= 3.6, pytest, transformers, msgspec, structlog, llguidance and what they bring; pyzmq,
+# aiohttp, uvloop, rich, prometheus_client and setproctitle for the served part. Parts whose modules are missing are
+# left out with a line that says so. Nothing is installed and nothing is fetched. PYTHON names the interpreter;
+# PYTHONPATH may name a folder with modules that it lacks.
 set -u
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
 PYTHON=${PYTHON:-python3}
@@ -78,7 +79,7 @@ if [ -z "$DRY" ] && ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.i
 fi
 
 ENGINE_TESTS=""
-if has "engine tests" transformers msgspec structlog safetensors tqdm; then
+if has "engine tests" transformers msgspec structlog safetensors tqdm llguidance; then
     ENGINE_TESTS="tests/gpu_worker/test_cuda_engine.py tests/gpu_worker/test_cuda_features.py"
 fi
 # shellcheck disable=SC2086 - a list of files
@@ -87,7 +88,7 @@ if has "tests" pytest; then
         tests/kernels/launched/test_small_kernels.py $ENGINE_TESTS
 fi
 part kernels 150 "$PYTHON" -m penstock.bench.kernels $DRY --out "$RESULTS/kernels.json"
-if has "steps and offline" msgspec structlog safetensors tqdm; then
+if has "steps and offline" msgspec structlog safetensors tqdm llguidance; then
     for shape in qwen3-0.6b llama-3.1-8b; do
         part "step-$shape" 90 "$PYTHON" -m penstock.bench.decode_step $DRY --shape $shape --out "$RESULTS/step-$shape.json"
         if [ -n "$DRY" ]; then break; fi
@@ -97,11 +98,12 @@ if has "steps and offline" msgspec structlog safetensors tqdm; then
     part offline-1024x1024-qwen3-8b 120 "$PYTHON" -m penstock.bench.offline $DRY --shape qwen3-8b \
         --workload 1024x1024 --out "$RESULTS/offline-1024x1024-qwen3-8b.json"
 fi
-if has "served" zmq aiohttp uvloop msgspec structlog rich tokenizers transformers jinja2 prometheus_client setproctitle
+if has "served" zmq aiohttp uvloop msgspec structlog rich tokenizers transformers jinja2 prometheus_client setproctitle \
+    llguidance
 then
     part served 180 "$PYTHON" -m penstock.bench.gpu_serve $DRY --shape qwen3-0.6b --out "$RESULTS"
 fi
-if [ -z "$DRY" ] && has "offline, second shape" msgspec structlog safetensors tqdm; then
+if [ -z "$DRY" ] && has "offline, second shape" msgspec structlog safetensors tqdm llguidance; then
     part offline-uniform-qwen3-8b 90 \
         "$PYTHON" -m penstock.bench.offline --shape qwen3-8b --out "$RESULTS/offline-uniform-qwen3-8b.json"
 fi

@@ -49,7 +49,7 @@ def test_greedy_equals_transformers(checkpoint: Make, monkeypatch: pytest.Monkey
     folder, model = checkpoint(name)
     device = use_fake_cuda(monkeypatch)
     options = schedule(24, 16, 1, num_tokens=64)
-    engine = Engine(folder, device="cuda", enforce_eager=eager, max_num_seqs=6, **options)
+    engine = Engine(folder, device="cuda", enforce_eager=eager, max_num_seqs=4, **options)
     outputs = engine.run(PROMPTS, GREEDY)
     monkeypatch.undo()  # transformers' tensors are no CUDA tensors
     for prompt, (output,) in zip(PROMPTS, outputs, strict=True):
