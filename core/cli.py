@@ -69,8 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_server(command: str, config: Config) -> int:
-    if command in ("serve", "scheduler"):
-        check_output_files(config)
+    check_output_files(config)
     if command == "serve":
         from penstock.core.supervisor import serve  # asyncio and zmq, which `version` can do without
 

@@ -6,26 +6,37 @@ Ctrl-C stops the answer that is being written; at the prompt, Ctrl-C or Ctrl-D l
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from rich.cells import cell_len
 from rich.console import Console
+from rich.markup import escape
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
+_PROMPT = "\001\033[1m\002> \001\033[0m\002"  # bold; the marks tell readline what takes no room
+
 HELP = """/system TEXT   set the system message (empty: none)
-/params K=V …  set sampling parameters, e.g. /params temperature=0.7 max_tokens=200 (empty: show)
+/params K=V …  set sampling parameters, e.g. /params temperature=0.7 max_tokens=200
+               (empty: show them; /params clear: back to the defaults)
 /stats         time to first token, tokens per second and cached tokens of the last answer
 /clear         forget the conversation
-/quit          leave"""
+/quit          leave; Ctrl-D does, too; Ctrl-C stops an answer"""
 
 
 class ChatError(Exception):
     """The server refused, or cannot be reached; the message is for the user."""
+
+
+class Reasoning(str):
+    """A piece of what the model thinks before it answers; it does not enter the history."""
 
 
 @dataclass
@@ -84,9 +95,13 @@ class Conversation:
             async for event in _events(f"{self.url}/v1/chat/completions", body, self.headers()):
                 self.stats.usage = event.get("usage") or self.stats.usage
                 for choice in event.get("choices", ()):
-                    piece = choice.get("delta", {}).get("content") or ""
-                    if piece:
+                    delta = choice.get("delta") or {}
+                    thought, piece = delta.get("reasoning") or delta.get("reasoning_content"), delta.get("content")
+                    if thought or piece:
                         self.stats.ttft_s = self.stats.ttft_s or time.monotonic() - started
+                    if thought:
+                        yield Reasoning(thought)
+                    if piece:
                         pieces.append(piece)
                         yield piece
         finally:
@@ -107,11 +122,13 @@ async def _events(url: str, body: dict[str, Any], headers: dict[str, str]) -> As
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     event: dict[str, Any] = json.loads(line[6:])
-                    if "error" in event:
-                        raise ChatError(str(event["error"].get("message", event["error"])))
+                    if error := event.get("error"):
+                        raise ChatError(str(error.get("message", error) if isinstance(error, dict) else error))
                     yield event
-    except aiohttp.ClientError as error:
+    except (aiohttp.ClientError, TimeoutError) as error:
         raise ChatError(f"cannot reach {url}: {error}") from None
+    except ValueError:
+        raise ChatError(f"{url} answers something else than a chat") from None
 
 
 def _error_text(body: str, status: int) -> str:
@@ -132,7 +149,7 @@ async def first_model(url: str, headers: dict[str, str]) -> str:
             if response.status != 200:
                 raise ChatError(_error_text(await response.text(), response.status))
             return str((await response.json())["data"][0]["id"])
-    except (aiohttp.ClientError, KeyError, IndexError, ValueError) as error:
+    except (aiohttp.ClientError, TimeoutError, KeyError, IndexError, ValueError) as error:
         raise ChatError(f"no model at {url}: {error}") from None
 
 
@@ -151,28 +168,90 @@ def command(line: str, conversation: Conversation) -> str | None:
         case "/stats":
             return conversation.stats.text()
         case "/params":
-            for pair in rest.split():
-                key, _, value = pair.partition("=")
-                try:
-                    conversation.params[key] = json.loads(value)
-                except ValueError:
-                    conversation.params[key] = value
-            return f"parameters: {conversation.params or 'the defaults'}"
+            return _set_params(rest, conversation)
         case _:
             return HELP
 
 
+def _set_params(text: str, conversation: Conversation) -> str:
+    if text.strip() == "clear":
+        conversation.params = {}
+    else:
+        pairs = [pair.partition("=") for pair in text.split()]
+        if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
+            return f"{wrong[0] or '='!r} sets nothing: write name=value, as in temperature=0.7"
+        for key, _, value in pairs:
+            try:
+                conversation.params[key] = json.loads(value)
+            except ValueError:
+                conversation.params[key] = value
+    shown = " ".join(f"{key}={json.dumps(value)}" for key, value in conversation.params.items())
+    return f"parameters: {shown or 'the defaults'}"
+
+
+class WordWrap:
+    """Breaks a stream of pieces between words instead of at the terminal's edge. The last word waits for its end."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._column = 0
+        self._word = ""
+
+    def add(self, piece: str) -> str:
+        """What can be shown now."""
+        shown = []
+        for char in piece:
+            if not char.isspace():
+                self._word += char
+                continue
+            shown.append(self.end())
+            if char == "\n":
+                self._column = 0
+                shown.append(char)
+            elif 0 < self._column < self._width:
+                self._column += 1
+                shown.append(char)
+        if len(self._word) >= self._width:  # no word, and nothing to wait for
+            shown.append(self.end())
+        return "".join(shown)
+
+    def end(self) -> str:
+        """The word that waited."""
+        word, self._word = self._word, ""
+        num_cells = cell_len(word)
+        is_late = self._column > 0 and self._column + num_cells > self._width
+        self._column = num_cells if is_late else self._column + num_cells
+        return "\n" + word if is_late else word
+
+
 async def _write_answer(console: Console, conversation: Conversation, text: str) -> None:
-    async for piece in conversation.answer(text):
-        console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+    wrap = WordWrap(console.width - 1)
+    style = ""
+    try:
+        async for piece in conversation.answer(text):
+            if ("dim" if isinstance(piece, Reasoning) else "") != style:
+                _show(console, wrap.add("\n\n") if style else wrap.add(""), style)
+                style = "dim" if isinstance(piece, Reasoning) else ""
+            _show(console, wrap.add(piece) if console.is_terminal else piece, style)
+    finally:
+        _show(console, wrap.end(), style)
+
+
+def _show(console: Console, text: str, style: str) -> None:
+    if text:
+        console.print(text, end="", style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def talk(conversation: Conversation, console: Console) -> int:
     """The loop of prompt and answer; the exit code."""
-    console.print(f"[dim]{conversation.model} at {conversation.url}; /help for commands, Ctrl-D to leave[/dim]")
+    if console.is_terminal:
+        with suppress(ImportError):  # arrow keys: edit the line, go through what was typed before
+            import readline  # noqa: F401
+    name, place = escape(conversation.model), escape(conversation.url)
+    console.print(f"[bold]{name}[/bold] [dim]at {place}; /help for commands, Ctrl-D to leave[/dim]\n")
     while True:
         try:
-            line = console.input("[bold]> [/bold]").strip()
+            line = input(_PROMPT if console.is_terminal else "").strip()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return 0
@@ -180,15 +259,15 @@ def talk(conversation: Conversation, console: Console) -> int:
             shown = command(line, conversation)
             if shown is None:
                 return 0
-            console.print(shown, style="dim", markup=False)
+            console.print(f"{shown}\n", style="dim", markup=False, soft_wrap=True)
         elif line:
             try:
                 asyncio.run(_write_answer(console, conversation, line))
             except KeyboardInterrupt:
-                console.print(" …", style="dim", end="")
+                console.print(" … (stopped)", style="dim", end="")
             except ChatError as error:
-                console.print(str(error), style="red", markup=False, end="")
-            console.print()
+                console.print(str(error), style="red", markup=False, end="", soft_wrap=True)
+            console.print("\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -197,16 +276,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
     parser.add_argument("--model", default="", help="model name (default: the first that the server lists)")
     parser.add_argument("--system", default="", help="system message")
-    parser.add_argument("--api-key", default="", help="sent as a bearer token")
+    parser.add_argument("--api-key", default="", help="sent as a bearer token (default: OPENAI_API_KEY)")
     arguments = parser.parse_args(argv)
     conversation = Conversation(
-        arguments.url.rstrip("/").removesuffix("/v1"), arguments.model, arguments.api_key, arguments.system
+        arguments.url.rstrip("/").removesuffix("/v1"),
+        arguments.model,
+        arguments.api_key or os.environ.get("OPENAI_API_KEY", ""),
+        arguments.system,
     )
     try:
         conversation.model = conversation.model or asyncio.run(first_model(conversation.url, conversation.headers()))
     except ChatError as error:
         print(f"penstock chat: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return talk(conversation, Console(highlight=False))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.banner import curl_line, pool_text
 from penstock.core.checkpoint_size import checkpoint_size
-from penstock.core.config import Config, ConfigError, SchedulerOptions
+from penstock.core.config import Config, ConfigError, SchedulerOptions, WorkerOptions
 from penstock.core.output_files import check_output_files
 from penstock.core.step_trace import StepTrace
 from penstock.ipc.addresses import AddressError, private_dir
@@ -50,6 +50,14 @@ def test_a_step_trace_that_can_be_written_is_left_empty(tmp_path: Path) -> None:
 def test_a_step_trace_that_cannot_be_written_is_refused(path: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         check_output_files(tracing(path))
+
+
+def test_a_profile_goes_into_a_folder_that_can_be_made(tmp_path: Path) -> None:
+    check_output_files(Config(worker=WorkerOptions(profile=str(tmp_path / "new" / "folder"))))
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"profile.*Not a directory"):
+        check_output_files(Config(worker=WorkerOptions(profile=str(tmp_path / "file" / "folder"))))
 
 
 def test_a_disk_that_fills_up_ends_the_trace_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from penstock.frontend.terminal_chat import ChatError, Conversation, command, first_model
+from penstock.frontend.terminal_chat import ChatError, Conversation, Reasoning, WordWrap, command, first_model
 
 
 class FakeServer:
@@ -17,6 +17,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.thought = ""  # streamed before the answer
         self.fail_after = -1  # pieces before an error event; -1: none
 
     async def models(self, _: web.Request) -> web.Response:
@@ -28,6 +29,9 @@ class FakeServer:
             return web.json_response({"error": {"message": "no such thing"}}, status=400)
         response = web.StreamResponse()
         await response.prepare(request)
+        if self.thought:
+            thought = {"choices": [{"delta": {"reasoning": self.thought}}]}
+            await response.write(f"data: {json.dumps(thought)}\n\n".encode())
         for i, piece in enumerate(("Hel", "lo", "!")):
             if i == self.fail_after:
                 await response.write(b'data: {"error": {"message": "broke"}}\n\n')
@@ -64,6 +68,9 @@ async def test_a_conversation_keeps_its_history_and_parameters(server: tuple[Fak
     assert [m["role"] for m in body["messages"]] == ["system", "user", "assistant", "user"]
     assert body["messages"][2]["content"] == "Hello!"
     assert (body["model"], body["temperature"], body["stop"]) == ("the-model", 0.5, "x")
+    assert command("/params", conversation) == 'parameters: temperature=0.5 stop="x"'
+    assert "name=value" in (command("/params temperature", conversation) or "")
+    assert command("/params clear", conversation) == "parameters: the defaults"
     assert "4 of them cached" in conversation.stats.text()
     assert command("/clear", conversation) == "forgotten"
     assert conversation.messages == []
@@ -91,3 +98,22 @@ async def test_an_answer_cut_short_stays_as_far_as_it_came(server: tuple[FakeSer
     await answer.aclose()  # type: ignore[attr-defined]
     assert conversation.messages[-1] == {"role": "assistant", "content": "Hel"}
     await asyncio.sleep(0)
+
+
+async def test_thoughts_are_told_apart_and_not_kept(server: tuple[FakeServer, str]) -> None:
+    fake, url = server
+    fake.thought = "hm"
+    conversation = Conversation(url, "m")
+    pieces = [piece async for piece in conversation.answer("hi")]
+    assert pieces == ["hm", "Hel", "lo", "!"]
+    assert [isinstance(piece, Reasoning) for piece in pieces] == [True, False, False, False]
+    assert conversation.messages[-1]["content"] == "Hello!"
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_lines_break_between_words(size: int) -> None:
+    text = "one two three  four\nfive sixsevene ight"
+    wrap = WordWrap(9)
+    shown = "".join(wrap.add(text[i : i + size]) for i in range(0, len(text), size)) + wrap.end()
+    assert [line.rstrip() for line in shown.split("\n")] == ["one two", "three", "four", "five", "sixsevene", "ight"]
+    assert shown.split() == text.split()
