@@ -9,7 +9,7 @@ import random
 import resource
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,6 +28,9 @@ MAX_WHITESPACE = 24
 """Characters between two marks of a JSON text, enough for a line break and an indentation. Without a bound a
 model may go on with blanks for ever."""
 
+_AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+"""Calls come in the white space that models have learned them in."""
+
 _TRIED_TOKENS = 24
 """Length of the text that is drawn on trial: a grammar that cannot go on, or not fast, mostly shows it there."""
 
@@ -37,7 +40,8 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> str:
 
     Args:
         vocabulary: the model's tokens.
-        kind: "json" (a JSON schema), "regex", "choice" (a JSON list of texts) or "grammar" (Lark, or GBNF).
+        kind: "json" (a JSON schema), "regex", "choice" (a JSON list of texts), "grammar" (Lark, or GBNF) or
+            "calls" (a JSON list: Lark that says `object` for what the JSON schema beside it describes).
         text: the grammar.
 
     Raises:
@@ -64,6 +68,11 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> str:
             case "choice":
                 choices = [msgspec.json.encode(choice).decode() for choice in msgspec.json.decode(text, type=list[str])]
                 grammar = llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+            case "calls":
+                lark, schema = msgspec.json.decode(text, type=tuple[str, dict[str, Any]])
+                check_schema(schema)
+                written = msgspec.json.encode({**schema, "x-guidance": _AS_TEMPLATES_WRITE}).decode()
+                grammar = llguidance.LLMatcher.grammar_from_lark(f"{lark}\nobject: %json {written}\n")
             case _:
                 check_repetitions(text)
                 from llguidance.gbnf_to_lark import any_to_lark

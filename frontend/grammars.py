@@ -22,7 +22,7 @@ from penstock.frontend.errors import InvalidParameter, Overloaded, UnsupportedPa
 
 log = structlog.get_logger()
 
-GrammarKind = Literal["json", "regex", "choice", "grammar"]
+GrammarKind = Literal["json", "regex", "choice", "grammar", "calls"]
 
 MAX_SECONDS = 2.0
 """For reading one grammar. Usual ones take a few milliseconds."""

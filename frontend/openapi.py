@@ -159,7 +159,7 @@ def _without_null(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _described(operation: Operation) -> dict[str, Any]:
-    answer = {"type": "object"} if operation.answer is None else _reference(operation.answer)
+    answer: dict[str, Any] = {"type": "object"} if operation.answer is None else _reference(operation.answer)
     if operation.content_type != JSON:
         answer = {"type": "string"}
     content = {operation.content_type: {"schema": answer}}
@@ -170,7 +170,7 @@ def _described(operation: Operation) -> dict[str, Any]:
         error = {JSON: {"schema": _reference(ErrorBody)}}
         answers[str(status)] = {"description": _REASONS[status], "content": error}
     described: dict[str, Any] = {"summary": operation.summary, "responses": answers}
-    parameters = [
+    parameters: list[dict[str, Any]] = [
         {"name": name, "in": "query", "required": False, "schema": {"type": kind}} for name, kind in operation.query
     ]
     if "{id}" in operation.path:

@@ -36,6 +36,8 @@ def output_format_for(model: TextModel, valid: ValidChat, prompt: list[int]) -> 
     """The format of what the model will write behind this prompt."""
     if valid.common.grammar is not None and valid.tools is None:
         return OutputFormat()  # what matches a grammar is the content, all of it
+    if valid.tools is not None and valid.tools.is_forced:
+        return OutputFormat(tools=valid.tools)  # calls from the first token on
     reasoning = model.reasoning_format
     is_open = False
     if reasoning is not None:

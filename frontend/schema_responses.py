@@ -152,7 +152,7 @@ class Response(Struct, frozen=True, kw_only=True):
     store: bool
     temperature: float
     text: TextOptions
-    tool_choice: str
+    tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_p: float
     truncation: str = "disabled"

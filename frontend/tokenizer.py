@@ -99,6 +99,11 @@ class TextTokenizer:
             return StreamDetokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens and not shown)
         return ByteDetokenizer(self._spelling, skip_special_tokens=skip_special_tokens, shown=shown)
 
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is written so in the vocabulary, if there is one."""
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id
+
     def special_ids(self, texts: tuple[str, ...]) -> frozenset[int]:
         """The ids of those texts that are special tokens."""
         return frozenset(self._special_ids[text] for text in texts if text in self._special_ids)

@@ -11,7 +11,7 @@ from penstock.frontend.schema_responses import ReasoningOptions, ResponsesReques
 from penstock.frontend.validate import Rules, ValidRequest, validate_common
 from penstock.frontend.validate_chat import ValidChat, validate_conversation, with_effort
 from penstock.frontend.validate_grammar import check_ending, schema_source
-from penstock.frontend.validate_tools import validate_tools
+from penstock.frontend.validate_tools import ToolChoice, validate_tools
 
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
@@ -32,7 +32,7 @@ class ValidResponse:
     metadata: dict[str, str]
     user: str | None
     tools: list[dict[str, Any]]  # as they are shown in the response
-    tool_choice: str
+    tool_choice: ToolChoice
     parallel_tool_calls: bool
     reasoning: ReasoningOptions
     text: TextOptions
@@ -92,7 +92,7 @@ def validate_response(
         metadata=_metadata(request.metadata),
         user=request.user,
         tools=shown_tools,
-        tool_choice="none" if request.tool_choice == "none" else "auto",
+        tool_choice="auto" if request.tool_choice is None else request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         reasoning=request.reasoning or ReasoningOptions(),
         text=TextOptions((request.text.format if request.text is not None else None) or TextFormat()),

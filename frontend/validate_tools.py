@@ -24,6 +24,8 @@ class ValidTools:
     names: frozenset[str]
     parallel: bool
     tool_format: ToolFormat
+    is_forced: bool = False
+    """The output must be calls, of the tools in `names`."""
 
 
 def validate_tools(
@@ -39,56 +41,63 @@ def validate_tools(
         InvalidParameter: naming what is wrong with a tool or the choice.
         UnsupportedParameter: if this model, or this server, cannot honour them.
     """
-    offers = check_tool_choice(tool_choice)
-    if not tools:
+    choice, wanted = check_tool_choice(tool_choice)
+    is_forced = choice in ("required", "named")
+    if not tools and not is_forced:
         return None
+    param = "tools" if tools else "tool_choice"
     if template is None or not template.reads_tools:
-        raise UnsupportedParameter("this model's chat template does not take tools", param="tools")
+        raise UnsupportedParameter("this model's chat template does not take tools", param=param)
     if tool_format is None:
-        raise UnsupportedParameter("tools are switched off on this server (--tool-call-parser none)", param="tools")
+        raise UnsupportedParameter("tools are switched off on this server (--tool-call-parser none)", param=param)
+    if not tools:
+        raise InvalidParameter(f"tool_choice {choice!r} needs tools", param="tool_choice")
     if len(tools) > MAX_TOOLS:
         raise InvalidParameter(f"tools may hold {MAX_TOOLS} tools at most, got {len(tools)}", param="tools")
-    names = [_check_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    names = [_check_tool(f"tools[{index}]", tool, is_forced) for index, tool in enumerate(tools)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidParameter(f"tools: {twice!r} is there twice", param="tools")
-    if not offers:
+    if choice == "none":
         return None
-    return ValidTools(tools, frozenset(names), parallel is not False, tool_format)
+    if choice != "named":
+        return ValidTools(tools, frozenset(names), parallel is not False, tool_format, is_forced)
+    if wanted not in names:
+        raise InvalidParameter(f"tool_choice names {wanted!r}, which is none of the tools", param="tool_choice")
+    return ValidTools(tools, frozenset({wanted}), False, tool_format, is_forced)
 
 
-def check_tool_choice(choice: ToolChoice | None) -> bool:
-    """Whether the model may call tools.
+def check_tool_choice(choice: ToolChoice | None) -> tuple[str, str]:
+    """What the model may do: "auto", "none", "required" or "named", and with the last the tool's name.
 
     Raises:
-        UnsupportedParameter: for a choice that forces a call.
-        InvalidParameter: for one that is none.
+        InvalidParameter: for a choice that is none of these.
     """
-    if choice is None or choice in ("auto", "none"):
-        return choice != "none"
-    if choice == "required" or isinstance(choice, dict):
-        shown = repr(choice) if isinstance(choice, str) else "that names a tool"
-        raise UnsupportedParameter(
-            f"tool_choice {shown} is not supported yet: nothing here forces the model to call a tool; use 'auto'",
-            param="tool_choice",
-        )
+    if isinstance(choice, dict):
+        function = choice.get("function", choice)  # chat completions put the name inside, responses do not
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or not isinstance(name, str):
+            raise InvalidParameter("tool_choice: an object must name a tool of type 'function'", param="tool_choice")
+        return "named", name[:64]
+    if choice is None or choice in ("auto", "none", "required"):
+        return choice or "auto", ""
     raise InvalidParameter(
         f"tool_choice must be 'auto', 'none', 'required' or an object that names a tool, got {choice[:64]!r}",
         param="tool_choice",
     )
 
 
-def _check_tool(field: str, tool: dict[str, Any]) -> str:
+def _check_tool(field: str, tool: dict[str, Any], is_forced: bool) -> str:
     if tool.get("type") != "function":
         raise InvalidParameter(f"{field}.type must be 'function'", param=f"{field}.type")
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidParameter(f"{field}.function: expected an object", param=f"{field}.function")
-    check_function(f"{field}.function", function)
+    check_function(f"{field}.function", function, is_forced=is_forced)
     return str(function["name"])
 
 
-def check_function(field: str, function: dict[str, Any]) -> None:
+def check_function(field: str, function: dict[str, Any], *, is_forced: bool) -> None:
     """Check a function's name, description, parameters and `strict`."""
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -107,8 +116,8 @@ def check_function(field: str, function: dict[str, Any]) -> None:
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
         raise InvalidParameter(f"{field}.strict: expected a boolean", param=f"{field}.strict")
-    if strict:
+    if strict and not is_forced:
         raise UnsupportedParameter(
-            f"{field}.strict is not supported yet: nothing here forces arguments to match their schema",
+            f"{field}.strict is supported only where tool_choice forces a call: then arguments match their schema",
             param=f"{field}.strict",
         )

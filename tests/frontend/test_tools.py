@@ -279,6 +279,38 @@ def test_logprobs_come_once_each(live: LiveServer) -> None:
     assert streamed == content
 
 
+def test_forced_calls_bring_a_grammar(client: openai.OpenAI, live: LiveServer) -> None:
+    live.says(CALL)
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    other = {"type": "function", "function": {"name": "other"}}
+    for tools, choice in (([WEATHER], "required"), ([strict, other], "required"), ([other, WEATHER], named)):
+        found = whole_message(ask(client, tools=tools, tool_choice=choice))
+        assert found["calls"] == [["get_weather", '{"city": "Tromsø"}']]
+        assert found["finish_reason"] == "tool_calls"
+        assert streamed_message(stream(client, tools=tools, tool_choice=choice)) == found
+        grammar = live.scheduler.added[-1].sampling.grammar
+        assert "get_weather" in grammar
+        assert ("other" in grammar) == (tools[-1] is other)
+        assert "<tools>" in live.tokenizer.decode(prompt_ids(live.scheduler.added[-1]))
+
+
+def test_a_schema_nested_too_deeply(live: LiveServer) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(400):
+        schema = {"properties": {"a": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    error = error_of(chat(live, tools=[tool], tool_choice="required"), 400)
+    assert error["param"] == "tools"
+
+
+ENDLESS: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    },
+}
 BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     ({"tools": 5}, "tools"),
     ({"tools": [5]}, "tools[0]"),
@@ -290,8 +322,13 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
     ({"tools": [WEATHER, WEATHER]}, "tools"),
     ({"tools": [WEATHER] * 129}, "tools"),
-    ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "custom", "name": "get_weather"}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": "required", "ignore_eos": True}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+    ({"tools": [ENDLESS], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": "perhaps"}, "tool_choice"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
 ]
