@@ -58,6 +58,20 @@ def test_greedy_equals_transformers(checkpoint: Make, monkeypatch: pytest.Monkey
     assert engine.scheduler.stats().num_preemptions > 0
 
 
+def test_padding_touches_no_sequence_s_page(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows are padded to four while they hold every page of the pool; again after a Welcome."""
+    folder, model = checkpoint("llama")
+    use_fake_cuda(monkeypatch)
+    engine = Engine(folder, device="cuda", max_num_seqs=4, **schedule(64, 16, 0, num_tokens=48))
+    short = prompts((5, 6, 7), seed=4)
+    outputs = engine.run(short, GREEDY)
+    engine.runner.clear_rows()
+    outputs += engine.run(short, GREEDY)
+    monkeypatch.undo()
+    for prompt, (output,) in zip(short * 2, outputs, strict=True):
+        assert greedy_errors(model, prompt, output)[0] == []
+
+
 def test_sampling_and_logprobs_equal_the_cpu_path(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after a Welcome, which clears the rows but not what padding needs, and with pages from the prefix cache."""
     folder, _ = checkpoint("llama")
