@@ -1,5 +1,6 @@
 """Logits of tokens that some rows may not draw become minus infinity, by one bit per token."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,12 +19,27 @@ def mask_tokens(logits: Tensor, indices: Tensor, bits: Tensor) -> None:
     num_words = -(-logits.shape[1] // 32)
     if bits.shape != (indices.shape[0], num_words) or bits.dtype != torch.int32:
         raise ValueError(f"bits {bits.dtype} {tuple(bits.shape)} do not fit logits {tuple(logits.shape)}")
+    if logits.is_cuda:
+        mask_tokens_gpu(logits, indices, bits)
+    else:
+        mask_tokens_cpu(logits, indices, bits)
+
+
+def mask_tokens_gpu(logits: Tensor, indices: Tensor, bits: Tensor) -> None:
+    """The same without a look at any value on the host."""
     shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
     for begin in range(0, indices.shape[0], _ROWS_AT_ONCE):
         index = indices[begin : begin + _ROWS_AT_ONCE]
         is_banned = (bits[begin : begin + _ROWS_AT_ONCE, :, None] >> shifts) & 1 == 0
         is_banned = is_banned.flatten(1)[:, : logits.shape[1]]
         logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(is_banned, -torch.inf))
+
+
+def mask_tokens_cpu(logits: Tensor, indices: Tensor, bits: Tensor) -> None:
+    """The same with two operations a row: the rows are few, and small operations are what costs there."""
+    is_banned = np.unpackbits((~bits.numpy()).view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
+    for row, banned in zip(indices.tolist(), torch.from_numpy(is_banned.view(np.bool_)), strict=True):
+        logits[row].masked_fill_(banned, -torch.inf)
 
 
 def mask_tokens_reference(logits: Tensor, indices: Tensor, bits: Tensor) -> Tensor:

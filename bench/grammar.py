@@ -1,0 +1,111 @@
+"""What one row that follows a grammar costs its neighbours: decode steps of 16 rows, with and without such a row.
+
+    python -m penstock.bench.grammar [--model FOLDER] [--device cpu|cuda] [--out FILE.json]
+
+Fifteen rows are free. The sixteenth is free too, or writes JSON under a schema with nested objects, arrays, enums
+and patterns. Both kinds take turns, so that a machine's moods meet both; the figures are medians over steps.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.decode_step import decode_times
+from penstock.bench.local_engine import LocalEngine
+from penstock.core.config.grammar import grammar_vocabulary
+from penstock.frontend.grammar_child import read_grammar
+from penstock.ipc.messages import SamplingParams
+
+_NUM_FREE = 15
+_ITEM: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 5, "maxLength": 30},
+        "kind": {"enum": ["pipe", "gate", "wheel"]},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4}$"},
+        "size": {"type": "number", "minimum": 0, "maximum": 1000},
+        "parts": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 5},
+    },
+    "required": ["name", "kind", "code", "size", "parts"],
+    "additionalProperties": False,
+}
+_SCHEMA = {"type": "array", "items": _ITEM, "minItems": 100, "maxItems": 200}
+"""No text that is measured comes to its end."""
+
+
+def demo_folder() -> Path:
+    """The bundled demo model's folder."""
+    spec = find_spec("penstock.demo")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations))) / "model"
+
+
+def step_times(engine: LocalEngine, grammar: str, num_steps: int, stop_token_ids: tuple[int, ...]) -> list[float]:
+    """Seconds per decode step; with a grammar for the last row, unless it is empty."""
+    prompts = [[5 + i, 6, 7, 8] for i in range(_NUM_FREE + 1)]
+    sampling = [SamplingParams(num_steps, temperature=1.0, seed=i) for i in range(_NUM_FREE)]
+    last = SamplingParams(num_steps, temperature=1.0, seed=99, grammar=grammar)
+    if grammar:
+        last = SamplingParams(num_steps, temperature=1.0, seed=99, grammar=grammar, stop_token_ids=stop_token_ids)
+    return decode_times(engine.run(prompts, [*sampling, last]), _NUM_FREE + 1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the figures; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a checkpoint folder with a tokenizer (default: the demo model)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=10, help="of each kind")
+    parser.add_argument("--steps", type=int, default=200, help="per round")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    args = parser.parse_args(argv)
+    folder = args.model or demo_folder()
+    vocabulary = grammar_vocabulary(folder)
+    grammar = read_grammar(vocabulary, "json", json.dumps(_SCHEMA))
+    engine = LocalEngine(
+        folder,
+        device=args.device,
+        max_num_seqs=_NUM_FREE + 1,
+        max_num_batched_tokens=1024,
+        max_model_len=args.steps + 16,
+        num_pages=0 if args.device.startswith("cuda") else 2 * (_NUM_FREE + 1) * (args.steps // 16 + 2),
+    )
+    eos = (vocabulary.eos_token,)
+    times: dict[str, list[float]] = {"free": [], "grammar": []}
+    for kind in ("free", "grammar"):
+        step_times(engine, grammar if kind == "grammar" else "", 20, eos)  # warm
+    ratios = []
+    for _ in range(args.rounds):
+        pair = [step_times(engine, each, args.steps, eos) for each in ("", grammar)]
+        times["free"] += pair[0]
+        times["grammar"] += pair[1]
+        ratios.append(statistics.median(pair[1]) / statistics.median(pair[0]))
+    medians = {kind: statistics.median(values) for kind, values in times.items()}
+    means = {kind: statistics.fmean(values) for kind, values in times.items()}
+    record = {
+        "kind": "grammar",
+        "model": folder.name,
+        "device": engine.hello.device,
+        "num_free_rows": _NUM_FREE,
+        "num_steps": len(times["free"]),
+        "median_ms": {kind: round(value * 1e3, 4) for kind, value in medians.items()},
+        "mean_ms": {kind: round(value * 1e3, 4) for kind, value in means.items()},
+        "tokens_per_second_of_15_rows": {kind: round(_NUM_FREE / value) for kind, value in medians.items()},
+        "slowdown": round(medians["grammar"] / medians["free"] - 1, 4),
+        "slowdown_of_means": round(means["grammar"] / means["free"] - 1, 4),
+        "slowdown_median_of_rounds": round(statistics.median(ratios) - 1, 4),
+    }
+    print(json.dumps(record, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
