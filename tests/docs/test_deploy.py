@@ -1,0 +1,89 @@
+"""The files for containers: every option reaches its service, and the dashboard asks for metrics that exist."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from penstock.core.config.flags import flags
+from penstock.frontend.metrics import EngineCollector, Metrics
+from penstock.ipc.messages import EngineStats
+from tests.docs.fences import ROOT
+
+NOT_IN_CONTAINERS = {
+    "model",  # the mounted folder
+    "host", "port", "frontend_address", "worker_address", "runtime_dir",  # the services' own
+    "num_frontends",  # --scale frontend=2
+    "chat_template", "step_trace", "profile",  # files outside the container
+}  # fmt: skip
+SERVICE_OF = {
+    "model": ("frontend", "worker"),
+    "scheduler": ("scheduler",),
+    "worker": ("worker",),
+    "frontend": ("frontend",),
+}
+
+
+class Loader(yaml.SafeLoader):
+    """Knows Compose's own tags."""
+
+
+Loader.add_constructor("!reset", lambda loader, node: [])
+
+
+def test_every_option_reaches_its_service() -> None:
+    services = yaml.load((ROOT / "compose.yaml").read_text(), Loader)["services"]
+    for flag in flags():
+        if flag.field in NOT_IN_CONTAINERS or flag.group not in SERVICE_OF:
+            continue
+        takers = SERVICE_OF[flag.group]
+        assert any(flag.variable in services[name]["environment"] for name in takers), f"{flag.variable} goes nowhere"
+
+
+def test_the_example_names_variables_that_exist() -> None:
+    known = {flag.variable for flag in flags()} | {"PENSTOCK_MODEL_DIR", "PENSTOCK_HTTP_ADDRESS", "GRAFANA_ADDRESS"}
+    text = (ROOT / "deploy" / "env.example").read_text()
+    assert set(re.findall(r"^#?([A-Z_]+)=", text, flags=re.MULTILINE)) <= known
+
+
+def test_every_mounted_file_is_there() -> None:
+    for name in ("compose.yaml", "compose.scale.yaml"):
+        services = yaml.load((ROOT / name).read_text(), Loader)["services"]
+        for service in services.values():
+            for volume in service.get("volumes", []):
+                if volume.startswith("./"):
+                    assert (ROOT / volume.split(":")[0]).exists(), volume
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    stats = EngineStats(*[0] * len(EngineStats.__struct_fields__))
+    names = {m.name for m in EngineCollector(lambda: stats).collect()}
+    names |= {line.split()[2] for line in Metrics(lambda: None).exposition().decode().splitlines() if "# TYPE" in line}
+    known = names | {f"{name}{end}" for name in names for end in ("_total", "_bucket")}
+    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/penstock.json").read_text())
+    asked = {name for p in dashboard["panels"] for t in p["targets"] for name in re.findall(r"penstock_\w+", t["expr"])}
+    assert asked
+    assert asked <= known
+
+
+def test_prometheus_looks_for_the_frontends_where_they_listen() -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    [found] = config["scrape_configs"][0]["dns_sd_configs"]
+    assert (found["names"], found["port"]) == (["frontend"], 8000)
+    for path in (ROOT / "deploy/grafana/provisioning").rglob("*.yml"):
+        assert yaml.safe_load(path.read_text())["apiVersion"] == 1
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="needs the docker command (no engine)")
+@pytest.mark.parametrize("more", [[], ["compose.gpu.yaml"], ["compose.scale.yaml"]], ids=str)
+def test_compose_understands_the_files(more: list[str]) -> None:
+    files = [argument for name in ["compose.yaml", *more] for argument in ("-f", name)]
+    command = ["docker", "compose", *files, "--profile", "monitoring", "config", "--format", "json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    services = json.loads(done.stdout)["services"]
+    published = [name for name, service in services.items() if service.get("ports")]
+    assert set(published) == {"grafana", "proxy" if "compose.scale.yaml" in more else "frontend"}
