@@ -20,11 +20,11 @@ class DrawnToken(NamedTuple):
     """A token on its way to the host: an int32 of a step's output."""
 
     download: Download
-    index: int
+    place: int
 
     def wait(self) -> int:
         """The token; blocks until the device has drawn it."""
-        return int(np.frombuffer(self.download.wait(), dtype=np.int32, count=1, offset=4 * self.index)[0])
+        return int(np.frombuffer(self.download.wait(), dtype=np.int32, count=1, offset=4 * self.place)[0])
 
 
 class GrammarRow:

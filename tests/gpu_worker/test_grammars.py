@@ -2,12 +2,14 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from penstock.core.config.grammar import grammar_vocabulary
 from penstock.frontend.grammar_child import read_grammar
@@ -92,6 +94,30 @@ def test_choice_regex_and_grammar(world: World, depth: int) -> None:
     assert world.text(gbnf)[0] + world.text(gbnf)[3] == "<>"
     assert len(world.text(lark)) == 3
     assert all(output[-1] == EOS for output in (choice, number, gbnf, lark))
+
+
+class _LateDownload:
+    """As from a GPU: the tokens come a while after the launch."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._bytes = tensor.numpy().tobytes()
+        self._ready_at = time.monotonic() + 0.004
+
+    def is_ready(self) -> bool:
+        return time.monotonic() >= self._ready_at
+
+    def wait(self) -> bytes:
+        time.sleep(max(0.0, self._ready_at - time.monotonic()))
+        return self._bytes
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_masks_wait_for_tokens_that_are_on_their_way(world: World, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = [world.params("regex", "([a-z]{3,9};){2,4}[0-9]{4,9}", seed=seed) for seed in range(3)]
+    expected = Engine(world.folder).run([PROMPT] * 3, params)
+    engine = Engine(world.folder, pipeline_depth=depth)
+    monkeypatch.setattr(engine.runner._device, "download", _LateDownload)
+    assert engine.run([PROMPT] * 3, params) == expected
 
 
 @pytest.mark.parametrize("depth", [1])
