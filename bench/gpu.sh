@@ -57,6 +57,7 @@ tests() {  # tests FILE...: each in a process of its own, side by side; they sha
     pids=(); names=()
     # The dry form proves that they can be collected: without a GPU all of them are skipped.
     if [ -n "$DRY" ]; then
+        part precompile 90 "$PYTHON" -m penstock.bench.precompile --dry
         part tests 240 "$PYTHON" -m pytest -c bench/gpu_pytest.ini --rootdir "$ROOT" -m gpu --collect-only "$@"
         return
     fi
@@ -66,6 +67,13 @@ tests() {  # tests FILE...: each in a process of its own, side by side; they sha
             > "$RESULTS/$name.log" 2>&1 &
         pids+=($!); names+=("$name")
     done
+    if [ -n "$ENGINE_TESTS" ]; then  # compile what the benchmarks will need, meanwhile
+        for shape in qwen3-0.6b qwen3-8b llama-3.1-8b; do
+            timeout --kill-after=20 240 "$PYTHON" -m penstock.bench.precompile --shape $shape \
+                > "$RESULTS/precompile-$shape.log" 2>&1 &
+            pids+=($!); names+=("precompile-$shape")
+        done
+    fi
     for i in "${!pids[@]}"; do
         wait "${pids[$i]}"; code=$?
         if [ $code -ne 0 ]; then FAILED="$FAILED ${names[$i]}"; tail -n 40 "$RESULTS/${names[$i]}.log"; fi
@@ -90,7 +98,7 @@ fi
 part kernels 150 "$PYTHON" -m penstock.bench.kernels $DRY --out "$RESULTS/kernels.json"
 if has "steps and offline" msgspec structlog safetensors tqdm llguidance; then
     for shape in qwen3-0.6b llama-3.1-8b; do
-        part "step-$shape" 90 "$PYTHON" -m penstock.bench.decode_step $DRY --shape $shape --out "$RESULTS/step-$shape.json"
+        part "step-$shape" 120 "$PYTHON" -m penstock.bench.decode_step $DRY --shape $shape --out "$RESULTS/step-$shape.json"
         if [ -n "$DRY" ]; then break; fi
     done
     part offline-uniform-qwen3-0.6b 90 \

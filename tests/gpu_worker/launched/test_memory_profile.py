@@ -7,6 +7,7 @@ import torch
 
 from penstock.gpu_worker.loader import dummy_model, load_model_config
 from penstock.gpu_worker.memory_profile import cuda_budget, row_state_bytes
+from penstock.gpu_worker.models.dense import ForwardInputs
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import make_config
 from tests.gpu_worker.launched.fake_cuda import use_fake_cuda
@@ -23,9 +24,12 @@ def test_what_is_left_for_pages(
     model = dummy_model(model_config, torch.float32, torch.device("cpu"))
     launched: list[int] = []
     forward = model.forward
-    monkeypatch.setattr(
-        model, "forward", lambda inputs, kv: launched.append(len(inputs.input_ids)) or forward(inputs, kv)
-    )
+
+    def noted(inputs: ForwardInputs, kv: torch.Tensor) -> torch.Tensor:
+        launched.append(inputs.input_ids.shape[0])
+        return forward(inputs, kv)
+
+    monkeypatch.setattr(model, "forward", noted)
     device = use_fake_cuda(monkeypatch)
     for name, value in {
         "synchronize": None,
