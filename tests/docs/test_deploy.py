@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 import yaml
@@ -27,7 +28,7 @@ SERVICE_OF = {
 }
 
 
-class Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Knows Compose's own tags."""
 
 
@@ -59,7 +60,8 @@ def test_every_mounted_file_is_there() -> None:
 
 
 def test_the_dashboard_asks_for_metrics_that_exist() -> None:
-    stats = EngineStats(*[0] * len(EngineStats.__struct_fields__))
+    values: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0)
+    stats = EngineStats(**values)
     names = {m.name for m in EngineCollector(lambda: stats).collect()}
     names |= {line.split()[2] for line in Metrics(lambda: None).exposition().decode().splitlines() if "# TYPE" in line}
     known = names | {f"{name}{end}" for name in names for end in ("_total", "_bucket")}
