@@ -83,7 +83,7 @@ def test_logprobs_equal_the_cpu_path(checkpoint: Make) -> None:
 
 
 def test_the_pool_is_sized_from_memory(checkpoint: Make) -> None:
-    engine = engine_on_gpu(checkpoint, num_pages=0, gpu_memory_utilization=0.6)
+    engine = engine_on_gpu(checkpoint, num_pages=0, page_size=1024, gpu_memory_utilization=0.6)
     free, total = torch.cuda.mem_get_info()
     assert engine.hello.num_pages > 1000
     assert total - free < 0.7 * total
@@ -93,7 +93,7 @@ def test_the_pool_is_sized_from_memory(checkpoint: Make) -> None:
 def test_too_little_memory_is_a_clear_refusal(checkpoint: Make) -> None:
     folder, _ = checkpoint("llama")
     with pytest.raises(ConfigError, match="--num-pages"):
-        start(make_config(folder, device="cuda", num_pages=1 << 40), "test-worker")
+        start(make_config(folder, device="cuda", num_pages=1 << 33), "test-worker")
     with pytest.raises(ConfigError, match="--gpu-memory-utilization"):
         start(make_config(folder, device="cuda", num_pages=0, gpu_memory_utilization=0.001), "test-worker")
 
