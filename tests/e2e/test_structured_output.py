@@ -23,7 +23,7 @@ LONG: dict[str, Any] = {
     "minItems": 20,
     "maxItems": 20,
 }
-CRASHING = [
+HOSTILE: list[dict[str, Any]] = [
     {"structured_outputs": {"regex": "((a{1000}){1000}){1000}"}},
     {"structured_outputs": {"regex": "a" * 1_000_000}},
     {"structured_outputs": {"grammar": "start: start"}},
@@ -78,7 +78,7 @@ async def test_a_killed_worker_and_hostile_grammars_change_no_text(checkpoint: C
             asyncio.create_task(text_of(http, server, ignore_eos=True)),
         ]
         await asyncio.sleep(0.3)
-        for fields in CRASHING:
+        for fields in HOSTILE:
             body = {"model": "m", "messages": MESSAGES} | fields
             async with http.post(f"{server.url}/v1/chat/completions", json=body) as response:
                 assert response.status == 400, await response.text()

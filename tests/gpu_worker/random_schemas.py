@@ -23,13 +23,12 @@ def random_schema(seed: int) -> Schema:
 def _schema(draw: random.Random, depth: int, definitions: tuple[str, ...]) -> Schema:
     if depth and definitions and draw.random() < 0.25:
         return {"$ref": f"#/$defs/{draw.choice(definitions)}"}
-    kinds = [_string, _integer, _number, _enum, _plain]
-    if depth < 3:
-        kinds += [_object, _array, _any_of] * (3 if depth == 0 else 1)
-    kind = draw.choice(kinds)
-    if kind in (_object, _array, _any_of):
-        return kind(draw, depth, definitions)  # type: ignore[operator, no-any-return]
-    return kind(draw)  # type: ignore[operator, no-any-return]
+    simple = [_string, _integer, _number, _enum, _plain]
+    nested = [_object, _array, _any_of] * (3 if depth == 0 else 1 if depth < 3 else 0)
+    choice = draw.randrange(len(simple) + len(nested))
+    if choice < len(simple):
+        return simple[choice](draw)
+    return nested[choice - len(simple)](draw, depth, definitions)
 
 
 def _object(draw: random.Random, depth: int, definitions: tuple[str, ...]) -> Schema:
