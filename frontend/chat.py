@@ -18,7 +18,7 @@ from penstock.frontend.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.service import Service
 from penstock.frontend.streaming import Chunks, stream_reply
 from penstock.frontend.text_prompt import render_and_encode
-from penstock.frontend.tool_grammar import with_forced_calls
+from penstock.frontend.tool_grammar import with_calls
 from penstock.frontend.validate import ValidRequest
 from penstock.frontend.validate_chat import validate_chat
 
@@ -32,7 +32,7 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
     request = schema.decode(schema.CHAT, body)
     rules = await service.admit()
     valid = validate_chat(request, rules, service.model.template)
-    common = with_forced_calls(valid.common, valid.tools, service.model.tokenizer)
+    common = with_calls(valid.common, valid.tools, service.model.tokenizer, service.model.reasoning_format)
     valid = replace(valid, common=await service.with_grammar(common))
     prompt = valid.common.truncated(await render_and_encode(service.model, valid.conversation, rules))
     output_format = output_format_for(service.model, valid, prompt)

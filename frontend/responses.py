@@ -28,7 +28,7 @@ from penstock.frontend.schema_responses import (
 from penstock.frontend.service import Service
 from penstock.frontend.streaming import stream_reply
 from penstock.frontend.text_prompt import render_and_encode
-from penstock.frontend.tool_grammar import with_forced_calls
+from penstock.frontend.tool_grammar import with_calls
 from penstock.frontend.validate_responses import ValidResponse, validate_response
 
 
@@ -42,7 +42,8 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
     rules = await service.admit()
     previous = service.responses.items(request.previous_response_id) if request.previous_response_id else []
     valid = validate_response(request, rules, service.model.template, previous)
-    common = with_forced_calls(valid.chat.common, valid.chat.tools, service.model.tokenizer)
+    model = service.model
+    common = with_calls(valid.chat.common, valid.chat.tools, model.tokenizer, model.reasoning_format)
     common = await service.with_grammar(common)
     prompt = common.truncated(await render_and_encode(service.model, valid.chat.conversation, rules))
     output_format = output_format_for(service.model, valid.chat, prompt)

@@ -1,9 +1,12 @@
-"""The grammar of an output that must be tool calls, for `tool_choice` "required" and a named tool.
+"""The grammar of tool calls: of an output that must be calls (`tool_choice` "required" or a named tool), and of one
+that may hold calls of strict tools.
 
-It is written the way the model's chat template teaches: its marks, then one object (or an array of them)
-of a tool's name and of arguments that match the tool's schema. A forced call is not preceded by reasoning.
+Calls are written the way the model's chat template teaches: its marks, then one object (or an array of them)
+of a tool's name and of arguments that match the tool's schema. A forced call is not preceded by reasoning;
+where calls are free, anything but a mark may stand around them.
 """
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +14,7 @@ import msgspec
 
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.grammars import GrammarSource
+from penstock.frontend.reasoning import ReasoningFormat
 from penstock.frontend.tokenizer import TextTokenizer
 from penstock.frontend.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, ToolFormat
 from penstock.frontend.validate import ValidRequest
@@ -20,21 +24,24 @@ from penstock.frontend.validate_tools import ValidTools
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def with_forced_calls(common: ValidRequest, tools: ValidTools | None, tokenizer: TextTokenizer) -> ValidRequest:
-    """The request with the grammar of its calls, if it must make some.
+def with_calls(
+    common: ValidRequest, tools: ValidTools | None, tokenizer: TextTokenizer, reasoning: ReasoningFormat | None
+) -> ValidRequest:
+    """The request with the grammar of its calls, if it must make some or has strict tools.
 
     Raises:
         InvalidParameter: if the output must match something else too, cannot end, or the tools are too large.
     """
-    if tools is None or not tools.is_forced:
+    if tools is None or not (tools.is_forced or tools.has_strict):
         return common
-    field = "tool_choice"
+    field, what = ("tool_choice", "a forced tool_choice") if tools.is_forced else ("tools", "a strict tool")
     if common.grammar is not None:
-        raise InvalidParameter(f"{common.grammar.field} and a forced tool_choice exclude each other", param=field)
+        raise InvalidParameter(f"{common.grammar.field} and {what} exclude each other", param=field)
     if common.bad_words or common.user_stop_token_ids.issuperset(common.sampling.stop_token_ids):
-        raise InvalidParameter("a forced tool_choice excludes ignore_eos and bad_words", param=field)
+        raise InvalidParameter(f"{what} excludes ignore_eos and bad_words", param=field)
     try:
-        text = msgspec.json.encode([_lark(tools, tokenizer), _schema(tools)]).decode()
+        lark = _forced(tools, tokenizer) if tools.is_forced else _free(tools, tokenizer, reasoning)
+        text = msgspec.json.encode([lark, _schema(tools)]).decode()
     except RecursionError:
         raise InvalidParameter("tools: a schema is nested too deeply", param="tools") from None
     if len(text.encode(errors="replace")) > MAX_GRAMMAR_BYTES:
@@ -53,8 +60,25 @@ def _schema(tools: ValidTools) -> dict[str, Any]:
     return schema if tools.parallel else {**schema, "maxItems": 1}
 
 
-def _lark(tools: ValidTools, tokenizer: TextTokenizer) -> str:
-    """The rules around `object`."""
+def _free(tools: ValidTools, tokenizer: TextTokenizer, reasoning: ReasoningFormat | None) -> str:
+    """The rules around `object` where text may stand before, between and behind calls."""
+    [(start, end)] = tools.tool_format.ends.items()
+    repeat = "*" if tools.parallel else "?"
+    object_and_end = f'"\\n" object "\\n" {_mark(end, tokenizer)}' if end else "object"
+    # Tokens of their own are no text to the grammar library: those of reasoning must be named.
+    ids = [tokenizer.token_id(mark) for mark in (reasoning.marks if reasoning is not None else ())]
+    inner = " | ".join(f"<[{token_id}]>" for token_id in ids if token_id is not None)
+    before = f"(TEXT? ({inner}))* " if inner else ""
+    marked = re.escape(start).replace("/", r"\/")
+    words = f"text: {before}TEXT?\nTEXT: /(.|\\n)+/ & ~/(.|\\n)*{marked}(.|\\n)*/"
+    if tokenizer.token_id(start) is not None:
+        return f"start: text ({_mark(start, tokenizer)} {object_and_end} text){repeat}\n{words}"
+    opened = f"opened[lazy]: /(.|\\n)*{marked}/"
+    return f"start: ({before}opened {object_and_end}){repeat} text\n{words}\n{opened}"
+
+
+def _forced(tools: ValidTools, tokenizer: TextTokenizer) -> str:
+    """The rules around `object` where there is nothing but calls."""
     tool_format = tools.tool_format
     if tool_format is MISTRAL:
         [start] = tool_format.starts
@@ -80,7 +104,9 @@ def _wanted(tools: ValidTools) -> list[dict[str, Any]]:
 def _call(index: int, function: dict[str, Any], tools: ValidTools) -> dict[str, Any]:
     """The schema of a call's object. The tool's own schema moves into it, and what it refers to with it."""
     key = _arguments_key(tools.tool_format)
-    arguments = _moved(function.get("parameters") or _NO_ARGUMENTS, "#", f"#/anyOf/{index}/properties/{key}")
+    arguments: Any = {"type": "object"}
+    if tools.is_forced or function.get("strict"):
+        arguments = _moved(function.get("parameters") or _NO_ARGUMENTS, "#", f"#/anyOf/{index}/properties/{key}")
     return {
         "type": "object",
         "properties": {"name": {"const": function["name"]}, key: arguments},

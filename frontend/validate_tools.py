@@ -27,6 +27,11 @@ class ValidTools:
     is_forced: bool = False
     """The output must be calls, of the tools in `names`."""
 
+    @property
+    def has_strict(self) -> bool:
+        """Some tool's arguments must match their schema whenever it is called."""
+        return any(tool["function"].get("strict") for tool in self.definitions)
+
 
 def validate_tools(
     tools: list[dict[str, Any]] | None,
@@ -54,7 +59,10 @@ def validate_tools(
         raise InvalidParameter(f"tool_choice {choice!r} needs tools", param="tool_choice")
     if len(tools) > MAX_TOOLS:
         raise InvalidParameter(f"tools may hold {MAX_TOOLS} tools at most, got {len(tools)}", param="tools")
-    names = [_check_tool(f"tools[{index}]", tool, is_forced) for index, tool in enumerate(tools)]
+    names = [
+        _check_tool(f"tools[{index}]", tool, can_be_strict=is_forced or not tool_format.bare)
+        for index, tool in enumerate(tools)
+    ]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidParameter(f"tools: {twice!r} is there twice", param="tools")
@@ -87,17 +95,17 @@ def check_tool_choice(choice: ToolChoice | None) -> tuple[str, str]:
     )
 
 
-def _check_tool(field: str, tool: dict[str, Any], is_forced: bool) -> str:
+def _check_tool(field: str, tool: dict[str, Any], *, can_be_strict: bool) -> str:
     if tool.get("type") != "function":
         raise InvalidParameter(f"{field}.type must be 'function'", param=f"{field}.type")
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidParameter(f"{field}.function: expected an object", param=f"{field}.function")
-    check_function(f"{field}.function", function, is_forced=is_forced)
+    check_function(f"{field}.function", function, can_be_strict=can_be_strict)
     return str(function["name"])
 
 
-def check_function(field: str, function: dict[str, Any], *, is_forced: bool) -> None:
+def check_function(field: str, function: dict[str, Any], *, can_be_strict: bool) -> None:
     """Check a function's name, description, parameters and `strict`."""
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -116,8 +124,8 @@ def check_function(field: str, function: dict[str, Any], *, is_forced: bool) -> 
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
         raise InvalidParameter(f"{field}.strict: expected a boolean", param=f"{field}.strict")
-    if strict and not is_forced:
+    if strict and not can_be_strict:
         raise UnsupportedParameter(
-            f"{field}.strict is supported only where tool_choice forces a call: then arguments match their schema",
+            f"{field}.strict is not supported for this model, whose calls have no mark, unless tool_choice forces one",
             param=f"{field}.strict",
         )

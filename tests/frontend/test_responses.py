@@ -253,7 +253,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
-    ({"tools": [WEATHER | {"strict": True}]}, "tools[0].function.strict"),
+    ({"tools": [WEATHER | {"strict": True}], "text": {"format": {"type": "json_object"}}}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),

@@ -282,9 +282,8 @@ def test_logprobs_come_once_each(live: LiveServer) -> None:
 def test_forced_calls_bring_a_grammar(client: openai.OpenAI, live: LiveServer) -> None:
     live.says(CALL)
     named: Any = {"type": "function", "function": {"name": "get_weather"}}
-    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     other = {"type": "function", "function": {"name": "other"}}
-    for tools, choice in (([WEATHER], "required"), ([strict, other], "required"), ([other, WEATHER], named)):
+    for tools, choice in (([WEATHER], "required"), ([STRICT, other], "required"), ([other, WEATHER], named)):
         found = whole_message(ask(client, tools=tools, tool_choice=choice))
         assert found["calls"] == [["get_weather", '{"city": "Tromsø"}']]
         assert found["finish_reason"] == "tool_calls"
@@ -304,6 +303,21 @@ def test_a_schema_nested_too_deeply(live: LiveServer) -> None:
     assert error["param"] == "tools"
 
 
+def test_strict_tools_bring_a_grammar(client: openai.OpenAI, live: LiveServer) -> None:
+    live.says(THOUGHT + "I look.\n" + CALL)
+    found = whole_message(ask(client, tools=[STRICT]))
+    assert found["reasoning"] == "Let me see."
+    assert found["content"] == "I look."
+    assert found["calls"] == [["get_weather", '{"city": "Tromsø"}']]
+    assert "get_weather" in live.scheduler.added[-1].sampling.grammar
+    parsed = client.chat.completions.parse(model="test/model", messages=HELLO, tools=[STRICT])  # type: ignore[list-item, arg-type]
+    [call] = parsed.choices[0].message.tool_calls or []
+    assert call.function.parsed_arguments == {"city": "Tromsø"}
+    ask(client, tools=[STRICT], tool_choice="none")
+    assert not live.scheduler.added[-1].sampling.grammar
+
+
+STRICT: dict[str, Any] = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
 ENDLESS: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -319,7 +333,8 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters"),
     ({"tools": [{"type": "function", "function": {"name": "f", "description": 1}}]}, "tools[0].function.description"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict"),
+    ({"tools": [STRICT], "response_format": {"type": "json_object"}}, "tools"),
     ({"tools": [WEATHER, WEATHER]}, "tools"),
     ({"tools": [WEATHER] * 129}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
