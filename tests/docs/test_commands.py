@@ -165,6 +165,22 @@ def test_a_chat_answers(fence: Fence, serving: Workplace) -> None:
     assert "tokens/s" in done.stdout
 
 
+def test_the_demo_model_says_what_the_readme_shows(serving: Workplace) -> None:
+    table = (ROOT / "README.md").read_text().split("| asked | answered |")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|-][^|]*) \| ([^|]+) \|$", table, flags=re.MULTILINE)
+    assert len(rows) == 10
+    for question, answer in rows:
+        body = {"messages": [{"role": "user", "content": question}], "temperature": 0}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{serving.port}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            said = json.load(reply)["choices"][0]["message"]["content"]
+        assert said.replace("\n", "<br>") == answer
+
+
 @of_kind("serve")
 def test_a_server_starts(fence: Fence, workplace: Workplace) -> None:
     server = workplace.start(workplace.adapt(fence.text).strip())
