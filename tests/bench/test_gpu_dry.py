@@ -37,6 +37,33 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     assert "--dry" in done.stdout
 
 
+_STAND_IN = """#!/bin/bash
+case "$*" in
+*is_available*) exit 0 ;;
+-c*|*gpu_table*) exec PYTHON "$@" ;;
+*offline*uniform-qwen3-0.6b*) exit 3 ;;
+esac
+echo "ran: $*"
+"""
+
+
+def test_on_a_gpu_machine_every_part_is_run_and_a_failure_is_told(tmp_path: Path) -> None:
+    """With a stand-in for Python that finds a GPU and does nothing."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text(_STAND_IN.replace("PYTHON", sys.executable))
+    stand_in.chmod(0o755)
+    env = {**os.environ, "PYTHON": str(stand_in)}
+    done = subprocess.run(
+        [ROOT / "bench/gpu.sh", tmp_path / "out"], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "FAILED: offline-uniform-qwen3-0.6b"
+    ran = [line for line in done.stdout.splitlines() if line.startswith("ran: ")]
+    for part in ("bench.kernels", "decode_step", "1024x1024", "gpu_serve"):
+        assert any(part in line for line in ran), part
+    assert done.stdout.count("not measured") == len(gpu_table.rows([]))
+
+
 def test_the_workload_is_the_published_one() -> None:
     prompts, output_lens = uniform()
     assert (sum(map(len, prompts)), sum(output_lens)) == (142_827, 133_966)

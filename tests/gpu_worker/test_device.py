@@ -1,0 +1,37 @@
+"""The names of devices."""
+
+import pytest
+import torch
+
+from penstock.core.config import ConfigError
+from penstock.gpu_worker import device as device_module
+from penstock.gpu_worker.device import CpuDevice, open_device
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device is its index."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(device_module, "CudaDevice", lambda index: index)
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(("wanted", "index"), [("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_a_gpu_is_always_known_by_its_index(wanted: str, index: int) -> None:
+    assert open_device(wanted, 1) == index
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("wanted", ["cuda:2", "mps", "gpu", "cuda:x"])
+def test_what_is_no_device_is_refused(wanted: str) -> None:
+    with pytest.raises(ConfigError, match="--device"):
+        open_device(wanted, 1)
+
+
+def test_without_a_gpu_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert isinstance(open_device("auto", 1), CpuDevice)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="0 CUDA devices"):
+        open_device("cuda", 1)
