@@ -39,9 +39,12 @@ Part = Reasoning | Content | CallStart | CallArguments
 
 def held_suffix(text: str, marks: tuple[str, ...]) -> int:
     """Length of the longest end of `text` that begins a mark without completing it."""
-    longest = max((len(mark) for mark in marks), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        end = text[-length:]
-        if any(len(mark) > length and mark.startswith(end) for mark in marks):
-            return length
-    return 0
+    longest = 0
+    for mark in marks:
+        window = text[max(len(text) - len(mark) + 1, 0) :]
+        at = window.find(mark[0])  # nearly always it is not there
+        while at >= 0 and not mark.startswith(window[at:]):
+            at = window.find(mark[0], at + 1)
+        if at >= 0:
+            longest = max(longest, len(window) - at)
+    return longest
