@@ -1,5 +1,7 @@
 """The names of devices."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,16 +12,18 @@ from penstock.gpu_worker.device import CpuDevice, open_device
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device is its index."""
+    """What a GPU is opened with is all that is left of it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(device_module, "CudaDevice", lambda index: index)
+    monkeypatch.setattr(
+        device_module, "CudaDevice", lambda index: SimpleNamespace(torch_device=torch.device("cuda", index))
+    )
 
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize(("wanted", "index"), [("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
 def test_a_gpu_is_always_known_by_its_index(wanted: str, index: int) -> None:
-    assert open_device(wanted, 1) == index
+    assert open_device(wanted, 1).torch_device.index == index
 
 
 @pytest.mark.usefixtures("two_gpus")
