@@ -76,6 +76,7 @@ async def _whole(
     counts = [ReasoningCounter(output_format, tokenizer).feed(answer.token_ids) for answer in answers]
     record.num_reasoning_tokens = sum(counts)
     messages = [parse_message(output_format, answer.text, answer.finish_reason) for answer in answers]
+    record.num_calling = sum(message.finish_reason == "tool_calls" for message in messages)
     scores = score_writer(tokenizer, valid.logprobs)
     of_prompt: schema.PromptLogprobs | UnsetType = UNSET
     if valid.logprobs.prompt >= 0:

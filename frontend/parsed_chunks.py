@@ -54,6 +54,7 @@ class ParsedChatChunks:
         if reason is not None:
             parts += parser.finish()
             reason = parser.end(reason)
+            self._record.num_calling += reason == "tool_calls"
         # What belongs to the tokens goes first, in a chunk without text; then the parts; then the end.
         chunks = self._chunks.event(replace(event, text="", finish_reason=None), usage)
         for part in parts:

@@ -28,6 +28,7 @@ class RequestRecord:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0
+    num_calling: int = 0  # sequences that ended with tool calls
     first_token_at: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     error: ApiError | None = None

@@ -137,6 +137,7 @@ class ResponseCourse:
         if event.finish_reason is None:
             return [found for part in parts for found in self._builder.add(part)]
         parts += self._parser.finish()
+        self._record.num_calling = int(self._parser.end(event.finish_reason) == "tool_calls")
         self._status = "incomplete" if event.finish_reason == "length" else "completed"
         return [found for part in parts for found in self._builder.add(part)] + self._builder.finish(self._status)
 

@@ -231,9 +231,10 @@ class Service:
             record.num_output_tokens = progress.num_output_tokens
             record.num_cached_tokens = progress.num_cached_tokens
             record.first_token_at = progress.first_token_at
-            record.finish_reasons = progress.finish_reasons + ["abort"] * (
-                generation.num_sequences - len(progress.finish_reasons)
-            )
+            reasons = progress.finish_reasons
+            for _ in range(record.num_calling):  # to the engine they just stopped
+                reasons[reasons.index("stop")] = "tool_calls"
+            record.finish_reasons = reasons + ["abort"] * (generation.num_sequences - len(reasons))
         if not self._generations:
             self._idle.set()
 

@@ -10,12 +10,13 @@ from typing import Any
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.config import ConfigError
 from penstock.core.config.flags import config_from
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
-from tests.frontend.http_client import HELLO, chat, error_of, events
+from tests.frontend.http_client import HELLO, chat, error_of, events, get
 from tests.frontend.live_server import LiveServer, live_server
 
 TEMPLATE = (
@@ -197,6 +198,23 @@ def test_without_parallel_calls_there_is_one(client: openai.OpenAI, live: LiveSe
     live.says(CALL + CALL)
     assert len(whole_message(ask(client, tools=[WEATHER], parallel_tool_calls=False))["calls"]) == 1
     assert len(streamed_message(stream(client, tools=[WEATHER], parallel_tool_calls=False))["calls"]) == 1
+
+
+def test_calls_are_counted_as_such(client: openai.OpenAI, live: LiveServer) -> None:
+    def count() -> float:
+        found = text_string_to_metric_families(get(live, "/metrics").text)
+        return sum(
+            sample.value
+            for family in found
+            for sample in family.samples
+            if sample.name.endswith("_total") and sample.labels.get("finished_reason") == "tool_calls"
+        )
+
+    live.says(CALL)
+    before = count()
+    ask(client, tools=[WEATHER], n=2)
+    stream(client, tools=[WEATHER])
+    assert count() == before + 3
 
 
 def test_a_call_cut_off_by_the_length_limit(client: openai.OpenAI, live: LiveServer) -> None:
