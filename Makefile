@@ -11,19 +11,30 @@ FOLDERS := $(shell find $(SOURCES) -type d -not -name __pycache__)
 .PHONY: serve test check docs format clean
 .DEFAULT_GOAL := serve
 
-$(VENV)/.made: pyproject.toml constraints.txt $(FOLDERS)
+NEEDS := pyproject.toml constraints.txt $(FOLDERS)
+# Byte code is made by the first import of what is really used: that is far less than all of torch and transformers.
+INSTALL = $(BIN)/pip install -q --no-compile -c constraints.txt
+
+define environment
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]' --config-settings editable_mode=strict
-	touch $@
+	$(BIN)/python -c "import torch" 2>/dev/null || $(INSTALL) torch
+	$(INSTALL) -e '$(1)' --config-settings editable_mode=strict
+	touch $(2)
+endef
+
+$(VENV)/.made: $(NEEDS)  # what serving needs
+	$(call environment,.,$@)
+
+$(VENV)/.made-dev: $(NEEDS)  # and what tests and checks need
+	$(call environment,.[dev],$(VENV)/.made $@)
 
 serve: $(VENV)/.made  ## Serve the demo model, or MODEL=folder
 	$(BIN)/penstock serve $(MODEL) $(FLAGS)
 
-test: $(VENV)/.made  ## Run the tests
+test: $(VENV)/.made-dev  ## Run the tests
 	$(BIN)/python -m pytest $(FLAGS)
 
-check: $(VENV)/.made  ## Format, lint and type checks; the documentation builds
+check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation builds
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SOURCES:%=-p penstock.%)
@@ -31,12 +42,12 @@ check: $(VENV)/.made  ## Format, lint and type checks; the documentation builds
 	$(BIN)/python docs/options_page.py --check
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
-docs: $(VENV)/.made  ## Build the documentation into build/docs
+docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
 	$(BIN)/python docs/options_page.py
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	@echo "open build/docs/index.html"
 
-format: $(VENV)/.made  ## Format, and mend what the linter can mend
+format: $(VENV)/.made-dev  ## Format, and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
