@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import pty
+import shutil
 import sys
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 
@@ -76,6 +79,38 @@ async def test_a_terminal_shows_what_was_found_and_ctrl_c_ends_it(checkpoint: Ch
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
+async def test_a_second_ctrl_c_does_not_wait_for_streams(checkpoint: Checkpoint) -> None:
+    terminal = on_terminal("serve", str(checkpoint.folder), "--port", "0", "--num-threads", "1")
+    try:
+        await terminal.read_until("--log-level info")
+        url = terminal.text.split("curl -N ")[1].split()[0].replace("chat/completions", "completions")
+        body = {"prompt": [5, 6, 7], "max_tokens": 1900, "temperature": 0, "ignore_eos": True, "stream": True}
+        async with aiohttp.ClientSession() as http, http.post(url, json=body) as response:
+            await response.content.readline()
+            terminal.press(_CTRL_C)
+            await terminal.read_until("running streams may finish")
+            await asyncio.sleep(0.2)
+            terminal.press(_CTRL_C)
+            with contextlib.suppress(aiohttp.ClientError):
+                assert not (await response.content.read()).endswith(b"[DONE]\n\n")
+        assert await terminal.end() == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(terminal.pid, 9)
+
+
+async def test_weights_that_do_not_fit_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for path in checkpoint.folder.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"intermediate_size": 1 << 40}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, lines = await refused(tmp_path, "--load-format", "dummy")
+    assert code == 2
+    assert len(lines) == 1, lines
+    assert "out of memory: the weights" in lines[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -87,18 +122,21 @@ async def test_a_terminal_shows_what_was_found_and_ctrl_c_ends_it(checkpoint: Ch
     ids=["full disk", "no folder for sockets", "pool too small", "pool too large"],
 )
 async def test_what_cannot_start_is_said_in_one_sentence(
-    checkpoint: Checkpoint, tmp_path: Path, arguments: tuple[str, ...], words: str
+    checkpoint: Checkpoint, arguments: tuple[str, ...], words: str
 ) -> None:
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(checkpoint.folder), "--port", "0", *arguments]
-    process = await asyncio.create_subprocess_exec(
-        *command, "--log-level", "warning", stderr=asyncio.subprocess.PIPE, cwd=tmp_path
-    )
+    code, lines = await refused(checkpoint.folder, *arguments)
+    assert code == 2
+    assert len(lines) == 1, lines
+    assert words in lines[0]
+
+
+async def refused(folder: Path, *arguments: str) -> tuple[int | None, list[str]]:
+    """Start a server that should end by itself: its exit code, and what it said from warnings on."""
+    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(folder), "--port", "0", *arguments]
+    process = await asyncio.create_subprocess_exec(*command, "--log-level", "warning", stderr=asyncio.subprocess.PIPE)
     try:
         _, said = await asyncio.wait_for(process.communicate(), 60)
     finally:
         if process.returncode is None:  # it serves
             process.terminate()
-    assert process.returncode == 2
-    lines = said.decode().splitlines()
-    assert len(lines) == 1, lines
-    assert words in lines[0]
+    return process.returncode, said.decode().splitlines()
