@@ -1,4 +1,4 @@
-"""Clients built on OpenAI's API work unchanged: langchain-openai and litellm."""
+"""Clients built on OpenAI's API work unchanged: langchain-openai, litellm and instructor."""
 
 import json
 import tempfile
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
+import pydantic
 import pytest
 
 from tests.frontend.checkpoint_folder import write_checkpoint
@@ -91,3 +93,29 @@ def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.choices[0].finish_reason == "tool_calls"
     with pytest.raises(litellm.exceptions.BadRequestError):
         litellm.completion(messages=messages, temperature=-1, **where)
+
+
+class Weather(pydantic.BaseModel):
+    """What the tool call and the JSON below say."""
+
+    city: str
+
+
+def test_instructor(live: LiveServer) -> None:
+    import instructor
+
+    messages: list[Any] = [{"role": "user", "content": "Weather?"}]
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        call = CALL.replace("get_weather", "Weather")
+        for mode, text in (
+            (instructor.Mode.TOOLS, call),
+            (instructor.Mode.JSON, '{"city": "Troms\u00f8"}'),
+            (instructor.Mode.JSON_SCHEMA, '{"city": "Troms\u00f8"}'),
+        ):
+            live.says(text)
+            wrapped: Any = instructor.from_openai(client, mode=mode)
+            made = wrapped.chat.completions.create(
+                model="test/model", messages=messages, response_model=Weather, max_retries=0
+            )
+            assert isinstance(made, Weather), mode
+            assert made.city == "Troms\u00f8"
