@@ -195,6 +195,10 @@ class Engine:
 
     def _on_step_result(self, result: StepResult) -> None:
         assert self._scheduler is not None
+        in_flight = self._scheduler.in_flight
+        oldest = in_flight[0].step_id if in_flight else self._scheduler.totals.num_steps
+        if result.step_id < oldest:
+            return  # of a plan that it got before it said hello once more
         received = monotonic()
         output = self._scheduler.process(result)
         if self._trace is not None:

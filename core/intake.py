@@ -27,7 +27,8 @@ def check_request(
             "too_long",
             f"the prompt has {num_prompt_tokens} tokens; at most {max_len - 1} fit beside one token of output",
         )
-    if num_waiting + message.n > max_num_queued_seqs:
+    # What was admitted once is not dropped: resumed requests were waiting or running, so there are no more than that.
+    if not message.resume and num_waiting + message.n > max_num_queued_seqs:
         return Refusal(
             "queue_full",
             f"{num_waiting} sequences wait already and the request has {message.n}; "
@@ -36,8 +37,33 @@ def check_request(
     num_logprobs = max(message.sampling.num_logprobs, message.sampling.prompt_logprobs)
     if num_logprobs > limits.vocab_size:
         return Refusal("internal", f"{num_logprobs} best tokens are asked for, of a vocabulary of {limits.vocab_size}")
-    token_ids = unpack_int32(message.prompt_token_ids)
+    return _check_token_ids(message.prompt_token_ids, limits) or _check_resumed(message, num_prompt_tokens, limits)
+
+
+def _check_token_ids(buffer: bytes, limits: WorkerLimits) -> Refusal | None:
+    token_ids = unpack_int32(buffer)
     if (lowest := min(token_ids)) < 0 or (highest := max(token_ids)) >= limits.vocab_size:
         worst = lowest if lowest < 0 else highest
         return Refusal("internal", f"token id {worst} is outside the vocabulary of {limits.vocab_size} tokens")
+    return None
+
+
+def _check_resumed(message: AddRequest, num_prompt_tokens: int, limits: WorkerLimits) -> Refusal | None:
+    """Return why a request cannot go on where another scheduler left it."""
+    max_len = min(num_prompt_tokens + message.sampling.max_tokens, limits.max_sequence_len)
+    last_idx = -1
+    for resumed in message.resume:
+        if not last_idx < resumed.sequence_idx < message.n:
+            return Refusal("internal", f"sequence {resumed.sequence_idx} is resumed out of order, of {message.n}")
+        last_idx = resumed.sequence_idx
+        num_outputs, remainder = divmod(len(resumed.token_ids), 4)
+        if remainder:
+            return Refusal("internal", f"resumed tokens are no int32 buffer: {len(resumed.token_ids)} bytes")
+        if num_prompt_tokens + num_outputs >= max_len:
+            length = num_prompt_tokens + num_outputs
+            return Refusal("too_long", f"a sequence is resumed at {length} tokens; with one more it may have {max_len}")
+        if not 0 <= resumed.num_prompt_logprobs < num_prompt_tokens:
+            return Refusal("internal", f"{resumed.num_prompt_logprobs} of {num_prompt_tokens} prompt tokens were told")
+        if num_outputs and (refusal := _check_token_ids(resumed.token_ids, limits)):
+            return refusal
     return None

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from penstock.core.int32_buffer import unpack_int32
 from penstock.core.prefix_cache import CacheNode
-from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams, SequenceDelta
+from penstock.ipc.messages import AddRequest, ErrorCode, ResumedSequence, SamplingParams, SequenceDelta
 
 Owner = bytes
 """Identity of the frontend that a request came from; opaque here."""
@@ -60,6 +60,10 @@ class Request:
         self.max_len = 0  # prompt + output tokens at which a sequence has its full length
         self.limit_length(max_model_len)
         self.waiting: list[Sequence] = [Sequence(self, idx) for idx in range(message.n)]  # by sequence_idx
+        if message.resume:
+            self.waiting = [self.waiting[resumed.sequence_idx] for resumed in message.resume]
+            for seq, resumed in zip(self.waiting, message.resume, strict=True):
+                seq.resume(resumed)
         self.running: list[Sequence] = []
         self.is_queued = False
         self.is_parked = False
@@ -178,6 +182,14 @@ class Sequence:
         return SequenceDelta(
             self.request_id, self.sequence_idx, (), finish_reason="error", error=error, error_code=code
         )
+
+    def resume(self, resumed: ResumedSequence) -> None:
+        """Go on after outputs of an earlier scheduler: as after a preemption, they are known and not computed."""
+        self.num_prompt_logprobs_sent = resumed.num_prompt_logprobs
+        if resumed.token_ids:
+            self.own_token_ids().extend(unpack_int32(resumed.token_ids))
+            self.num_cached_tokens = 0  # told with the first output, long ago
+            self.num_unsettled_tokens = self.num_tokens
 
     def own_token_ids(self) -> "array[int]":
         """Give the sequence a token buffer of its own (before its first output) and return it."""

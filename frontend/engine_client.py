@@ -3,7 +3,8 @@
     connect --hello--> (nothing yet) --EngineReady--> ready <--> EngineNotReady: requests wait
                   ^                                     |
                   `-- SayHello (a scheduler that does not know us), or silence for heartbeat_timeout
-                      (then over a new socket): every live request fails with EngineLost
+                      (then over a new socket): every live request is lost, and submitted again with
+                      its tokens so far once an engine is ready; if none is in time, it fails with EngineLost
 
 The scheduler may start later, go away and come back; requests that find no engine wait a bounded time.
 """
@@ -11,12 +12,13 @@ The scheduler may start later, go away and come back; requests that find no engi
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 import zmq
 
-from penstock.frontend.errors import ApiError, EngineLost, Unavailable
+from penstock.frontend.errors import EngineLost, Unavailable
+from penstock.frontend.live_requests import MAX_LOSSES, DeltaSink, LiveRequest
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.messages import (
@@ -33,33 +35,14 @@ from penstock.ipc.messages import (
     Refused,
     ResetPrefixCache,
     SayHello,
-    SequenceDelta,
     ToFrontend,
     TokenBatch,
 )
 
 log = structlog.get_logger()
 
-
-class DeltaSink(Protocol):
-    """Where the deltas of a submitted request go."""
-
-    def push(self, first_index: int, delta: SequenceDelta) -> None:
-        """Take a delta of sequence `first_index + delta.sequence_idx`."""
-        ...
-
-    def fail(self, error: ApiError) -> None:
-        """The request will get no more deltas."""
-        ...
-
-
-@dataclass(slots=True)
-class _Live:
-    """A submitted request with unfinished sequences."""
-
-    sink: DeltaSink
-    first_index: int
-    unfinished: set[int]
+RESUME_WAIT_SECONDS = 60.0
+"""How long a request that lost its scheduler waits for another one, and its worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +67,8 @@ class EngineClient:
     """The engine's facts while it is ready; None while no worker serves."""
     stats: EngineStats | None = None
     not_ready_reason: str = "the engine has not answered yet"
-    _live: dict[str, _Live] = field(default_factory=dict)
+    _live: dict[str, LiveRequest] = field(default_factory=dict)  # by the ids that they were submitted with
+    _submitted: dict[str, LiveRequest] = field(default_factory=dict)  # those that are not lost, by their wire ids
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the engine is ready."""
 
@@ -133,11 +117,15 @@ class EngineClient:
     def submit(self, request: AddRequest, sink: DeltaSink, first_index: int = 0) -> None:
         """Send a request; its deltas go to `sink` until each sequence has finished or was aborted.
 
+        An engine that is not ready at this moment gets it when it is.
+
         Raises:
             Unavailable: if the queue to the scheduler is full.
         """
-        self._live[request.request_id] = _Live(sink, first_index, set(range(request.n)))
-        if not self._send(request):
+        live = self._live[request.request_id] = LiveRequest(request, sink, first_index)
+        if self.engine is None:
+            live.lose(self._loop.time())
+        elif not self._submit(live):
             del self._live[request.request_id]
             raise Unavailable("the queue to the engine is full", retry_after=1)
 
@@ -148,13 +136,15 @@ class EngineClient:
             return
         live.unfinished.discard(sequence_idx)
         if sequence_idx < 0 or not live.unfinished:
-            del self._live[request_id]
-        self._send(AbortRequest(request_id, sequence_idx))
+            self._forget(live)
+        if not live.is_lost:
+            self._send(AbortRequest(live.wire_id, sequence_idx))
 
     async def close(self) -> None:
         """Say goodbye and close the socket; what is still live gets no more deltas."""
         self._heartbeats.cancel()
         self._live.clear()
+        self._submitted.clear()
         self._send(Goodbye())
         await asyncio.sleep(0.05)  # the socket does not linger; let its thread write what is queued
         self._dealer.close()
@@ -180,15 +170,13 @@ class EngineClient:
         if type(message) is not TokenBatch:
             self._on_news(message)
             return
-        requests = self._live
+        requests = self._submitted
         for delta in message.deltas:
             live = requests.get(delta.request_id)
-            if live is None or delta.sequence_idx not in live.unfinished:
+            if live is None or not live.take(delta):
                 continue  # aborted here, while the delta was under way
-            if delta.finish_reason is not None:
-                live.unfinished.discard(delta.sequence_idx)
-                if not live.unfinished:
-                    del requests[delta.request_id]
+            if not live.unfinished:
+                self._forget(live)
             live.sink.push(live.first_index, delta)
 
     def _on_news(self, message: ToFrontend) -> None:
@@ -198,7 +186,8 @@ class EngineClient:
             case EngineNotReady():
                 self._set_not_ready(message.reason)
             case SayHello():
-                self._fail_all("the engine was restarted in the middle of the request")
+                self._set_not_ready("the engine was restarted")
+                self._lose_all()
                 self._say_hello()
             case EngineStats():
                 self.stats = message
@@ -211,6 +200,7 @@ class EngineClient:
             log.info("engine ready", max_model_len=facts.max_model_len, num_pages=facts.num_pages)
         self.engine = self._last_facts = facts
         self.ready.set()
+        self._resubmit()
 
     def _set_not_ready(self, reason: str) -> None:
         if self.engine is not None:
@@ -219,18 +209,58 @@ class EngineClient:
         self.not_ready_reason = reason
         self.ready.clear()
 
-    def _fail_all(self, message: str) -> None:
-        failed, self._live = self._live, {}
-        for live in failed.values():
-            live.sink.fail(EngineLost(message, retry_after=1))
+    # --- requests that outlive their scheduler ------------------------------------------------
+
+    def _submit(self, live: LiveRequest) -> bool:
+        message = live.message()
+        if not self._send(message):
+            return False
+        live.is_lost = False
+        self._submitted[live.wire_id] = live
+        return True
+
+    def _lose_all(self) -> None:
+        """The scheduler is gone, or does not know us any more."""
+        self._submitted.clear()
+        now = self._loop.time()
+        for live in list(self._live.values()):
+            if not live.is_lost:
+                live.lose(now)
+                if live.num_losses > MAX_LOSSES:
+                    self._fail(live, f"the engine went away {live.num_losses} times without a token of the request")
+
+    def _resubmit(self) -> None:
+        """Let the engine that is ready go on with what was lost, in the order in which it was begun."""
+        lost = [live for live in self._live.values() if live.is_lost]
+        for live in lost:
+            if not self._submit(live):
+                break  # the queue is full: the rest follows
+        if lost:
+            log.info("requests submitted again", num_requests=sum(not live.is_lost for live in lost))
+
+    def _end_overdue(self, now: float) -> None:
+        for live in list(self._live.values()):
+            if live.is_lost and now - live.lost_at > RESUME_WAIT_SECONDS:
+                self._fail(live, "the engine went away in the middle of the request and did not come back in time")
+
+    def _fail(self, live: LiveRequest, message: str) -> None:
+        self._forget(live)
+        live.sink.fail(EngineLost(message, retry_after=1))
+
+    def _forget(self, live: LiveRequest) -> None:
+        del self._live[live.request.request_id]
+        self._submitted.pop(live.wire_id, None)
 
     async def _keep_alive(self) -> None:
         link = self.link
         while True:
             await asyncio.sleep(link.heartbeat_interval)
             now = self._loop.time()
+            self._end_overdue(now)
             if now - self._last_heard > link.heartbeat_timeout:
                 self._on_silence()
+            elif self.engine is not None and len(self._submitted) < len(self._live):
+                self._resubmit()
             elif now - self._last_sent >= link.heartbeat_interval * 0.9:
                 self._send(Heartbeat())
 
@@ -239,6 +269,6 @@ class EngineClient:
         if self._has_heard:
             log.warning("engine silent, connecting again", seconds=self.link.heartbeat_timeout)
         self._set_not_ready("the engine is silent")
-        self._fail_all("the engine went away in the middle of the request")
+        self._lose_all()
         self._dealer.close()
         self._connect()

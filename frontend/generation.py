@@ -314,7 +314,7 @@ class Generation:
             self._num_unfinished -= 1
             progress.finish_reasons.append(event.finish_reason)
             if delta.finish_reason is None:
-                self._engine.abort(delta.request_id, delta.sequence_idx)
+                self._engine.abort(self._requests[index // self._n].request_id, delta.sequence_idx)
         return event
 
     def _note_time(self, index: int, num_tokens: int) -> None:

@@ -69,6 +69,7 @@ def run_worker(
                     pending.clear()  # of a scheduler that is gone
                     runner.clear_rows()
                 case SayHello():
+                    pending.clear()
                     channel.send(hello)
                 case Refused():
                     log.error("refused by the scheduler", reason=message.reason)

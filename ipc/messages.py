@@ -41,7 +41,8 @@ class Heartbeat(Message, frozen=True):
 class SayHello(Message, frozen=True):
     """The scheduler does not know this peer (it was restarted, or took the peer for gone).
 
-    The peer says hello again and takes everything it had under way here for lost.
+    The peer says hello again and takes everything it had under way here for lost: a worker forgets it,
+    a frontend submits it again with what it has of it.
     """
 
 
@@ -105,10 +106,21 @@ class SamplingParams(Struct, frozen=True, array_like=True, gc=False):
     grammar: str = ""  # what the output must match, as llguidance reads it; checked by the frontend; empty: anything
 
 
+class ResumedSequence(Struct, frozen=True, array_like=True, gc=False):
+    """How far an unfinished sequence had come under a scheduler that is gone."""
+
+    sequence_idx: int
+    token_ids: Buffer = b""  # int32[k]: the output tokens that the frontend has, shown or held back; not told again
+    num_prompt_logprobs: int = 0  # prompt tokens after the first whose log-probabilities it has
+
+
 class AddRequest(Message, frozen=True):
     """A request with `n` sequences. The scheduler answers with deltas in TokenBatch until each has finished.
 
     Sequence `i` samples with seed `(sampling.seed + i) mod 2**63`, so sequence 0 equals an `n=1` request.
+
+    With `resume`, the request was begun elsewhere: the sequences named go on after the tokens given, which count as
+    outputs in every respect; those not named have finished.
     """
 
     request_id: ShortText  # unique among the live requests of all frontends
@@ -117,6 +129,7 @@ class AddRequest(Message, frozen=True):
     n: Annotated[int, Meta(ge=1, le=1024)] = 1
     priority: int = 0  # lower runs first under the priority policy
     cache_salt: ShortText = ""  # prefix cache entries are shared only among equal salts
+    resume: tuple[ResumedSequence, ...] = ()  # by sequence_idx, each at most once; empty: nothing is known yet
 
 
 class AbortRequest(Message, frozen=True):

@@ -4,6 +4,8 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.int32_buffer import pack_int32, unpack_int32
 from penstock.core.invariants import check_invariants
@@ -11,6 +13,7 @@ from penstock.core.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
 from penstock.core.worker_limits import WorkerLimits
 from penstock.ipc.messages import (
     AddRequest,
+    ResumedSequence,
     SamplingParams,
     SequenceDelta,
     StepPlan,
@@ -95,7 +98,8 @@ class Driver:
     def __init__(self, limits: WorkerLimits | None = None, **options: object) -> None:
         self.limits = limits or make_limits()
         options = {"max_num_seqs": 4096, "max_num_batched_tokens": 1 << 20} | options
-        self.scheduler = Scheduler.for_worker(SchedulerOptions(**options), hello(self.limits))  # type: ignore[arg-type]
+        self.options = SchedulerOptions(**options)  # type: ignore[arg-type]
+        self.scheduler = Scheduler.for_worker(self.options, hello(self.limits))
         self.worker = FakeWorker(self.limits)
         self.plans: deque[StepPlan] = deque()
         self.results: deque[StepResult] = deque()
@@ -106,10 +110,15 @@ class Driver:
         self.aborted: set[SequenceName] = set()
         self.logprobs: dict[SequenceName, list[Scores]] = {}  # of output tokens
         self.prompt_logprobs: dict[SequenceName, list[Scores]] = {}
+        self.added: dict[str, tuple[AddRequest, bytes]] = {}
+        self.num_resumed = 0  # sequences that had outputs
+        self.totals = [self.scheduler.totals]  # of each scheduler
 
     def add(self, request: AddRequest, owner: bytes = OWNER) -> Refusal | None:
         refusal = self.scheduler.add_request(request, owner)
         check_invariants(self.scheduler)
+        if refusal is None:
+            self.added[request.request_id] = (request, owner)
         return refusal
 
     def abort(self, request_id: str, sequence_idx: int = -1) -> None:
@@ -187,6 +196,28 @@ class Driver:
             self.limits = limits
             self.take(self.scheduler.reset_worker(hello(limits)))
         self.worker = FakeWorker(self.limits)
+        check_invariants(self.scheduler)
+
+    def restart_scheduler(self) -> None:
+        """Scheduler and worker die; the frontends give another one all that is not finished, with what they have."""
+        self.plans.clear()
+        self.results.clear()
+        self.worker = FakeWorker(self.limits)
+        self.scheduler = Scheduler.for_worker(self.options, hello(self.limits))
+        self.totals.append(self.scheduler.totals)
+        for request_id, (request, owner) in self.added.items():
+            names = [(request_id, idx) for idx in range(request.n)]
+            live = [name for name in names if name not in self.finished and name not in self.aborted]
+            if live:
+                resume = tuple(
+                    ResumedSequence(
+                        name[1], pack_int32(self.outputs.get(name, ())), len(self.prompt_logprobs.get(name, ()))
+                    )
+                    for name in live
+                )
+                refusal = self.scheduler.add_request(replace(request, resume=resume), owner)
+                assert refusal is None, refusal
+                self.num_resumed += sum(name in self.outputs for name in live)
         check_invariants(self.scheduler)
 
     def check_idle(self) -> None:

@@ -68,6 +68,7 @@ def random_trace(seed: int) -> Driver:
     to_add = random_requests(rng, limits)
     requests = list(to_add)
     abort_rate, reset_rate = rng.choice([(0.0, 0.0), (0.02, 0.0), (0.0, 0.01), (0.02, 0.01)])
+    restart_rate = rng.choice([0.0, 0.0, 0.01, 0.02])
     while to_add or driver.scheduler.has_work:
         action = rng.random()
         if to_add and action < 0.15:
@@ -76,6 +77,8 @@ def random_trace(seed: int) -> Driver:
             driver.abort(rng.choice(requests).request_id, rng.choice([-1, 0, 1]))
         elif action < 0.15 + abort_rate + reset_rate:
             driver.reset_worker(rng.choice([None, limits]))
+        elif action < 0.15 + abort_rate + reset_rate + restart_rate:
+            driver.restart_scheduler()
         else:
             may: list[Callable[[], object]] = [driver.schedule] * 2
             may += [driver.execute] * bool(driver.plans)
@@ -135,14 +138,15 @@ def test_every_sequence_has_its_solo_output(first_seed: int) -> None:
 
 
 def test_the_traces_reach_what_they_are_for() -> None:
-    """Preemptions, forks with page copies, dropped tokens, prefix hits and evictions all occur in them."""
-    preemptions = copies = dropped = cached = stalls = 0
+    """Preemptions, forks with page copies, dropped tokens, prefix hits, evictions and resumptions all occur in them."""
+    preemptions = copies = dropped = cached = stalls = resumed = 0
     for seed in range(NUM_SEEDS, NUM_SEEDS + 30):
         driver = random_trace(seed)
-        totals = driver.scheduler.totals
-        preemptions += totals.num_preemptions
-        dropped += totals.num_dropped_tokens
-        cached += totals.num_cached_tokens
+        preemptions += sum(totals.num_preemptions for totals in driver.totals)
+        dropped += sum(totals.num_dropped_tokens for totals in driver.totals)
+        cached += sum(totals.num_cached_tokens for totals in driver.totals)
         copies += sum(len(step.plan.copy_src) // 4 for step in driver.steps)
         stalls += sum(bool(step.record and "no free pages" in step.record.waiting_reasons) for step in driver.steps)
-    assert min(preemptions, copies, dropped, cached, stalls) > 15, (preemptions, copies, dropped, cached, stalls)
+        resumed += driver.num_resumed
+    reached = (preemptions, copies, dropped, cached, stalls, resumed)
+    assert min(reached) > 15, reached

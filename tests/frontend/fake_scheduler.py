@@ -25,6 +25,7 @@ from penstock.ipc.messages import (
     Heartbeat,
     Message,
     Refused,
+    ResumedSequence,
     SayHello,
     SequenceDelta,
     TokenBatch,
@@ -152,7 +153,7 @@ class FakeScheduler:
             if not isinstance(message, Goodbye):
                 self.router.send(peer, SayHello())
         elif isinstance(message, AddRequest):
-            for sequence_idx in range(message.n):
+            for sequence_idx in [resumed.sequence_idx for resumed in message.resume] or range(message.n):
                 key = (message.request_id, sequence_idx)
                 task = asyncio.get_running_loop().create_task(self._answer(peer, message, sequence_idx))
                 self._tasks[key] = task
@@ -172,13 +173,16 @@ class FakeScheduler:
         if not (script.hangs or script.error or script.finish) and sampling.stop_token_ids:
             token_ids = [*token_ids, sampling.stop_token_ids[0]]
         step: list[int] = []
-        is_first = True
+        known = {resumed.sequence_idx: resumed for resumed in request.resume}.get(sequence_idx, ResumedSequence(0))
+        num_known = len(known.token_ids) // 4
+        assert struct.pack(f"<{num_known}i", *token_ids[:num_known]) == known.token_ids
+        is_first = not num_known
         if sampling.prompt_logprobs >= 0 and sequence_idx == 0:
-            told = prompt_ids(request)[1:]
+            told = prompt_ids(request)[1 + known.num_prompt_logprobs :]
             for part in filter(None, (told[:2], told[2:])):  # as from two chunks
                 of_prompt = scores(part, sampling.prompt_logprobs)
                 self._send(peer, SequenceDelta(request.request_id, 0, (), prompt_logprobs=of_prompt))
-        for position, token_id in enumerate(token_ids, start=1):
+        for position, token_id in enumerate(token_ids[num_known:], start=1 + num_known):
             step.append(token_id)
             stops = token_id in sampling.stop_token_ids and position > sampling.min_tokens
             reason: FinishReason | None = None

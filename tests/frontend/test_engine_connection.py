@@ -47,21 +47,105 @@ def test_a_lost_worker_does_not_end_streams(checkpoint: Path, sockets: Path) -> 
 
 
 def test_a_restarted_scheduler(checkpoint: Path, sockets: Path) -> None:
-    """It does not know us: what was under way is lost, and said so; then all is well again."""
+    """It does not know us: what was under way is submitted again, and nothing of it is lost or doubled."""
+    text = "Water runs down the hill, and STOP here"
     with live_server(checkpoint, sockets) as live:
-        live.gives([], hangs=True)
+        live.says(text, delay=0.02, num_cached_tokens=3)
+        fields = {"n": 2, "stop": ["STOP"], "logprobs": 1}
+        expected = complete(live, **fields).json()
+        assert expected["choices"][0]["text"] == "Water runs down the hill, and "
+        live.reset()
+        live.says(text, delay=0.02, num_cached_tokens=3)
         with ThreadPoolExecutor(2) as threads:
-            running = [threads.submit(complete, live, stream=stream) for stream in (False, True)]
-            live.wait_until(lambda: live.scheduler.num_running == 2)
+            whole = threads.submit(complete, live, **fields)
+            stream = threads.submit(complete, live, stream=True, stream_options={"include_usage": True}, **fields)
+            for num_restarts in (1, 2):
+                live.wait_until(lambda: live.scheduler.num_running == 4)
+                time.sleep(0.15)
+                assert live.do(lambda: live.scheduler.num_running) == 4
+                live.do(live.scheduler.forget_peers)
+                live.wait_until(lambda: len(live.scheduler.added) == 2 + 2 * num_restarts)  # noqa: B023
+            answer, found = whole.result(), events(stream.result())
+        assert [answer.json()[key] for key in ("choices", "usage")] == [expected[key] for key in ("choices", "usage")]
+        assert found[-1] == "[DONE]"
+        assert found[-2]["usage"] == expected["usage"]
+        for choice in expected["choices"]:
+            parts = [part for event in found[:-2] for part in event["choices"] if part["index"] == choice["index"]]
+            assert "".join(part["text"] for part in parts) == choice["text"]
+            tokens = [token for part in parts if part["logprobs"] for token in part["logprobs"]["tokens"]]
+            assert tokens == choice["logprobs"]["tokens"]
+        first, last = live.scheduler.added[0], live.scheduler.added[-1]
+        assert not first.resume
+        assert [resumed.sequence_idx for resumed in last.resume] == [0, 1]
+        assert min(len(resumed.token_ids) for resumed in last.resume) > 0
+        assert last.request_id not in (first.request_id, live.scheduler.added[1].request_id)
+        live.wait_until(lambda: live.scheduler.num_running == 0)
+        assert live.do(lambda: live.server.service.engine.num_live) == 0
+
+
+def test_prompt_logprobs_survive_a_restart(checkpoint: Path, sockets: Path) -> None:
+    with live_server(checkpoint, sockets) as live:
+        fields = {"prompt_logprobs": 1, "max_tokens": 1}
+        expected = complete(live, "Hello there", **fields).json()["choices"][0]
+        live.reset()
+        live.plays(lambda request, i: Script([5], delay=0.3))
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(complete, live, "Hello there", **fields)
+            live.wait_until(lambda: live.scheduler.num_running == 1)
+            time.sleep(0.1)
             live.do(live.scheduler.forget_peers)
-            for future in running:
-                assert error_of(future.result(), 503)["code"] == "engine_lost"
+            assert running.result().json()["choices"][0]["prompt_logprobs"] == expected["prompt_logprobs"]
+        [resumed] = live.scheduler.added[-1].resume
+        assert resumed.num_prompt_logprobs > 0
+
+
+def test_what_comes_while_the_scheduler_is_away_waits(checkpoint: Path, sockets: Path) -> None:
+    with live_server(checkpoint, sockets) as live:
+        live.do(lambda: setattr(live.scheduler, "is_ready", False))
+        live.do(live.scheduler.forget_peers)
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(complete, live)  # nobody knows yet that the scheduler is another one
+            live.wait_until(lambda: live.server.service.engine.engine is None)
+            live.do(lambda: live.scheduler.set_ready(True))
+            assert running.result().status == 200
+
+
+def test_a_scheduler_that_does_not_come_back(checkpoint: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.engine_client.RESUME_WAIT_SECONDS", 0.3)
+    with live_server(checkpoint, sockets) as live:
+        live.gives([5, 6], hangs=True)
+        with ThreadPoolExecutor(2) as threads:
+            whole, stream = [threads.submit(complete, live, stream=stream) for stream in (False, True)]
+            live.wait_until(lambda: live.scheduler.num_running == 2)
+            time.sleep(0.1)
+            live.do(lambda: setattr(live.scheduler, "is_ready", False))
+            live.do(live.scheduler.forget_peers)
+            assert error_of(whole.result(), 503)["code"] == "engine_lost"
+            assert "engine_lost" in stream.result().text
+            assert "[DONE]" not in stream.result().text
         live.wait_until(lambda: len(live.scheduler.peers) == 1)
         live.reset()
+        live.do(lambda: live.scheduler.set_ready(True))
         assert complete(live).status == 200
+        assert len(live.scheduler.added) == 1
+
+
+def test_a_request_that_is_lost_again_and_again(checkpoint: Path, sockets: Path) -> None:
+    """Perhaps it is what ends the scheduler: it is not submitted for ever."""
+    with live_server(checkpoint, sockets) as live:
+        live.gives([], hangs=True)
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(complete, live)
+            for num_submissions in range(1, 5):
+                live.wait_until(lambda: len(live.scheduler.added) == num_submissions)  # noqa: B023
+                live.do(live.scheduler.forget_peers)
+            assert error_of(running.result(), 503)["code"] == "engine_lost"
+        live.wait_until(lambda: len(live.scheduler.peers) == 1)
+        assert len(live.scheduler.added) == 4
 
 
 def test_a_silent_scheduler(checkpoint: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is a loss; a scheduler that answers nothing but hellos is not waited for without end."""
     monkeypatch.setattr("penstock.frontend.service.READY_WAIT_SECONDS", 0.1)
     with live_server(checkpoint, sockets, heartbeat_timeout=0.6) as live:
         live.gives([], hangs=True)
