@@ -1,10 +1,10 @@
 """A request that the engine works on, with all that another scheduler needs to go on with it.
 
-    submitted --deltas--> submitted ... --> finished
-        |  ^
-        |  | resubmitted, under a new id, with the tokens that arrived      (EngineClient, once an engine is ready)
-        v  |
-       lost                                                                 (its scheduler is gone)
+submitted --deltas--> submitted ... --> finished
+    |  ^
+    |  | resubmitted, under a new id, with the tokens that arrived      (EngineClient, once an engine is ready)
+    v  |
+   lost                                                                 (its scheduler is gone)
 """
 
 import sys
