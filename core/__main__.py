@@ -4,6 +4,7 @@ import asyncio
 import gc
 import signal
 import sys
+from collections.abc import Callable
 
 import structlog
 import uvloop
@@ -16,14 +17,14 @@ from penstock.ipc import process
 log = structlog.get_logger()
 
 
-async def run(config: Config) -> int:
+async def run(config: Config, on_hung_worker: Callable[[int], None]) -> int:
     """Serve until SIGTERM; the exit code."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     try:
-        engine = Engine(config)
+        engine = Engine(config, on_hung_worker)
     except (zmq.ZMQError, OSError) as error:
         log.error("cannot start", reason=str(error), addresses=[config.ipc.frontend_address, config.ipc.worker_address])
         return 1
@@ -51,7 +52,7 @@ def main() -> int:
     config = process.inherited_config(sys.argv[1:], Config)
     process.begin("penstock-scheduler", config.log.log_level, config.log.log_format)
     gc.freeze()  # what was imported stays: the collector need not look at it again between two steps
-    return uvloop.run(run(config))
+    return uvloop.run(run(config, process.hung_process_reporter(sys.argv[1:])))
 
 
 if __name__ == "__main__":

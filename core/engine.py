@@ -9,7 +9,7 @@ All decisions are `Scheduler`'s; here are sockets, clocks and the list of peers.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 import structlog
@@ -50,18 +50,24 @@ log = structlog.get_logger()
 _STATS_INTERVAL = 0.2
 """Seconds between two EngineStats at most: fresh enough to watch, rare enough to cost nothing."""
 
+STEP_SECONDS, STEP_SECONDS_PER_TOKEN = 120.0, 0.25
+"""A step that takes longer than these together does not end any more. Generous: kernels may have to be compiled in it,
+and a large model on a small CPU is slow."""
+
 
 class Engine:
     """One scheduler, its worker and its frontends. Lives in a running event loop until `close()`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, on_hung_worker: Callable[[int], None] = lambda pid: None) -> None:
+        """`on_hung_worker` is told the process id of a worker that does not answer any more."""
         self._config = config
+        self._on_hung_worker = on_hung_worker
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._trace = StepTrace(config.scheduler.step_trace) if config.scheduler.step_trace else None
         self._scheduler: Scheduler | None = None  # exists from the first worker's hello, which says how large it is
         self._worker: PeerId | None = None
         self._hello: WorkerHello | None = None  # of the present or last worker
-        self._worker_seen = 0.0
+        self._progress_at = 0.0  # last result, or first plan after none was in flight
         self._frontends = Peers(config.ipc.heartbeat_timeout)
         self._pump_is_scheduled = False
         self._stats_timer: asyncio.TimerHandle | None = None
@@ -70,7 +76,11 @@ class Engine:
             self._context, config.ipc.frontend_address, Codec(FromFrontend), self._on_frontend_message
         )
         self.worker_channel: Router[FromWorker] = Router(
-            self._context, config.ipc.worker_address, Codec(FromWorker), self._on_worker_message
+            self._context,
+            config.ipc.worker_address,
+            Codec(FromWorker),
+            self._on_worker_message,
+            config.ipc.heartbeat_timeout,
         )
 
     # --- frontends --------------------------------------------------------------------------
@@ -150,7 +160,6 @@ class Engine:
         if peer != self._worker:
             self.worker_channel.send(peer, SayHello())
             return
-        self._worker_seen = monotonic()
         match message:
             case StepResult():
                 self._on_step_result(message)
@@ -168,7 +177,7 @@ class Engine:
             log.error("worker refused", name=hello.name, reason=refusal)
             self.worker_channel.send(peer, Refused(refusal))
             return
-        self._worker, self._hello, self._worker_seen = peer, hello, monotonic()
+        self._worker, self._hello = peer, hello
         self.worker_channel.send(peer, Welcome(PROTOCOL_VERSION))
         if self._scheduler is None:
             self._scheduler = Scheduler.for_worker(self._config.scheduler, hello)
@@ -186,6 +195,24 @@ class Engine:
         self._tell_frontends(self._readiness())
         self._changed()
 
+    def _lose_stuck_worker(self, reason: str) -> None:
+        """It may still be there, and hold what the next one needs: its parent is asked to end it."""
+        assert self._hello is not None
+        if self._hello.pid:
+            self._on_hung_worker(self._hello.pid)
+        self._lose_worker(reason)
+
+    def _check_progress(self, now: float) -> None:
+        """Judge a worker by its results alone: a heartbeat shows that a process lives, not that its device works."""
+        in_flight = self._scheduler.in_flight if self._scheduler is not None else None
+        if self._worker is None or not in_flight:
+            return
+        step = in_flight[0]
+        num_tokens = len(step.decodes.seqs) + sum(chunk.num_new for chunk in step.chunks)
+        seconds = STEP_SECONDS + STEP_SECONDS_PER_TOKEN * num_tokens
+        if now - self._progress_at > seconds:
+            self._lose_stuck_worker(f"step {step.step_id} of {num_tokens} tokens has no result after {seconds:.0f} s")
+
     def _reset_scheduler(self, hello: WorkerHello) -> None:
         assert self._scheduler is not None
         if self._trace is not None:
@@ -199,7 +226,7 @@ class Engine:
         oldest = in_flight[0].step_id if in_flight else self._scheduler.totals.num_steps
         if result.step_id < oldest:
             return  # of a plan that it got before it said hello once more
-        received = monotonic()
+        self._progress_at = received = monotonic()
         output = self._scheduler.process(result)
         if self._trace is not None:
             process_us = (monotonic() - received) * 1e6
@@ -219,6 +246,8 @@ class Engine:
             return
         while scheduler.can_schedule:
             started = monotonic()
+            if not scheduler.in_flight:
+                self._progress_at = started
             step = scheduler.schedule(with_record=self._trace is not None)
             if step is None:
                 return
@@ -226,7 +255,7 @@ class Engine:
                 sent = monotonic()
                 self._trace.planned(step.plan.step_id, step.record, (sent - started) * 1e6, sent)
             if not self.worker_channel.send(self._worker, step.plan):
-                self._lose_worker("it is not connected any more")
+                self._lose_stuck_worker("it is not connected any more")
                 return
 
     def _changed(self) -> None:
@@ -283,7 +312,8 @@ class Engine:
                 if not self.frontend_channel.send(peer, Heartbeat()):
                     self._drop_frontend(peer, "not connected any more")
             if self._worker is not None and not self.worker_channel.send(self._worker, Heartbeat()):
-                self._lose_worker("it is not connected any more")
+                self._lose_stuck_worker("it is not connected any more")
+            self._check_progress(now)
             if self._trace is not None:
                 self._trace.flush()
 

@@ -2,6 +2,7 @@
 
     start        scheduler, worker, frontends, all at once; they find each other in any order
     a death      the process is started again; its peers say hello anew
+    hanging      the scheduler tells of a worker that does not answer: killed, which is a death
     SIGTERM      frontends drain (running streams finish), then scheduler and worker end; exit 0; a second one
                  (or Ctrl-C) does not wait for the streams
     giving up    a process that refuses its configuration (exit code 2), or that dies more often than
@@ -17,6 +18,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,6 +53,8 @@ class Child:
         self._deaths: deque[float] = deque(maxlen=_MAX_RESTARTS)
         self.process: asyncio.subprocess.Process | None = None
         self.is_ready = asyncio.Event()
+        self.on_hung: Callable[[int], None] = lambda pid: None
+        """Told the ids of processes that this one found hanging."""
 
     async def start(self) -> None:
         """Start the process; `is_ready` is set once it says so."""
@@ -74,10 +78,15 @@ class Child:
         asyncio.get_running_loop().add_reader(ready_read, self._on_ready_pipe, ready_read)
 
     def _on_ready_pipe(self, descriptor: int) -> None:
-        if os.read(descriptor, 1):
-            self.is_ready.set()
-        asyncio.get_running_loop().remove_reader(descriptor)
-        os.close(descriptor)
+        lines = os.read(descriptor, 4096).split()
+        for line in lines:
+            if line == process.READY:
+                self.is_ready.set()
+            else:
+                self.on_hung(int(line))
+        if not lines:
+            asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)
 
     def may_restart(self, now: float) -> bool:
         """Note a death; False if there were too many of late."""
@@ -106,6 +115,8 @@ class Supervisor:
             Child("penstock-scheduler", "penstock.core", config),
             Child("penstock-worker-0", "penstock.gpu_worker", config),
         ]
+        for child in self._engine:
+            child.on_hung = self._kill_hung
         self._exit_code = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -156,6 +167,13 @@ class Supervisor:
                 return
             log.error("died, starting it again", child=child.name, exit_code=code)
             await child.start()
+
+    def _kill_hung(self, pid: int) -> None:
+        """End a child that the scheduler has no answer from; one that was replaced meanwhile has another id."""
+        for child in self._engine:
+            if child.process is not None and child.process.pid == pid and child.process.returncode is None:
+                log.error("hangs, killing it", child=child.name)
+                child.signal(signal.SIGKILL)
 
     async def _end(self, children: list[Child], grace: float) -> None:
         for child in children:

@@ -1,6 +1,7 @@
 """From a configuration to a runner that can take plans: device, weights, KV pool."""
 
 import gc
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,6 +92,7 @@ def start(config: Config, name: str) -> Started:
         num_pages=size.num_pages,
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        pid=os.getpid(),
     )
     return Started(runner, hello)
 

@@ -79,10 +79,11 @@ class Router(_AsyncChannel, Generic[In]):
         address: str,
         codec: Codec[In],
         on_message: Callable[[PeerId, In], None],
+        peer_timeout: float | None = None,
     ) -> None:
         self._codec = codec
         self._on_message = on_message
-        socket = sockets.router(context, address)
+        socket = sockets.router(context, address, peer_timeout)
         super().__init__(socket)
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
 

@@ -221,6 +221,7 @@ class WorkerHello(Message, frozen=True):
     num_pages: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    pid: int = 0  # on its host; 0: not told
 
 
 class Welcome(Message, frozen=True):

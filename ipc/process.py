@@ -5,6 +5,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -14,6 +16,9 @@ import structlog
 T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1
+
+READY = b"1"
+"""What a process tells its parent once it can do its work; another number is the id of a process that hangs."""
 
 
 def begin(process_name: str, level: str = "auto", log_format: str = "auto") -> None:
@@ -79,8 +84,26 @@ def end_with_parent(expected_parent: int) -> None:
 
 def report_ready(argv: list[str]) -> None:
     """Tell the parent that this process can do its work, if the parent asked (`--ready-fd N`)."""
-    arguments = dict(zip(argv[::2], argv[1::2], strict=False))
-    if "--ready-fd" in arguments:
-        descriptor = int(arguments["--ready-fd"])
-        os.write(descriptor, b"1")
+    descriptor = _ready_descriptor(argv)
+    if descriptor is not None:
+        os.write(descriptor, READY)
         os.close(descriptor)
+
+
+def hung_process_reporter(argv: list[str]) -> Callable[[int], None]:
+    """A function that tells the parent, if it asked, that the process with this id does nothing any more."""
+    descriptor = _ready_descriptor(argv)
+
+    def report(pid: int) -> None:
+        if descriptor is not None:
+            with suppress(OSError):  # full or closed: the parent has other worries
+                os.write(descriptor, f"{pid}\n".encode())
+
+    if descriptor is not None:
+        os.set_blocking(descriptor, False)
+    return report
+
+
+def _ready_descriptor(argv: list[str]) -> int | None:
+    value = dict(zip(argv[::2], argv[1::2], strict=False)).get("--ready-fd")
+    return None if value is None else int(value)

@@ -8,9 +8,18 @@ MAX_QUEUED_MESSAGES = 10_000
 MAX_MESSAGE_BYTES = 64 << 20  # a plan that brings many long prompts at once is the largest message
 
 
-def router(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    """A bound ROUTER. Sending to an absent or stalled peer raises instead of dropping silently."""
+def router(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, peer_timeout: float | None = None
+) -> zmq.Socket[bytes]:
+    """A bound ROUTER. Sending to an absent or stalled peer raises instead of dropping silently.
+
+    With `peer_timeout` (seconds) a peer whose process does not run at all (stopped, or on a host that is gone)
+    is disconnected. Its socket's own thread answers the pings: a peer that computes for long is not concerned.
+    """
     socket = _bounded(context.socket(zmq.ROUTER))
+    if peer_timeout is not None:
+        socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(peer_timeout * 1000 / 4)))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(peer_timeout * 1000)))
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects takes its identity over
     socket.bind(address)

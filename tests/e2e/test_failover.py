@@ -1,6 +1,7 @@
 """Processes die in the middle of streams: clients see a pause, and the tokens that they would have seen anyway."""
 
 import asyncio
+import signal
 from typing import Any
 
 import aiohttp
@@ -42,8 +43,10 @@ async def told(http: aiohttp.ClientSession, server: Server, body: dict[str, Any]
     return choices, usage and usage["completion_tokens"]
 
 
-async def all_told(http: aiohttp.ClientSession, server: Server, stops: dict[int, str]) -> list[Any]:
-    return await asyncio.gather(*(told(http, server, body) for body in bodies(stops)))
+async def all_told(
+    http: aiohttp.ClientSession, server: Server, stops: dict[int, str]
+) -> list[tuple[dict[int, Any], Any]]:
+    return list(await asyncio.gather(*(told(http, server, body) for body in bodies(stops))))
 
 
 async def late_stops(http: aiohttp.ClientSession, server: Server) -> dict[int, str]:
@@ -68,4 +71,24 @@ async def test_streams_go_on_after_the_scheduler_was_killed(checkpoint: Checkpoi
         again = await server.logged("requests submitted again", after=position)
         assert again["num_requests"] == 16
         assert await asyncio.wait_for(running, 60) == expected
+        await server.settled(http)
+
+
+async def test_streams_go_on_after_the_worker_was_stopped(checkpoint: Checkpoint) -> None:
+    """SIGSTOP, and no SIGCONT ever: the process is there and does nothing."""
+    body = bodies(dict.fromkeys(range(4), "never"))[1]
+    async with (
+        serving(checkpoint.folder, *FLAGS, "--heartbeat-timeout", "3") as server,
+        aiohttp.ClientSession() as http,
+    ):
+        expected = await told(http, server, body)
+        running = asyncio.create_task(told(http, server, body))
+        await asyncio.sleep(0.5)
+        assert not running.done()
+        position = len(server.log)
+        worker = server.children()["penstock-worker-0"]
+        worker.send_signal(signal.SIGSTOP)
+        await server.logged("hangs, killing it", after=position)
+        assert await asyncio.wait_for(running, 60) == expected
+        assert not worker.is_running()
         await server.settled(http)

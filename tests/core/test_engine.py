@@ -1,0 +1,131 @@
+"""The scheduler's process and a worker that is slow, or hangs: judged by its results, over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from penstock.core.config import Config, IpcOptions
+from penstock.core.engine import Engine
+from penstock.core.int32_buffer import pack_int32
+from penstock.ipc.channel import Dealer
+from penstock.ipc.codec import Codec
+from penstock.ipc.messages import (
+    PROTOCOL_VERSION,
+    EngineReady,
+    FrontendHello,
+    SequenceDelta,
+    StepPlan,
+    StepResult,
+    ToFrontend,
+    TokenBatch,
+    ToWorker,
+    Welcome,
+    WorkerHello,
+)
+from tests.core.driver import make_request
+
+PID = 4321
+
+
+class Peers:
+    """A frontend and a worker, which answers a plan only when the test says so."""
+
+    def __init__(self, folder: Path) -> None:
+        options = IpcOptions(
+            frontend_address=f"ipc://{folder}/f", worker_address=f"ipc://{folder}/w", heartbeat_interval=0.05
+        )
+        self.hung: list[int] = []
+        self.engine = Engine(Config(ipc=options), self.hung.append)
+        self._watch = asyncio.create_task(self.engine.watch())
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.to_frontend: asyncio.Queue[ToFrontend] = asyncio.Queue()
+        self.to_worker: asyncio.Queue[ToWorker] = asyncio.Queue()
+        self.frontend: Dealer[ToFrontend] = Dealer(
+            self._context, options.frontend_address, "f", Codec(ToFrontend), self.to_frontend.put_nowait
+        )
+        self.worker: Dealer[ToWorker] = self.new_worker()
+        self.frontend.send(FrontendHello(PROTOCOL_VERSION, "f", "m"))
+
+    def new_worker(self) -> Dealer[ToWorker]:
+        address = self.engine.worker_channel.address
+        self.worker = Dealer(self._context, address, "w", Codec(ToWorker), self.to_worker.put_nowait)
+        self.worker.send(WorkerHello(PROTOCOL_VERSION, "w", 0, "m", "cpu", "float32", 100, 64, 4, 64, 8, 32, PID))
+        return self.worker
+
+    async def plan(self) -> StepPlan:
+        while not isinstance(message := await asyncio.wait_for(self.to_worker.get(), 5), StepPlan):
+            pass
+        return message
+
+    async def welcome(self) -> None:
+        while not isinstance(await asyncio.wait_for(self.to_worker.get(), 5), Welcome):
+            pass
+
+    async def ready(self) -> None:
+        while not isinstance(await asyncio.wait_for(self.to_frontend.get(), 5), EngineReady):
+            pass
+
+    async def delta(self) -> SequenceDelta:
+        while not isinstance(message := await asyncio.wait_for(self.to_frontend.get(), 5), TokenBatch):
+            pass
+        return message.deltas[0]
+
+    def close(self) -> None:
+        self._watch.cancel()
+        self.frontend.close()
+        self.worker.close()
+        self._context.term()
+        self.engine.close()
+
+
+@pytest.fixture
+async def peers(tmp_path: Path) -> AsyncIterator[Peers]:
+    peers = Peers(tmp_path)
+    await peers.ready()
+    yield peers
+    peers.close()
+
+
+async def test_a_step_without_a_result_ends_the_worker(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process lives and answers pings; its device does not."""
+    monkeypatch.setattr("penstock.core.engine.STEP_SECONDS", 0.3)
+    monkeypatch.setattr("penstock.core.engine.STEP_SECONDS_PER_TOKEN", 0.0)
+    peers.frontend.send(make_request("a", [1, 2, 3], 2))
+    first = await peers.plan()
+    await asyncio.sleep(0.6)
+    assert peers.hung == [PID]
+    peers.worker.send(StepResult(first.step_id, pack_int32([9])))  # too late: it is not known any more
+    peers.worker.close()
+    peers.new_worker()
+    await peers.welcome()
+    again = await peers.plan()
+    assert again.new_rows == first.new_rows
+    peers.worker.send(StepResult(again.step_id, pack_int32([7])))
+    assert (await peers.delta()).token_ids == (7,)
+
+
+async def test_a_long_step_may_be_long(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound grows with the tokens of the step, and counts from the result before it."""
+    monkeypatch.setattr("penstock.core.engine.STEP_SECONDS", 0.3)
+    monkeypatch.setattr("penstock.core.engine.STEP_SECONDS_PER_TOKEN", 0.1)
+    await asyncio.sleep(0.5)  # idle: nothing is due
+    peers.frontend.send(make_request("a", range(20), 2))
+    step = await peers.plan()
+    await asyncio.sleep(1.2)
+    peers.worker.send(StepResult(step.step_id, pack_int32([7])))
+    assert (await peers.delta()).token_ids == (7,)
+    assert not peers.hung
+
+
+async def test_a_result_from_before_the_last_hello_is_dropped(peers: Peers) -> None:
+    peers.frontend.send(make_request("a", [1, 2, 3], 2))
+    first = await peers.plan()
+    peers.worker.send(WorkerHello(PROTOCOL_VERSION, "w", 0, "m", "cpu", "float32", 100, 64, 4, 64, 8, 32, PID))
+    peers.worker.send(StepResult(first.step_id, pack_int32([9])))
+    await peers.welcome()
+    again = await peers.plan()
+    peers.worker.send(StepResult(again.step_id, pack_int32([7])))
+    assert (await peers.delta()).token_ids == (7,)
