@@ -113,7 +113,7 @@ def test_only_the_sequence_that_stops_is_aborted(live: LiveServer) -> None:
     live.plays(lambda request, i: Script(ids, hangs=True) if i == 1 else Script(other))
     found = events(complete(live, stop=" down", n=3, stream=True, max_tokens=64))
     assert [completion_text(found, i) for i in range(3)] == ["The gate opens", "Water runs", "The gate opens"]
-    assert [(a.sequence_idx) for a in live.scheduler.aborted] == [1]
+    live.wait_until(lambda: [abort.sequence_idx for abort in live.scheduler.aborted] == [1])
 
 
 def test_min_tokens_are_not_searched(live: LiveServer) -> None:
