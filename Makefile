@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?=
 FLAGS ?=
+# Tests run by file in this many processes, with one thread each: most of them wait for one process or another.
+JOBS ?= 2
 SOURCES := bench core demo frontend gpu_worker ipc kernels
 # A folder's time stamp changes when a file in it comes or goes: then the editable install is made again.
 FOLDERS := $(shell find $(SOURCES) -type d -not -name __pycache__)
@@ -32,7 +34,7 @@ serve: $(VENV)/.made  ## Serve the demo model, or MODEL=folder
 	$(BIN)/penstock serve $(MODEL) $(FLAGS)
 
 test: $(VENV)/.made-dev  ## Run the tests
-	$(BIN)/python -m pytest $(FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(FLAGS)
 
 check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation builds
 	$(BIN)/ruff format --check .

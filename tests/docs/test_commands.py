@@ -21,6 +21,7 @@ from tests.docs.fences import KINDS, ROOT, Fence, fences, names
 _START_SECONDS = 90.0
 _SAID_IN_CHAT = "What is a KV cache?\n/stats\n/quit\n"
 _NOT_COPIED = {".git", ".venv", "build"}
+_OF_THE_MAKE_ABOVE = {"FLAGS", "JOBS", "MODEL", "MAKEFLAGS", "MAKELEVEL"}  # `make test FLAGS=...` is not for `make serve`
 
 
 def of_kind(*kinds: str) -> pytest.MarkDecorator:
@@ -44,7 +45,8 @@ class Workplace:
         curl = shutil.which("curl")
         assert curl is not None, "the pages tell people to use curl"
         self._script(tools / "curl", f'exec {curl} -sS --fail-with-body --max-time 60 "$@"')
-        self.environment = os.environ | {
+        mine = {name: value for name, value in os.environ.items() if name not in _OF_THE_MAKE_ABOVE}
+        self.environment = mine | {
             "PATH": f"{tools}:{os.environ['PATH']}",
             "PENSTOCK_LOG_FORMAT": "json",
             "PENSTOCK_NUM_THREADS": "1",
