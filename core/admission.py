@@ -6,6 +6,7 @@ from penstock.core.prefix_start import Start, find_start, is_sibling_ready
 from penstock.core.running_set import RunningSet
 from penstock.core.sequence import Sequence
 from penstock.core.step_record import Admission
+from penstock.core.suspects import Suspects
 from penstock.core.totals import Totals
 from penstock.core.waiting_queue import WaitingQueue
 
@@ -13,13 +14,16 @@ from penstock.core.waiting_queue import WaitingQueue
 class Admissions:
     """Moves sequences from waiting to running, in policy order, while budget, rows and pages last."""
 
-    __slots__ = ("_blocked", "_is_held", "_kv", "_running", "_totals", "_waiting")
+    __slots__ = ("_blocked", "_is_held", "_kv", "_running", "_suspects", "_totals", "_waiting")
 
-    def __init__(self, waiting: WaitingQueue, running: RunningSet, kv: KVPages, totals: Totals) -> None:
+    def __init__(
+        self, waiting: WaitingQueue, running: RunningSet, kv: KVPages, totals: Totals, suspects: Suspects
+    ) -> None:
         self._waiting = waiting
         self._running = running
         self._kv = kv
         self._totals = totals
+        self._suspects = suspects
         self._is_held = False
         self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
 
@@ -40,7 +44,7 @@ class Admissions:
         """
         waiting = self._waiting
         for request in waiting.parked():
-            if is_sibling_ready(request):
+            if is_sibling_ready(request) and self._suspects.may_run(request):
                 waiting.unpark(request)
         while (seq := waiting.head()) is not None:
             if budget <= 0:
@@ -51,7 +55,7 @@ class Admissions:
                 return "no free pages"
             if self._is_held and len(self._running):
                 return "no free pages since a preemption"
-            start = find_start(seq, self._kv)
+            start = find_start(seq, self._kv) if self._suspects.may_run(seq.request) else None
             if start is None:
                 waiting.park(seq.request)
                 continue

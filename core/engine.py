@@ -177,12 +177,13 @@ class Engine:
             log.error("worker refused", name=hello.name, reason=refusal)
             self.worker_channel.send(peer, Refused(refusal))
             return
+        has_died = self._hello is not None and self._hello.pid != hello.pid  # and this one came before it was missed
         self._worker, self._hello = peer, hello
         self.worker_channel.send(peer, Welcome(PROTOCOL_VERSION))
         if self._scheduler is None:
             self._scheduler = Scheduler.for_worker(self._config.scheduler, hello)
         else:
-            self._reset_scheduler(hello)
+            self._reset_scheduler(hello, has_died=has_died)
         log.info("worker connected", name=hello.name, device=hello.device, dtype=hello.dtype, pages=hello.num_pages)
         self._tell_frontends(self._readiness())
         self._changed()
@@ -191,7 +192,7 @@ class Engine:
         log.error("worker lost; its sequences wait for the next one", reason=reason)
         assert self._hello is not None
         self._worker = None
-        self._reset_scheduler(self._hello)
+        self._reset_scheduler(self._hello, has_died=True)
         self._tell_frontends(self._readiness())
         self._changed()
 
@@ -213,12 +214,16 @@ class Engine:
         if now - self._progress_at > seconds:
             self._lose_stuck_worker(f"step {step.step_id} of {num_tokens} tokens has no result after {seconds:.0f} s")
 
-    def _reset_scheduler(self, hello: WorkerHello) -> None:
+    def _reset_scheduler(self, hello: WorkerHello, *, has_died: bool) -> None:
         assert self._scheduler is not None
         if self._trace is not None:
             self._trace.forget_planned()
-        for owner, deltas in self._scheduler.reset_worker(hello).items():
+        for owner, deltas in self._scheduler.reset_worker(hello, has_died=has_died).items():
+            for delta in deltas:
+                log.error("sequence ended", request_id=delta.request_id, code=delta.error_code, reason=delta.error)
             self._send_deltas(owner, 0, deltas)
+        if num_suspects := len(self._scheduler.suspects):
+            log.info("requests in flight when the worker died are tried in halves", num_suspects=num_suspects)
 
     def _on_step_result(self, result: StepResult) -> None:
         assert self._scheduler is not None

@@ -24,6 +24,7 @@ from penstock.core.running_set import RunningSet
 from penstock.core.sequence import Owner, Request, Sequence
 from penstock.core.settle_calendar import SettleCalendar
 from penstock.core.step_record import Admission, Preemption, StepRecord, make_record
+from penstock.core.suspects import Suspects
 from penstock.core.totals import Totals
 from penstock.core.waiting_queue import WaitingQueue
 from penstock.core.worker_limits import WorkerLimits
@@ -38,6 +39,8 @@ from penstock.ipc.messages import (
 )
 
 __all__ = ["Deltas", "Refusal", "ScheduledStep", "Scheduler", "UnexpectedResultError"]
+
+ENDS_WORKERS = "the worker died whenever it computed this request, and with this request alone"
 
 Deltas = dict[Owner, list[SequenceDelta]]
 """What there is to tell, by the owner that each request was added with."""
@@ -61,6 +64,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self._num_arrivals = 0
         self.totals = Totals()
+        self.suspects = Suspects()
         self._set_limits(limits)
 
     @classmethod
@@ -73,7 +77,7 @@ class Scheduler:
         self.kv = KVPages(limits.num_pages, limits.page_size, enable_prefix_caching=self._options.enable_prefix_caching)
         self.running = RunningSet(limits.max_num_seqs)
         self.in_flight: deque[InFlightStep] = deque()
-        self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals)
+        self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals, self.suspects)
         self._is_stalled = False  # in this step, a decode waits for pages of sequences that end for sure
         self._preempted: list[Preemption] = []  # since the last record
         self.calendar = SettleCalendar()
@@ -108,29 +112,23 @@ class Scheduler:
             self.abort(request_id)
         return len(request_ids)
 
-    def fail(self, request_id: str, sequence_idx: int, error: str) -> Deltas:
-        """End one sequence with finish_reason "error"; nothing to tell if it is not live."""
-        deltas: Deltas = {}
-        request = self.requests.get(request_id)
-        if request is not None:
-            for seq in [*request.running, *request.waiting]:
-                if seq.sequence_idx == sequence_idx:
-                    self._remove(seq)
-                    deltas[request.owner] = [seq.error_delta(error)]
-        return deltas
-
-    def reset_worker(self, hello: WorkerHello | None = None) -> Deltas:
+    def reset_worker(self, hello: WorkerHello | None = None, *, has_died: bool = True) -> Deltas:
         """The worker is gone, or another one is there: nothing that it held exists any more.
 
         Running sequences wait again at their places in the order and will be recomputed from their
         tokens; steps in flight are forgotten, the prefix cache is empty. With a hello the new worker's
-        sizes apply; sequences already too long for it end with an error, which is what is returned.
+        sizes apply. Returned are the ends of sequences that are too long for it, and of a request that ends workers:
+        if this one `has_died`, what it had in flight is suspected of it.
         """
+        culprit = self.suspects.blame(self.in_flight) if has_died else None
         for seq in list(self.running):
             self.running.leave(seq)
             self.waiting.put_back(seq)
         self._set_limits(self.limits if hello is None else WorkerLimits.of(self._options, hello))
         deltas: Deltas = {}
+        for seq in [] if culprit is None else list(culprit.waiting):
+            self._remove(seq)
+            deltas.setdefault(seq.owner, []).append(seq.error_delta(ENDS_WORKERS, "ends_workers"))
         max_len = self.limits.max_sequence_len
         for request in list(self.waiting.requests()):
             request.limit_length(max_len)
@@ -165,6 +163,7 @@ class Scheduler:
         """
         if not self.can_schedule:
             return None
+        self.suspects.advance()
         builder = PlanBuilder()
         admitted: list[Admission] = []
         decodes, starts = self._place_decodes(builder)

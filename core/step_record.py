@@ -7,11 +7,13 @@ from msgspec import Struct
 
 from penstock.core.kv_pages import KVPages
 from penstock.core.plan_builder import DecodeBatch, PlanBuilder
+from penstock.core.sequence import Sequence
 from penstock.core.waiting_queue import WaitingQueue
 
 MAX_WAITING_SHOWN = 64
 SIBLING = "sibling's prompt"
 IN_LINE = "behind the first"
+ON_TRIAL = "a worker died: others are tried first"
 
 
 class Admission(Struct, frozen=True, gc=False):
@@ -62,14 +64,17 @@ def make_record(
     rows = [(seq.request_id, seq.sequence_idx, 1) for seq in decodes.seqs]
     rows += [(chunk.seq.request_id, chunk.seq.sequence_idx, chunk.num_new) for chunk in builder.chunks]
     head = waiting.head()
-    num_parked = sum(len(request.waiting) for request in waiting.parked())
+    parked = waiting.parked()
+    num_parked = sum(len(request.waiting) for request in parked)
+    num_after_siblings = sum(len(request.waiting) for request in parked if request.running)
     reasons = {
-        SIBLING: num_parked,
+        SIBLING: num_after_siblings,
+        ON_TRIAL: num_parked - num_after_siblings,
         blocked_by: int(head is not None),
         IN_LINE: waiting.num_seqs - num_parked - (head is not None),
     }
     shown = [
-        (seq.request_id, seq.sequence_idx, SIBLING if seq.request.is_parked else blocked_by if seq is head else IN_LINE)
+        (seq.request_id, seq.sequence_idx, _parked_for(seq) or (blocked_by if seq is head else IN_LINE))
         for seq in waiting.first(MAX_WAITING_SHOWN)
     ]
     return StepRecord(
@@ -85,3 +90,8 @@ def make_record(
         waiting=shown,
         waiting_reasons={reason: count for reason, count in reasons.items() if count},
     )
+
+
+def _parked_for(seq: Sequence) -> str:
+    request = seq.request
+    return "" if not request.is_parked else SIBLING if request.running else ON_TRIAL

@@ -5,8 +5,8 @@
     hanging      the scheduler tells of a worker that does not answer: killed, which is a death
     SIGTERM      frontends drain (running streams finish), then scheduler and worker end; exit 0; a second one
                  (or Ctrl-C) does not wait for the streams
-    giving up    a process that refuses its configuration (exit code 2), or that dies more often than
-                 `_MAX_RESTARTS` in `_RESTART_WINDOW` seconds, ends everything with a non-zero code
+    giving up    a process that refuses its configuration (exit code 2), or that dies too often
+                 (`_MAX_DEATHS` in `_DEATHS_WINDOW` seconds), ends everything with a non-zero code
 
 Children end with this process (the kernel signals them), so there are no orphans.
 """
@@ -37,8 +37,11 @@ log = structlog.get_logger()
 EXIT_CONFIG = 2
 """A child's exit code for a configuration that cannot work: starting it again would not help."""
 
-_MAX_RESTARTS = 5
-_RESTART_WINDOW = 60.0
+_MAX_DEATHS, _MAX_DEATHS_AT_WORK = 5, 40
+"""One that never gets ready has no future. One that dies at work may do so because of a request, and finding that
+one costs a death for each halving of those that were in flight."""
+
+_DEATHS_WINDOW = 60.0
 _END_GRACE = 5.0  # seconds between SIGTERM (after draining) and SIGKILL
 
 
@@ -50,7 +53,8 @@ class Child:
         self._module = module
         self._config = config
         self._index = index
-        self._deaths: deque[float] = deque(maxlen=_MAX_RESTARTS)
+        self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
+        self._deaths_at_work: deque[float] = deque(maxlen=_MAX_DEATHS_AT_WORK)
         self.process: asyncio.subprocess.Process | None = None
         self.is_ready = asyncio.Event()
         self.on_hung: Callable[[int], None] = lambda pid: None
@@ -90,8 +94,9 @@ class Child:
 
     def may_restart(self, now: float) -> bool:
         """Note a death; False if there were too many of late."""
-        self._deaths.append(now)
-        return len(self._deaths) < _MAX_RESTARTS or now - self._deaths[0] > _RESTART_WINDOW
+        deaths = self._deaths_at_work if self.is_ready.is_set() else self._deaths
+        deaths.append(now)
+        return len(deaths) < (deaths.maxlen or 0) or now - deaths[0] > _DEATHS_WINDOW
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if it runs."""

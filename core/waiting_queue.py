@@ -15,7 +15,8 @@ class WaitingQueue:
     """A heap of requests (by `order`) that have waiting sequences (by `sequence_idx`).
 
     A request whose sequences wait for a sibling to compute their common prompt is parked beside the
-    heap, so that it does not hold up those behind it. Entries of requests that have nothing waiting
+    heap, so that it does not hold up those behind it; so is one that must wait until it is known who ended a worker.
+    Entries of requests that have nothing waiting
     any more are dropped when they reach the top, or all at once when they are the majority.
     """
 
@@ -78,7 +79,7 @@ class WaitingQueue:
         self._parked[request] = None
 
     def parked(self) -> list[Request]:
-        """Return the requests set aside; each has a running sequence, so there are no more than rows."""
+        """Return the requests set aside: no more than rows, but while suspects of a worker's death are tried."""
         return list(self._parked)
 
     def unpark(self, request: Request) -> None:

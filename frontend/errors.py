@@ -17,6 +17,7 @@
     |-- Overloaded                    429     rate_limit_error        queue_full
     `-- ServerError                   500     server_error            internal_error
         |-- EngineFailed              500                             engine_error
+        |-- EndsWorkers               500                             request_ends_workers
         |-- ClientTooSlow             500                             client_too_slow
         `-- Unavailable               503                             engine_not_ready
             |-- EngineLost            503                             engine_lost
@@ -37,6 +38,7 @@ class ApiError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
+    may_retry: ClassVar[bool] = True  # as far as the status says so; False: clients are told not to
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -149,6 +151,13 @@ class EngineFailed(ServerError):
     code = "engine_error"
 
 
+class EndsWorkers(ServerError):
+    """Workers die of this request; sending it again would only do that again."""
+
+    code = "request_ends_workers"
+    may_retry = False
+
+
 class ClientTooSlow(ServerError):
     """The client reads so slowly that its unread output reached the bound."""
 
@@ -194,7 +203,8 @@ def http_status(error: ApiError) -> int:
 
 def http_headers(error: ApiError) -> dict[str, str]:
     """The headers that go with it."""
-    return {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    return headers if error.may_retry else headers | {"x-should-retry": "false"}
 
 
 def error_body(error: ApiError) -> bytes:

@@ -15,7 +15,15 @@ from time import monotonic
 
 from penstock.frontend.detokenize import Detokenizer
 from penstock.frontend.engine_client import EngineClient
-from penstock.frontend.errors import ApiError, ClientTooSlow, EngineFailed, GrammarFailed, InvalidRequest, Overloaded
+from penstock.frontend.errors import (
+    ApiError,
+    ClientTooSlow,
+    EndsWorkers,
+    EngineFailed,
+    GrammarFailed,
+    InvalidRequest,
+    Overloaded,
+)
 from penstock.frontend.schema import Timings
 from penstock.frontend.scores import HeldScores, ShownToken, TokenScore, num_scored, read_scores
 from penstock.frontend.stop_strings import StopMatcher
@@ -353,6 +361,8 @@ def _failure(delta: SequenceDelta) -> ApiError:
         return InvalidRequest(delta.error)
     if delta.error_code == "grammar":
         return GrammarFailed(delta.error)
+    if delta.error_code == "ends_workers":
+        return EndsWorkers(delta.error)
     if delta.finish_reason == "abort":
         return EngineFailed("the engine aborted the request")
     return EngineFailed(f"the engine failed on this request: {delta.error}" if delta.error else "the engine failed")

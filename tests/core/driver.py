@@ -113,6 +113,7 @@ class Driver:
         self.added: dict[str, tuple[AddRequest, bytes]] = {}
         self.num_resumed = 0  # sequences that had outputs
         self.totals = [self.scheduler.totals]  # of each scheduler
+        self.num_deaths = 0  # of workers
 
     def add(self, request: AddRequest, owner: bytes = OWNER) -> Refusal | None:
         refusal = self.scheduler.add_request(request, owner)
@@ -188,6 +189,7 @@ class Driver:
         raise AssertionError("no end")
 
     def reset_worker(self, limits: WorkerLimits | None = None) -> None:
+        self.num_deaths += 1
         self.plans.clear()
         self.results.clear()
         if limits is None:

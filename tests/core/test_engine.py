@@ -14,6 +14,7 @@ from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
+    EngineNotReady,
     EngineReady,
     FrontendHello,
     SequenceDelta,
@@ -23,6 +24,7 @@ from penstock.ipc.messages import (
     TokenBatch,
     ToWorker,
     Welcome,
+    WorkerFailed,
     WorkerHello,
 )
 from tests.core.driver import make_request
@@ -66,6 +68,10 @@ class Peers:
 
     async def ready(self) -> None:
         while not isinstance(await asyncio.wait_for(self.to_frontend.get(), 5), EngineReady):
+            pass
+
+    async def not_ready(self) -> None:
+        while not isinstance(await asyncio.wait_for(self.to_frontend.get(), 5), EngineNotReady):
             pass
 
     async def delta(self) -> SequenceDelta:
@@ -128,4 +134,23 @@ async def test_a_result_from_before_the_last_hello_is_dropped(peers: Peers) -> N
     await peers.welcome()
     again = await peers.plan()
     peers.worker.send(StepResult(again.step_id, pack_int32([7])))
+    assert (await peers.delta()).token_ids == (7,)
+
+
+async def test_a_request_that_ends_two_workers_is_ended(peers: Peers) -> None:
+    peers.frontend.send(make_request("a", [1, 2, 3], 2))
+    plan = await peers.plan()
+    peers.worker.send(WorkerFailed(plan.step_id, "illegal address"))
+    await peers.not_ready()
+    peers.worker.close()
+    peers.new_worker()
+    again = await peers.plan()
+    peers.worker.send(WorkerFailed(again.step_id, "once more"))
+    delta = await peers.delta()
+    peers.worker.close()
+    peers.new_worker()
+    assert (delta.finish_reason, delta.error_code) == ("error", "ends_workers")
+    peers.frontend.send(make_request("b", [1, 2, 3], 2))
+    plan = await peers.plan()
+    peers.worker.send(StepResult(plan.step_id, pack_int32([7])))
     assert (await peers.delta()).token_ids == (7,)

@@ -209,19 +209,6 @@ def test_a_frontend_that_is_gone_takes_only_its_own_requests() -> None:
     assert set(driver.finished) == {("r0", 0), ("r2", 0)}
 
 
-def test_one_sequence_can_be_failed_alone() -> None:
-    driver = Driver()
-    driver.add(make_request("a", range(5), n=2))
-    driver.step()
-    deltas = driver.scheduler.fail("a", 1, "it broke the worker")
-    assert [delta.error for delta in deltas[OWNER]] == ["it broke the worker"]
-    driver.take(deltas)
-    assert driver.scheduler.fail("a", 1, "again") == {}
-    driver.run()
-    assert driver.finished["a", 0].finish_reason == "length"
-    assert driver.finished["a", 1].finish_reason == "error"
-
-
 def test_sequences_too_long_for_the_next_worker_end_with_an_error() -> None:
     driver = Driver(make_limits(max_model_len=64), pipeline_depth=1)
     driver.add(make_request("a", range(20), 20))

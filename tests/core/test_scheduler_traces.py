@@ -105,8 +105,12 @@ def check_outputs(driver: Driver, requests: list[AddRequest]) -> None:
                 assert name not in driver.finished
                 assert output == expected[: len(output)]
                 continue
-            assert output == expected
             last = driver.finished[name]
+            if last.error_code == "ends_workers":  # workers that die so often make suspects of anybody
+                assert driver.num_deaths >= 2
+                assert output == expected[: len(output)]
+                continue
+            assert output == expected
             is_stop = expected[-1] in request.sampling.stop_token_ids and len(expected) > request.sampling.min_tokens
             assert last.finish_reason == ("stop" if is_stop else "length")
             assert last.stop_token_id == (expected[-1] if is_stop else None)
