@@ -138,7 +138,7 @@ async def test_a_result_from_before_the_last_hello_is_dropped(peers: Peers) -> N
 
 
 async def test_a_request_that_ends_two_workers_is_ended(peers: Peers) -> None:
-    peers.frontend.send(make_request("a", [1, 2, 3], 2))
+    peers.frontend.send(make_request("a", [1, 2, 3], 1))
     plan = await peers.plan()
     peers.worker.send(WorkerFailed(plan.step_id, "illegal address"))
     await peers.not_ready()
@@ -150,7 +150,7 @@ async def test_a_request_that_ends_two_workers_is_ended(peers: Peers) -> None:
     peers.worker.close()
     peers.new_worker()
     assert (delta.finish_reason, delta.error_code) == ("error", "ends_workers")
-    peers.frontend.send(make_request("b", [1, 2, 3], 2))
+    peers.frontend.send(make_request("b", [1, 2, 3], 1))
     plan = await peers.plan()
     peers.worker.send(StepResult(plan.step_id, pack_int32([7])))
     assert (await peers.delta()).token_ids == (7,)
