@@ -19,6 +19,7 @@ from penstock.core.config import Config
 from penstock.core.peers import Peers
 from penstock.core.scheduler import Refusal, Scheduler
 from penstock.core.step_trace import StepTrace
+from penstock.ipc import faults
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec
 from penstock.ipc.messages import (
@@ -46,6 +47,9 @@ from penstock.ipc.messages import (
 )
 
 log = structlog.get_logger()
+
+_before_plan, _after_plan = faults.point("scheduler.plan"), faults.point("scheduler.planned")
+_before_tokens = faults.point("scheduler.tokens")
 
 _STATS_INTERVAL = 0.2
 """Seconds between two EngineStats at most: fresh enough to watch, rare enough to cost nothing."""
@@ -236,6 +240,7 @@ class Engine:
         if self._trace is not None:
             process_us = (monotonic() - received) * 1e6
             self._trace.returned(result.step_id, received, process_us, result.num_forward_us, result.num_idle_us)
+        _before_tokens()
         self._pump()  # the worker first: its time is dearer than the clients'
         for owner, deltas in output.items():
             self._send_deltas(owner, result.step_id, deltas)
@@ -259,9 +264,11 @@ class Engine:
             if self._trace is not None:
                 sent = monotonic()
                 self._trace.planned(step.plan.step_id, step.record, (sent - started) * 1e6, sent)
+            _before_plan()
             if not self.worker_channel.send(self._worker, step.plan):
                 self._lose_stuck_worker("it is not connected any more")
                 return
+            _after_plan()
 
     def _changed(self) -> None:
         """Something may be schedulable, and the counters differ: once for all messages of this turn."""

@@ -19,6 +19,7 @@ import zmq
 
 from penstock.frontend.errors import EngineLost, Unavailable
 from penstock.frontend.live_requests import MAX_LOSSES, DeltaSink, LiveRequest
+from penstock.ipc import faults
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.messages import (
@@ -40,6 +41,8 @@ from penstock.ipc.messages import (
 )
 
 log = structlog.get_logger()
+
+_before_tokens = faults.point("frontend.tokens")
 
 RESUME_WAIT_SECONDS = 60.0
 """How long a request that lost its scheduler waits for another one, and its worker."""
@@ -170,6 +173,7 @@ class EngineClient:
         if type(message) is not TokenBatch:
             self._on_news(message)
             return
+        _before_tokens()
         requests = self._submitted
         for delta in message.deltas:
             live = requests.get(delta.request_id)

@@ -9,11 +9,12 @@ import structlog
 import zmq
 
 from penstock.core.config import Config, ConfigError
+from penstock.gpu_worker.faults import with_faults
 from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.profiler import StepProfiler
 from penstock.gpu_worker.start import start
 from penstock.gpu_worker.worker_loop import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, run_worker
-from penstock.ipc import process
+from penstock.ipc import faults, process
 from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.messages import ToWorker
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the supervisor decides
     profiler = None
     try:
+        faults.point("worker.load")()
         started = start(config, _NAME)
         if config.worker.profile:
             profiler = StepProfiler(config.worker.profile)
@@ -45,9 +47,10 @@ def main(argv: list[str]) -> int:
     channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, _NAME, Codec(ToWorker))
     try:
         process.report_ready(argv)
+        runner, plans = with_faults(started.runner, channel)
         code = run_worker(
-            started.runner,
-            channel,
+            runner,
+            plans,
             started.hello,
             int(config.ipc.heartbeat_interval * 1000),
             None if profiler is None else profiler.step,

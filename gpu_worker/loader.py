@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from penstock.core.config import ConfigError
 from penstock.core.config.checkpoint import read_json
-from penstock.gpu_worker.model_config import ModelConfig, parse_model_config
+from penstock.gpu_worker.model_config import CLOCKWORK, ModelConfig, parse_model_config
+from penstock.gpu_worker.models.clockwork import ClockworkModel
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.weights import build_weights, expected_tensors, is_ignored
 
@@ -45,6 +46,8 @@ def load_model(folder: Path, config: ModelConfig, dtype: torch.dtype, device: to
     Raises:
         LoadError: if files or tensors are missing, unexpected or of other shapes.
     """
+    if config.architecture == CLOCKWORK:
+        return ClockworkModel(folder, config, dtype, device)
     expected = expected_tensors(config)
     files = _open_all(_weight_files(folder))
     where: dict[str, Any] = {}

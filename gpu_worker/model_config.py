@@ -13,13 +13,18 @@ from msgspec.structs import replace
 
 from penstock.core.config import ConfigError
 
-Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+Architecture = Literal[
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "ClockworkForCausalLM"
+]
 ARCHITECTURES: tuple[Architecture, ...] = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
+
+CLOCKWORK: Architecture = "ClockworkForCausalLM"
+"""For tests (see `models/clockwork.py`)."""
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -139,7 +144,7 @@ def _architecture(raw: Mapping[str, Any]) -> Architecture:
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise ConfigError(f"this checkpoint is quantized ({method}), and quantized weights are not supported")
     named = raw.get("architectures") or []
-    for architecture in ARCHITECTURES:
+    for architecture in (*ARCHITECTURES, CLOCKWORK):
         if named and named[0] == architecture:
             return architecture
     found = ", ".join(map(str, named)) or "none named"

@@ -6,7 +6,6 @@ from typing import Protocol
 
 import structlog
 
-from penstock.gpu_worker.model_runner import ModelRunner, PendingStep
 from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
 from penstock.ipc.messages import (
     Heartbeat,
@@ -15,6 +14,7 @@ from penstock.ipc.messages import (
     SayHello,
     Shutdown,
     StepPlan,
+    StepResult,
     ToWorker,
     Welcome,
     WorkerFailed,
@@ -39,8 +39,32 @@ class Channel(Protocol):
         """The next message, or None if none came in time."""
 
 
+class PendingResult(Protocol):
+    """A launched step."""
+
+    @property
+    def step_id(self) -> int:
+        """Its plan's."""
+
+    def is_ready(self) -> bool:
+        """Whether `result` would return at once."""
+
+    def result(self) -> StepResult:
+        """Its answer; blocks until the device has it."""
+
+
+class Runner(Protocol):
+    """What executes plans (`ModelRunner`)."""
+
+    def launch(self, plan: StepPlan) -> PendingResult:
+        """Begin a step."""
+
+    def clear_rows(self) -> None:
+        """Forget all sequences."""
+
+
 def run_worker(
-    runner: ModelRunner,
+    runner: Runner,
     channel: Channel,
     hello: WorkerHello,
     heartbeat_ms: int,
@@ -51,7 +75,7 @@ def run_worker(
     A plan that is queued already is launched before the loop waits for the result of an older one, so the
     device goes from step to step without waiting for the host. `on_step` is called after each launch.
     """
-    pending: deque[PendingStep] = deque()
+    pending: deque[PendingResult] = deque()
     channel.send(hello)
     while True:
         try:

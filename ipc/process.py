@@ -13,6 +13,8 @@ import msgspec
 import setproctitle
 import structlog
 
+from penstock.ipc import faults
+
 T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1
@@ -25,6 +27,8 @@ def begin(process_name: str, level: str = "auto", log_format: str = "auto") -> N
     """Name this process for `ps` and for its log lines, and set logging up."""
     setproctitle.setproctitle(process_name)
     setup_logging(process_name, level, log_format)
+    if faults.ARMED:
+        structlog.get_logger().warning("this process was started with faults", faults=[f"{f}" for f in faults.ARMED])
 
 
 def setup_logging(process_name: str, level: str = "auto", log_format: str = "auto") -> None:

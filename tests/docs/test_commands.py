@@ -21,7 +21,13 @@ from tests.docs.fences import KINDS, ROOT, Fence, fences, names
 _START_SECONDS = 90.0
 _SAID_IN_CHAT = "What is a KV cache?\n/stats\n/quit\n"
 _NOT_COPIED = {".git", ".venv", "build"}
-_OF_THE_MAKE_ABOVE = {"FLAGS", "JOBS", "MODEL", "MAKEFLAGS", "MAKELEVEL"}  # `make test FLAGS=...` is not for `make serve`
+_OF_THE_MAKE_ABOVE = {
+    "FLAGS",
+    "JOBS",
+    "MODEL",
+    "MAKEFLAGS",
+    "MAKELEVEL",
+}  # `make test FLAGS=...` is not for `make serve`
 
 
 def of_kind(*kinds: str) -> pytest.MarkDecorator:

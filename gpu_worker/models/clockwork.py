@@ -1,0 +1,88 @@
+"""A model for tests: its next token is a hash of all tokens before it, as it reads them back from the KV pool.
+
+It has no weights. What it "computes" of a token is the token's own id, kept as the key in the slot that the plan names;
+then it reads the whole sequence through the row's page table. So a token that was lost, doubled or left from somebody
+else, in any page, changes everything after it, and `next_token` says what should have come.
+
+A step can be made to last: the time passes asleep, so a thousand streams at twenty tokens a second cost little.
+
+    config.json     {"architectures": ["ClockworkForCausalLM"], "step_seconds": 0.05, "token_seconds": 0.0, ...}
+"""
+
+import time
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.core.config import ConfigError
+from penstock.core.config.checkpoint import read_json
+from penstock.gpu_worker.layers import Linear
+from penstock.gpu_worker.model_config import ModelConfig
+from penstock.gpu_worker.models.dense import DenseModel, DenseWeights, ForwardInputs
+
+FIRST, LAST = 3, 96
+"""Only these ids are drawn freely; in a byte-level vocabulary after three special tokens they are "!" to "~"."""
+
+_BITS = 15  # a score is a hash of so many bits, times the vocabulary, plus the id: exact in fp32 up to 512 ids
+_MAX_VOCAB_SIZE = 1 << (24 - _BITS)
+
+
+class ClockworkModel(DenseModel):
+    """Everything but tokens is left out. Only on the CPU, in fp32, where token ids are exact."""
+
+    def __init__(self, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        """Read the pace from the folder's config.json.
+
+        Raises:
+            ConfigError: for another device or dtype, or a large vocabulary.
+        """
+        if device.type != "cpu" or dtype != torch.float32 or config.vocab_size > _MAX_VOCAB_SIZE:
+            raise ConfigError(f"the clockwork model is for tests: on cpu, float32, at most {_MAX_VOCAB_SIZE} token ids")
+        nothing = torch.zeros(0, device=device)
+        super().__init__(config, DenseWeights(nothing, (), nothing, Linear(nothing)))
+        pace = read_json(folder / "config.json")
+        self._step_seconds = float(pace.get("step_seconds", 0.0))
+        self._token_seconds = float(pace.get("token_seconds", 0.0))
+
+    def forward(self, inputs: ForwardInputs, kv: Tensor) -> Tensor:
+        """Keep the batch's tokens in their slots; [T, 1], the hash of the sequence up to each row's last token."""
+        ends_at = time.monotonic() + self._step_seconds + self._token_seconds * inputs.input_ids.shape[0]
+        page_size = kv.shape[4]
+        kept = kv[0, 0, :, 0, :, 0]  # [pages, page_size]
+        kept[inputs.slot_mapping // page_size, inputs.slot_mapping % page_size] = inputs.input_ids.float()
+        pages = kept.numpy()
+        hidden = torch.zeros(inputs.input_ids.shape[0], 1)
+        ends = (inputs.query_start_loc[1:] - 1).tolist()
+        for end, num_tokens, table in zip(ends, inputs.seq_lens.tolist(), inputs.page_table.numpy(), strict=True):
+            tokens = pages[table[: -(-num_tokens // page_size)]].reshape(-1)[:num_tokens]
+            hidden[end, 0] = _digest(tokens.astype("<i4").tobytes())
+        time.sleep(max(0.0, ends_at - time.monotonic()))
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, 1] of the rows that sample -> [S, V]."""
+        return torch.from_numpy(_scores(hidden[:, 0].numpy().astype(np.int64), self.config.vocab_size))
+
+
+def next_token(token_ids: Iterable[int]) -> int:
+    """The greedy token after these: the oracle."""
+    digest = _digest(np.fromiter(token_ids, dtype="<i4").tobytes())
+    return int(_scores(np.array([digest]), LAST + 1)[0].argmax())
+
+
+def _digest(tokens: bytes) -> int:
+    return zlib.crc32(tokens) >> 8  # exact in fp32
+
+
+def _scores(digests: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
+    """fp32[S, V], all different: of each id a hash, which is higher for the ids that are drawn freely."""
+    ids = np.arange(vocab_size)
+    hashes = (digests[:, None] * (2 * ids + 1) * 0x9E37 >> 8) & ((1 << _BITS) - 1)
+    scores = (hashes * _MAX_VOCAB_SIZE + ids).astype(np.float32)
+    scores[:, (ids < FIRST) | (ids > LAST)] -= 1 << 24
+    return scores

@@ -1,0 +1,137 @@
+"""Fault points, for tests: a process that reaches one dies, hangs, fails or dawdles, if it was started so.
+
+    PENSTOCK_FAULTS="worker.step:kill@17,worker.result:delay=0.5,worker.step:kill@token=777"
+
+    POINT:ACTION[=SECONDS][@WHEN]    WHEN: the number of the call in this process, from 1; or token=ID, where the point
+                                     is told which tokens are concerned; without it: each call
+    PENSTOCK_FAULTS_ONCE=FOLDER      each fault happens once, however many processes have it: it leaves a file there
+
+Read once, when a process starts, from its environment alone: no request can reach it. What is not armed is a function
+that does nothing.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+FAULTS, ONCE = "PENSTOCK_FAULTS", "PENSTOCK_FAULTS_ONCE"
+
+POINTS = (
+    "worker.load",  # before the weights
+    "worker.step",  # a plan came, nothing is computed
+    "worker.computed",  # its tokens are drawn
+    "worker.result",  # before they are sent
+    "scheduler.plan",  # a plan is made, not sent
+    "scheduler.planned",  # it is sent
+    "scheduler.tokens",  # a result was applied, no frontend knows of it
+    "frontend.tokens",  # tokens came, no client knows of them
+)
+ACTIONS = ("kill", "raise", "memory", "hang", "stop", "delay")
+
+
+class InjectedFault(RuntimeError):
+    """What `raise` raises."""
+
+
+class Fault(NamedTuple):
+    """One entry of the variable."""
+
+    point: str
+    action: str
+    seconds: float = 0.0
+    call: int = 0  # 0: each one
+    token_id: int = -1  # -1: whatever the tokens
+
+    def happen(self) -> None:
+        """Do it, unless that was once before and once is enough."""
+        if not _is_first(self):
+            return
+        match self.action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "hang":
+                while True:
+                    time.sleep(3600.0)
+            case "raise":
+                raise InjectedFault(f"injected at {self.point}")
+            case "memory":
+                raise MemoryError(f"injected at {self.point}")
+            case "delay":
+                time.sleep(self.seconds)
+
+
+def parse(text: str) -> tuple[Fault, ...]:
+    """Read the variable's value.
+
+    Raises:
+        ValueError: an entry that means nothing; nothing is left out silently.
+    """
+    return tuple(_parse_one(entry.strip()) for entry in text.split(",") if entry.strip())
+
+
+def _parse_one(entry: str) -> Fault:
+    what, _, when = entry.partition("@")
+    point, _, action = what.partition(":")
+    action, _, seconds = action.partition("=")
+    if point not in POINTS or action not in ACTIONS:
+        raise ValueError(f"{FAULTS}: {entry!r} is not POINT:ACTION[=SECONDS][@WHEN] of {POINTS} and {ACTIONS}")
+    token_id = int(when.removeprefix("token=")) if when.startswith("token=") else -1
+    return Fault(point, action, float(seconds or 0), int(when) if when and token_id < 0 else 0, token_id)
+
+
+def read(environment: Mapping[str, str]) -> tuple[Fault, ...]:
+    """The faults that a process with this environment is to have."""
+    return parse(environment.get(FAULTS, ""))
+
+
+ARMED = read(os.environ)
+
+
+def point(name: str, faults: tuple[Fault, ...] = ARMED) -> Callable[[], None]:
+    """What to call at the point of this name; it counts the calls."""
+    assert name in POINTS
+    found = [fault for fault in faults if fault.point == name and fault.token_id < 0]
+    if not found:
+        return _nothing
+    num_calls = 0
+
+    def reached() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        for fault in found:
+            if fault.call in (0, num_calls):
+                fault.happen()
+
+    return reached
+
+
+def token_point(name: str, faults: tuple[Fault, ...] = ARMED) -> Callable[[Collection[int]], None] | None:
+    """The same for faults that wait for a token; to be called with those that are concerned. None if there are none."""
+    found = [fault for fault in faults if fault.point == name and fault.token_id >= 0]
+
+    def reached(token_ids: Collection[int]) -> None:
+        for fault in found:
+            if fault.token_id in token_ids:
+                fault.happen()
+
+    return reached if found else None
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_first(fault: Fault) -> bool:
+    folder = os.environ.get(ONCE)
+    if not folder:
+        return True
+    try:
+        (Path(folder) / "-".join(map(str, fault))).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
