@@ -5,20 +5,17 @@
     hanging      the scheduler tells of a worker that does not answer: killed, which is a death
     SIGTERM      frontends drain (running streams finish), then scheduler and worker end; exit 0; a second one
                  (or Ctrl-C) does not wait for the streams
-    giving up    a process that refuses its configuration (exit code 2), or that dies too often
-                 (`_MAX_DEATHS` in `_DEATHS_WINDOW` seconds), ends everything with a non-zero code
+    giving up    a process that refuses its configuration (exit code 2), or that dies too often (`child.py`),
+                 ends everything with a non-zero code
 
 Children end with this process (the kernel signals them), so there are no orphans.
 """
 
 import asyncio
-import os
 import signal
 import socket
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +23,7 @@ import msgspec
 import structlog
 
 from penstock.core.banner import Banner
+from penstock.core.child import Child
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import with_addresses
 from penstock.core.config.checkpoint import model_dir
@@ -37,76 +35,7 @@ log = structlog.get_logger()
 EXIT_CONFIG = 2
 """A child's exit code for a configuration that cannot work: starting it again would not help."""
 
-_MAX_DEATHS, _MAX_DEATHS_AT_WORK = 5, 40
-"""One that never gets ready has no future. One that dies at work may do so because of a request, and finding that
-one costs a death for each halving of those that were in flight."""
-
-_DEATHS_WINDOW = 60.0
 _END_GRACE = 5.0  # seconds between SIGTERM (after draining) and SIGKILL
-
-
-class Child:
-    """One process that should run: what to start, and the one that runs now."""
-
-    def __init__(self, name: str, module: str, config: Config, index: int = 0) -> None:
-        self.name = name
-        self._module = module
-        self._config = config
-        self._index = index
-        self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
-        self._deaths_at_work: deque[float] = deque(maxlen=_MAX_DEATHS_AT_WORK)
-        self.process: asyncio.subprocess.Process | None = None
-        self.is_ready = asyncio.Event()
-        self.on_hung: Callable[[int], None] = lambda pid: None
-        """Told the ids of processes that this one found hanging."""
-
-    async def start(self) -> None:
-        """Start the process; `is_ready` is set once it says so."""
-        self.is_ready.clear()
-        config_fd = process.pass_config(self._config)
-        ready_read, ready_write = os.pipe()
-        argv = ["--config-fd", str(config_fd), "--ready-fd", str(ready_write)]
-        argv += ["--parent", str(os.getpid()), "--index", str(self._index)]
-        try:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                self._module,
-                *argv,
-                pass_fds=(config_fd, ready_write),
-                process_group=0,  # a terminal's Ctrl-C reaches the supervisor alone, which ends all in the right order
-            )
-        finally:
-            os.close(config_fd)
-            os.close(ready_write)
-        asyncio.get_running_loop().add_reader(ready_read, self._on_ready_pipe, ready_read)
-
-    def _on_ready_pipe(self, descriptor: int) -> None:
-        lines = os.read(descriptor, 4096).split()
-        for line in lines:
-            if line == process.READY:
-                self.is_ready.set()
-            else:
-                self.on_hung(int(line))
-        if not lines:
-            asyncio.get_running_loop().remove_reader(descriptor)
-            os.close(descriptor)
-
-    def may_restart(self, now: float) -> bool:
-        """Note a death; False if there were too many of late."""
-        deaths = self._deaths_at_work if self.is_ready.is_set() else self._deaths
-        deaths.append(now)
-        return len(deaths) < (deaths.maxlen or 0) or now - deaths[0] > _DEATHS_WINDOW
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it runs."""
-        if self.process is not None and self.process.returncode is None:
-            self.process.send_signal(number)
-
-    async def ended(self) -> int:
-        """Wait for the end; the exit code."""
-        assert self.process is not None
-        return await self.process.wait()
 
 
 class Supervisor:
@@ -118,7 +47,7 @@ class Supervisor:
         self._frontends = [Child(f"penstock-frontend-{i}", "penstock.frontend", config, i) for i in frontends]
         self._engine = [
             Child("penstock-scheduler", "penstock.core", config),
-            Child("penstock-worker-0", "penstock.gpu_worker", config),
+            Child("penstock-worker-0", "penstock.gpu_worker", config, has_spare=config.worker.spare_worker),
         ]
         for child in self._engine:
             child.on_hung = self._kill_hung
@@ -145,6 +74,8 @@ class Supervisor:
         if not self._exit_code:
             banner.ending()
         banner.close()
+        for child in children:
+            await child.end_spare()
         await self._end(self._frontends, self._config.frontend.shutdown_timeout + _END_GRACE)
         await self._end(self._engine, _END_GRACE)
         log.info("stopped", exit_code=self._exit_code)

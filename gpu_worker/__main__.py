@@ -28,6 +28,7 @@ _LAST_WORDS = 0.2  # seconds that the socket's thread gets to send what is queue
 def main(argv: list[str]) -> int:
     """Run the worker; the exit code (0 asked to stop, 1 failed, 2 the configuration cannot work)."""
     config = process.inherited_config(argv, Config)
+    process.wait_for_turn(_NAME, argv)
     process.begin(_NAME, config.log.log_level, config.log.log_format)
     signal.signal(signal.SIGTERM, _on_sigterm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the supervisor decides

@@ -94,6 +94,16 @@ def report_ready(argv: list[str]) -> None:
         os.close(descriptor)
 
 
+def wait_for_turn(process_name: str, argv: list[str]) -> None:
+    """A spare (`--turn-fd N`) waits here until it is needed; it ends if it never is."""
+    value = dict(zip(argv[::2], argv[1::2], strict=False)).get("--turn-fd")
+    if value is not None:
+        setproctitle.setproctitle(f"{process_name}-spare")
+        if not os.read(int(value), 1):
+            sys.exit(0)
+        os.close(int(value))
+
+
 def hung_process_reporter(argv: list[str]) -> Callable[[int], None]:
     """A function that tells the parent, if it asked, that the process with this id does nothing any more."""
     descriptor = _ready_descriptor(argv)

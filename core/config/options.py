@@ -83,6 +83,13 @@ class WorkerOptions(Options, frozen=True):
             ge=0,
         ),
     ] = 0
+    spare_worker: Annotated[
+        bool,
+        Meta(
+            description="Keep a second worker process ready, with everything imported but no weights (some 200 MB), "
+            "so that a lost worker is replaced at once."
+        ),
+    ] = True
     enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False
     profile: Annotated[str, Meta(description="Folder for a torch profiler trace of the worker; empty for none.")] = ""
 

@@ -106,8 +106,10 @@ async def start(*arguments: str | Path, **environment: str) -> asyncio.subproces
     # One thread: OpenMP barriers between threads cost more than these models, the more so beside other tests.
     flags = ("--port", "0", "--num-threads", "1")
     command = [sys.executable, "-m", "penstock.core.cli", "serve", *map(str, arguments), *flags]
+    # Where no worker is to die, a spare one would only take time from other tests.
+    settings = {"PENSTOCK_LOG_FORMAT": "json", "PENSTOCK_SPARE_WORKER": "false"}
     return await asyncio.create_subprocess_exec(
-        *command, stderr=asyncio.subprocess.PIPE, env=os.environ | {"PENSTOCK_LOG_FORMAT": "json"} | environment
+        *command, stderr=asyncio.subprocess.PIPE, env=os.environ | settings | environment
     )
 
 

@@ -1,0 +1,145 @@
+"""One process under the supervisor: started, started again when it died, with a spare at hand if that takes long.
+
+A spare is a second process that has imported everything and waits for its turn: it has no weights and no socket. When
+the first one dies, the spare is told to go on as it, and loading is all that is left to do.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+
+from penstock.core.config import Config
+from penstock.ipc import process
+
+_MAX_DEATHS, _MAX_DEATHS_AT_WORK = 5, 40
+"""One that never gets ready has no future. One that dies at work may do so because of a request, and finding that
+one costs a death for each halving of those that were in flight."""
+
+_DEATHS_WINDOW = 60.0
+
+
+class _Started:
+    """A process, and the ends of its pipes that are ours."""
+
+    def __init__(self, running: asyncio.subprocess.Process, ready_read: int, turn_write: int | None) -> None:
+        self.running = running
+        self.ready_read = ready_read
+        self.turn_write = turn_write  # of a spare that waits
+
+    def take_turn(self) -> None:
+        """Let a spare go on; a process that is no spare does so by itself."""
+        if self.turn_write is not None:
+            os.write(self.turn_write, process.READY)
+            os.close(self.turn_write)
+            self.turn_write = None
+
+
+class Child:
+    """One process that should run: what to start, and the one that runs now."""
+
+    def __init__(self, name: str, module: str, config: Config, index: int = 0, *, has_spare: bool = False) -> None:
+        self.name = name
+        self._module = module
+        self._config = config
+        self._index = index
+        self._has_spare = has_spare
+        self._spare: _Started | None = None
+        self._spare_start: asyncio.Task[None] | None = None
+        self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
+        self._deaths_at_work: deque[float] = deque(maxlen=_MAX_DEATHS_AT_WORK)
+        self.process: asyncio.subprocess.Process | None = None
+        self.is_ready = asyncio.Event()
+        self.on_hung: Callable[[int], None] = lambda pid: None
+        """Told the ids of processes that this one found hanging."""
+
+    async def start(self) -> None:
+        """Start the process, or let the spare be it; `is_ready` is set once it says so."""
+        self.is_ready.clear()
+        if self._spare_start is not None:
+            await self._spare_start
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.running.returncode is not None:
+            _close(spare)
+            spare = None
+        started = spare or await self._start(is_spare=False)
+        self.process = started.running
+        started.take_turn()
+        asyncio.get_running_loop().add_reader(started.ready_read, self._on_ready_pipe, started.ready_read)
+
+    async def _start(self, *, is_spare: bool) -> _Started:
+        config_fd = process.pass_config(self._config)
+        ready_read, ready_write = os.pipe()
+        turn_read, turn_write = os.pipe() if is_spare else (None, None)
+        argv = ["--config-fd", str(config_fd), "--ready-fd", str(ready_write)]
+        argv += ["--parent", str(os.getpid()), "--index", str(self._index)]
+        passed = [config_fd, ready_write]
+        if turn_read is not None:
+            argv += ["--turn-fd", str(turn_read)]
+            passed.append(turn_read)
+        try:
+            running = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self._module,
+                *argv,
+                pass_fds=passed,
+                process_group=0,  # a terminal's Ctrl-C reaches the supervisor alone, which ends all in the right order
+            )
+        finally:
+            for descriptor in passed:
+                os.close(descriptor)
+        return _Started(running, ready_read, turn_write)
+
+    def _on_ready_pipe(self, descriptor: int) -> None:
+        lines = os.read(descriptor, 4096).split()
+        for line in lines:
+            if line == process.READY:
+                self.is_ready.set()
+                if self._has_spare and self._spare is None:
+                    self._spare_start = asyncio.get_running_loop().create_task(self._start_spare())
+            else:
+                self.on_hung(int(line))
+        if not lines:
+            asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)
+
+    async def _start_spare(self) -> None:
+        self._spare = await self._start(is_spare=True)
+
+    def may_restart(self, now: float) -> bool:
+        """Note a death; False if there were too many of late."""
+        deaths = self._deaths_at_work if self.is_ready.is_set() else self._deaths
+        deaths.append(now)
+        return len(deaths) < (deaths.maxlen or 0) or now - deaths[0] > _DEATHS_WINDOW
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(number)
+
+    async def ended(self) -> int:
+        """Wait for the end; the exit code."""
+        assert self.process is not None
+        return await self.process.wait()
+
+    async def end_spare(self) -> None:
+        """End the process that waits for its turn, if there is one; there will be no other."""
+        self._has_spare = False
+        if self._spare_start is not None:
+            await self._spare_start
+        if self._spare is not None:
+            if self._spare.running.returncode is None:
+                self._spare.running.kill()
+            await self._spare.running.wait()
+            _close(self._spare)
+            self._spare = None
+
+
+def _close(spare: _Started) -> None:
+    """Close the pipes of a spare that never had its turn."""
+    os.close(spare.ready_read)
+    if spare.turn_write is not None:
+        os.close(spare.turn_write)
