@@ -21,6 +21,7 @@ define environment
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(INSTALL) torch
 	$(INSTALL) -e '$(1)' --config-settings editable_mode=strict
+	$(BIN)/python -m penstock.kernels.native.build || true  # without a C++ compiler torch's kernels do
 	touch $(2)
 endef
 

@@ -259,12 +259,16 @@ def choose_dtype(wanted: DTypeName, checkpoint: str, device: torch.device, cpu_f
             raise ConfigError(f"the checkpoint's dtype {checkpoint!r} is not supported; name one with --dtype")
         if device.type == "cuda":
             return _torch_dtype(checkpoint)
-        flags = Path("/proc/cpuinfo").read_text() if cpu_flags is None else cpu_flags
-        is_native = "amx_bf16" in flags or "avx512_bf16" in flags
-        return torch.bfloat16 if is_native and checkpoint == "bfloat16" else torch.float32
+        return torch.bfloat16 if checkpoint == "bfloat16" and computes_in_bf16(cpu_flags) else torch.float32
     if wanted == "float16" and device.type == "cpu":
         raise ConfigError("--dtype float16 is slow on a CPU and not supported there; use bfloat16, float32 or auto")
     return _torch_dtype(wanted)
+
+
+def computes_in_bf16(cpu_flags: str | None = None) -> bool:
+    """Whether the processor multiplies in bf16; `cpu_flags` as in `choose_dtype`."""
+    flags = Path("/proc/cpuinfo").read_text() if cpu_flags is None else cpu_flags
+    return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
 def _torch_dtype(name: str) -> torch.dtype:

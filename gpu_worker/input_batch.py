@@ -7,6 +7,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from penstock.gpu_worker.device import Device
+from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.dense import ForwardInputs
 from penstock.gpu_worker.rope import Rope
 from penstock.gpu_worker.row_state import RowState
@@ -46,7 +47,7 @@ def host_batch(plan: StepPlan) -> HostBatch:
 
 
 def make_inputs(
-    batch: HostBatch, state: RowState, rope: Rope, device: Device, page_size: int, num_kv_heads: int
+    batch: HostBatch, state: RowState, rope: Rope, device: Device, page_size: int, model: Model
 ) -> tuple[ForwardInputs, SamplingRows]:
     """The device tensors of a step; one upload brings the batch, the rest is gathered there."""
     n, s = batch.rows.shape[0], batch.sample_idx.shape[0]
@@ -61,7 +62,8 @@ def make_inputs(
         table = table[:, : -(-max_seq_len // page_size)]
     page_table = table.index_select(0, rows)
     cpu_plan, cpu_cells = None, None
-    if not packed.is_cuda:
+    if not packed.is_cuda and model.needs_cpu_plan(num_tokens):
+        num_kv_heads = model.config.num_kv_heads
         starts = [0, *batch.num_new.cumsum().tolist()]
         cpu_plan = plan_cpu_attention(starts, seq_lens.tolist(), page_table, page_size, num_kv_heads)
         cpu_cells = slot_cells(step.slot_mapping, num_kv_heads, page_size)

@@ -16,10 +16,14 @@ from tqdm import tqdm
 
 from penstock.core.config import ConfigError
 from penstock.core.config.checkpoint import read_json
+from penstock.gpu_worker.device import computes_in_bf16
 from penstock.gpu_worker.model_config import CLOCKWORK, ModelConfig, parse_model_config
+from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.clockwork import ClockworkModel
 from penstock.gpu_worker.models.dense import DenseModel
-from penstock.gpu_worker.weights import build_weights, expected_tensors, is_ignored
+from penstock.gpu_worker.models.native_dense import NativeDenseModel
+from penstock.gpu_worker.weights import Read, build_weights, expected_tensors, is_ignored
+from penstock.kernels.native.library import Library
 
 log = structlog.get_logger()
 
@@ -40,8 +44,18 @@ def load_model_config(folder: Path) -> ModelConfig:
     return parse_model_config(read_json(folder / "config.json"))
 
 
-def load_model(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DenseModel:
+def load_model(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, library: Library | None = None
+) -> Model:
     """Load safetensors weights.
+
+    Args:
+        folder: the checkpoint.
+        config: of the model.
+        dtype: of activations and KV, and of weights, but for what `library` allows.
+        device: where they go.
+        library: the CPU's own kernels, to make a model for them. They read bf16 weights as they are, whatever the
+            dtype: that halves what a step reads, and loses nothing.
 
     Raises:
         LoadError: if files or tensors are missing, unexpected or of other shapes.
@@ -73,10 +87,11 @@ def load_model(folder: Path, config: ModelConfig, dtype: torch.dtype, device: to
                 raise LoadError(f"tensor {name} has dtype {tensor.dtype}: quantized weights are not supported")
             return tensor
 
-        return DenseModel(config, build_weights(config, dtype, device, read))
+        is_bf16 = all(where[name].get_slice(name).get_dtype() == "BF16" for name in expected)
+        return _make(config, dtype, device, read, library, is_bf16)
 
 
-def dummy_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DenseModel:
+def dummy_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, library: Library | None = None) -> Model:
     """Random weights of the right shapes, the same ones each time."""
     expected = expected_tensors(config)
     generator = torch.Generator(device=device).manual_seed(0)
@@ -86,7 +101,25 @@ def dummy_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
             return torch.ones(expected[name], dtype=dtype, device=device)
         return torch.empty(expected[name], dtype=dtype, device=device).normal_(0.0, _DUMMY_STD, generator=generator)
 
-    return DenseModel(config, build_weights(config, dtype, device, read))
+    return _make(config, dtype, device, read, library, config.checkpoint_dtype == "bfloat16")
+
+
+def _make(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    read: Read,
+    library: Library | None,
+    is_bf16: bool,
+) -> Model:
+    if library is None:
+        return DenseModel(config, build_weights(config, dtype, device, read).in_memory())
+    stored = build_weights(config, torch.bfloat16 if is_bf16 else dtype, device, read)
+    if dtype == torch.bfloat16 and computes_in_bf16():
+        # Where the processor multiplies bf16 matrices, torch's products are the faster ones for long inputs.
+        dense = DenseModel(config, stored.in_memory())
+        return NativeDenseModel(config, dense.weights, library, for_long_inputs=dense)
+    return NativeDenseModel(config, stored, library)
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.gpu_worker.device import Device
 from penstock.gpu_worker.input_batch import HostBatch
-from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.row_state import RowState
 from penstock.ipc.messages import StepResult
 from penstock.kernels.top_logprobs import token_ranks, top_logprobs
@@ -54,7 +54,7 @@ def score(logits: Tensor, token_ids: Tensor, num_best: int) -> TokenScores:
 
 
 def prompt_scores(
-    model: DenseModel, hidden: Tensor, batch: HostBatch, state: RowState, device: Device
+    model: Model, hidden: Tensor, batch: HostBatch, state: RowState, device: Device
 ) -> TokenScores | None:
     """Score the prompt tokens that follow this step's positions, for the rows that ask for it; None if none does.
 

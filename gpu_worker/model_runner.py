@@ -13,6 +13,7 @@ from penstock.gpu_worker.device import CudaDevice, Device, Download, Mark
 from penstock.gpu_worker.grammars import Grammars
 from penstock.gpu_worker.input_batch import HostBatch, SamplingRows, host_batch, make_inputs
 from penstock.gpu_worker.logprobs import StepOutput, TokenScores, make_result, pack, prompt_scores, score
+from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.rope import Rope
 from penstock.gpu_worker.row_state import RowState
@@ -49,7 +50,7 @@ class ModelRunner:
     """Model, KV pool and row state on one device."""
 
     def __init__(
-        self, model: DenseModel, kv: Tensor, device: Device, max_num_seqs: int, max_model_len: int, folder: Path
+        self, model: Model, kv: Tensor, device: Device, max_num_seqs: int, max_model_len: int, folder: Path
     ) -> None:
         """`folder` is the checkpoint's, whose tokenizer grammars need.
 
@@ -72,6 +73,7 @@ class ModelRunner:
     def capture_graphs(self, device: CudaDevice) -> None:
         """Capture decode steps as CUDA graphs."""
         self._state.page_table[self._max_num_seqs] = self._kv.shape[2] - 1
+        assert isinstance(self._model, DenseModel)
         self._graphs = DecodeGraphs(
             self._model,
             self._kv,
@@ -124,8 +126,7 @@ class ModelRunner:
         if self._graphs is not None and self._graphs.covers(batch):
             hidden, sampling = self._graphs.replay(batch)
         else:
-            num_kv_heads = self._model.config.num_kv_heads
-            inputs, sampling = make_inputs(batch, self._state, self._rope, self._device, self._page_size, num_kv_heads)
+            inputs, sampling = make_inputs(batch, self._state, self._rope, self._device, self._page_size, self._model)
             hidden = self._model.forward(inputs, self._kv)
             if self._state.has_logprobs:
                 prompt = prompt_scores(self._model, hidden, batch, self._state, self._device)

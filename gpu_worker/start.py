@@ -18,9 +18,12 @@ from penstock.gpu_worker.loader import dummy_model, load_model, load_model_confi
 from penstock.gpu_worker.memory_profile import cuda_budget
 from penstock.gpu_worker.model_config import ModelConfig
 from penstock.gpu_worker.model_runner import ModelRunner
+from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.out_of_memory import is_out_of_memory
 from penstock.gpu_worker.warm_up import Limits, warm_up
 from penstock.ipc.messages import PROTOCOL_VERSION, WorkerHello
+from penstock.kernels.native.build import BuildError, build, built_library
+from penstock.kernels.native.library import Library
 
 log = structlog.get_logger()
 
@@ -44,6 +47,7 @@ def start(config: Config, name: str) -> Started:
     model_config = load_model_config(folder)
     num_threads = config.worker.num_threads or default_threads(4 * model_config.num_step_weights)
     device = open_device(config.worker.device, num_threads)
+    library = _cpu_kernels(config, num_threads) if isinstance(device, CpuDevice) else None
     dtype = choose_dtype(config.worker.dtype, model_config.checkpoint_dtype, device.torch_device)
     log.info(
         "loading",
@@ -51,17 +55,19 @@ def start(config: Config, name: str) -> Started:
         architecture=model_config.architecture,
         device=str(device.torch_device),
         dtype=_name(dtype),
+        **({} if isinstance(device, CudaDevice) else {"kernels": "torch" if library is None else "native"}),
     )
     with _no_memory_for("the weights", "choose a smaller --dtype, a smaller model or another --device"):
         if config.worker.load_format == "dummy":
-            model = dummy_model(model_config, dtype, device.torch_device)
+            model = dummy_model(model_config, dtype, device.torch_device, library)
         else:
-            model = load_model(folder, model_config, dtype, device.torch_device)
+            model = load_model(folder, model_config, dtype, device.torch_device, library)
     loaded = time.monotonic()
     scheduler = config.scheduler
     if config.worker.num_pages:
         budget = 0  # not asked for
     elif isinstance(device, CudaDevice):
+        assert isinstance(model, DenseModel)
         largest = f"a batch of {scheduler.max_num_batched_tokens} tokens and {scheduler.max_num_seqs} rows"
         with _no_memory_for(f"{largest} beside the weights", "lower --max-num-batched-tokens or --max-num-seqs"):
             budget = cuda_budget(config, model, dtype, device)
@@ -95,6 +101,20 @@ def start(config: Config, name: str) -> Started:
         pid=os.getpid(),
     )
     return Started(runner, hello)
+
+
+def _cpu_kernels(config: Config, num_threads: int) -> Library | None:
+    """The CPU's own kernels as the option says; None for torch's."""
+    if config.worker.cpu_kernels == "torch":
+        return None
+    path = built_library()
+    if path is None and config.worker.cpu_kernels == "native":
+        log.info("compiling the CPU kernels")
+        try:
+            path = build()
+        except BuildError as error:
+            raise ConfigError(f"--cpu-kernels native: {error}") from None
+    return None if path is None else Library(path, num_threads)
 
 
 def _prepare_launches(config: Config, runner: ModelRunner, device: CudaDevice, size: PoolSize, vocab_size: int) -> None:

@@ -1,13 +1,13 @@
 """From a checkpoint's named tensors to the fused weights of the dense decoder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from penstock.gpu_worker.layers import Linear
 from penstock.gpu_worker.model_config import ModelConfig
-from penstock.gpu_worker.models.dense import DenseLayer, DenseWeights
+from penstock.gpu_worker.models.dense import DenseLayer, StoredWeights
 
 Shape = tuple[int, ...]
 Read = Callable[[str], Tensor]
@@ -50,8 +50,8 @@ def is_ignored(name: str, config: ModelConfig) -> bool:
     return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)
 
 
-def build_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, read: Read) -> DenseWeights:
-    """Read every expected tensor once, in the order of `expected_tensors`, and fuse what is computed together."""
+def build_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, read: Read) -> StoredWeights:
+    """Read every expected tensor once, and fuse what is computed together."""
     expected = expected_tensors(config)
 
     def tensor(*names: str) -> Tensor:
@@ -67,13 +67,11 @@ def build_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
         has_bias = f"{names[0]}.bias" in expected
         return Linear(weight, tensor(*(f"{name}.bias" for name in names)) if has_bias else None)
 
-    embedding = tensor("model.embed_tokens.weight")
-    layers = []
-    for i in range(config.num_layers):
-        layer = f"model.layers.{i}"
-        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-        layers.append(
-            DenseLayer(
+    def layers() -> Iterator[DenseLayer]:
+        for i in range(config.num_layers):
+            layer = f"model.layers.{i}"
+            attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+            yield DenseLayer(
                 input_norm=tensor(f"{layer}.input_layernorm.weight"),
                 qkv=linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
                 q_norm=tensor(f"{attention}.q_norm.weight") if config.qk_norm else None,
@@ -83,7 +81,8 @@ def build_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                 gate_up=linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
                 down=linear(f"{mlp}.down_proj"),
             )
-        )
+
+    embedding = tensor("model.embed_tokens.weight")
     final_norm = tensor("model.norm.weight")
     lm_head = Linear(embedding) if config.tied_embeddings else linear("lm_head")
-    return DenseWeights(embedding, tuple(layers), final_norm, lm_head)
+    return StoredWeights(embedding, layers(), final_norm, lm_head)

@@ -90,6 +90,13 @@ class WorkerOptions(Options, frozen=True):
             "so that a lost worker is replaced at once."
         ),
     ] = True
+    cpu_kernels: Annotated[
+        Literal["auto", "native", "torch"],
+        Meta(
+            description="Kernels of a CPU: 'native' ones in C++, compiled once if they are not there yet (takes "
+            "seconds and a C++ compiler), or torch's; 'auto' takes native ones that are there."
+        ),
+    ] = "auto"
     enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False
     profile: Annotated[str, Meta(description="Folder for a torch profiler trace of the worker; empty for none.")] = ""
 

@@ -4,6 +4,7 @@ The forward pass is a function of plain tensors: what it reads comes in `Forward
 goes into the KV pool that it is given.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import Tensor
@@ -54,6 +55,19 @@ class DenseWeights(NamedTuple):
     layers: tuple[DenseLayer, ...]
     final_norm: Tensor  # [H]
     lm_head: Linear  # [V, H]; the embedding itself if tied
+
+
+class StoredWeights(NamedTuple):
+    """A model's weights on their way from its files: layers are read when they are asked for, once."""
+
+    embedding: Tensor  # as in `DenseWeights`
+    layers: Iterator[DenseLayer]
+    final_norm: Tensor
+    lm_head: Linear
+
+    def in_memory(self) -> DenseWeights:
+        """All of them."""
+        return DenseWeights(self.embedding, tuple(self.layers), self.final_norm, self.lm_head)
 
 
 class DenseModel:
@@ -110,6 +124,10 @@ class DenseModel:
             activated = silu_mul(gate_up) if config.activation == "silu" else gelu_mul(gate_up, self._is_tanh)
             x, residual = add_rms_norm(layer.down(activated), residual, next_norms[i], eps)
         return x
+
+    def needs_cpu_plan(self, num_tokens: int) -> bool:
+        """Whether a step on a CPU wants `cpu_plan` and `cpu_cells`: always, with torch's kernels."""
+        return num_tokens > 0
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] of the rows that sample -> [S, V] in the model's dtype."""

@@ -39,16 +39,17 @@ def check_greedy(model: transformers.PreTrainedModel, outputs: list[list[list[in
             assert gap > SAFE_GAP
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_each_checkpoint_alone_and_together(checkpoint: Make, name: str) -> None:
+def test_each_checkpoint_alone_and_together(checkpoint: Make, name: str, kernels: str) -> None:
     folder, model = checkpoint(name)
     for options in SPREAD:
-        engine = Engine(folder, **options)
+        engine = Engine(folder, cpu_kernels=kernels, **options)
         together = engine.run(PROMPTS, GREEDY)
         check_greedy(model, together)
         if options is SPREAD[-1]:
             assert engine.scheduler.stats().num_preemptions > 0
-    engine = Engine(folder, **SPREAD[0])
+    engine = Engine(folder, cpu_kernels=kernels, **SPREAD[0])
     alone = [engine.run([prompt], GREEDY)[0] for prompt in PROMPTS]
     check_greedy(model, alone)
 

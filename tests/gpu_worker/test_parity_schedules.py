@@ -1,5 +1,9 @@
-"""Tokens do not depend on the schedule: every combination of budget, page size, depth, prefix cache and pool size."""
+"""Tokens do not depend on the schedule: every combination of budget, page size, depth, prefix cache and pool size.
 
+By default for one checkpoint; with PENSTOCK_TEST_CHECKPOINTS=all for every architecture and kind of rotary embedding.
+"""
+
+import os
 from collections.abc import Callable
 from itertools import product
 
@@ -7,11 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.ipc.messages import SamplingParams
-from tests.gpu_worker.checkpoints import greedy_errors, prompts
+from tests.gpu_worker.checkpoints import CONFIGS, greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
 
 Make = Callable[..., Checkpoint]
+
+NAMES = list(CONFIGS) if os.environ.get("PENSTOCK_TEST_CHECKPOINTS") == "all" else ["llama"]
 
 NUM_NEW = 24
 PROMPTS = prompts((1, 33, 17, 64, 133), seed=1)
@@ -34,10 +40,16 @@ SAMPLING = (
 )
 
 
+@pytest.fixture(scope="module", params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    """The checkpoint's kind."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def seeded_alone(checkpoint: Make) -> list[list[list[int]]]:
+def seeded_alone(checkpoint: Make, name: str) -> list[list[list[int]]]:
     """What the seeded prompts give one by one at depth 0: two sequences each, with seeds s and s + 1."""
-    engine = Engine(checkpoint("llama")[0], **schedule(4096, 16, 0, num_tokens=ROOMY))
+    engine = Engine(checkpoint(name)[0], **schedule(4096, 16, 0, num_tokens=ROOMY))
     alone = []
     for prompt, params in zip(PROMPTS, SAMPLING, strict=True):
         seeds = () if params is GREEDY else (params.seed, params.seed + 1)
@@ -52,6 +64,7 @@ def seeded_alone(checkpoint: Make) -> list[list[list[int]]]:
 )
 def test_greedy_and_seeded(
     checkpoint: Make,
+    name: str,
     seeded_alone: list[list[list[int]]],
     budget: int,
     page_size: int,
@@ -60,7 +73,7 @@ def test_greedy_and_seeded(
     is_tight: bool,
 ) -> None:
     """Some prompts greedy and some seeded in one batch, two sequences each; with a cache, all of it twice."""
-    folder, model = checkpoint("llama")
+    folder, model = checkpoint(name)
     num_tokens = TIGHT if is_tight else ROOMY
     engine = Engine(folder, **schedule(budget, page_size, depth, num_tokens=num_tokens, cached=cached))
     for is_repeated in (False, True) if cached else (False,):

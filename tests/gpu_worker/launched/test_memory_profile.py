@@ -7,7 +7,7 @@ import torch
 
 from penstock.gpu_worker.loader import dummy_model, load_model_config
 from penstock.gpu_worker.memory_profile import cuda_budget, row_state_bytes
-from penstock.gpu_worker.models.dense import ForwardInputs
+from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import make_config
 from tests.gpu_worker.launched.fake_cuda import use_fake_cuda
@@ -22,6 +22,7 @@ def test_what_is_left_for_pages(
     folder, _ = checkpoint("llama")
     model_config = load_model_config(folder)
     model = dummy_model(model_config, torch.float32, torch.device("cpu"))
+    assert isinstance(model, DenseModel)
     launched: list[int] = []
     forward = model.forward
 

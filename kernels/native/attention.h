@@ -1,0 +1,141 @@
+// Paged attention in one pass over K and V (Dao et al., 2022): blocks of 16 keys with a running maximum and sum.
+//
+// Blocks begin at multiples of 16 positions, whatever the query's own position, its window or the pages' size, and a
+// query's sums take their terms in one fixed order: its bits are the same in a decode step and in any chunk of a
+// prefill. Each block is turned around once, so that the 16 keys of a score vector lie side by side.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "vectors.h"
+
+namespace penstock {
+
+struct AttentionShape {
+  int num_q_heads, num_kv_heads, head_dim, page_size, window;  // window 0: none
+  float scale;
+};
+
+constexpr int kQueryTile = 8;  // queries of one row that share a pass over the keys
+constexpr int kTogether = 4;   // (query, head) pairs whose sums are kept in registers at a time
+constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// The 16 keys from position `block` on, of one head: keys [padded dim][16], values [16][padded dim], in fp32.
+template <typename Kv>
+void load_block(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const int32_t* pages, int kv_head,
+                int block, int num_keys, int padded, float* keys, float* values) {
+  const int dim = shape.head_dim;
+  size_t at[kLanes];
+  int page = block / shape.page_size, offset = block % shape.page_size;  // one division for the block, not one a key
+  for (int j = 0; j < num_keys; j++, offset++) {
+    if (offset == shape.page_size) {
+      page++;
+      offset = 0;
+    }
+    at[j] = ((size_t(pages[page]) * shape.num_kv_heads + kv_head) * shape.page_size + offset) * dim;
+  }
+  for (int d = 0; d < padded; d += kLanes) {
+    Floats rows[kLanes];
+    if (num_keys == kLanes && d + kLanes <= dim) {
+      for (int j = 0; j < kLanes; j++) rows[j] = load16(k_pages + at[j] + d);
+      for (int j = 0; j < kLanes; j++) store(values + j * padded + d, load16(v_pages + at[j] + d));
+    } else {
+      for (int j = 0; j < kLanes; j++)
+        for (int i = 0; i < kLanes; i++) {
+          const bool is_there = j < num_keys && d + i < dim;
+          rows[j][i] = is_there ? widen(k_pages[at[j] + d + i]) : 0.0f;
+          values[j * padded + d + i] = is_there ? widen(v_pages[at[j] + d + i]) : 0.0f;
+        }
+    }
+    transpose(rows);
+    for (int i = 0; i < kLanes; i++) store(keys + (d + i) * kLanes, rows[i]);
+  }
+}
+
+// Four partial sums per score vector: a single chain of additions would wait for each.
+inline void score(const float* queries, const float* keys, int padded, Floats (&scores)[kTogether]) {
+  Floats sums[kTogether][4] = {};
+  for (int d = 0; d < padded; d += 4)
+    for (int i = 0; i < 4; i++) {
+      const Floats key = load16(keys + (d + i) * kLanes);
+      for (int r = 0; r < kTogether; r++) sums[r][i] += queries[r * padded + d + i] * key;
+    }
+  for (int r = 0; r < kTogether; r++) scores[r] = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
+}
+
+inline void accumulate(const float (&weights)[kTogether][kLanes], const float (&kept)[kTogether], const float* values,
+                       int padded, float* sums) {
+  for (int d = 0; d < padded; d += kLanes) {
+    Floats sum[kTogether];
+    for (int r = 0; r < kTogether; r++) sum[r] = load16(sums + r * padded + d) * kept[r];
+    for (int j = 0; j < kLanes; j++) {
+      const Floats value = load16(values + j * padded + d);
+      for (int r = 0; r < kTogether; r++) sum[r] += weights[r][j] * value;
+    }
+    for (int r = 0; r < kTogether; r++) store(sums + r * padded + d, sum[r]);
+  }
+}
+
+// One kv head's attention for `num_queries` <= kQueryTile neighbouring queries of one row.
+//
+// q: [num_queries] rows of `stride` floats, heads of the whole token in it; `first_position` of the first query.
+// k_pages, v_pages: one layer's [pages, Hk, page_size, D]. out: rows of `out_stride` floats.
+template <typename Kv>
+void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const int32_t* pages, int kv_head,
+            const float* q, int stride, int num_queries, int first_position, float* out, int out_stride) {
+  const int group = shape.num_q_heads / shape.num_kv_heads, dim = shape.head_dim;
+  const int padded = (dim + kLanes - 1) / kLanes * kLanes;
+  const int num_pairs = num_queries * group, room = (num_pairs + kTogether - 1) / kTogether * kTogether;
+  thread_local std::vector<float> scratch;
+  thread_local std::vector<int> positions;
+  scratch.assign(size_t(padded) * (2 * room + 2 * kLanes) + 2 * room, 0.0f);
+  positions.assign(room, first_position + num_queries - 1);
+  float* queries = scratch.data();
+  float* sums = queries + size_t(room) * padded;
+  float* keys = sums + size_t(room) * padded;
+  float* values = keys + size_t(kLanes) * padded;
+  float* maxima = values + size_t(kLanes) * padded;
+  float* masses = maxima + room;
+  for (int p = 0; p < num_pairs; p++) {
+    const float* from = q + size_t(p / group) * stride + (kv_head * group + p % group) * dim;
+    for (int d = 0; d < dim; d++) queries[p * padded + d] = from[d] * shape.scale;
+    positions[p] = first_position + p / group;
+  }
+  std::fill(maxima, maxima + room, -INFINITY);
+  const int last = first_position + num_queries - 1;
+  const int begin = shape.window ? std::max(0, first_position - shape.window + 1) / kLanes * kLanes : 0;
+  for (int block = begin; block <= last; block += kLanes) {
+    const int num_keys = std::min(kLanes, last + 1 - block);
+    load_block(shape, k_pages, v_pages, pages, kv_head, block, num_keys, padded, keys, values);
+    for (int first = 0; first < num_pairs; first += kTogether) {
+      Floats scores[kTogether], most[kTogether], weights[kTogether];
+      float weight[kTogether][kLanes], kept[kTogether];
+      score(queries + first * padded, keys, padded, scores);
+      for (int r = 0; r < kTogether; r++) {
+        const int position = positions[first + r];
+        // What a query does not see: keys after it, and before its window.
+        Ints is_hidden = kLaneNumbers > position - block;
+        if (shape.window) is_hidden |= kLaneNumbers <= position - shape.window - block;
+        scores[r] = is_hidden ? splat(-INFINITY) : scores[r];
+        most[r] = larger(splat(maxima[first + r]), max_of(scores[r]));
+      }
+      for (int r = 0; r < kTogether; r++) {
+        // Before a query's first key, its maximum is -inf: zero in its place keeps the weights zero, and not NaN.
+        const Floats top = most[r] == splat(-INFINITY) ? Floats{} : most[r];
+        weights[r] = exp16(scores[r] - top);
+        store(weight[r], weights[r]);
+        kept[r] = maxima[first + r] == most[r][0] ? 1.0f : exp16(splat(maxima[first + r]) - top)[0];
+        maxima[first + r] = most[r][0];
+      }
+      for (int r = 0; r < kTogether; r++) masses[first + r] = masses[first + r] * kept[r] + sum_of(weights[r])[0];
+      accumulate(weight, kept, values, padded, sums + first * padded);
+    }
+  }
+  for (int p = 0; p < num_pairs; p++) {
+    float* to = out + size_t(p / group) * out_stride + (kv_head * group + p % group) * dim;
+    for (int d = 0; d < dim; d++) to[d] = sums[p * padded + d] / masses[p];
+  }
+}
+
+}  // namespace penstock

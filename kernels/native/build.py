@@ -1,0 +1,109 @@
+"""Compiles the C++ kernels for this processor, and keeps the library in a cache folder.
+
+`python -m penstock.kernels.native.build` does it ahead of time; a worker with `--cpu-kernels native` does it when it
+starts. The library's name says what it was made from, so new sources, another compiler or another processor make a
+new one.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_SOURCE = "dense.cpp"
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-fno-math-errno")
+
+
+class BuildError(Exception):
+    """The kernels cannot be compiled here; the message says why in one sentence."""
+
+
+def cache_folder() -> Path:
+    """`$PENSTOCK_CACHE_DIR`, or `penstock` in the user's cache folder."""
+    if chosen := os.environ.get("PENSTOCK_CACHE_DIR"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def built_library() -> Path | None:
+    """The library for these sources and this processor, if it was made before."""
+    path = _library_path()
+    return path if path is not None and path.is_file() and _is_ours(path) else None
+
+
+def build() -> Path:
+    """Compile unless it was done before.
+
+    Raises:
+        BuildError: if there is no compiler, or it fails.
+    """
+    path = _library_path()
+    if path is None:
+        raise BuildError("the CPU kernels need a C++ compiler (c++, g++ or clang++), and none was found")
+    if built_library() is not None:
+        return path
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Made under another name: who looks at the same time sees a whole library or none.
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            made = Path(scratch) / path.name
+            command = [_compiler() or "", *_FLAGS, "-o", str(made), str(_FOLDER / _SOURCE)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise BuildError(f"compiling the CPU kernels failed: {done.stderr.strip()[-2000:]}")
+            made.rename(path)
+    except OSError as error:
+        raise BuildError(f"the CPU kernels cannot be kept in {str(path.parent)!r}: {error.strerror}") from None
+    return path
+
+
+def _compiler() -> str | None:
+    named = os.environ.get("CXX")
+    return shutil.which(named) if named else shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+
+def _library_path() -> Path | None:
+    compiler = _compiler()
+    if compiler is None:
+        return None
+    digest = hashlib.sha256()
+    for path in sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h"))):
+        digest.update(path.read_bytes())
+    stat = os.stat(compiler)
+    digest.update(repr((_FLAGS, compiler, stat.st_size, stat.st_mtime_ns, _processor())).encode())
+    return cache_folder() / f"kernels-{digest.hexdigest()[:24]}.so"
+
+
+def _processor() -> str:
+    """What decides the meaning of -march=native."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    kept = {line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))}
+    return "\n".join(sorted(kept))
+
+
+def _is_ours(path: Path) -> bool:
+    """Code that somebody else could have written is not loaded."""
+    stat = path.stat()
+    return stat.st_uid == os.getuid() and not stat.st_mode & 0o022
+
+
+def main() -> int:
+    """Build, and say where the library is."""
+    try:
+        print(f"CPU kernels: {build()}")
+    except BuildError as error:
+        print(f"CPU kernels: not built, the torch kernels will be used; {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""The compiled kernels as Python sees them: structs of pointers, and four functions."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_void_p
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_GROUP, _UNIT = 16, 64  # outputs of a weight that are stored together, and whose number is padded (linear.h)
+_HUGE_PAGE = 2 << 20
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # as enum Activation in dense.cpp
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("num_outputs", c_int32),
+        ("num_inputs", c_int32),
+        ("is_bf16", c_int32),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        ("input_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("qkv", _Linear),
+        ("o", _Linear),
+        ("gate_up", _Linear),
+        ("down", _Linear),
+        ("window", c_int32),
+    )
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("hidden_size", "intermediate_size", "num_layers", "num_q_heads")),
+        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "vocab_size", "activation")),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("final_norm", c_void_p),
+        ("embedding", c_void_p),
+        *((name, c_int32) for name in ("embedding_is_bf16", "kv_is_bf16", "page_size", "num_pages")),
+        ("layers", c_void_p),
+        ("lm_head", _Linear),
+    )
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("num_tokens", "num_rows", "rotary_dim", "page_table_stride")),
+        *((name, c_void_p) for name in ("input_ids", "cos_sin", "slots", "query_start_loc", "seq_lens", "page_table")),
+        ("kv", c_void_p),
+        ("out", c_void_p),
+    )
+
+
+class PackedLinear(NamedTuple):
+    """A weight [N, K] in groups of 16 outputs, padded to whole units, as linear.h describes them."""
+
+    weight: Tensor  # uint8, begins at a huge page where it is large
+    bias: Tensor | None  # fp32[N], padded like the weight
+    num_outputs: int  # with padding inside, for interleaved weights
+    num_inputs: int
+    is_bf16: bool
+
+
+class NativeLayer(NamedTuple):
+    """One layer's weights; vectors are fp32."""
+
+    input_norm: Tensor
+    qkv: PackedLinear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: PackedLinear
+    mlp_norm: Tensor
+    gate_up: PackedLinear  # interleaved
+    down: PackedLinear
+    window: int | None
+
+
+class NativeShape(NamedTuple):
+    """What the kernels must know of a model."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    activation: str  # one of ACTIVATIONS
+    eps: float
+
+
+class NativeWeights(NamedTuple):
+    """A whole model's weights."""
+
+    embedding: Tensor | None  # [V, H] fp32 or bf16; None: the rows of lm_head
+    layers: Sequence[NativeLayer]
+    final_norm: Tensor  # fp32[H]
+    lm_head: PackedLinear
+
+
+class Library:
+    """The functions of one compiled library. Not for several threads at a time."""
+
+    def __init__(self, path: Path, num_threads: int) -> None:
+        self._functions = ctypes.CDLL(str(path))
+        for name in ("set_threads", "advise_huge_pages", "pack", "forward", "logits"):
+            getattr(self._functions, f"penstock_{name}").restype = None
+        self._functions.penstock_set_threads(c_int32(num_threads))
+        self.num_threads = num_threads
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None, *, interleaved: bool = False) -> PackedLinear:
+        """Copy a weight into the kernels' layout.
+
+        Args:
+            weight: [N, K], contiguous, fp32 or bf16.
+            bias: [N] or None.
+            interleaved: gates [N / 2, K] above ups; packed as 16 gates, their 16 ups, the next 16 gates.
+        """
+        num_outputs, num_inputs = weight.shape
+        is_bf16 = weight.dtype == torch.bfloat16
+        num_packed = 2 * _round_up(num_outputs // 2, _UNIT // 2) if interleaved else _round_up(num_outputs, _UNIT)
+        num_bytes = num_packed * ((num_inputs + 1) // 2 * 4 if is_bf16 else num_inputs * 4)
+        packed = self._memory(num_bytes)
+        self._functions.penstock_pack(
+            *(c_void_p(weight.contiguous().data_ptr()), c_int32(num_outputs), c_int32(num_inputs), c_int32(is_bf16)),
+            *(c_int32(interleaved), c_int32(num_packed), c_void_p(packed.data_ptr())),
+        )
+        if bias is not None:
+            parts = bias.float().chunk(2 if interleaved else 1)
+            padded = [functional.pad(part, (0, num_packed // len(parts) - len(part))) for part in parts]
+            bias = torch.stack([part.view(-1, _GROUP) for part in padded], dim=1).flatten()
+        return PackedLinear(packed, bias, num_packed if interleaved else num_outputs, num_inputs, is_bf16)
+
+    def _memory(self, num_bytes: int) -> Tensor:
+        """uint8 [num_bytes] that is not touched yet, on huge pages where it is large."""
+        if num_bytes < _HUGE_PAGE:
+            return torch.empty(num_bytes, dtype=torch.uint8)
+        memory = torch.empty(num_bytes + _HUGE_PAGE, dtype=torch.uint8)
+        skipped = -memory.data_ptr() % _HUGE_PAGE
+        aligned = memory[skipped : skipped + num_bytes]
+        self.advise_huge_pages(aligned)
+        return aligned
+
+    def advise_huge_pages(self, memory: Tensor) -> None:
+        """Ask the system to back a tensor that was not touched yet with huge pages, as far as it covers whole ones."""
+        begin = memory.data_ptr() + -memory.data_ptr() % _HUGE_PAGE
+        num_bytes = memory.data_ptr() + memory.nbytes - begin
+        if num_bytes >= _HUGE_PAGE:
+            self._functions.penstock_advise_huge_pages(c_void_p(begin), ctypes.c_size_t(num_bytes))
+
+    def model(self, shape: NativeShape, weights: NativeWeights) -> "NativeModel":
+        """A model ready to run."""
+        return NativeModel(self._functions, shape, weights)
+
+
+class NativeModel:
+    """One model's forward pass."""
+
+    def __init__(self, functions: ctypes.CDLL, shape: NativeShape, weights: NativeWeights) -> None:
+        self._functions = functions
+        self._shape = shape
+        self._weights = weights  # the pointers below look into it
+        self._layers = (_Layer * len(weights.layers))(*(_layer(layer) for layer in weights.layers))
+        embedding = weights.embedding
+        self._model = _Model(
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_layers=len(weights.layers),
+            num_q_heads=shape.num_q_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            vocab_size=shape.vocab_size,
+            activation=ACTIVATIONS.index(shape.activation),
+            eps=shape.eps,
+            scale=shape.head_dim**-0.5,
+            final_norm=_pointer(weights.final_norm),
+            embedding=_pointer(embedding),
+            embedding_is_bf16=embedding is not None and embedding.dtype == torch.bfloat16,
+            layers=ctypes.addressof(self._layers),
+            lm_head=_linear(weights.lm_head),
+        )
+        self._batch = _Batch()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        cos_sin: Tensor,
+        slots: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        page_table: Tensor,
+        kv: Tensor,
+    ) -> Tensor:
+        """Compute a ragged batch of T tokens in N rows; their keys and values are written.
+
+        Args:
+            input_ids: int32[T].
+            cos_sin: fp32[T, rotary_dim], cosines in the first half of a row, sines in the second.
+            slots: int64[T]; a negative one keeps nothing.
+            query_start_loc: int32[N + 1].
+            seq_lens: int32[N].
+            page_table: int32[N, max_pages].
+            kv: [num_layers, 2, num_pages, Hk, page_size, D], fp32 or bf16.
+
+        Returns:
+            fp32[T, H], the final hidden states, normed.
+        """
+        model, batch = self._model, self._batch
+        model.kv_is_bf16, model.num_pages, model.page_size = kv.dtype == torch.bfloat16, kv.shape[2], kv.shape[4]
+        out = torch.empty(input_ids.shape[0], self._shape.hidden_size)
+        batch.num_tokens, batch.num_rows = input_ids.shape[0], seq_lens.shape[0]
+        batch.rotary_dim, batch.page_table_stride = cos_sin.shape[1], page_table.stride(0)
+        batch.input_ids, batch.cos_sin, batch.slots = input_ids.data_ptr(), cos_sin.data_ptr(), slots.data_ptr()
+        batch.query_start_loc, batch.seq_lens = query_start_loc.data_ptr(), seq_lens.data_ptr()
+        batch.page_table, batch.kv, batch.out = page_table.data_ptr(), kv.data_ptr(), out.data_ptr()
+        self._functions.penstock_forward(ctypes.byref(model), ctypes.byref(batch))
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32[S, H] -> fp32[S, V]"""
+        hidden = hidden.contiguous()
+        out = torch.empty(hidden.shape[0], self._shape.vocab_size)
+        self._functions.penstock_logits(
+            *(ctypes.byref(self._model), c_void_p(hidden.data_ptr())),
+            *(c_int32(hidden.shape[0]), c_void_p(out.data_ptr())),
+        )
+        return out
+
+
+def _round_up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _linear(packed: PackedLinear) -> _Linear:
+    return _Linear(
+        _pointer(packed.weight), _pointer(packed.bias), packed.num_outputs, packed.num_inputs, packed.is_bf16
+    )
+
+
+def _layer(layer: NativeLayer) -> _Layer:
+    return _Layer(
+        input_norm=_pointer(layer.input_norm),
+        q_norm=_pointer(layer.q_norm),
+        k_norm=_pointer(layer.k_norm),
+        mlp_norm=_pointer(layer.mlp_norm),
+        qkv=_linear(layer.qkv),
+        o=_linear(layer.o),
+        gate_up=_linear(layer.gate_up),
+        down=_linear(layer.down),
+        window=layer.window or 0,
+    )

@@ -1,0 +1,120 @@
+// Vectors of 16 floats in plain GNU C++: one register with AVX-512, two with AVX2, four elsewhere.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace penstock {
+
+constexpr int kLanes = 16;
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef uint16_t bf16;
+
+template <typename Vector, typename T>
+inline Vector load(const T* at) {
+  Vector vector;
+  std::memcpy(&vector, at, sizeof vector);
+  return vector;
+}
+
+template <typename Vector, typename T>
+inline void store(T* at, Vector vector) {
+  std::memcpy(at, &vector, sizeof vector);
+}
+
+inline Floats splat(float x) { return x - Floats{}; }
+inline Floats as_floats(Words words) { return load<Floats>(&words); }
+inline Floats load16(const float* at) { return load<Floats>(at); }
+inline Floats load16(const bf16* at) { return as_floats(__builtin_convertvector(load<Halves>(at), Words) << 16); }
+
+inline float widen(float x) { return x; }
+inline float widen(bf16 x) {
+  uint32_t word = uint32_t(x) << 16;
+  float value;
+  std::memcpy(&value, &word, 4);
+  return value;
+}
+
+inline void narrow(float x, float* at) { *at = x; }
+inline void narrow(float x, bf16* at) {  // to nearest, ties to even; NaN stays NaN
+  uint32_t word;
+  std::memcpy(&word, &x, 4);
+  *at = std::isnan(x) ? 0x7fc0 : uint16_t((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+}
+
+// Lane i of `swapped<n>(v)` is lane i ^ n: all lanes of a sum or maximum over such steps end up equal.
+template <int n>
+inline Floats swapped(Floats v) {
+  constexpr auto from = [](int i) { return i ^ n; };
+  return __builtin_shufflevector(v, v, from(0), from(1), from(2), from(3), from(4), from(5), from(6), from(7), from(8),
+                                 from(9), from(10), from(11), from(12), from(13), from(14), from(15));
+}
+
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// The sum in all lanes, added by halves: the order never depends on who asks.
+inline Floats sum_of(Floats v) {
+  v += swapped<8>(v);
+  v += swapped<4>(v);
+  v += swapped<2>(v);
+  v += swapped<1>(v);
+  return v;
+}
+
+inline Floats max_of(Floats v) {
+  v = larger(v, swapped<8>(v));
+  v = larger(v, swapped<4>(v));
+  v = larger(v, swapped<2>(v));
+  v = larger(v, swapped<1>(v));
+  return v;
+}
+
+// Rows become columns: four rounds of interleaving each row with the one eight further on.
+inline __attribute__((always_inline)) void transpose(Floats (&rows)[kLanes]) {
+#ifdef __AVX512F__
+#pragma GCC unroll 4
+  for (int round = 0; round < 4; round++) {
+    Floats mixed[kLanes];
+    for (int i = 0; i < kLanes / 2; i++) {
+      const Floats a = rows[i], b = rows[i + kLanes / 2];
+      mixed[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      mixed[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    }
+    for (int i = 0; i < kLanes; i++) rows[i] = mixed[i];
+  }
+#else
+  for (int i = 0; i < kLanes; i++)
+    for (int j = 0; j < i; j++) {
+      const float swapped = rows[i][j];
+      rows[i][j] = rows[j][i];
+      rows[j][i] = swapped;
+    }
+#endif
+}
+
+// e**x for x <= 88, within 2 ulp (Cephes' expf); 0 below -87, also for -inf.
+inline Floats exp16(Floats x) {
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2**23: adding and taking it away rounds to an integer
+  Ints is_tiny = x < splat(-87.0f);
+  x = is_tiny ? splat(-87.0f) : x;
+  Floats shifted = x * 1.44269504088896341f + magic;
+  Floats n = shifted - magic;
+  Floats r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  Floats p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  Words power = Words(__builtin_convertvector(n, Ints) + 127) << 23;
+  p = p * as_floats(power);
+  return is_tiny ? Floats{} : p;
+}
+
+}  // namespace penstock

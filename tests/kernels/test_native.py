@@ -1,0 +1,264 @@
+"""The CPU's own kernels: against the torch path, and bit for bit against themselves in other batches."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.gpu_worker.layers import Linear
+from penstock.gpu_worker.model_config import ModelConfig, parse_model_config
+from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs
+from penstock.gpu_worker.models.native_dense import NativeDenseModel
+from penstock.kernels.native import build
+from penstock.kernels.native.library import Library
+from penstock.kernels.paged_attention_cpu import plan_cpu_attention
+
+_TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 100,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "max_position_embeddings": 512,
+}
+_KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one kv head, biases": {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+    "odd sizes, tied": {"hidden_size": 47, "intermediate_size": 33, "tie_word_embeddings": True, "head_dim": 16},
+    "gelu": {"hidden_act": "gelu", "num_key_value_heads": 6},
+    "tanh gelu": {"hidden_act": "gelu_pytorch_tanh", "head_dim": 128},
+    "window": {"architectures": ["MistralForCausalLM"], "sliding_window": 21},
+    "q and k norms": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+}
+_PAGES = 160
+Piece = tuple[int, int, int]
+"""(sequence, first position, number of tokens) of a batch's row."""
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one thread", "two threads"])
+def library(request: pytest.FixtureRequest) -> Library:
+    try:
+        return Library(build.build(), request.param)
+    except build.BuildError as error:
+        pytest.skip(str(error))
+
+
+def weights(config: ModelConfig, dtype: torch.dtype) -> DenseWeights:
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int, scale: float = 0.1) -> Tensor:
+        return torch.empty(shape).normal_(0, scale, generator=generator).to(dtype)
+
+    def linear(num_outputs: int, num_inputs: int, has_bias: bool) -> Linear:
+        return Linear(random(num_outputs, num_inputs), random(num_outputs) if has_bias else None)
+
+    def norm(size: int) -> Tensor:
+        return 1 + random(size)
+
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_size, kv_size = config.num_q_heads * dim, config.num_kv_heads * dim
+    layers = tuple(
+        DenseLayer(
+            input_norm=norm(hidden),
+            qkv=linear(q_size + 2 * kv_size, hidden, config.qkv_bias),
+            q_norm=norm(dim) if config.qk_norm else None,
+            k_norm=norm(dim) if config.qk_norm else None,
+            o=linear(hidden, q_size, config.o_bias),
+            mlp_norm=norm(hidden),
+            gate_up=linear(2 * inner, hidden, config.mlp_bias),
+            down=linear(hidden, inner, config.mlp_bias),
+        )
+        for _ in range(config.num_layers)
+    )
+    embedding = random(config.vocab_size, hidden, scale=1.0)
+    return DenseWeights(
+        embedding,
+        layers,
+        norm(hidden),
+        Linear(embedding if config.tied_embeddings else random(config.vocab_size, hidden)),
+    )
+
+
+class World:
+    """Four sequences of known tokens, a KV pool, and their pages in it."""
+
+    def __init__(self, config: ModelConfig, page_size: int, kv_dtype: torch.dtype = torch.float32) -> None:
+        generator = torch.Generator().manual_seed(2)
+        self.config, self.page_size = config, page_size
+        self.lens = (1, 16, 70, 131)
+        self.ids = [torch.randint(config.vocab_size, (n,), generator=generator, dtype=torch.int32) for n in self.lens]
+        pages = torch.randperm(_PAGES * 16 // page_size, generator=generator, dtype=torch.int32)
+        width = -(-max(self.lens) // page_size)
+        self.table = pages[: 4 * width].view(4, width)
+        shape = (config.num_layers, 2, pages.shape[0], config.num_kv_heads, page_size, config.head_dim)
+        self.kv = torch.zeros(shape, dtype=kv_dtype)
+        angles = torch.arange(512)[:, None] * 10000 ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
+        self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+
+    def batch(self, pieces: Sequence[Piece]) -> ForwardInputs:
+        positions = torch.cat([torch.arange(first, first + count) for _, first, count in pieces])
+        sequences = torch.cat([torch.full((count,), s) for s, _, count in pieces])
+        starts = [0, *itertools.accumulate(count for _, _, count in pieces)]
+        seq_lens = [first + count for _, first, count in pieces]
+        table = self.table[[s for s, _, _ in pieces]]
+        slots = self.table[sequences, positions // self.page_size].long() * self.page_size + positions % self.page_size
+        return ForwardInputs(
+            input_ids=torch.cat([self.ids[s][first : first + count] for s, first, count in pieces]),
+            rope_positions=None,
+            cos_sin=self.cos_sin[positions],
+            slot_mapping=slots,
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            page_table=table,
+            max_query_len=max(count for _, _, count in pieces),
+            max_seq_len=max(seq_lens),
+            cpu_plan=plan_cpu_attention(starts, seq_lens, table, self.page_size, self.config.num_kv_heads),
+        )
+
+    def run(self, model: DenseModel | NativeDenseModel, batches: Sequence[Sequence[Piece]]) -> list[Tensor]:
+        """The logits of each sequence's tokens, [tokens, V], after these batches from an empty pool."""
+        self.kv.zero_()
+        found: list[dict[int, Tensor]] = [{} for _ in self.lens]
+        for pieces in batches:
+            logits = model.logits(model.forward(self.batch(pieces), self.kv))
+            rows = iter(logits)
+            for s, first, count in pieces:
+                found[s] |= {position: next(rows) for position in range(first, first + count)}
+        return [torch.stack([rows[i] for i in range(n)]) for rows, n in zip(found, self.lens, strict=True)]
+
+
+def whole(world: World) -> list[list[Piece]]:
+    """Every sequence at once, in one batch."""
+    return [[(s, 0, n) for s, n in enumerate(world.lens)]]
+
+
+def alone(world: World) -> list[list[Piece]]:
+    """One after the other, prompts at once."""
+    return [[(s, 0, n)] for s, n in enumerate(world.lens)]
+
+
+def by_token(world: World) -> list[list[Piece]]:
+    """All together, each step one token of each."""
+    return [[(s, i, 1) for s, n in enumerate(world.lens) if i < n] for i in range(max(world.lens))]
+
+
+def in_chunks(world: World) -> list[list[Piece]]:
+    """Sequences in chunks of 1, 13, 1 and 5, with no regard for each other."""
+    sizes = (1, 13, 1, 5)
+    steps = [
+        [(s, i * size, min(size, n - i * size)) for s, (n, size) in enumerate(zip(world.lens, sizes, strict=True))]
+        for i in range(max(world.lens))
+    ]
+    left = [[piece for piece in pieces if piece[2] > 0] for pieces in steps]
+    return [pieces for pieces in left if pieces]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("page_size", [1, 16])
+@torch.inference_mode()
+def test_like_torch(library: Library, kind: str, page_size: int) -> None:
+    config = parse_model_config(_TINY | _KINDS[kind])
+    stored = weights(config, torch.float32)
+    world = World(config, page_size)
+    expected = world.run(DenseModel(config, stored), whole(world))
+    kv = world.kv.clone()
+    found = world.run(NativeDenseModel(config, stored, library), whole(world))
+    torch.testing.assert_close(world.kv, kv, rtol=1e-5, atol=1e-5)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["plain", "window", "odd sizes, tied"])
+@torch.inference_mode()
+def test_the_same_bits_in_any_batch(library: Library, kind: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    config = parse_model_config(_TINY | _KINDS[kind])
+    model = NativeDenseModel(config, weights(config, dtype), library)
+    expected = World(config, 16, kv_dtype).run(model, alone(World(config, 16)))
+    for page_size, batches in itertools.product((1, 16, 64), (whole, by_token, in_chunks)):
+        world = World(config, page_size, kv_dtype)
+        for one, other in zip(world.run(model, batches(world)), expected, strict=True):
+            assert torch.equal(one, other), (page_size, batches.__name__)
+
+
+@torch.inference_mode()
+def test_stored_bf16_weights_are_computed_with_exactly(library: Library) -> None:
+    config = parse_model_config(_TINY)
+    stored = weights(config, torch.bfloat16)
+    widened = DenseWeights(
+        stored.embedding.float(),
+        tuple(
+            layer._replace(
+                qkv=Linear(layer.qkv.weight.float()),
+                o=Linear(layer.o.weight.float()),
+                gate_up=Linear(layer.gate_up.weight.float()),
+                down=Linear(layer.down.weight.float()),
+            )
+            for layer in stored.layers
+        ),
+        stored.final_norm,
+        Linear(stored.lm_head.weight.float()),
+    )
+    world = World(config, 16)
+    found = world.run(NativeDenseModel(config, stored, library), whole(world))
+    for one, other in zip(found, world.run(NativeDenseModel(config, widened, library), whole(world)), strict=True):
+        assert torch.equal(one, other)
+
+
+@torch.inference_mode()
+def test_a_negative_slot_keeps_nothing(library: Library) -> None:
+    config = parse_model_config(_TINY)
+    model = NativeDenseModel(config, weights(config, torch.float32), library)
+    world = World(config, 16)
+    inputs = world.batch([(2, 0, 5)])
+    model.forward(inputs._replace(slot_mapping=torch.full((5,), -1)), world.kv)
+    assert not world.kv.any()
+
+
+@torch.inference_mode()
+def test_long_inputs_may_run_on_torch(library: Library) -> None:
+    config = parse_model_config(_TINY)
+    stored = weights(config, torch.bfloat16)
+    dense = DenseModel(config, stored)
+    model = NativeDenseModel(config, stored, library, for_long_inputs=dense)
+    world = World(config, 16, torch.bfloat16)
+    assert [model.needs_cpu_plan(n) for n in (1, 63, 64, 500)] == [False, False, True, True]
+    found = world.run(model, [[(3, 0, 100)], [(3, 100, 31)], [(0, 0, 1)], [(1, 0, 16)], [(2, 0, 70)]])
+    expected = world.run(NativeDenseModel(config, stored, library), alone(world))
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() < 0.05 * other.abs().max()
+
+
+def test_who_cannot_compile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    broken = tmp_path / "cxx"
+    broken.write_text("#!/bin/sh\necho no such target >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    assert build.built_library() is None
+    with pytest.raises(build.BuildError, match="no such target"):
+        build.build()
+    monkeypatch.setenv("CXX", "there-is-no-such-compiler")
+    with pytest.raises(build.BuildError, match="need a C\\+\\+ compiler"):
+        build.build()
+
+
+def test_what_others_could_have_written_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    compiler = tmp_path / "cxx"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    made = build.build()
+    assert made.read_text() == "made\n"
+    assert build.built_library() == made
+    made.chmod(0o666)
+    assert build.built_library() is None
