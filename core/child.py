@@ -59,7 +59,7 @@ class Child:
         """Start the process, or let the spare be it; `is_ready` is set once it says so."""
         self.is_ready.clear()
         if self._spare_start is not None:
-            await self._spare_start
+            await asyncio.shield(self._spare_start)
         spare, self._spare = self._spare, None
         if spare is not None and spare.running.returncode is not None:
             _close(spare)

@@ -3,8 +3,8 @@
     start        scheduler, worker, frontends, all at once; they find each other in any order
     a death      the process is started again; its peers say hello anew
     hanging      the scheduler tells of a worker that does not answer: killed, which is a death
-    SIGTERM      frontends drain (running streams finish), then scheduler and worker end; exit 0; a second one
-                 (or Ctrl-C) does not wait for the streams
+    SIGTERM      frontends drain (running streams finish, whatever dies meanwhile), then scheduler and worker end;
+                 exit 0; a second one (or Ctrl-C) does not wait for the streams
     giving up    a process that refuses its configuration (exit code 2), or that dies too often (`child.py`),
                  ends everything with a non-zero code
 
@@ -65,18 +65,18 @@ class Supervisor:
         children = self._engine + self._frontends
         for child in children:
             await child.start()
-        watchers = [asyncio.create_task(self._keep_running(child)) for child in children]
+        watchers = {child: asyncio.create_task(self._keep_running(child)) for child in children}
         announce = asyncio.create_task(banner.announce([child.is_ready for child in self._frontends]))
         await self._stop.wait()
-        for task in (*watchers, announce):
-            task.cancel()
-        await asyncio.gather(*watchers, announce, return_exceptions=True)
+        await _cancel([announce, *(watchers[child] for child in self._frontends)])
         if not self._exit_code:
             banner.ending()
         banner.close()
-        for child in children:
-            await child.end_spare()
+        # A worker or scheduler that dies now is still replaced: streams are to finish.
         await self._end(self._frontends, self._config.frontend.shutdown_timeout + _END_GRACE)
+        await _cancel([watchers[child] for child in self._engine])
+        for child in self._engine:
+            await child.end_spare()
         await self._end(self._engine, _END_GRACE)
         log.info("stopped", exit_code=self._exit_code)
         return self._exit_code
@@ -89,7 +89,7 @@ class Supervisor:
     async def _keep_running(self, child: Child) -> None:
         while True:
             code = await child.ended()
-            if self._stop.is_set():  # a signal to the whole process group reached it too
+            if self._stop.is_set() and code == 0:  # a signal to all processes reached it too
                 return
             if code == EXIT_CONFIG:  # it has said why, in one sentence
                 log.info("giving up", child=child.name, exit_code=code)
@@ -126,6 +126,12 @@ class Supervisor:
             for child in children:
                 child.signal(signal.SIGKILL)
             await asyncio.wait(late)
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def reserve_port(config: Config) -> tuple[Config, socket.socket | None]:

@@ -1,0 +1,101 @@
+"""Processes die at chosen points of 32 streams' lives: each stream says what it would have said anyway."""
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from penstock.ipc.faults import FAULTS, ONCE
+from tests.e2e.conftest import Checkpoint
+from tests.e2e.servers import Server, serving
+from tests.faults.streams import SCHEMA, Told, all_told, bodies, check_equal, client
+
+FLAGS = ("--served-model-name", "m", "--dtype", "float32", "--spare-worker", "--max-num-batched-tokens", "64")
+MAX_GAP = 5.0
+SOAK = pytest.mark.skipif(not os.environ.get("PENSTOCK_SOAK"), reason="set PENSTOCK_SOAK=1 for the long forms")
+
+
+async def spare_is_there(server: Server) -> None:
+    """Wait for it: without one a replacement takes as long as a start."""
+    for _ in range(300):
+        if "penstock-worker-0-spare" in server.children():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("no spare worker")
+
+
+def longest_gap(found: list[Told], what: str) -> float:
+    gap = max(one.gap for one in found)
+    print(f"longest gap, {what}: {gap:.2f} s")
+    return gap
+
+
+async def run(checkpoint: Checkpoint, folder: Path, faults: str, num_deaths: dict[str, int]) -> None:
+    """The streams with faults, and once more without."""
+    environment = {FAULTS: faults, ONCE: str(folder)}
+    async with serving(checkpoint.folder, *FLAGS, **environment) as server, client() as http:
+        await spare_is_there(server)
+        found = await all_told(http, server, bodies(32))
+        deaths = [entry for entry in server.log if entry["event"] == "died, starting it again"]
+        assert Counter(entry["child"] for entry in deaths) == num_deaths
+        assert {entry["exit_code"] for entry in deaths} <= {-signal.SIGKILL, 1}
+        expected = await all_told(http, server, bodies(32))
+        check_equal(found, expected)
+        assert "stop" in {one.ends[0] for one in expected[3::4]}  # at a stop string
+        for one in expected[2::4]:
+            jsonschema.validate(json.loads(one.text), SCHEMA)
+        await server.settled(http)
+        gap = longest_gap(found, faults)
+        # Several deaths in a row come faster than spare processes; tests beside this one take their time too.
+        assert gap <= MAX_GAP * (1 + len(deaths))
+
+
+async def test_all_die_in_prefill_in_decode_and_with_tokens_untold(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """One after the other, in one run."""
+    of_worker = "worker.step:kill@2,worker.computed:kill@15,worker.result:kill@12,worker.step:memory@8"
+    of_scheduler = "scheduler.planned:kill@31,scheduler.tokens:kill@9"
+    deaths = {"penstock-worker-0": 4, "penstock-scheduler": 2}
+    await run(checkpoint, tmp_path, f"{of_worker},{of_scheduler}", deaths)
+
+
+@SOAK
+@pytest.mark.parametrize("call", [1, 2, 3, 20, 50])
+@pytest.mark.parametrize(
+    "point",
+    ["worker.step", "worker.computed", "worker.result", "scheduler.plan", "scheduler.planned", "scheduler.tokens"],
+)
+async def test_each_point(checkpoint: Checkpoint, tmp_path: Path, point: str, call: int) -> None:
+    process = "penstock-worker-0" if point.startswith("worker") else "penstock-scheduler"
+    await run(checkpoint, tmp_path, f"{point}:kill@{call}", {process: 1})
+
+
+async def test_workers_die_idle_during_aborts_and_during_drain(checkpoint: Checkpoint) -> None:
+    async with serving(checkpoint.folder, *FLAGS) as server, client() as http:
+        await spare_is_there(server)
+        wanted = bodies(8, 150)
+        server.children()["penstock-worker-0"].kill()  # idle
+        expected = await all_told(http, server, wanted)
+        await spare_is_there(server)
+        begun = asyncio.Event()
+        doomed = [asyncio.create_task(all_told(http, server, [body], begun.set)) for body in bodies(8, 150)]
+        running = asyncio.create_task(all_told(http, server, wanted))
+        await begun.wait()
+        for task in doomed:
+            task.cancel()
+        server.children()["penstock-worker-0"].kill()
+        check_equal(await running, expected)
+        await server.settled(http)
+        await spare_is_there(server)
+        begun.clear()
+        running = asyncio.create_task(all_told(http, server, wanted, begun.set))
+        await begun.wait()
+        server.process.send_signal(signal.SIGTERM)
+        position = len(server.log)
+        await server.logged("draining", after=position - 1)
+        server.children()["penstock-worker-0"].kill()
+        check_equal(await running, expected)
