@@ -10,7 +10,7 @@ from tests.e2e.conftest import Checkpoint
 from tests.e2e.servers import Server, serving, stream
 
 FLAGS = ("--served-model-name", "m", "--dtype", "float32")
-NUM_TOKENS = 600
+NUM_TOKENS = 200
 
 
 def bodies(stops: dict[int, str]) -> list[dict[str, Any]]:
@@ -28,8 +28,13 @@ def bodies(stops: dict[int, str]) -> list[dict[str, Any]]:
     return found
 
 
-async def told(http: aiohttp.ClientSession, server: Server, body: dict[str, Any]) -> tuple[dict[int, Any], Any]:
-    """All that a stream says, per choice and as a whole, without regard to how it was cut into events."""
+async def told(
+    http: aiohttp.ClientSession, server: Server, body: dict[str, Any], begun: asyncio.Event | None = None
+) -> tuple[dict[int, Any], Any]:
+    """All that a stream says, per choice and as a whole, without regard to how it was cut into events.
+
+    `begun` is set after some of it.
+    """
     choices: dict[int, Any] = {}
     usage = None
     async for event in stream(http, f"{server.url}/v1/completions", body):
@@ -37,6 +42,8 @@ async def told(http: aiohttp.ClientSession, server: Server, body: dict[str, Any]
         for part in event["choices"]:
             choice = choices.setdefault(part["index"], {"text": "", "tokens": [], "logprobs": [], "ends": []})
             choice["text"] += part["text"]
+            if begun is not None and len(choice["text"]) > 20:
+                begun.set()
             choice["tokens"] += part.get("token_ids") or []
             choice["logprobs"] += (part.get("logprobs") or {}).get("tokens", [])
             choice["ends"] += [part["finish_reason"]] * bool(part["finish_reason"])
@@ -44,9 +51,9 @@ async def told(http: aiohttp.ClientSession, server: Server, body: dict[str, Any]
 
 
 async def all_told(
-    http: aiohttp.ClientSession, server: Server, stops: dict[int, str]
+    http: aiohttp.ClientSession, server: Server, stops: dict[int, str], begun: asyncio.Event | None = None
 ) -> list[tuple[dict[int, Any], Any]]:
-    return list(await asyncio.gather(*(told(http, server, body) for body in bodies(stops))))
+    return list(await asyncio.gather(*(told(http, server, body, begun) for body in bodies(stops))))
 
 
 async def late_stops(http: aiohttp.ClientSession, server: Server) -> dict[int, str]:
@@ -63,8 +70,9 @@ async def test_streams_go_on_after_the_scheduler_was_killed(checkpoint: Checkpoi
         ends = [choice["ends"] for choices, _ in expected for choice in choices.values()]
         assert ends.count(["length"]) == 16
         assert ends.count(["stop"]) == 4
-        running = asyncio.create_task(all_told(http, server, stops))
-        await asyncio.sleep(1.0)
+        begun = asyncio.Event()
+        running = asyncio.create_task(all_told(http, server, stops, begun))
+        await begun.wait()
         assert not running.done()
         position = len(server.log)
         server.children()["penstock-scheduler"].kill()
@@ -82,8 +90,9 @@ async def test_streams_go_on_after_the_worker_was_stopped(checkpoint: Checkpoint
         aiohttp.ClientSession() as http,
     ):
         expected = await told(http, server, body)
-        running = asyncio.create_task(told(http, server, body))
-        await asyncio.sleep(0.5)
+        begun = asyncio.Event()
+        running = asyncio.create_task(told(http, server, body, begun))
+        await begun.wait()
         assert not running.done()
         position = len(server.log)
         worker = server.children()["penstock-worker-0"]

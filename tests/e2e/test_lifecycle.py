@@ -20,9 +20,16 @@ def body(max_tokens: int) -> dict[str, Any]:
     return {"model": "m", "prompt": [5, 6, 7], "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
 
 
-async def texts(http: aiohttp.ClientSession, server: Server, max_tokens: int) -> str:
-    events = stream(http, f"{server.url}/v1/completions", body(max_tokens))
-    return "".join([event["choices"][0]["text"] async for event in events if event["choices"]])
+async def texts(
+    http: aiohttp.ClientSession, server: Server, max_tokens: int, begun: asyncio.Event | None = None
+) -> str:
+    """The text of a stream; `begun` is set when the first of it came."""
+    text = ""
+    async for event in stream(http, f"{server.url}/v1/completions", body(max_tokens)):
+        text += event["choices"][0]["text"] if event["choices"] else ""
+        if text and begun is not None:
+            begun.set()
+    return text
 
 
 async def refusal(*arguments: str) -> tuple[int | None, str]:
@@ -37,9 +44,10 @@ async def refusal(*arguments: str) -> tuple[int | None, str]:
 async def test_a_killed_worker_is_replaced_and_the_stream_goes_on(checkpoint: Checkpoint) -> None:
     flags = ("--served-model-name", "m", "--dtype", "float32")
     async with serving(checkpoint.folder, *flags) as server, aiohttp.ClientSession() as http:
-        expected = await texts(http, server, 1500)
-        running = asyncio.create_task(texts(http, server, 1500))
-        await asyncio.sleep(0.5)
+        expected = await texts(http, server, 400)
+        begun = asyncio.Event()
+        running = asyncio.create_task(texts(http, server, 400, begun))
+        await begun.wait()
         assert not running.done()
         position = len(server.log)
         server.children()["penstock-worker-0"].kill()
