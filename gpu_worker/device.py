@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.core.config import ConfigError
 from penstock.core.config.options import DTypeName
+from penstock.kernels.native.library import Library
 
 IntArray = npt.NDArray[np.integer]
 Array = npt.NDArray[np.integer] | npt.NDArray[np.floating]
@@ -100,6 +101,7 @@ class CpuDevice:
 
     def __init__(self, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
+        self.library: Library | None = None  # this processor's own kernels, where they are used
 
     def upload(self, array: Array) -> Tensor:
         return torch.from_numpy(array.copy())  # a received buffer is read-only, which torch cannot express

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.gpu_worker.device import Device, IntArray
+from penstock.gpu_worker.device import CpuDevice, Device, IntArray
 from penstock.gpu_worker.token_limits import TokenLimits
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 from penstock.kernels.row_updates import write_runs
@@ -179,6 +179,7 @@ class RowState:
             stop_ids=self._stop_ids,
             bias_ids=self._bias_ids,
             bias_values=self._bias_values,
+            native=self._device.library if isinstance(self._device, CpuDevice) else None,
         )
 
 

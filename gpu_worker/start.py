@@ -47,7 +47,9 @@ def start(config: Config, name: str) -> Started:
     model_config = load_model_config(folder)
     num_threads = config.worker.num_threads or default_threads(4 * model_config.num_step_weights)
     device = open_device(config.worker.device, num_threads)
-    library = _cpu_kernels(config, num_threads) if isinstance(device, CpuDevice) else None
+    library = None
+    if isinstance(device, CpuDevice):
+        library = device.library = _cpu_kernels(config, num_threads)
     dtype = choose_dtype(config.worker.dtype, model_config.checkpoint_dtype, device.torch_device)
     log.info(
         "loading",

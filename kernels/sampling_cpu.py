@@ -21,16 +21,18 @@ def sample_cpu(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingS
         _mask_stop_ids(z, rows, positions, state)
     if needs.penalties:
         _penalise(z, rows, positions, state)
-    greedy = z.argmax(-1)
     if not needs.random:
-        return greedy.int()
+        return z.argmax(-1).int()
     temperature = state.temperature[rows]
     is_random = (temperature > 0).nonzero().squeeze(1)
     everything = is_random.shape[0] == rows.shape[0]
     if not everything:
+        greedy = z.argmax(-1)
         z, rows, positions, temperature = z[is_random], rows[is_random], positions[is_random], temperature[is_random]
     z.div_(temperature[:, None])
-    drawn = _gumbel_argmax(z, _thresholds(z, rows, state, needs), state.seed[rows], positions)
+    thresholds = _thresholds(z, rows, state, needs)
+    draw = _gumbel_argmax if state.native is None else state.native.gumbel_argmax
+    drawn = draw(z, thresholds, state.seed[rows], positions)
     if everything:
         return drawn.int()
     return greedy.index_copy_(0, is_random, drawn).int()

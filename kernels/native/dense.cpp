@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "sampling.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -259,6 +260,16 @@ void penstock_forward(const Model* model, const Batch* batch) {
     forward<bf16>(*model, *batch);
   else
     forward<float>(*model, *batch);
+}
+
+// For each of S rows of z [S, V], the token that is drawn; thresholds, keys, positions and out have a value per row.
+void penstock_gumbel_argmax(const float* z, const float* thresholds, const int64_t* keys, const int64_t* positions,
+                            int num_rows, int vocab_size, int64_t* out) {
+  team->run([&] {
+    team->each(num_rows, [&](int row) {
+      out[row] = gumbel_argmax(z + size_t(row) * vocab_size, vocab_size, thresholds[row], keys[row], positions[row]);
+    });
+  });
 }
 
 // x [num_tokens, H] -> out [num_tokens, V]

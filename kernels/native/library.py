@@ -1,4 +1,4 @@
-"""The compiled kernels as Python sees them: structs of pointers, and four functions."""
+"""The compiled kernels as Python sees them: structs of pointers, and a few functions."""
 
 import ctypes
 from collections.abc import Sequence
@@ -113,7 +113,7 @@ class Library:
 
     def __init__(self, path: Path, num_threads: int) -> None:
         self._functions = ctypes.CDLL(str(path))
-        for name in ("set_threads", "advise_huge_pages", "pack", "forward", "logits"):
+        for name in ("set_threads", "advise_huge_pages", "pack", "forward", "logits", "gumbel_argmax"):
             getattr(self._functions, f"penstock_{name}").restype = None
         self._functions.penstock_set_threads(c_int32(num_threads))
         self.num_threads = num_threads
@@ -157,6 +157,27 @@ class Library:
         num_bytes = memory.data_ptr() + memory.nbytes - begin
         if num_bytes >= _HUGE_PAGE:
             self._functions.penstock_advise_huge_pages(c_void_p(begin), ctypes.c_size_t(num_bytes))
+
+    def gumbel_argmax(self, z: Tensor, thresholds: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """Draw a token per row, by the largest sum of logit and noise (`kernels/philox.py`).
+
+        Args:
+            z: fp32[S, V], tempered logits.
+            thresholds: fp32[S, 1], the least logit that may be drawn.
+            keys: int64[S], seeds.
+            positions: int64[S], of the drawn tokens.
+
+        Returns:
+            int64[S]
+        """
+        num_rows, vocab_size = z.shape
+        out = torch.empty(num_rows, dtype=torch.int64)
+        kept = [tensor.contiguous() for tensor in (z, thresholds, keys, positions)]
+        self._functions.penstock_gumbel_argmax(
+            *(c_void_p(tensor.data_ptr()) for tensor in kept),
+            *(c_int32(num_rows), c_int32(vocab_size), c_void_p(out.data_ptr())),
+        )
+        return out
 
     def model(self, shape: NativeShape, weights: NativeWeights) -> "NativeModel":
         """A model ready to run."""
