@@ -18,7 +18,7 @@ from tests.faults.clockwork import expected_text, expected_tokens, make_clockwor
 from tests.faults.soak import sized
 from tests.faults.streams import client, told
 
-NUM_STREAMS, NUM_STORMS = sized(300, 1000), sized(3, 20)
+NUM_STREAMS, NUM_STORMS = sized(300, 1000), sized(2, 20)
 FLAGS = ("--served-model-name", "m", "--max-num-seqs", "1000", "--num-pages", "20000")
 PAGES_BACK_SECONDS = 2.0
 
@@ -124,7 +124,7 @@ async def test_aborts_at_any_moment_leave_nothing_behind(tmp_path: Path) -> None
                 asked.result().close()
                 asked.result().close()
 
-        for _ in range(sized(3, 40)):
+        for _ in range(sized(2, 40)):
             await asyncio.gather(*(one() for _ in range(60)))
             await canary(served)
         metrics = await server.settled(http)

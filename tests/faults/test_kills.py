@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -13,11 +12,11 @@ import pytest
 from penstock.ipc.faults import FAULTS, ONCE
 from tests.e2e.conftest import Checkpoint
 from tests.e2e.servers import Server, serving
+from tests.faults.soak import only_in_soak
 from tests.faults.streams import SCHEMA, Told, all_told, bodies, check_equal, client
 
 FLAGS = ("--served-model-name", "m", "--dtype", "float32", "--spare-worker", "--max-num-batched-tokens", "64")
 MAX_GAP = 5.0
-SOAK = pytest.mark.skipif(not os.environ.get("PENSTOCK_SOAK"), reason="set PENSTOCK_SOAK=1 for the long forms")
 
 
 async def spare_is_there(server: Server) -> None:
@@ -63,7 +62,7 @@ async def test_all_die_in_prefill_in_decode_and_with_tokens_untold(checkpoint: C
     await run(checkpoint, tmp_path, f"{of_worker},{of_scheduler}", deaths)
 
 
-@SOAK
+@only_in_soak
 @pytest.mark.parametrize("call", [1, 2, 3, 20, 50])
 @pytest.mark.parametrize(
     "point",

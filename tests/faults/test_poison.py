@@ -7,6 +7,7 @@ from typing import Any
 from penstock.ipc.faults import FAULTS
 from tests.e2e.servers import Server, serving
 from tests.faults.clockwork import expected_tokens, make_clockwork
+from tests.faults.soak import only_in_soak, sized
 from tests.faults.streams import Told, client, told
 
 POISON = 200
@@ -29,10 +30,10 @@ async def check_others(server: Server, running: dict[tuple[int, ...], asyncio.Ta
     assert 2 <= len(deaths) <= 7
 
 
-async def test_one_poison_among_31_fails_alone(tmp_path: Path) -> None:
+async def test_one_poison_among_many_fails_alone(tmp_path: Path) -> None:
     folder = make_clockwork(tmp_path / "m", step_seconds=0.01)
     async with serving(folder, *FLAGS, **{FAULTS: f"worker.step:kill@token={POISON}"}) as server, client() as http:
-        prompts: list[tuple[int, ...]] = [(5 + i, 6, 7) for i in range(31)]
+        prompts: list[tuple[int, ...]] = [(5 + i, 6, 7) for i in range(sized(11, 31))]
         running = {prompt: asyncio.create_task(told(http, server, body(list(prompt), 200))) for prompt in prompts}
         await asyncio.sleep(0.5)
         async with http.post(f"{server.url}/v1/completions", json=body([9, POISON, 7], 20)) as response:
@@ -43,6 +44,7 @@ async def test_one_poison_among_31_fails_alone(tmp_path: Path) -> None:
         await server.settled(http)
 
 
+@only_in_soak
 async def test_a_poisonous_stream_ends_with_an_error_event(tmp_path: Path) -> None:
     """Its step fails with an exception, and it is all alone."""
     folder = make_clockwork(tmp_path / "m", step_seconds=0.01)

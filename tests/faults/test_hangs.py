@@ -1,0 +1,61 @@
+"""Processes that do nothing for a while: long work is left alone, a stopped process replaced."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+from penstock.ipc.faults import FAULTS
+from tests.e2e.servers import serving
+from tests.faults.clockwork import expected_tokens, make_clockwork
+from tests.faults.soak import only_in_soak, sized
+from tests.faults.streams import client, told
+
+FLAGS = ("--served-model-name", "m", "--num-pages", "4096")
+
+
+def body(prompt: list[int], num_tokens: int) -> dict[str, Any]:
+    return {"model": "m", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "return_token_ids": True}
+
+
+async def test_a_long_legal_prefill_is_left_alone(tmp_path: Path) -> None:
+    """Many times as long as a peer may be silent."""
+    seconds, timeout = sized((3.0, "1.1"), (15.0, "2"))
+    folder = make_clockwork(tmp_path / "m", token_seconds=seconds / 100)
+    prompt = [5 + i % 50 for i in range(100)]
+    flags = (*FLAGS, "--heartbeat-timeout", timeout)
+    async with serving(folder, *flags) as server, client() as http:
+        found = await told(http, server, body(prompt, 3))
+        assert found.tokens == expected_tokens(prompt, 3)
+        events = {entry["event"] for entry in server.log}
+        assert not events & {"died, starting it again", "hangs, killing it", "engine not ready", "frontend gone"}
+
+
+@only_in_soak
+async def test_a_worker_that_is_stopped_for_twenty_seconds(tmp_path: Path) -> None:
+    folder = make_clockwork(tmp_path / "m", step_seconds=0.01)
+    async with serving(folder, *FLAGS, "--spare-worker") as server, client() as http:
+        prompts = [[5 + i] for i in range(32)]
+        running = [asyncio.create_task(told(http, server, body(prompt, 400))) for prompt in prompts]
+        await asyncio.sleep(1.0)
+        worker = server.children()["penstock-worker-0"]
+        worker.send_signal(signal.SIGSTOP)
+        await server.logged("hangs, killing it")
+        await asyncio.sleep(20)
+        for prompt, task in zip(prompts, running, strict=True):
+            found = await task
+            assert found.tokens == expected_tokens(prompt, 400)
+            print(f"gap {found.gap:.1f} s")
+        assert not worker.is_running()
+
+
+async def test_a_slow_scheduler_and_a_slow_frontend_lose_nothing(tmp_path: Path) -> None:
+    folder = make_clockwork(tmp_path / "m", step_seconds=0.01)
+    faults = "scheduler.tokens:delay=0.8@10,frontend.tokens:delay=0.8@20,worker.result:delay=0.8@30"
+    async with serving(folder, *FLAGS, **{FAULTS: faults}) as server, client() as http:
+        prompts = [[5 + i] for i in range(8)]
+        found = await asyncio.gather(*(told(http, server, body(prompt, 50)) for prompt in prompts))
+        for prompt, one in zip(prompts, found, strict=True):
+            assert one.tokens == expected_tokens(prompt, 50)
+            assert one.ends == ["length", "[DONE]"]
+            assert one.gap >= 0.7

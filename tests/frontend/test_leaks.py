@@ -1,0 +1,58 @@
+"""However a request ends, nothing of it stays in the frontend."""
+
+import gc
+from collections import Counter
+
+import pytest
+
+from penstock.frontend.generation import Generation, SequenceText
+from penstock.frontend.live_requests import LiveRequest
+from penstock.frontend.replies import RequestRecord
+from tests.frontend.http_client import HELLO, chat, complete, post
+from tests.frontend.live_server import LiveServer
+from tests.frontend.test_disconnects import begin, leave
+
+OF_A_REQUEST = (Generation, SequenceText, LiveRequest, RequestRecord)
+NUM = 20
+
+
+def survivors() -> Counter[str]:
+    gc.collect()
+    return Counter(type(thing).__name__ for thing in gc.get_objects() if type(thing) in OF_A_REQUEST)
+
+
+def end(live: LiveServer, how: str) -> None:
+    """One request to its end."""
+    match how:
+        case "length":
+            complete(live, max_tokens=4)
+        case "stop":
+            live.says("Water runs down.")
+            chat(live, stop=["runs"], stream=True, n=2)
+        case "refused":
+            assert complete(live, temperature=-1).status == 400
+        case "malformed":
+            assert post(live, "/v1/completions", b"{").status == 400
+        case "engine error":
+            live.gives([5], error="made up", error_code="ends_workers")
+            answer = complete(live)
+            assert answer.status == 500
+            assert answer.headers["x-should-retry"] == "false"
+            assert answer.json()["error"]["code"] == "request_ends_workers"
+        case _:
+            live.says("Water", hangs=True)
+            before = len(live.scheduler.added)
+            client = begin(live, "/v1/chat/completions", {"messages": HELLO, "stream": how == "reset"})
+            live.wait_until(lambda: len(live.scheduler.added) > before)
+            leave(client, rudely=how == "reset")
+            live.wait_until(lambda: live.scheduler.num_running == 0)
+
+
+@pytest.mark.parametrize("how", ["length", "stop", "refused", "malformed", "engine error", "left", "reset"])
+def test_nothing_of_a_request_stays(live: LiveServer, how: str) -> None:
+    for _ in range(NUM):
+        end(live, how)
+    live.scheduler.received.clear()
+    live.wait_until(
+        lambda: sum(survivors().values()) <= 4
+    )  # far fewer than there were: a loop's last turn may hold one
