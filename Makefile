@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?=
 FLAGS ?=
+MINUTES ?= 30
 # Tests run by file in this many processes, with one thread each: most of them wait for one process or another.
 JOBS ?= 2
 SOURCES := bench core demo frontend gpu_worker ipc kernels
 # A folder's time stamp changes when a file in it comes or goes: then the editable install is made again.
 FOLDERS := $(shell find $(SOURCES) -type d -not -name __pycache__)
 
-.PHONY: serve test check docs format clean
+.PHONY: serve test soak check docs format clean
 .DEFAULT_GOAL := serve
 
 NEEDS := pyproject.toml constraints.txt $(FOLDERS)
@@ -36,6 +37,11 @@ serve: $(VENV)/.made  ## Serve the demo model, or MODEL=folder
 
 test: $(VENV)/.made-dev  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(FLAGS)
+
+soak: $(VENV)/.made-dev  ## The long forms of the fault tests, then MINUTES of mixed load with deaths
+	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 tests/faults $(FLAGS)
+	mkdir -p build
+	$(BIN)/python -m tests.soak.drive --minutes $(MINUTES) --out build/soak.json
 
 check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation builds
 	$(BIN)/ruff format --check .
