@@ -12,7 +12,7 @@
     |   |-- ModelNotFound             404                             model_not_found
     |   |-- ResponseNotFound          404                             response_not_found
     |   |-- MethodNotAllowed          405                             method_not_allowed
-    |   |-- BodyTooLarge              413                             body_too_large
+    |   |-- BodyTooLarge              413                             content_too_large
     |   `-- UnsupportedMediaType      415                             unsupported_media_type
     |-- Overloaded                    429     rate_limit_error        queue_full
     `-- ServerError                   500     server_error            internal_error
@@ -123,7 +123,7 @@ class BodyTooLarge(InvalidRequest):
     """The body exceeds --max-body-bytes."""
 
     status = 413
-    code = "body_too_large"
+    code = "content_too_large"
 
 
 class UnsupportedMediaType(InvalidRequest):

@@ -88,6 +88,12 @@ class Metrics:
         self.requests = Counter(
             "penstock_requests", "HTTP requests by endpoint and status.", ["endpoint", "status"], registry=registry
         )
+        self.closed_connections = Counter(
+            "penstock_http_connections_closed",
+            "Connections that were closed because they exceeded a bound, by which.",
+            ["reason"],
+            registry=registry,
+        )
         self.sequences = Counter(
             "penstock_request_success", "Sequences by what ended them.", ["finished_reason"], registry=registry
         )

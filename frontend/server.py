@@ -12,6 +12,7 @@ from aiohttp import web
 from penstock.core.config import Config
 from penstock.core.config.checkpoint import fingerprint, model_dir
 from penstock.frontend.app import make_app
+from penstock.frontend.connections import BoundedRunner
 from penstock.frontend.engine_client import EngineClient, EngineLink
 from penstock.frontend.metrics import Metrics
 from penstock.frontend.service import Service, load_text_model
@@ -48,8 +49,12 @@ class Server:
         )
         engine = EngineClient(link, self._context, self._on_refused)
         self.service = Service(config, model, engine, Metrics(lambda: engine.stats))
-        self._runner = web.AppRunner(
+        self._runner = BoundedRunner(
             make_app(self.service),
+            max_connections=config.frontend.max_connections,
+            head_timeout=config.frontend.head_timeout,
+            body_timeout=config.frontend.body_timeout,
+            count_closed=lambda reason: self.service.metrics.closed_connections.labels(reason).inc(),
             handler_cancellation=True,  # a client that leaves ends its handler, which aborts its work
             access_log=None,
             keepalive_timeout=KEEPALIVE_SECONDS,
@@ -65,6 +70,7 @@ class Server:
         await web.SockSite(self._runner, listener, backlog=LISTEN_BACKLOG).start()
         host, port = listener.getsockname()[:2]
         log.info("listening", host=host, port=port, model=self.service.model.names[0])
+        self._tasks.append(asyncio.create_task(self._runner.watch()))
         self._tasks.append(asyncio.create_task(self.service.keep_alive()))
         self._tasks.append(asyncio.create_task(self._announce(on_ready)))
 

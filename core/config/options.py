@@ -111,6 +111,16 @@ class FrontendOptions(Options, frozen=True):
         str, Meta(description="File with a chat template to use in place of the checkpoint's own.")
     ] = ""
     max_body_bytes: Annotated[int, Meta(description="Largest request body.", ge=1024)] = 8 << 20
+    max_connections: Annotated[
+        int,
+        Meta(description="Most open connections of each frontend process; more are answered with status 503.", ge=1),
+    ] = 8192
+    head_timeout: Annotated[
+        float, Meta(description="Seconds in which a request's line and headers must have come.", gt=0.0)
+    ] = 10.0
+    body_timeout: Annotated[
+        float, Meta(description="Seconds without a byte after which a request's unfinished body is given up.", gt=0.0)
+    ] = 30.0
     max_n: Annotated[int, Meta(description="Largest `n` of a request.", ge=1, le=1024)] = 64
     shutdown_timeout: Annotated[
         float, Meta(description="Seconds that running streams get to finish after SIGTERM.", ge=0.0)

@@ -289,7 +289,7 @@ def test_malformed_bodies(live: LiveServer, body: bytes) -> None:
 def test_body_size(live: LiveServer) -> None:
     limit = live.server.service.config.frontend.max_body_bytes
     error = error_of(post(live, "/v1/completions", b" " * (limit + 1)), 413)
-    assert error["code"] == "body_too_large"
+    assert error["code"] == "content_too_large"
     assert str(limit) in error["message"]
     assert str(limit + 1) in error["message"]
     body = json.dumps({"prompt": "Hello"}).encode()
@@ -297,7 +297,7 @@ def test_body_size(live: LiveServer) -> None:
     # Without a length: the bound holds for what arrives.
     connection_body = iter([b" " * (1 << 20)] * 9)
     response = send(live, "POST", "/v1/completions", connection_body, **{"Content-Type": "application/json"})  # type: ignore[arg-type]
-    assert error_of(response, 413)["code"] == "body_too_large"
+    assert error_of(response, 413)["code"] == "content_too_large"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,153 @@
+"""Bounds on what a connection may do before and beside its requests: what aiohttp itself leaves open.
+
+    connected -> head -> body -> (answered) -> idle -> head -> ...
+                  |       |                      `-- aiohttp: closed after KEEPALIVE_SECONDS
+                  |       `-- no byte for body_timeout: closed
+                  `-- not whole after head_timeout, however many bytes come: closed
+
+aiohttp bounds the size and the number of header fields, and stops reading while MAX_MSG_QUEUE_SIZE pipelined
+requests wait. Deadlines are looked at once a second for all connections together: a timer each would cost
+more than the requests. A connection beyond max_connections is told so in one line, and closed.
+"""
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from aiohttp import EMPTY_PAYLOAD, StreamReader, web
+
+from penstock.frontend.errors import MalformedBody, ServerError, Unavailable, error_body
+
+WATCH_SECONDS = 1.0
+
+MAX_HEADER_FIELDS = 128
+MAX_HEADER_BYTES = 8190
+"""Of the request line, and of each field."""
+
+CountClosed = Callable[[str], None]
+"""Told why a connection was closed: "head_timeout", "body_timeout" or "max_connections"."""
+
+
+class Connection(web.RequestHandler):
+    """aiohttp's protocol, which also knows since when it waits for the rest of a request."""
+
+    __slots__ = ("_body", "_count_closed", "_head_is_due", "_heard_at", "_max_connections", "_num_heads")
+
+    def __init__(
+        self, server: web.Server, *, max_connections: int, count_closed: CountClosed, loop: asyncio.AbstractEventLoop,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(server, loop=loop, **options)
+        self._max_connections = max_connections
+        self._count_closed = count_closed
+        self._body: StreamReader = EMPTY_PAYLOAD  # of the last request whose head is whole
+        self._num_heads = 0
+        self._head_is_due = True  # the first byte of a head has come (or the connection, for the first one)
+        self._heard_at = monotonic()  # when the head began, or the last byte of the body came
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        server, connected = self._manager, self.transport
+        if server is not None and connected is not None and len(server._connections) > self._max_connections:
+            self._count_closed("max_connections")
+            connected.write(_refusal(self._max_connections))
+            self.force_close()
+
+    def data_received(self, data: bytes) -> None:
+        was_in_body = not self._body.is_eof()
+        super().data_received(data)
+        if self._request_count != self._num_heads:
+            self._num_heads = self._request_count
+            self._head_is_due = False
+            self._heard_at = monotonic()
+            if self._messages:  # the last of them; its handler runs in a later turn of the loop
+                self._body = self._messages[-1][1]
+        elif was_in_body:
+            self._heard_at = monotonic()
+        elif not self._head_is_due and data:
+            self._head_is_due = True
+            self._heard_at = monotonic()
+
+    def close_if_late(self, now: float, head_timeout: float, body_timeout: float) -> None:
+        """Close this connection if what it sends is overdue; not while it is we who do not read."""
+        if self._reading_paused or self._buffer_paused or self._force_close:
+            return
+        if self._head_is_due:
+            reason, seconds = "head_timeout", head_timeout
+        elif not self._body.is_eof():
+            reason, seconds = "body_timeout", body_timeout
+        else:
+            return
+        if now - self._heard_at > seconds:
+            self._count_closed(reason)
+            self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The API's error body for what is no HTTP; and none of the client's bytes in it."""
+        response = super().handle_error(request, status, exc, message)
+        error = MalformedBody("this is no HTTP request") if status < 500 else ServerError("internal error")
+        answer = web.Response(status=response.status, body=error_body(error), content_type="application/json")
+        answer.force_close()
+        return answer
+
+
+class BoundedServer(web.Server):
+    """Makes a `Connection` for each client."""
+
+    def __call__(self) -> Connection:
+        return Connection(self, loop=self._loop, **self._kwargs)
+
+
+class BoundedRunner(web.AppRunner):
+    """aiohttp's runner of one application, with bounded connections. `watch` must run beside it."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        *,
+        max_connections: int,
+        head_timeout: float,
+        body_timeout: float,
+        count_closed: CountClosed,
+        **options: Any,
+    ) -> None:
+        """Timeouts are in seconds; `options` are those of AppRunner and of aiohttp's protocol."""
+        limits = {"max_line_size": MAX_HEADER_BYTES, "max_field_size": MAX_HEADER_BYTES}
+        super().__init__(app, **options)
+        self._timeouts = (head_timeout, body_timeout)
+        self._connection_options = {
+            **limits,
+            **{name: value for name, value in options.items() if name != "shutdown_timeout"},
+            "max_headers": MAX_HEADER_FIELDS,
+            "max_connections": max_connections,
+            "count_closed": count_closed,
+        }
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        return BoundedServer(server.request_handler, request_factory=server.request_factory, **self._connection_options)
+
+    async def watch(self) -> None:
+        """Close what is late, for as long as the process runs."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            now = monotonic()
+            for connection in self.server.connections if self.server is not None else ():
+                if isinstance(connection, Connection):
+                    connection.close_if_late(now, *self._timeouts)
+
+
+def _refusal(max_connections: int) -> bytes:
+    body = error_body(Unavailable(f"{max_connections} connections are open, the most that this process takes"))
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body

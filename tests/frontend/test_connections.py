@@ -1,0 +1,101 @@
+"""Clients that send too slowly, too much or too many: their connections end, everyone else's do not."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.frontend.http_client import complete, get, raw_post
+from tests.frontend.live_server import LiveServer, live_server
+
+BODY = json.dumps({"prompt": "Hello", "max_tokens": 2}).encode()
+
+
+@pytest.fixture
+def strict(checkpoint: Path, sockets: Path) -> Iterator[LiveServer]:
+    limits = {"head_timeout": 0.5, "body_timeout": 1.0, "max_connections": 4}
+    with live_server(checkpoint, sockets, frontend=limits) as live:
+        yield live
+
+
+def connect(live: LiveServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", live.port), timeout=10)
+
+
+def closed_for(live: LiveServer, reason: str) -> float:
+    """How many connections /metrics says were closed for this."""
+    prefix = f'penstock_http_connections_closed_total{{reason="{reason}"}} '
+    lines = [line for line in get(live, "/metrics").text.splitlines() if line.startswith(prefix)]
+    return float(lines[0].removeprefix(prefix)) if lines else 0.0
+
+
+def test_a_head_has_a_deadline_however_it_drips(strict: LiveServer) -> None:
+    with closing(connect(strict)) as silent, closing(connect(strict)) as dripping:
+        dripping.sendall(b"POST /v1/completions HTTP/1.1\r\n")
+        deadline = time.monotonic() + 8
+        with suppress(ConnectionError):  # once it is closed over there
+            while time.monotonic() < deadline:
+                dripping.sendall(b"X")
+                time.sleep(0.1)
+        assert time.monotonic() < deadline
+        assert silent.recv(1) == b""
+    assert closed_for(strict, "head_timeout") == 2
+
+
+def test_the_next_head_of_a_connection_too(strict: LiveServer) -> None:
+    with closing(connect(strict)) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        time.sleep(1.2)  # idle is no offence
+        client.sendall(b"GET /hea")
+        assert client.recv(1) == b""
+
+
+def test_a_body_must_go_on(strict: LiveServer) -> None:
+    request = raw_post("/v1/completions", BODY)
+    with closing(connect(strict)) as stuck, closing(connect(strict)) as slow:
+        stuck.sendall(request[:-1])
+        for i in range(len(request) - 12, len(request)):  # longer than the timeout, but never silent for so long
+            slow.sendall(request[i : i + 1] if i > len(request) - 12 else request[: i + 1])
+            time.sleep(0.1)
+        assert slow.recv(4096).startswith(b"HTTP/1.1 200")
+        assert stuck.recv(1) == b""
+    assert closed_for(strict, "body_timeout") == 1
+
+
+def test_an_answer_may_take_longer(strict: LiveServer) -> None:
+    strict.says("one two three four five six", delay=0.4)
+    assert complete(strict, max_tokens=20).status == 200
+    assert closed_for(strict, "head_timeout") == 0
+
+
+def test_one_connection_too_many(strict: LiveServer) -> None:
+    held = [connect(strict) for _ in range(4)]
+    try:
+        for client in held:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        with closing(connect(strict)) as fifth:
+            answer = fifth.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"Retry-After" in answer
+            assert b"4 connections are open" in answer
+        held.pop().close()
+        time.sleep(0.1)
+        assert complete(strict).status == 200
+    finally:
+        for client in held:
+            client.close()
+
+
+def test_what_is_no_http_gets_the_usual_error_body(strict: LiveServer) -> None:
+    with closing(connect(strict)) as client:
+        client.sendall(b"\x16\x03\x01 secret-of-mine\r\n\r\n")
+        answer = client.recv(4096)
+    assert answer.startswith(b"HTTP/1.0 400")
+    assert b'"code":"malformed_body"' in answer
+    assert b"secret" not in answer
