@@ -85,16 +85,16 @@ class Rope:
         self._config = config
         self._device = device
         self._head_dim = head_dim
-        self._table: Tensor | None = None
+        self.table: Tensor | None = None  # fp32[positions, D], as `cos_sin_table` makes it; None for the dynamic kind
         if config.kind == "dynamic":
             base = inverse_frequencies(config, head_dim)
             self._row_frequencies = base.repeat(max_num_seqs, 1).to(device.torch_device)  # fp32[R, D / 2]
         else:
-            self._table = cos_sin_table(config, head_dim, max_model_len + 1).to(device.torch_device)
+            self.table = cos_sin_table(config, head_dim, max_model_len + 1).to(device.torch_device)
 
     def set_row(self, row: int, num_prompt_tokens: int) -> None:
         """A sequence enters a row."""
-        if self._table is None:
+        if self.table is None:
             frequencies = inverse_frequencies(self._config, self._head_dim, num_prompt_tokens)
             self._row_frequencies[row] = self._device.upload(frequencies.numpy())
 
@@ -109,10 +109,10 @@ class Rope:
             rows: int32[N], the row of each batch row.
             num_new: int32[N], its tokens.
         """
-        if self._table is None:
+        if self.table is None:
             row_of_token = rows.long().repeat_interleave(num_new.long(), output_size=positions.shape[0])
             angles = positions.float()[:, None] * self._row_frequencies[row_of_token]
             return None, torch.cat((angles.cos(), angles.sin()), dim=1).mul_(self._config.attention_factor)
         if positions.is_cuda:
-            return positions, self._table
-        return None, self._table.index_select(0, positions)
+            return positions, self.table
+        return None, self.table.index_select(0, positions)

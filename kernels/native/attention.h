@@ -18,7 +18,7 @@ struct AttentionShape {
 };
 
 constexpr int kQueryTile = 8;  // queries of one row that share a pass over the keys
-constexpr int kTogether = 4;   // (query, head) pairs whose sums are kept in registers at a time
+constexpr int kMostTogether = 4;  // (query, head) pairs whose sums are kept in registers at a time
 constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // The 16 keys from position `block` on, of one head: keys [padded dim][16], values [16][padded dim], in fp32.
@@ -54,6 +54,7 @@ void load_block(const AttentionShape& shape, const Kv* k_pages, const Kv* v_page
 }
 
 // Four partial sums per score vector: a single chain of additions would wait for each.
+template <int kTogether>
 inline void score(const float* queries, const float* keys, int padded, Floats (&scores)[kTogether]) {
   Floats sums[kTogether][4] = {};
   for (int d = 0; d < padded; d += 4)
@@ -64,6 +65,7 @@ inline void score(const float* queries, const float* keys, int padded, Floats (&
   for (int r = 0; r < kTogether; r++) scores[r] = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
 }
 
+template <int kTogether>
 inline void accumulate(const float (&weights)[kTogether][kLanes], const float (&kept)[kTogether], const float* values,
                        int padded, float* sums) {
   for (int d = 0; d < padded; d += kLanes) {
@@ -77,6 +79,32 @@ inline void accumulate(const float (&weights)[kTogether][kLanes], const float (&
   }
 }
 
+// What kTogether pairs make of a block: their running maxima, masses and sums are brought up to date.
+template <int kTogether>
+inline void take_block(const float* queries, const float* keys, const float* values, const int* positions, int window,
+                       int block, int padded, float* maxima, float* masses, float* sums) {
+  Floats scores[kTogether], most[kTogether], weights[kTogether];
+  float weight[kTogether][kLanes], kept[kTogether];
+  score(queries, keys, padded, scores);
+  for (int r = 0; r < kTogether; r++) {
+    // What a query does not see: keys after it, and before its window.
+    Ints is_hidden = kLaneNumbers > positions[r] - block;
+    if (window) is_hidden |= kLaneNumbers <= positions[r] - window - block;
+    scores[r] = is_hidden ? splat(-INFINITY) : scores[r];
+    most[r] = larger(splat(maxima[r]), max_of(scores[r]));
+  }
+  for (int r = 0; r < kTogether; r++) {
+    // Before a query's first key, its maximum is -inf: zero in its place keeps the weights zero, and not NaN.
+    const Floats top = most[r] == splat(-INFINITY) ? Floats{} : most[r];
+    weights[r] = exp16(scores[r] - top);
+    store(weight[r], weights[r]);
+    kept[r] = maxima[r] == most[r][0] ? 1.0f : exp16(splat(maxima[r]) - top)[0];
+    maxima[r] = most[r][0];
+  }
+  for (int r = 0; r < kTogether; r++) masses[r] = masses[r] * kept[r] + sum_of(weights[r])[0];
+  accumulate(weight, kept, values, padded, sums);
+}
+
 // One kv head's attention for `num_queries` <= kQueryTile neighbouring queries of one row.
 //
 // q: [num_queries] rows of `stride` floats, heads of the whole token in it; `first_position` of the first query.
@@ -86,7 +114,8 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
             const float* q, int stride, int num_queries, int first_position, float* out, int out_stride) {
   const int group = shape.num_q_heads / shape.num_kv_heads, dim = shape.head_dim;
   const int padded = (dim + kLanes - 1) / kLanes * kLanes;
-  const int num_pairs = num_queries * group, room = (num_pairs + kTogether - 1) / kTogether * kTogether;
+  const int num_pairs = num_queries * group, together = num_pairs <= 2 ? num_pairs : kMostTogether;
+  const int room = (num_pairs + together - 1) / together * together;
   thread_local std::vector<float> scratch;
   thread_local std::vector<int> positions;
   scratch.assign(size_t(padded) * (2 * room + 2 * kLanes) + 2 * room, 0.0f);
@@ -108,28 +137,10 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
   for (int block = begin; block <= last; block += kLanes) {
     const int num_keys = std::min(kLanes, last + 1 - block);
     load_block(shape, k_pages, v_pages, pages, kv_head, block, num_keys, padded, keys, values);
-    for (int first = 0; first < num_pairs; first += kTogether) {
-      Floats scores[kTogether], most[kTogether], weights[kTogether];
-      float weight[kTogether][kLanes], kept[kTogether];
-      score(queries + first * padded, keys, padded, scores);
-      for (int r = 0; r < kTogether; r++) {
-        const int position = positions[first + r];
-        // What a query does not see: keys after it, and before its window.
-        Ints is_hidden = kLaneNumbers > position - block;
-        if (shape.window) is_hidden |= kLaneNumbers <= position - shape.window - block;
-        scores[r] = is_hidden ? splat(-INFINITY) : scores[r];
-        most[r] = larger(splat(maxima[first + r]), max_of(scores[r]));
-      }
-      for (int r = 0; r < kTogether; r++) {
-        // Before a query's first key, its maximum is -inf: zero in its place keeps the weights zero, and not NaN.
-        const Floats top = most[r] == splat(-INFINITY) ? Floats{} : most[r];
-        weights[r] = exp16(scores[r] - top);
-        store(weight[r], weights[r]);
-        kept[r] = maxima[first + r] == most[r][0] ? 1.0f : exp16(splat(maxima[first + r]) - top)[0];
-        maxima[first + r] = most[r][0];
-      }
-      for (int r = 0; r < kTogether; r++) masses[first + r] = masses[first + r] * kept[r] + sum_of(weights[r])[0];
-      accumulate(weight, kept, values, padded, sums + first * padded);
+    for (int p = 0; p < num_pairs; p += together) {
+      const auto take = together == 1 ? take_block<1> : together == 2 ? take_block<2> : take_block<kMostTogether>;
+      take(queries + p * padded, keys, values, positions.data() + p, shape.window, block, padded, maxima + p, masses + p,
+           sums + p * padded);
     }
   }
   for (int p = 0; p < num_pairs; p++) {

@@ -262,6 +262,27 @@ void penstock_forward(const Model* model, const Batch* batch) {
     forward<float>(*model, *batch);
 }
 
+// A step's inputs from the rows' state; the arguments are those of `kernels/prepare_inputs.py`.
+// batch: rows [N], starts [N], numbers of new tokens [N]. cos_sin [T, rotary_dim] is gathered from `table`.
+void penstock_prepare(const int32_t* batch, int num_rows, const int32_t* token_ids, int64_t token_ids_stride,
+                      const int32_t* page_table, int64_t page_table_stride, int width, int page_size,
+                      const float* table, int rotary_dim, int32_t* input_ids, int64_t* slots,
+                      int32_t* query_start_loc, int32_t* seq_lens, int32_t* batch_page_table, float* cos_sin) {
+  int64_t token = 0;
+  query_start_loc[0] = 0;
+  for (int b = 0; b < num_rows; b++) {
+    const int row = batch[b], start = batch[num_rows + b], count = batch[2 * num_rows + b];
+    const int32_t* pages = page_table + row * page_table_stride;
+    std::copy_n(pages, width, batch_page_table + size_t(b) * width);
+    std::copy_n(token_ids + row * token_ids_stride + start, count, input_ids + token);
+    std::copy_n(table + size_t(start) * rotary_dim, size_t(count) * rotary_dim, cos_sin + token * rotary_dim);
+    for (int position = start; position < start + count; position++)
+      slots[token++] = int64_t(pages[position / page_size]) * page_size + position % page_size;
+    seq_lens[b] = start + count;
+    query_start_loc[b + 1] = int32_t(token);
+  }
+}
+
 // For each of S rows of z [S, V], the token that is drawn; thresholds, keys, positions and out have a value per row.
 void penstock_gumbel_argmax(const float* z, const float* thresholds, const int64_t* keys, const int64_t* positions,
                             int num_rows, int vocab_size, int64_t* out) {

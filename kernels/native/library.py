@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,6 +72,17 @@ class PackedLinear(NamedTuple):
     is_bf16: bool
 
 
+class PreparedInputs(NamedTuple):
+    """What one step reads (T tokens, N rows), in the order of `penstock_prepare`'s results."""
+
+    input_ids: Tensor  # int32[T]
+    slots: Tensor  # int64[T]
+    query_start_loc: Tensor  # int32[N + 1]
+    seq_lens: Tensor  # int32[N]
+    page_table: Tensor  # int32[N, width]
+    cos_sin: Tensor  # fp32[T, rotary_dim]
+
+
 class NativeLayer(NamedTuple):
     """One layer's weights; vectors are fp32."""
 
@@ -113,7 +124,7 @@ class Library:
 
     def __init__(self, path: Path, num_threads: int) -> None:
         self._functions = ctypes.CDLL(str(path))
-        for name in ("set_threads", "advise_huge_pages", "pack", "forward", "logits", "gumbel_argmax"):
+        for name in ("set_threads", "advise_huge_pages", "pack", "forward", "logits", "gumbel_argmax", "prepare"):
             getattr(self._functions, f"penstock_{name}").restype = None
         self._functions.penstock_set_threads(c_int32(num_threads))
         self.num_threads = num_threads
@@ -157,6 +168,40 @@ class Library:
         num_bytes = memory.data_ptr() + memory.nbytes - begin
         if num_bytes >= _HUGE_PAGE:
             self._functions.penstock_advise_huge_pages(c_void_p(begin), ctypes.c_size_t(num_bytes))
+
+    def prepare(
+        self, batch: Tensor, num_tokens: int, token_ids: Tensor, page_table: Tensor, page_size: int, width: int,
+        table: Tensor,
+    ) -> PreparedInputs:  # fmt: skip
+        """A step's inputs in one call; they are what `kernels.prepare_inputs` makes.
+
+        Args:
+            batch: int32[3 * N]: rows, starts, numbers of new tokens.
+            num_tokens: T, the sum of the last ones.
+            token_ids: int32[R, L], known and sampled ids by position.
+            page_table: int32[R, max_pages].
+            page_size: tokens per page.
+            width: pages of the longest row of the batch.
+            table: fp32[positions, rotary_dim], as `NativeModel.forward` takes its rows.
+        """
+        num_rows = batch.shape[0] // 3
+        rotary_dim = table.shape[1]
+        made = PreparedInputs(
+            input_ids=torch.empty(num_tokens, dtype=torch.int32),
+            slots=torch.empty(num_tokens, dtype=torch.int64),
+            query_start_loc=torch.empty(num_rows + 1, dtype=torch.int32),
+            seq_lens=torch.empty(num_rows, dtype=torch.int32),
+            page_table=torch.empty(num_rows, width, dtype=torch.int32),
+            cos_sin=torch.empty(num_tokens, rotary_dim),
+        )
+        self._functions.penstock_prepare(
+            *(c_void_p(batch.data_ptr()), c_int32(num_rows)),
+            *(c_void_p(token_ids.data_ptr()), c_int64(token_ids.stride(0))),
+            *(c_void_p(page_table.data_ptr()), c_int64(page_table.stride(0)), c_int32(width), c_int32(page_size)),
+            *(c_void_p(table.data_ptr()), c_int32(rotary_dim)),
+            *(c_void_p(tensor.data_ptr()) for tensor in made),
+        )
+        return made
 
     def gumbel_argmax(self, z: Tensor, thresholds: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         """Draw a token per row, by the largest sum of logit and noise (`kernels/philox.py`).

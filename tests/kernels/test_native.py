@@ -16,6 +16,7 @@ from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.kernels.native import build
 from penstock.kernels.native.library import Library
 from penstock.kernels.paged_attention_cpu import plan_cpu_attention
+from penstock.kernels.prepare_inputs import prepare_inputs_reference
 from penstock.kernels.sampling_cpu import _gumbel_argmax
 
 _TINY = {
@@ -229,6 +230,22 @@ def test_draws_like_torch(library: Library, vocab_size: int) -> None:
         assert torch.equal(drawn, _gumbel_argmax(z.clone(), thresholds, seeds, positions))
     else:
         assert not drawn.any()
+
+
+def test_inputs_are_the_reference_s(library: Library) -> None:
+    generator = torch.Generator().manual_seed(4)
+    token_ids = torch.randint(100, (6, 50), generator=generator, dtype=torch.int32)
+    page_table = torch.randint(30, (6, 13), generator=generator, dtype=torch.int32)
+    rows, start, num_new = (torch.tensor(values, dtype=torch.int32) for values in ([4, 0, 5], [0, 17, 44], [9, 1, 5]))
+    table = torch.randn(50, 8, generator=generator)
+    made = library.prepare(torch.cat((rows, start, num_new)), 15, token_ids, page_table, 4, 13, table)
+    expected = prepare_inputs_reference(rows, start, num_new, 15, token_ids, page_table, 4)
+    assert torch.equal(made.input_ids, expected.input_ids)
+    assert torch.equal(made.slots, expected.slot_mapping)
+    assert torch.equal(made.query_start_loc, expected.query_start_loc)
+    assert torch.equal(made.seq_lens, expected.seq_lens)
+    assert torch.equal(made.page_table, page_table[rows.long()])
+    assert torch.equal(made.cos_sin, table[expected.positions])
 
 
 @torch.inference_mode()
