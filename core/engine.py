@@ -169,7 +169,7 @@ class Engine:
                 self._on_step_result(message)
             case WorkerFailed():
                 log.error("worker failed", step_id=message.step_id, reason=message.reason)
-                self._lose_worker(message.reason)
+                self._lose_worker(message.reason, is_out_of_memory=message.is_out_of_memory)
             case Heartbeat():
                 pass
 
@@ -192,11 +192,16 @@ class Engine:
         self._tell_frontends(self._readiness())
         self._changed()
 
-    def _lose_worker(self, reason: str) -> None:
+    def _lose_worker(self, reason: str, *, is_out_of_memory: bool = False) -> None:
         log.error("worker lost; its sequences wait for the next one", reason=reason)
         assert self._hello is not None
+        assert self._scheduler is not None
         self._worker = None
-        self._reset_scheduler(self._hello, has_died=True)
+        is_cut = is_out_of_memory and self._scheduler.step_size.cut(self._scheduler.in_flight)
+        self._reset_scheduler(self._hello, has_died=not is_cut)
+        if is_cut:
+            limits = self._scheduler.limits
+            log.warning("steps are smaller from now on", rows=limits.max_num_seqs, tokens=limits.max_num_batched_tokens)
         self._tell_frontends(self._readiness())
         self._changed()
 

@@ -24,6 +24,7 @@ from penstock.core.running_set import RunningSet
 from penstock.core.sequence import Owner, Request, Sequence
 from penstock.core.settle_calendar import SettleCalendar
 from penstock.core.step_record import Admission, Preemption, StepRecord, make_record
+from penstock.core.step_size import StepSize
 from penstock.core.suspects import Suspects
 from penstock.core.totals import Totals
 from penstock.core.waiting_queue import WaitingQueue
@@ -65,6 +66,7 @@ class Scheduler:
         self._num_arrivals = 0
         self.totals = Totals()
         self.suspects = Suspects()
+        self.step_size = StepSize(options)
         self._set_limits(limits)
 
     @classmethod
@@ -121,10 +123,12 @@ class Scheduler:
         if this one `has_died`, what it had in flight is suspected of it.
         """
         culprit = self.suspects.blame(self.in_flight) if has_died else None
+        if culprit is not None:
+            self.step_size.restore()
         for seq in list(self.running):
             self.running.leave(seq)
             self.waiting.put_back(seq)
-        self._set_limits(self.limits if hello is None else WorkerLimits.of(self._options, hello))
+        self._set_limits(self.limits if hello is None else WorkerLimits.of(self.step_size.options, hello))
         deltas: Deltas = {}
         for seq in [] if culprit is None else list(culprit.waiting):
             self._remove(seq)

@@ -108,5 +108,5 @@ def run_worker(
             step_id = message.step_id if isinstance(message, StepPlan) else (pending[0].step_id if pending else -1)
             reason = failure_reason(error)
             log.error("worker failed", step_id=step_id, reason=reason, exc_info=not is_out_of_memory(error))
-            channel.send(WorkerFailed(step_id, reason))
+            channel.send(WorkerFailed(step_id, reason, is_out_of_memory(error)))
             return EXIT_FAILED

@@ -296,6 +296,7 @@ class WorkerFailed(Message, frozen=True):
 
     step_id: int
     reason: str
+    is_out_of_memory: bool = False  # a smaller step may do
 
 
 class Shutdown(Message, frozen=True):

@@ -188,15 +188,15 @@ class Driver:
                 return
         raise AssertionError("no end")
 
-    def reset_worker(self, limits: WorkerLimits | None = None) -> None:
+    def reset_worker(self, limits: WorkerLimits | None = None, *, has_died: bool = True) -> None:
         self.num_deaths += 1
         self.plans.clear()
         self.results.clear()
         if limits is None:
-            self.take(self.scheduler.reset_worker())
+            self.take(self.scheduler.reset_worker(has_died=has_died))
         else:
             self.limits = limits
-            self.take(self.scheduler.reset_worker(hello(limits)))
+            self.take(self.scheduler.reset_worker(hello(limits), has_died=has_died))
         self.worker = FakeWorker(self.limits)
         check_invariants(self.scheduler)
 

@@ -39,6 +39,7 @@ class Mortal(Driver):
     def __init__(self, is_deadly: Verdict, num_seqs: int, **options: object) -> None:
         super().__init__(make_limits(num_pages=512, max_num_seqs=num_seqs, vocab_size=POISON + 1), **options)
         self.is_deadly = is_deadly
+        self.is_out_of_memory = False
 
     def execute(self) -> None:
         if self.is_deadly(self, self.plans[0]):
@@ -52,7 +53,8 @@ class Mortal(Driver):
                     self.check_idle()
                     return
             except WorkerDiedError:
-                self.reset_worker()
+                is_cut = self.is_out_of_memory and self.scheduler.step_size.cut(self.scheduler.in_flight)
+                self.reset_worker(self.limits, has_died=not is_cut)
         raise AssertionError("no end")
 
 
@@ -188,3 +190,39 @@ def test_a_worker_that_says_hello_again_has_not_died() -> None:
         driver.plans.clear()
         driver.take(driver.scheduler.reset_worker(has_died=False))
     assert not len(driver.scheduler.suspects)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_steps_that_are_too_large_get_smaller(depth: int) -> None:
+    """A device that has memory for eight rows, or for twenty tokens: nobody is guilty of that."""
+    driver = Mortal(lambda _, plan: len(plan.samples) > 8, 32, pipeline_depth=depth)
+    driver.is_out_of_memory = True
+    added = requests(32, set(), 30)
+    for request in added:
+        driver.add(request)
+    driver.run()
+    check(driver, added, set())
+    assert driver.num_deaths <= 3
+    assert driver.scheduler.limits.max_num_seqs >= 4
+    driver = Mortal(lambda _, plan: sum(unpack_int32(plan.num_new)) > 20, 4, pipeline_depth=depth)
+    driver.is_out_of_memory = True
+    added = [make_request("long", range(100), 5), make_request("short", range(5), 5)]
+    for request in added:
+        driver.add(request)
+    driver.run()
+    check(driver, added, set())
+    assert driver.num_deaths <= 3
+    assert 8 <= driver.scheduler.limits.max_num_batched_tokens <= 20
+
+
+def test_memory_that_lacks_at_any_size_is_somebody_s_fault() -> None:
+    """And then the others have full steps again."""
+    driver = Mortal(reads_poison, 8)
+    driver.is_out_of_memory = True
+    added = requests(8, {5})
+    for request in added:
+        driver.add(request)
+    driver.run()
+    check(driver, added, {"r5"})
+    driver.reset_worker(driver.limits)
+    assert driver.scheduler.limits == driver.limits
