@@ -106,6 +106,7 @@ class Admissions:
             builder.copy_page(start.copy_src, seq.page_ids[len(start.page_ids)])
         if seq.num_cached_tokens < 0:
             seq.num_cached_tokens = start.num_tokens
+            self._totals.num_admitted += 1
             self._totals.num_prompt_tokens += seq.request.num_prompt_tokens
             self._totals.num_cached_tokens += start.num_tokens
         return True

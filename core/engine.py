@@ -14,8 +14,10 @@ from time import monotonic
 
 import structlog
 import zmq
+from msgspec.structs import replace
 
 from penstock.core.config import Config
+from penstock.core.drain_rate import DrainRate
 from penstock.core.peers import Peers
 from penstock.core.scheduler import Refusal, Scheduler
 from penstock.core.step_trace import StepTrace
@@ -74,6 +76,7 @@ class Engine:
         self._progress_at = 0.0  # last result, or first plan after none was in flight
         self._frontends = Peers(config.ipc.heartbeat_timeout)
         self._pump_is_scheduled = False
+        self._drain = DrainRate()
         self._stats_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self.frontend_channel: Router[FromFrontend] = Router(
@@ -292,7 +295,13 @@ class Engine:
 
     def _stats(self) -> EngineStats:
         assert self._scheduler is not None
-        return self._scheduler.stats(is_ready=self._worker is not None)
+        totals = self._scheduler.totals
+        self._drain.note(monotonic(), self._scheduler.waiting.num_seqs, totals.num_admitted, totals.num_prompt_tokens)
+        return replace(
+            self._scheduler.stats(is_ready=self._worker is not None),
+            drained_seqs_per_second=self._drain.seqs_per_second,
+            drained_tokens_per_second=self._drain.tokens_per_second,
+        )
 
     def _readiness(self) -> EngineReady | EngineNotReady:
         hello = self._hello

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
+from penstock.core.config.options import SchedulerOptions
 from penstock.core.int32_buffer import unpack_int32
+from penstock.core.waiting_queue import WaitingQueue
 from penstock.core.worker_limits import WorkerLimits
 from penstock.ipc.messages import AddRequest, ErrorCode
 
@@ -15,7 +17,7 @@ class Refusal(NamedTuple):
 
 
 def check_request(
-    message: AddRequest, limits: WorkerLimits, num_waiting: int, max_num_queued_seqs: int
+    message: AddRequest, limits: WorkerLimits, waiting: WaitingQueue, options: SchedulerOptions
 ) -> Refusal | None:
     """Return why the request cannot be queued now (queue_full), or can never run here (the rest)."""
     num_prompt_tokens, remainder = divmod(len(message.prompt_token_ids), 4)
@@ -28,16 +30,29 @@ def check_request(
             f"the prompt has {num_prompt_tokens} tokens; at most {max_len - 1} fit beside one token of output",
         )
     # What was admitted once is not dropped: resumed requests were waiting or running, so there are no more than that.
-    if not message.resume and num_waiting + message.n > max_num_queued_seqs:
-        return Refusal(
-            "queue_full",
-            f"{num_waiting} sequences wait already and the request has {message.n}; "
-            f"at most {max_num_queued_seqs} may wait",
-        )
+    if not message.resume and (refusal := _check_room(message.n, num_prompt_tokens, waiting, options)):
+        return refusal
     num_logprobs = max(message.sampling.num_logprobs, message.sampling.prompt_logprobs)
     if num_logprobs > limits.vocab_size:
         return Refusal("internal", f"{num_logprobs} best tokens are asked for, of a vocabulary of {limits.vocab_size}")
     return _check_token_ids(message.prompt_token_ids, limits) or _check_resumed(message, num_prompt_tokens, limits)
+
+
+def _check_room(n: int, num_prompt_tokens: int, waiting: WaitingQueue, options: SchedulerOptions) -> Refusal | None:
+    if waiting.num_seqs + n > options.max_num_queued_seqs:
+        return Refusal(
+            "queue_full",
+            f"{waiting.num_seqs} sequences wait already and the request has {n}; "
+            f"at most {options.max_num_queued_seqs} may wait",
+        )
+    # Whoever finds the queue empty is taken in whatever he brings: waiting longer would not help him.
+    if waiting.num_tokens and waiting.num_tokens + n * num_prompt_tokens > options.max_num_queued_tokens:
+        return Refusal(
+            "queue_full",
+            f"sequences of {waiting.num_tokens} tokens wait already and the request has {n * num_prompt_tokens}; "
+            f"at most {options.max_num_queued_tokens} may wait",
+        )
+    return None
 
 
 def _check_token_ids(buffer: bytes, limits: WorkerLimits) -> Refusal | None:

@@ -39,6 +39,8 @@ def _check_queues(scheduler: Scheduler) -> None:
     _require(num_active <= scheduler.limits.max_num_batched_tokens, "a step has a token for each running row")
     waiting = [seq for request in scheduler.waiting.requests() for seq in request.waiting]
     _require(len(waiting) == scheduler.waiting.num_seqs, "the count of waiting sequences")
+    num_tokens = sum(seq.num_tokens for seq in waiting)
+    _require(num_tokens == scheduler.waiting.num_tokens, "the count of waiting tokens")
     _require(scheduler.waiting.num_entries <= 2 * len(waiting) + 65, "stale entries of the queue are bounded")
     live = running + waiting
     _require(len({id(seq) for seq in live}) == len(live), "a sequence waits or runs, not both")

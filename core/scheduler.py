@@ -90,7 +90,7 @@ class Scheduler:
         """Take a request in: all its sequences wait. A refusal leaves everything unchanged."""
         if message.request_id in self.requests:
             return Refusal("internal", f"request id {message.request_id!r} is in use by a live request")
-        refusal = check_request(message, self.limits, self.waiting.num_seqs, self._options.max_num_queued_seqs)
+        refusal = check_request(message, self.limits, self.waiting, self._options)
         if refusal is not None:
             return refusal
         order = self._policy(message.priority, self._num_arrivals)
@@ -392,4 +392,5 @@ class Scheduler:
             num_cached_tokens=self.totals.num_cached_tokens,
             num_output_tokens=self.totals.num_output_tokens,
             is_ready=is_ready,
+            num_waiting_tokens=self.waiting.num_tokens,
         )

@@ -20,17 +20,19 @@ class WaitingQueue:
     any more are dropped when they reach the top, or all at once when they are the majority.
     """
 
-    __slots__ = ("_heap", "_num_stale", "_parked", "num_seqs")
+    __slots__ = ("_heap", "_num_stale", "_parked", "num_seqs", "num_tokens")
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Request]] = []
         self._num_stale = 0
         self._parked: dict[Request, None] = {}
         self.num_seqs = 0
+        self.num_tokens = 0  # known ones, prompts and outputs, of each sequence that waits
 
     def add_request(self, request: Request) -> None:
         """Queue a new request with all its sequences."""
         self.num_seqs += len(request.waiting)
+        self.num_tokens += sum(seq.num_tokens for seq in request.waiting)
         self._enqueue(request)
 
     def put_back(self, seq: Sequence) -> None:
@@ -40,6 +42,7 @@ class WaitingQueue:
             self._num_stale -= 1
         insort(request.waiting, seq, key=_by_idx)
         self.num_seqs += 1
+        self.num_tokens += seq.num_tokens
         if not request.is_queued and not request.is_parked:
             self._enqueue(request)
 
@@ -60,6 +63,7 @@ class WaitingQueue:
         request = seq.request
         request.waiting.remove(seq)
         self.num_seqs -= 1
+        self.num_tokens -= seq.num_tokens
         if request.waiting:
             return
         if request.is_parked:

@@ -33,11 +33,12 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
     rules = await service.admit()
     valid = validate_chat(request, rules, service.model.template)
     common = with_calls(valid.common, valid.tools, service.model.tokenizer, service.model.reasoning_format)
-    valid = replace(valid, common=await service.with_grammar(common))
-    prompt = valid.common.truncated(await render_and_encode(service.model, valid.conversation, rules))
-    output_format = output_format_for(service.model, valid, prompt)
-    shown = service.model.tokenizer.special_ids(output_format.marks)
-    generation = service.generate(valid.common, [prompt], record, shown=shown)
+    with service.place(common, body):
+        valid = replace(valid, common=await service.with_grammar(common))
+        prompt = valid.common.truncated(await render_and_encode(service.model, valid.conversation, rules))
+        output_format = output_format_for(service.model, valid, prompt)
+        shown = service.model.tokenizer.special_ids(output_format.marks)
+        generation = service.generate(valid.common, [prompt], record, shown=shown)
     try:
         if valid.common.stream:
             chunks = ChatChunks(

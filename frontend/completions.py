@@ -37,10 +37,11 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
     """
     request = schema.decode(schema.COMPLETION, body)
     valid = validate_completion(request, await service.admit())
-    common = await service.with_grammar(valid.common)
-    prompts = await _prompts(service, valid)
-    token_ids = [prompt.token_ids for prompt in prompts]
-    generation = service.generate(common, token_ids, record, is_prompt_only=valid.is_prompt_only)
+    with service.place(valid.common, body, len(valid.prompts)):
+        common = await service.with_grammar(valid.common)
+        prompts = await _prompts(service, valid)
+        token_ids = [prompt.token_ids for prompt in prompts]
+        generation = service.generate(common, token_ids, record, is_prompt_only=valid.is_prompt_only)
     try:
         if common.stream:
             chunks = CompletionChunks(

@@ -24,6 +24,7 @@ from penstock.frontend.errors import (
     InvalidRequest,
     Overloaded,
 )
+from penstock.frontend.queue_gate import retry_after
 from penstock.frontend.schema import Timings
 from penstock.frontend.scores import HeldScores, ShownToken, TokenScore, num_scored, read_scores
 from penstock.frontend.stop_strings import StopMatcher
@@ -249,7 +250,7 @@ class Generation:
     def _raise_failure(self) -> None:
         for _, delta in self._buffer:
             if delta.finish_reason in ("error", "abort"):
-                raise _failure(delta)
+                raise self._failure_of(delta)
         if not self._buffer and self._error is not None:
             raise self._error
 
@@ -310,7 +311,7 @@ class Generation:
         if sequence.finish_reason is not None:
             return None  # it met a stop string while this was under way
         if delta.finish_reason in ("error", "abort"):
-            self.fail(_failure(delta))  # raised once the events before it have been taken
+            self.fail(self._failure_of(delta))  # raised once the events before it have been taken
             return None
         event = sequence.advance(index, delta)
         progress = self.progress
@@ -324,6 +325,12 @@ class Generation:
             if delta.finish_reason is None:
                 self._engine.abort(self._requests[index // self._n].request_id, delta.sequence_idx)
         return event
+
+    def _failure_of(self, delta: SequenceDelta) -> ApiError:
+        if delta.error_code == "queue_full":
+            num_tokens = sum(len(request.prompt_token_ids) // 4 for request in self._requests) * self._n
+            return Overloaded(delta.error, retry_after=retry_after(self._engine.stats, self.num_sequences, num_tokens))
+        return _failure(delta)
 
     def _note_time(self, index: int, num_tokens: int) -> None:
         now = monotonic()
@@ -355,8 +362,6 @@ class Generation:
 
 def _failure(delta: SequenceDelta) -> ApiError:
     """What the client is told of a sequence that the engine ended."""
-    if delta.error_code == "queue_full":
-        return Overloaded(delta.error, retry_after=1)
     if delta.error_code == "too_long":
         return InvalidRequest(delta.error)
     if delta.error_code == "grammar":

@@ -44,11 +44,12 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
     valid = validate_response(request, rules, service.model.template, previous)
     model = service.model
     common = with_calls(valid.chat.common, valid.chat.tools, model.tokenizer, model.reasoning_format)
-    common = await service.with_grammar(common)
-    prompt = common.truncated(await render_and_encode(service.model, valid.chat.conversation, rules))
-    output_format = output_format_for(service.model, valid.chat, prompt)
-    shown = service.model.tokenizer.special_ids(output_format.marks)
-    generation = service.generate(common, [prompt], record, shown=shown)
+    with service.place(common, body):
+        common = await service.with_grammar(common)
+        prompt = common.truncated(await render_and_encode(service.model, valid.chat.conversation, rules))
+        output_format = output_format_for(service.model, valid.chat, prompt)
+        shown = service.model.tokenizer.special_ids(output_format.marks)
+        generation = service.generate(common, [prompt], record, shown=shown)
     try:
         course = ResponseCourse(service, record, valid, output_format)
         if common.stream:

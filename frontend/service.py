@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import struct
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from penstock.core.config import Config, ConfigError
 from penstock.core.config.checkpoint import eos_token_ids, model_dir, read_json, served_model_names
 from penstock.frontend.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.engine_client import EngineClient
-from penstock.frontend.errors import ApiError, Overloaded, ShuttingDown
+from penstock.frontend.errors import ApiError, ShuttingDown
 from penstock.frontend.generation import Generation, OutputRules
 from penstock.frontend.grammars import GrammarReader
 from penstock.frontend.metrics import Metrics
+from penstock.frontend.queue_gate import QueueGate
 from penstock.frontend.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from penstock.frontend.replies import RequestRecord
 from penstock.frontend.response_store import ResponseStore
@@ -108,12 +109,14 @@ class Service:
     is_draining: bool = False
     responses: ResponseStore = field(init=False)
     grammars: GrammarReader = field(init=False)
+    queue: QueueGate = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _num_made: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         options = self.config.frontend
+        self.queue = QueueGate(self.config.scheduler, lambda: self.engine.stats)
         self.grammars = GrammarReader(model_dir(self.config))
         self.responses = ResponseStore(options.max_stored_responses, options.max_stored_response_bytes)
 
@@ -132,12 +135,17 @@ class Service:
             raise ShuttingDown("the server is shutting down", retry_after=5)
         if self.engine.engine is None:
             await self.engine.wait_ready(READY_WAIT_SECONDS)
-        stats, limit = self.engine.stats, self.config.scheduler.max_num_queued_seqs
-        if stats is not None and stats.num_waiting >= limit:
-            raise Overloaded(
-                f"the queue is full: {stats.num_waiting} sequences wait, the limit is {limit}", retry_after=1
-            )
+        self.queue.check()
         return self.rules()
+
+    def place(self, valid: ValidRequest, body: bytes, num_prompts: int = 1) -> AbstractContextManager[None]:
+        """Room in the queue while a request's prompts are made. No text has more tokens than bytes.
+
+        Raises:
+            Overloaded: when entered, if there is none.
+        """
+        num_tokens = min(len(body), num_prompts * (self.max_model_len or len(body)))
+        return self.queue.place(num_prompts * valid.num_sequences, num_tokens * valid.num_sequences)
 
     async def with_grammar(self, valid: ValidRequest) -> ValidRequest:
         """The request with its grammar read, if it has one.
@@ -216,6 +224,7 @@ class Service:
         record.wants_timings = valid.return_timings
         generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.note, record.hang_up)
         self._generations[id(generation)] = generation
+        self.queue.submitted(generation.num_sequences, record.num_prompt_tokens * valid.num_sequences)
         try:
             generation.start()
         except ApiError:
@@ -227,6 +236,7 @@ class Service:
         """Close a generation and note what became of it. Idempotent."""
         generation.close()
         if self._generations.pop(id(generation), None) is not None:
+            self.queue.ended(generation.num_sequences)
             progress = generation.progress
             record.num_output_tokens = progress.num_output_tokens
             record.num_cached_tokens = progress.num_cached_tokens

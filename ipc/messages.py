@@ -201,6 +201,9 @@ class EngineStats(Message, frozen=True):
     num_cached_tokens: int
     num_output_tokens: int
     is_ready: bool
+    num_waiting_tokens: int = 0
+    drained_seqs_per_second: float = 0.0  # from the queue to a row, while somebody waited; 0: not known, or none
+    drained_tokens_per_second: float = 0.0  # their prompts
 
 
 # --- scheduler <-> worker -------------------------------------------------------------------

@@ -55,6 +55,13 @@ class SchedulerOptions(Options, frozen=True):
     max_num_queued_seqs: Annotated[
         int, Meta(description="Most sequences waiting; more are refused with status 429.", ge=1)
     ] = 4096
+    max_num_queued_tokens: Annotated[
+        int,
+        Meta(
+            description="Most prompt tokens waiting; more are refused with status 429, unless nobody waits.",
+            ge=1,
+        ),
+    ] = 4 << 20
     step_trace: Annotated[str, Meta(description="File that gets one JSON line per step; empty for none.")] = ""
 
 

@@ -92,7 +92,7 @@ def test_refusals_of_the_engine_are_status_codes(live: LiveServer, stream: bool)
     error = error_of(response, 429)
     assert error["type"] == "rate_limit_error"
     assert "the limit is 10" in error["message"]
-    assert response.headers["retry-after"] == "1"
+    assert int(response.headers["retry-after"]) >= 1
     live.gives([], error="needs 40 pages of 20", error_code="too_long")
     assert "40 pages" in error_of(complete(live, stream=stream), 400)["message"]
     live.gives([], finish="abort")

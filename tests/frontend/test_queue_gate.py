@@ -1,0 +1,105 @@
+"""Who is refused before tokenizing, and when he is told to come again."""
+
+from contextlib import ExitStack
+
+import pytest
+from msgspec.structs import replace
+
+from penstock.core.config import SchedulerOptions
+from penstock.frontend.errors import Overloaded
+from penstock.frontend.queue_gate import MAX_RETRY_SECONDS, QueueGate, retry_after
+from penstock.ipc.messages import EngineStats
+from tests.frontend.http_client import complete, error_of
+from tests.frontend.live_server import LiveServer
+
+IDLE = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, is_ready=True)
+BUSY = replace(IDLE, num_rows=8, num_running=8)
+
+
+class Told:
+    """What the engine said last."""
+
+    def __init__(self, stats: EngineStats | None) -> None:
+        self.stats = stats
+
+    def gate(self, max_seqs: int = 10, max_tokens: int = 1000) -> QueueGate:
+        options = SchedulerOptions(max_num_queued_seqs=max_seqs, max_num_queued_tokens=max_tokens)
+        return QueueGate(options, lambda: self.stats)
+
+
+def refused(gate: QueueGate, num_seqs: int = 1, num_tokens: int = 0) -> Overloaded:
+    with pytest.raises(Overloaded) as caught:
+        gate.check(num_seqs, num_tokens)
+    return caught.value
+
+
+def test_a_burst_between_two_reports_does_not_overshoot() -> None:
+    told = Told(replace(BUSY, num_waiting=4))
+    gate = told.gate()
+    with ExitStack() as tokenizing:
+        for _ in range(3):
+            tokenizing.enter_context(gate.place(1, 10))
+        for _ in range(3):
+            gate.check()
+            gate.submitted(1, 10)
+        assert "10 sequences wait, the limit is 10" in refused(gate).message
+    gate.check(3)
+    refused(gate, 4)
+    gate.ended(2)
+    gate.check(5)
+    told.stats = replace(BUSY, num_waiting=9)  # this one knows of all
+    gate.check()
+    refused(gate, 2)
+
+
+def test_free_rows_are_room_too() -> None:
+    told = Told(replace(IDLE, num_rows=8, num_running=2))
+    gate = told.gate(max_seqs=1, max_tokens=50)
+    for _ in range(6):
+        gate.check(1, 40)
+        gate.submitted(1, 40)
+    gate.check()
+    gate.submitted(1, 40)
+    refused(gate)
+
+
+def test_tokens_are_bounded_unless_nobody_waits() -> None:
+    told = Told(BUSY)
+    gate = told.gate()
+    with gate.place(1, 5000):
+        assert "5000 tokens, the limit is 1000" in refused(gate).message
+        gate.submitted(1, 900)  # it had fewer than bytes
+    gate.check(1, 100)
+    refused(gate, 1, 101)
+    told.stats = replace(BUSY, num_waiting=1, num_waiting_tokens=990)
+    refused(gate, 1, 11)
+
+
+def test_retry_after_is_what_must_leave_by_the_rate_at_which_it_leaves() -> None:
+    stats = replace(BUSY, num_waiting=10, drained_seqs_per_second=0.5, drained_tokens_per_second=100.0)
+    assert refused(Told(stats).gate(), 3).retry_after == 6
+    stats = replace(stats, num_waiting=1, num_waiting_tokens=900)
+    assert refused(Told(stats).gate(), 1, 800).retry_after == 7
+    assert retry_after(stats, 1, 1) == 2
+    assert retry_after(stats, 1 << 20) == MAX_RETRY_SECONDS
+    assert retry_after(None, 5) == 1
+    assert retry_after(BUSY, 5) >= 1
+
+
+def test_places_come_back_whatever_becomes_of_a_request(live: LiveServer) -> None:
+    gate = live.server.service.queue
+    told = live.scheduler.stats(num_rows=8, num_running=8, num_waiting=998)
+    live.do(lambda: live.scheduler.tell(told))
+    live.wait_until(lambda: live.server.service.engine.stats == told)
+    try:
+        for _ in range(4):
+            assert complete(live).status == 200
+            assert complete(live, max_tokens=-1).status == 400
+            assert complete(live, structured_outputs={"regex": "("}).status == 400
+            assert complete(live, prompt="\ud800", n=2).status in (200, 400)
+        error_of(complete(live, n=3), 429)
+        assert not [request for request in live.scheduler.added if request.n == 3], "refused before it was sent"
+        live.do(lambda: gate.check(2))
+    finally:
+        live.do(lambda: live.scheduler.tell(live.scheduler.stats()))
+        live.wait_until(lambda: live.server.service.engine.stats.num_waiting == 0)  # type: ignore[union-attr]
