@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from penstock.core.config import Config
 from penstock.core.drain_rate import DrainRate
 from penstock.core.peers import Peers
+from penstock.core.queue_timeouts import QueueTimeouts
 from penstock.core.scheduler import Refusal, Scheduler
 from penstock.core.step_trace import StepTrace
 from penstock.ipc import faults
@@ -77,6 +78,7 @@ class Engine:
         self._frontends = Peers(config.ipc.heartbeat_timeout)
         self._pump_is_scheduled = False
         self._drain = DrainRate()
+        self._queue_timeouts = QueueTimeouts(config.scheduler.queue_timeout)
         self._stats_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self.frontend_channel: Router[FromFrontend] = Router(
@@ -136,6 +138,8 @@ class Engine:
         else:
             refusal = self._scheduler.add_request(request, peer)
         if refusal is None:
+            if not request.resume:
+                self._queue_timeouts.note(monotonic(), request.request_id)
             self._changed()
             return
         deltas = [
@@ -143,6 +147,12 @@ class Engine:
             for i in range(request.n)
         ]
         self._send_deltas(peer, 0, deltas)
+
+    def _expire_queued(self, now: float) -> None:
+        expired = self._queue_timeouts.expire(now, self._scheduler) if self._scheduler is not None else {}
+        for owner, deltas in expired.items():
+            self._send_deltas(owner, 0, deltas)
+            self._changed()
 
     def _drop_frontend(self, peer: PeerId, why: str) -> None:
         self._frontends.forget(peer)
@@ -340,6 +350,7 @@ class Engine:
             if self._worker is not None and not self.worker_channel.send(self._worker, Heartbeat()):
                 self._lose_stuck_worker("it is not connected any more")
             self._check_progress(now)
+            self._expire_queued(now)
             if self._trace is not None:
                 self._trace.flush()
 

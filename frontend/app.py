@@ -11,7 +11,7 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from penstock.frontend import chat, completions, openapi, responses, status, tokenization
+from penstock.frontend import chat, completions, deadlines, openapi, responses, status, tokenization
 from penstock.frontend.errors import (
     ApiError,
     BodyTooLarge,
@@ -100,8 +100,12 @@ async def _exchange(
 ) -> web.StreamResponse:
     try:
         takes_body = request.method == "POST" and record.endpoint not in ACTION_ROUTES
-        body = await _read_body(request) if takes_body else _path_argument(request)
-        reply = await handler(service, record, body)
+        if takes_body:
+            most = service.config.frontend.max_request_timeout
+            record.seconds = deadlines.allowed_seconds(request.headers.get(deadlines.HEADER), most)
+        async with deadlines.within(record.seconds):
+            body = await _read_body(request) if takes_body else _path_argument(request)
+            reply = await handler(service, record, body)
     except Exception as error:
         reply = _reply_to_error(record, error)
     if isinstance(reply, StreamReply):

@@ -19,6 +19,7 @@
         |-- EngineFailed              500                             engine_error
         |-- EndsWorkers               500                             request_ends_workers
         |-- ClientTooSlow             500                             client_too_slow
+        |-- DeadlineExceeded          504                             deadline_exceeded
         `-- Unavailable               503                             engine_not_ready
             |-- EngineLost            503                             engine_lost
             `-- ShuttingDown          503                             shutting_down
@@ -162,6 +163,13 @@ class ClientTooSlow(ServerError):
     """The client reads so slowly that its unread output reached the bound."""
 
     code = "client_too_slow"
+
+
+class DeadlineExceeded(ServerError):
+    """The request took longer than it may, or waited too long in the queue."""
+
+    status = 504
+    code = "deadline_exceeded"
 
 
 class Unavailable(ServerError):

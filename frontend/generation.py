@@ -18,6 +18,7 @@ from penstock.frontend.engine_client import EngineClient
 from penstock.frontend.errors import (
     ApiError,
     ClientTooSlow,
+    DeadlineExceeded,
     EndsWorkers,
     EngineFailed,
     GrammarFailed,
@@ -185,6 +186,7 @@ class Generation:
         self._of_prompts: list[list[TokenLogprobs]] = [[] for _ in requests]
         self._awaits_prompts = False
         self.progress = Progress()
+        self.deadline: asyncio.TimerHandle | None = None  # cancelled when it closes
 
     @property
     def is_finished(self) -> bool:
@@ -216,8 +218,7 @@ class Generation:
         self._buffer.append((first_index + delta.sequence_idx, delta))
         self._num_unread_tokens += len(delta.token_ids)
         if self._num_unread_tokens > MAX_UNREAD_TOKENS and not self._awaits_prompts:
-            self.fail(ClientTooSlow(f"more than {MAX_UNREAD_TOKENS} tokens of output were left unread"))
-            self._abort_unfinished()
+            self.end(ClientTooSlow(f"more than {MAX_UNREAD_TOKENS} tokens of output were left unread"))
             self._hang_up()
         elif self._waiter is not None:
             self._wake()
@@ -227,6 +228,11 @@ class Generation:
         if self._error is None:
             self._error = error
         self._wake()
+
+    def end(self, error: ApiError) -> None:
+        """The same, and let the engine stop at once: rows and pages come back however late anybody reads on."""
+        self.fail(error)
+        self._abort_unfinished()
 
     def tick(self) -> None:
         """Make a waiting `next_events` return with nothing, so that the handler can show that it lives."""
@@ -304,6 +310,8 @@ class Generation:
         """Abort what is unfinished. Idempotent; every user of a generation calls it in `finally`."""
         if not self._is_closed:
             self._is_closed = True
+            if self.deadline is not None:
+                self.deadline.cancel()
             self._abort_unfinished()
 
     def _advance(self, index: int, delta: SequenceDelta) -> SequenceEvent | None:
@@ -362,6 +370,8 @@ class Generation:
 
 def _failure(delta: SequenceDelta) -> ApiError:
     """What the client is told of a sequence that the engine ended."""
+    if delta.error_code == "queue_timeout":
+        return DeadlineExceeded(delta.error)
     if delta.error_code == "too_long":
         return InvalidRequest(delta.error)
     if delta.error_code == "grammar":

@@ -14,8 +14,8 @@ from penstock.frontend.service import Service
 from penstock.frontend.status import VERSION
 
 _REFERENCE = "#/components/schemas/{name}"
-_GENERATES = (400, 404, 413, 415, 429, 500, 503)
-_READS_BODY = (400, 404, 413, 415, 500)
+_GENERATES = (400, 404, 413, 415, 429, 500, 503, 504)
+_READS_BODY = (400, 404, 413, 415, 500, 504)
 _LOOKS_UP = (404, 500)
 
 _REQUIRED: dict[type, tuple[str, ...]] = {
@@ -34,6 +34,7 @@ _REASONS = {
     429: "The queue is full; see Retry-After.",
     500: "The server failed.",
     503: "No engine serves now.",
+    504: "The request took longer than it may.",
 }
 
 _SERVER_SENT_EVENT = {

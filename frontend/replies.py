@@ -21,6 +21,7 @@ class RequestRecord:
     endpoint: str
     arrived: float  # time.monotonic, seconds (an event loop's clock may be coarse)
     hang_up: Callable[[], None]  # drops the connection at once, unsent output included
+    seconds: float | None = None  # that it may take, from its arrival; None: any time
     status: int = 0
     is_stream: bool = False
     wants_timings: bool = False

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.checkpoint import eos_token_ids, model_dir, read_json, served_model_names
 from penstock.frontend.chat_template import ChatTemplate, load_chat_template
+from penstock.frontend.deadlines import exceeded
 from penstock.frontend.engine_client import EngineClient
 from penstock.frontend.errors import ApiError, ShuttingDown
 from penstock.frontend.generation import Generation, OutputRules
@@ -224,6 +225,11 @@ class Service:
         record.wants_timings = valid.return_timings
         generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.note, record.hang_up)
         self._generations[id(generation)] = generation
+        if record.seconds is not None:
+            left = record.arrived + record.seconds - time.monotonic()
+            generation.deadline = asyncio.get_running_loop().call_later(
+                max(left, 0), generation.end, exceeded(record.seconds)
+            )
         self.queue.submitted(generation.num_sequences, record.num_prompt_tokens * valid.num_sequences)
         try:
             generation.start()

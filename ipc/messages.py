@@ -23,7 +23,7 @@ Buffer = bytes
 """Raw little-endian numbers; the comment beside each field gives dtype and shape."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
-ErrorCode = Literal["queue_full", "too_long", "internal", "grammar", "ends_workers"]
+ErrorCode = Literal["queue_full", "too_long", "internal", "grammar", "ends_workers", "queue_timeout"]
 ShortText = Annotated[str, Meta(max_length=256)]
 
 

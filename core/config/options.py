@@ -62,6 +62,10 @@ class SchedulerOptions(Options, frozen=True):
             ge=1,
         ),
     ] = 4 << 20
+    queue_timeout: Annotated[
+        float,
+        Meta(description="Seconds a request may wait for its first row, then status 504; 0 for any time.", ge=0.0),
+    ] = 0.0
     step_trace: Annotated[str, Meta(description="File that gets one JSON line per step; empty for none.")] = ""
 
 
@@ -129,6 +133,14 @@ class FrontendOptions(Options, frozen=True):
         float, Meta(description="Seconds without a byte after which a request's unfinished body is given up.", gt=0.0)
     ] = 30.0
     max_n: Annotated[int, Meta(description="Largest `n` of a request.", ge=1, le=1024)] = 64
+    max_request_timeout: Annotated[
+        float,
+        Meta(
+            description="Most seconds a request may take, whatever its x-request-timeout says or if it has none; "
+            "0 for no bound.",
+            ge=0.0,
+        ),
+    ] = 0.0
     shutdown_timeout: Annotated[
         float, Meta(description="Seconds that running streams get to finish after SIGTERM.", ge=0.0)
     ] = 30.0
