@@ -56,11 +56,11 @@ def make_inputs(
     library = device.library if isinstance(device, CpuDevice) else None
     needs_cpu_plan = not packed.is_cuda and model.needs_cpu_plan(int(batch.num_new.sum()))
     if library is not None and rope.table is not None and not needs_cpu_plan:
-        inputs = _native_inputs(batch, packed[: 3 * n], state, rope.table, library, page_size)
+        inputs, logits_indices = _native_inputs(batch, packed[: 3 * n], state, rope.table, library, page_size)
     else:
         num_kv_heads = model.config.num_kv_heads if needs_cpu_plan else None
-        inputs = _torch_inputs(batch, packed[: 3 * n], state, rope, page_size, num_kv_heads)
-    rows, sample_idx, logits_indices = packed[:n], packed[3 * n :], inputs.query_start_loc[1:] - 1
+        inputs, logits_indices = _torch_inputs(batch, packed[: 3 * n], state, rope, page_size, num_kv_heads)
+    rows, sample_idx = packed[:n], packed[3 * n :]
     if s == n:
         return inputs, SamplingRows(logits_indices, rows.long(), inputs.seq_lens.long())
     sampling = SamplingRows(
@@ -73,7 +73,8 @@ def make_inputs(
 
 def _native_inputs(
     batch: HostBatch, packed: Tensor, state: RowState, table: Tensor, library: Library, page_size: int
-) -> ForwardInputs:
+) -> tuple[ForwardInputs, Tensor]:
+    """The inputs, and int32[N]: the index of each row's last token."""
     max_seq_len = int((batch.start + batch.num_new).max())
     made = library.prepare(
         packed,
@@ -84,7 +85,7 @@ def _native_inputs(
         -(-max_seq_len // page_size),
         table,
     )
-    return ForwardInputs(
+    inputs = ForwardInputs(
         input_ids=made.input_ids,
         rope_positions=None,
         cos_sin=made.cos_sin,
@@ -95,12 +96,13 @@ def _native_inputs(
         max_query_len=int(batch.num_new.max()),
         max_seq_len=max_seq_len,
     )
+    return inputs, made.query_start_loc[1:] - 1
 
 
 def _torch_inputs(
     batch: HostBatch, packed: Tensor, state: RowState, rope: Rope, page_size: int, num_kv_heads: int | None
-) -> ForwardInputs:
-    """`num_kv_heads` where torch's CPU kernels want their plan."""
+) -> tuple[ForwardInputs, Tensor]:
+    """As `_native_inputs`; `num_kv_heads` where torch's CPU kernels want their plan."""
     rows, start, num_new = packed.chunk(3)
     num_tokens = int(batch.num_new.sum())
     step = prepare_inputs(rows, start, num_new, num_tokens, state.token_ids, state.page_table, page_size)
@@ -116,7 +118,7 @@ def _torch_inputs(
         cpu_plan = plan_cpu_attention(starts, seq_lens.tolist(), page_table, page_size, num_kv_heads)
         cpu_cells = slot_cells(step.slot_mapping, num_kv_heads, page_size)
     rope_positions, cos_sin = rope.for_step(step.positions, rows, num_new)
-    return ForwardInputs(
+    inputs = ForwardInputs(
         input_ids=step.input_ids,
         rope_positions=rope_positions,
         cos_sin=cos_sin,
@@ -129,3 +131,4 @@ def _torch_inputs(
         cpu_plan=cpu_plan,
         cpu_cells=cpu_cells,
     )
+    return inputs, step.logits_indices
