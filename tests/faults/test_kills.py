@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import aiohttp
 import jsonschema
 import pytest
 
@@ -98,3 +99,23 @@ async def test_workers_die_idle_during_aborts_and_during_drain(checkpoint: Check
         await server.logged("draining", after=position - 1)
         server.children()["penstock-worker-0"].kill()
         check_equal(await running, expected)
+
+
+async def test_a_frontend_that_dies_takes_its_streams_along_and_nothing_else(checkpoint: Checkpoint) -> None:
+    async with serving(checkpoint.folder, *FLAGS, "--no-spare-worker") as server, client() as http:
+        begun = asyncio.Event()
+        running = [asyncio.create_task(all_told(http, server, [body], begun.set)) for body in bodies(16, 2000)]
+        await begun.wait()
+        children = server.children()
+        position = len(server.log)
+        children["penstock-frontend-0"].kill()
+        for ended in await asyncio.gather(*running, return_exceptions=True):
+            assert isinstance(ended, aiohttp.ClientError)
+        gone = await server.logged("frontend gone", after=position)
+        assert gone["aborted_requests"] > 0
+        await server.logged("listening", after=position)
+        await server.logged("engine ready", after=position)
+        await server.settled(http)
+        (again,) = await all_told(http, server, bodies(1))
+        assert again.ends == ["length", "[DONE]"]
+        assert server.children()["penstock-worker-0"] == children["penstock-worker-0"]
