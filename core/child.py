@@ -10,6 +10,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from penstock.core.config import Config
 from penstock.ipc import process
@@ -118,7 +119,9 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if it runs."""
         if self.process is not None and self.process.returncode is None:
-            self.process.send_signal(number)
+            # Not its own send_signal: that would take the exit code of a process that has just died for itself.
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
     async def ended(self) -> int:
         """Wait for the end; the exit code."""
