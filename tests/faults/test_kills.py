@@ -78,8 +78,10 @@ async def test_workers_die_idle_during_aborts_and_during_drain(checkpoint: Check
     async with serving(checkpoint.folder, *FLAGS) as server, client() as http:
         await spare_is_there(server)
         wanted = bodies(8, 150)
+        spare = server.children()["penstock-worker-0-spare"]
         server.children()["penstock-worker-0"].kill()  # idle
         expected = await all_told(http, server, wanted)
+        assert server.children()["penstock-worker-0"] == spare
         await spare_is_there(server)
         begun = asyncio.Event()
         doomed = [asyncio.create_task(all_told(http, server, [body], begun.set)) for body in bodies(8, 150)]
