@@ -17,7 +17,6 @@ from penstock.frontend.parsed_chunks import ParsedChatChunks
 from penstock.frontend.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.service import Service
 from penstock.frontend.streaming import Chunks, stream_reply
-from penstock.frontend.text_prompt import render_and_encode
 from penstock.frontend.tool_grammar import with_calls
 from penstock.frontend.validate import ValidRequest
 from penstock.frontend.validate_chat import validate_chat
@@ -35,7 +34,7 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
     common = with_calls(valid.common, valid.tools, service.model.tokenizer, service.model.reasoning_format)
     with service.place(common, body):
         valid = replace(valid, common=await service.with_grammar(common))
-        prompt = valid.common.truncated(await render_and_encode(service.model, valid.conversation, rules))
+        prompt = valid.common.truncated(await service.prompts.render_and_encode(valid.conversation, rules))
         output_format = output_format_for(service.model, valid, prompt)
         shown = service.model.tokenizer.special_ids(output_format.marks)
         generation = service.generate(valid.common, [prompt], record, shown=shown)

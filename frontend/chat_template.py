@@ -6,12 +6,13 @@ tag, so that the text equals `tokenizer.apply_chat_template(..., tokenize=False)
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import jinja2
+import jinja2.compiler
 import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
@@ -21,7 +22,7 @@ from jinja2.utils import Namespace
 
 from penstock.core.config import ConfigError
 from penstock.core.config.checkpoint import read_json
-from penstock.frontend.errors import TemplateFailed
+from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
 
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -37,11 +38,13 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
-        except jinja2.TemplateError as error:
+            finder = _VariableFinder(environment)
+            finder.visit(environment.parse(source))
+        except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             raise ConfigError(f"the chat template does not compile: {error}") from None
         self.source = source
         self._special_tokens = special_tokens
+        variables = finder.undeclared_identifiers
         self.reads_tools = "tools" in variables
         self.extra_variables = frozenset(variables) - _RESERVED - set(special_tokens) - set(environment.globals)
         """What a request may set through `chat_template_kwargs`: variables that the template reads, no others."""
@@ -54,23 +57,28 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: dict[str, Any] | None = None,
         tools: list[dict[str, Any]] | None = None,
+        max_chars: int = 1 << 30,
     ) -> str:
-        """The prompt text of a conversation.
+        """The prompt text of a conversation. It may take for ever: `text_child.py` is where that does no harm.
 
         Raises:
             TemplateFailed: if the template refuses the conversation, or fails on it.
+            ContextLengthExceeded: if it writes more than `max_chars`.
         """
         chat = [_with_reasoning_names({k: v for k, v in message.items() if v is not None}) for message in messages]
         final = ""
         if continue_final_message:
             final = _mark_final_message(chat)
         try:
-            text = self._template.render(
-                messages=chat,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **(variables or {})},
+            text = _joined(
+                self._template.generate(
+                    messages=chat,
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    **{**self._special_tokens, **(variables or {})},
+                ),
+                max_chars,
             )
         except jinja2.TemplateError as error:
             raise TemplateFailed(f"the chat template refuses these messages: {error}", param="messages") from None
@@ -79,6 +87,16 @@ class ChatTemplate:
                 f"the chat template fails on these messages: {type(error).__name__}: {error}", param="messages"
             ) from None
         return _cut_at_mark(text, final) if continue_final_message else text
+
+
+def _joined(pieces: Iterator[str], max_chars: int) -> str:
+    kept, size = [], 0
+    for piece in pieces:
+        kept.append(piece)
+        size += len(piece)
+        if size > max_chars:
+            raise ContextLengthExceeded(f"the chat template writes more than {max_chars} characters", param="messages")
+    return "".join(kept)
 
 
 def _with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
@@ -118,6 +136,24 @@ class _Generation(jinja2.ext.Extension):
 
     def _render_body(self, caller: Callable[[], str]) -> str:
         return caller()
+
+
+class _CodeGenerator(jinja2.compiler.CodeGenerator):
+    """Computes nothing while it compiles: `{{ 9 ** 9 ** 9 }}` is for the process that can be killed."""
+
+    def _output_child_to_const(self, node: jinja2.nodes.Expr, frame: Any, finalize: Any) -> str:
+        raise jinja2.nodes.Impossible
+
+
+class _VariableFinder(jinja2.meta.TrackingCodeGenerator):
+    """Finds the variables that a template reads, as `find_undeclared_variables`, and computes nothing either."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.optimizer = None
+
+    def _output_child_to_const(self, node: jinja2.nodes.Expr, frame: Any, finalize: Any) -> str:
+        raise jinja2.nodes.Impossible
 
 
 class _SafeNamespace(Namespace):
@@ -173,8 +209,12 @@ def _strftime_now(format: str) -> str:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+        optimized=False,  # nothing of a template is computed before it is rendered
     )
+    environment.code_generator_class = _CodeGenerator
     environment.filters["tojson"] = cast(_ToJson, _tojson)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

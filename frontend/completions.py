@@ -15,7 +15,6 @@ from penstock.frontend.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.scores import mean_logprob
 from penstock.frontend.service import Service
 from penstock.frontend.streaming import stream_reply
-from penstock.frontend.text_prompt import encode_prompts
 from penstock.frontend.tokenizer import TextTokenizer
 from penstock.frontend.validate_completion import ValidCompletion, validate_completion
 from penstock.ipc.messages import TokenLogprobs
@@ -61,7 +60,7 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
 
 
 async def _prompts(service: Service, valid: ValidCompletion) -> list[_Prompt]:
-    encoded = await encode_prompts(service.model, valid)
+    encoded = await service.prompts.encode_prompts(valid)
     prompts = []
     for prompt, whole in zip(valid.prompts, encoded, strict=True):
         token_ids = valid.common.truncated(whole)

@@ -1,12 +1,10 @@
 """The process that reads grammars: `python -m penstock.frontend.grammar_child FOLDER PARENT`.
 
 A grammar is code of a client's making: reading it may take for ever, eat the memory or crash. Hence this
-process of its own, bounded by the kernel, which `grammars.py` kills and replaces at will. One JSON line in,
-[kind, text], is answered with one line out, [grammar, error]; a first line [] says that it is ready.
+process of its own (see `child_pool.py`). [kind, text] is answered with [grammar, error].
 """
 
 import random
-import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +13,12 @@ import msgspec
 
 from penstock.core.config import ConfigError
 from penstock.core.config.grammar import grammar_vocabulary, make_matcher
+from penstock.frontend.child_pool import answer, limit_resources
 from penstock.frontend.json_schema import GrammarError, check_pattern, check_repetitions, check_schema
 from penstock.ipc import process
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-MAX_MEMORY = 4 << 30
-"""Bytes of address space: the vocabulary and a grammar need a tenth of it, in memory that is really there."""
 
 MAX_WHITESPACE = 24
 """Characters between two marks of a JSON text, enough for a line break and an indentation. Without a bound a
@@ -116,14 +112,6 @@ def _shortened(message: str) -> str:
     return " ".join(line for line in lines if line)[:300]
 
 
-def limit_resources() -> None:
-    """From here on: bounded memory, no file grows, no core dump, the first to go when memory is short."""
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
-
-
 def main(argv: list[str]) -> int:
     """Answer until stdin ends; the exit code."""
     folder, parent = argv
@@ -133,24 +121,18 @@ def main(argv: list[str]) -> int:
     try:
         vocabulary = grammar_vocabulary(Path(folder))
     except ConfigError as error:
-        _answer(["", str(error)])
+        answer(["", str(error)])
         return 2
-    _answer([])
+    answer([])
     for line in sys.stdin.buffer:
         kind, text = msgspec.json.decode(line, type=tuple[str, str])
         try:
-            answer = [read_grammar(vocabulary, kind, text), ""]
+            answer([read_grammar(vocabulary, kind, text), ""])
         except GrammarError as error:
-            answer = ["", str(error) or "it cannot be read"]
+            answer(["", str(error) or "it cannot be read"])
         except MemoryError:
-            answer = ["", "reading it takes too much memory"]
-        _answer(answer)
+            answer(["", "reading it takes too much memory"])
     return 0
-
-
-def _answer(answer: list[str]) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

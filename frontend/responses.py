@@ -27,7 +27,6 @@ from penstock.frontend.schema_responses import (
 )
 from penstock.frontend.service import Service
 from penstock.frontend.streaming import stream_reply
-from penstock.frontend.text_prompt import render_and_encode
 from penstock.frontend.tool_grammar import with_calls
 from penstock.frontend.validate_responses import ValidResponse, validate_response
 
@@ -46,7 +45,7 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
     common = with_calls(valid.chat.common, valid.chat.tools, model.tokenizer, model.reasoning_format)
     with service.place(common, body):
         common = await service.with_grammar(common)
-        prompt = common.truncated(await render_and_encode(service.model, valid.chat.conversation, rules))
+        prompt = common.truncated(await service.prompts.render_and_encode(valid.chat.conversation, rules))
         output_format = output_format_for(service.model, valid.chat, prompt)
         shown = service.model.tokenizer.special_ids(output_format.marks)
         generation = service.generate(common, [prompt], record, shown=shown)

@@ -71,6 +71,7 @@ class Server:
         host, port = listener.getsockname()[:2]
         log.info("listening", host=host, port=port, model=self.service.model.names[0])
         self._tasks.append(asyncio.create_task(self._runner.watch()))
+        self._tasks.append(asyncio.create_task(self.service.prompts.warm()))
         self._tasks.append(asyncio.create_task(self.service.keep_alive()))
         self._tasks.append(asyncio.create_task(self._announce(on_ready)))
 
@@ -79,9 +80,11 @@ class Server:
         await self.service.drain(self._config.frontend.shutdown_timeout)
         for task in self._tasks:
             task.cancel()
+        await asyncio.wait(self._tasks)
         await self._runner.cleanup()
         await self.service.engine.close()
         await self.service.grammars.close()
+        await self.service.prompts.close()
         self.service.model.tokenizer.close()
         self._context.term()
         self.service.metrics.close()

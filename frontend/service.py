@@ -27,6 +27,7 @@ from penstock.frontend.reasoning import REASONING_FORMATS, ReasoningFormat, reas
 from penstock.frontend.replies import RequestRecord
 from penstock.frontend.response_store import ResponseStore
 from penstock.frontend.schema import CompletionTokensDetails, PromptTokensDetails, Usage
+from penstock.frontend.text_prompt import PromptReader
 from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
 from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest
@@ -111,6 +112,7 @@ class Service:
     responses: ResponseStore = field(init=False)
     grammars: GrammarReader = field(init=False)
     queue: QueueGate = field(init=False)
+    prompts: PromptReader = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _num_made: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -119,6 +121,7 @@ class Service:
         options = self.config.frontend
         self.queue = QueueGate(self.config.scheduler, lambda: self.engine.stats)
         self.grammars = GrammarReader(model_dir(self.config))
+        self.prompts = PromptReader(model_dir(self.config), options.chat_template, self.model.tokenizer)
         self.responses = ResponseStore(options.max_stored_responses, options.max_stored_response_bytes)
 
     @property

@@ -1,54 +1,131 @@
-"""Prompts to token ids, off the event loop: rendering a chat template and tokenizing."""
+"""Prompts to token ids, off the event loop: rendering a chat template and tokenizing.
 
-import asyncio
+A chat template is always rendered in a process that can be killed: it is a program, and nothing short of running
+it tells whether it ends. The way there and back costs a fraction of a millisecond, about what a thread costs.
+Short texts are tokenized in a thread, which takes a bounded time (64 KiB are read in well under a second by any
+tokenizer); longer ones in the process too.
+"""
 
-from penstock.frontend.errors import InvalidParameter, InvalidRequest
-from penstock.frontend.service import TextModel
-from penstock.frontend.validate import Rules, check_text_size
+from pathlib import Path
+
+import structlog
+
+from penstock.frontend.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
+from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, InvalidRequest, TemplateFailed
+from penstock.frontend.tokenizer import TextTokenizer
+from penstock.frontend.validate import MAX_BYTES_PER_TOKEN, Rules, check_text_size
 from penstock.frontend.validate_chat import ValidConversation
 from penstock.frontend.validate_completion import ValidCompletion
 
+log = structlog.get_logger()
 
-async def render_and_encode(
-    model: TextModel, conversation: ValidConversation, rules: Rules, *, add_special_tokens: bool = False
-) -> list[int]:
-    """A conversation's prompt. Templates write their own special tokens, so none are added by default.
+MAX_RENDER_SECONDS = 5.0
+MAX_ENCODE_SECONDS = 10.0
 
-    Raises:
-        TemplateFailed: if the template refuses the messages.
-        ContextLengthExceeded: if the text cannot fit, whatever its tokens.
-    """
-    template = model.template
-    assert template is not None, "validate_conversation has refused this"
+SHORT_TEXT = 64 << 10
+"""Characters that are tokenized in a thread at most."""
 
-    def work() -> list[int]:
-        text = template.render(
-            conversation.messages,
-            add_generation_prompt=conversation.add_generation_prompt,
-            continue_final_message=conversation.continue_final_message,
-            variables=conversation.variables,
-            tools=conversation.tools,
+_MAX_PROCESSES = 2
+_MAX_QUEUED = 8192  # as many as there may be connections
+_MAX_ANSWER_BYTES = 256 << 20
+
+
+class PromptReader:
+    """Makes prompts for one model; lives in a running event loop until `close`."""
+
+    def __init__(self, folder: Path, template_file: str, tokenizer: TextTokenizer) -> None:
+        """`folder` is the checkpoint's, `template_file` what --chat-template names."""
+        self._tokenizer = tokenizer
+        self._children = ChildPool(
+            "penstock.frontend.text_child",
+            (str(folder), template_file),
+            max_processes=_MAX_PROCESSES,
+            max_queued=_MAX_QUEUED,
+            max_answer_bytes=_MAX_ANSWER_BYTES,
         )
+
+    async def warm(self) -> None:
+        """Start a process before the first request comes."""
+        await self._children.warm()
+
+    async def close(self) -> None:
+        """End the processes."""
+        await self._children.close()
+
+    async def render_and_encode(
+        self, conversation: ValidConversation, rules: Rules, *, add_special_tokens: bool = False
+    ) -> list[int]:
+        """A conversation's prompt. Templates write their own special tokens, so none are added by default.
+
+        Raises:
+            TemplateFailed: if the template refuses the messages, or does not come to an end.
+            ContextLengthExceeded: if the text cannot fit, whatever its tokens.
+        """
+        text = await self._render(conversation, rules)
         check_text_size("messages", text, rules)
-        return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    token_ids = await asyncio.get_running_loop().run_in_executor(model.tokenizer.threads, work)
-    if not token_ids:
-        raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
-    return token_ids
-
-
-async def encode_prompts(model: TextModel, completion: ValidCompletion) -> list[list[int]]:
-    """The token ids of each prompt.
-
-    Raises:
-        InvalidParameter: if a prompt has no tokens.
-    """
-    texts = [prompt for prompt in completion.prompts if isinstance(prompt, str)]
-    if not texts:
-        return [prompt for prompt in completion.prompts if isinstance(prompt, list)]
-    encoded = await model.tokenizer.encode_all(texts, add_special_tokens=completion.add_special_tokens)
-    for index, token_ids in enumerate(encoded):
+        [token_ids] = await self.encode_all([text], field="messages", add_special_tokens=add_special_tokens)
         if not token_ids:
-            raise InvalidParameter(f"prompt[{index}] is empty: it has no tokens", param="prompt")
-    return encoded
+            raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
+        return token_ids
+
+    async def encode_prompts(self, completion: ValidCompletion) -> list[list[int]]:
+        """The token ids of each prompt.
+
+        Raises:
+            InvalidParameter: if a prompt has no tokens, or takes too long.
+        """
+        texts = [prompt for prompt in completion.prompts if isinstance(prompt, str)]
+        if not texts:
+            return [prompt for prompt in completion.prompts if isinstance(prompt, list)]
+        encoded = await self.encode_all(texts, field="prompt", add_special_tokens=completion.add_special_tokens)
+        for index, token_ids in enumerate(encoded):
+            if not token_ids:
+                raise InvalidParameter(f"prompt[{index}] is empty: it has no tokens", param="prompt")
+        return encoded
+
+    async def encode_all(self, texts: list[str], *, field: str, add_special_tokens: bool) -> list[list[int]]:
+        """Texts to ids.
+
+        Raises:
+            InvalidParameter: if it takes too long.
+        """
+        if sum(map(len, texts)) <= SHORT_TEXT:
+            return await self._tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
+        return [await self._encode_long(text, field, add_special_tokens) for text in texts]
+
+    async def _encode_long(self, text: str, field: str, add_special_tokens: bool) -> list[int]:
+        try:
+            token_ids, error = await self._children.ask(["encode", text, add_special_tokens], MAX_ENCODE_SECONDS)
+        except ChildTooSlowError:
+            error = f"it takes longer than {MAX_ENCODE_SECONDS:g} seconds"
+        except ChildDiedError:
+            error = "it takes too much memory, or cannot be read at all"
+        except ChildUnusableError as unusable:
+            error = str(unusable)
+        if error:
+            log.warning("tokenizing given up", num_chars=len(text), reason=error)
+            raise InvalidParameter(f"{field} cannot be tokenized: {error}", param=field)
+        return [int(token_id) for token_id in token_ids]
+
+    async def _render(self, conversation: ValidConversation, rules: Rules) -> str:
+        limit = MAX_BYTES_PER_TOKEN * rules.max_model_len
+        question = ["render", conversation, limit]
+        try:
+            text, error = await self._children.ask(question, MAX_RENDER_SECONDS)
+        except ChildTooSlowError:
+            log.warning("chat template given up", seconds=MAX_RENDER_SECONDS)
+            error = f"the chat template takes longer than {MAX_RENDER_SECONDS:g} seconds on these messages"
+        except ChildDiedError:
+            log.warning("chat template process died")
+            error = "the chat template takes too much memory on these messages, or cannot be rendered at all"
+        except ChildUnusableError as unusable:
+            error = str(unusable)
+        if error:
+            raise TemplateFailed(error, param="messages")
+        if text is None:
+            raise ContextLengthExceeded(
+                f"the chat template writes more than {limit} characters of these messages; "
+                f"{rules.max_model_len} tokens of context take at most {limit} bytes",
+                param="messages",
+            )
+        return str(text)

@@ -6,7 +6,6 @@ from penstock.frontend import schema
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.replies import Reply, RequestRecord
 from penstock.frontend.service import Service
-from penstock.frontend.text_prompt import render_and_encode
 from penstock.frontend.validate import check_model, check_text_size, check_token_ids
 from penstock.frontend.validate_chat import validate_conversation
 
@@ -26,13 +25,15 @@ async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Repl
             continue_final_message=request.continue_final_message,
             variables=request.chat_template_kwargs,
         )
-        token_ids = await render_and_encode(
-            model, conversation, rules, add_special_tokens=bool(request.add_special_tokens)
+        token_ids = await service.prompts.render_and_encode(
+            conversation, rules, add_special_tokens=bool(request.add_special_tokens)
         )
     elif request.prompt is not None:
         check_text_size("prompt", request.prompt, rules)
         add_special_tokens = request.add_special_tokens is not False
-        [token_ids] = await model.tokenizer.encode_all([request.prompt], add_special_tokens=add_special_tokens)
+        [token_ids] = await service.prompts.encode_all(
+            [request.prompt], field="prompt", add_special_tokens=add_special_tokens
+        )
     else:
         raise InvalidParameter("prompt or messages is required", param="prompt")
     answer = schema.TokenizeAnswer(

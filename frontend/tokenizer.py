@@ -135,12 +135,16 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         raise ConfigError(f"{str(path)!r} is no usable tokenizer: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    config = read_json(folder / "tokenizer_config.json")
-    _add_tokens(tokenizer, config)
-    special_tokens = _special_tokens(config, read_json(folder / "special_tokens_map.json"))
+    _add_tokens(tokenizer, read_json(folder / "tokenizer_config.json"))
+    special_tokens = special_tokens_of(folder)
     known = [AddedToken(text, special=True, normalized=False) for text in _texts(special_tokens)]
     tokenizer.add_special_tokens([token for token in known if tokenizer.token_to_id(token.content) is not None])
     return TextTokenizer(tokenizer, special_tokens)
+
+
+def special_tokens_of(folder: Path) -> dict[str, Any]:
+    """The checkpoint's special tokens, by the names under which chat templates see them."""
+    return _special_tokens(read_json(folder / "tokenizer_config.json"), read_json(folder / "special_tokens_map.json"))
 
 
 def _add_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:

@@ -253,7 +253,7 @@ async def test_a_model_without_a_usable_tokenizer(tmp_path: Path) -> None:
 
 def test_the_process_has_bounds() -> None:
     code = (
-        "from penstock.frontend.grammar_child import limit_resources\n"
+        "from penstock.frontend.child_pool import limit_resources\n"
         "limit_resources()\n"
         "try:\n    bytearray(5 << 30)\nexcept MemoryError:\n    print('bounded')"
     )

@@ -1,0 +1,74 @@
+"""The process that renders chat templates and tokenizes long texts:
+`python -m penstock.frontend.text_child FOLDER TEMPLATE PARENT`.
+
+A checkpoint's template is a program, and a tokenizer's time need not be linear in its text: see `child_pool.py`.
+["render", conversation, max_chars] is answered with [text, error] (no text: it is too long),
+["encode", text, add_special_tokens] with [token ids, error]. The tokenizer is read when the first long text comes.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from penstock.core.config import ConfigError
+from penstock.frontend.chat_template import ChatTemplate, load_chat_template
+from penstock.frontend.child_pool import answer, limit_resources
+from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
+from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer, special_tokens_of
+from penstock.frontend.validate_chat import ValidConversation
+from penstock.ipc import process
+
+
+def main(argv: list[str]) -> int:
+    """Answer until stdin ends; the exit code."""
+    folder, template_file, parent = argv
+    process.end_with_parent(int(parent))
+    process.begin("penstock-text", "warning")
+    limit_resources()
+    try:
+        special_tokens = special_tokens_of(Path(folder))
+        template = load_chat_template(Path(folder), template_file, special_tokens)
+    except ConfigError as error:
+        answer(["", str(error)])
+        return 2
+    answer([])
+    tokenizer: TextTokenizer | None = None
+    for line in sys.stdin.buffer:
+        kind, what, how = msgspec.json.decode(line)
+        try:
+            if kind == "encode":
+                tokenizer = tokenizer or load_tokenizer(Path(folder))
+                answer([tokenizer.encode(what, add_special_tokens=how), ""])
+            elif template is not None:
+                answer([render(template, msgspec.convert(what, ValidConversation), how), ""])
+            else:
+                answer(["", "there is no chat template"])
+        except ContextLengthExceeded:
+            answer([None, ""])
+        except TemplateFailed as error:
+            answer(["", error.message])
+        except MemoryError:
+            answer(["", "it takes too much memory"])
+    return 0
+
+
+def render(template: ChatTemplate, conversation: ValidConversation, max_chars: int) -> str:
+    """A conversation's prompt.
+
+    Raises:
+        TemplateFailed: the template refuses it, or fails on it.
+        ContextLengthExceeded: it writes more than `max_chars`.
+    """
+    return template.render(
+        conversation.messages,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        variables=conversation.variables,
+        tools=conversation.tools,
+        max_chars=max_chars,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,139 @@
+"""Chat templates that never end, and texts that take too long, cost the one request that asked, and nobody else."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.core.config import ConfigError
+from penstock.frontend import text_prompt
+from penstock.frontend.chat_template import ChatTemplate
+from penstock.frontend.child_pool import ChildDiedError, ChildPool, ChildTooSlowError
+from tests.frontend.checkpoint_folder import CHATML, write_checkpoint
+from tests.frontend.http_client import chat, complete, error_of, post
+from tests.frontend.live_server import LiveServer, live_server
+
+TRAPS = (
+    "{% if messages[0].content == 'for ever' %}"
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    "{% elif messages[0].content == 'memory' %}{% set x = 'x' * 10000000000 %}{{ x | length }}"
+    "{% elif messages[0].content == 'output' %}{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}"
+    "{% elif messages[0].content == 'range' %}{% for i in range(10000000000) %}x{% endfor %}"
+    "{% elif messages[0].content == 'power' %}{{ 9 ** (9 ** 9) }}"
+    "{% elif messages[0].content == 'escape' %}{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    "{% elif messages[0].content == 'globals' %}{{ raise_exception.__globals__['sys'] }}"
+    "{% elif messages[0].content == 'recursion' %}{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"
+    "{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def trapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = write_checkpoint(tmp_path_factory.mktemp("trapped"), chat_template=TRAPS + CHATML)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_prompt, "MAX_RENDER_SECONDS", 0.7)
+        sockets = tmp_path_factory.mktemp("s")
+        with live_server(folder, sockets) as live:
+            yield live
+
+
+def _text_processes() -> set[int]:
+    children = psutil.Process().children()
+    return {child.pid for child in children if "penstock-text" in "".join(child.cmdline()[:1])}
+
+
+@pytest.mark.parametrize(
+    ("trap", "says"),
+    [
+        ("for ever", "takes longer than"),
+        ("power", "takes longer than"),
+        ("memory", "memory"),
+        ("output", "writes more than"),
+        ("range", "Range too big"),
+        ("escape", "unsafe"),
+        ("globals", "unsafe"),
+        ("recursion", "RecursionError"),
+    ],
+)
+def test_a_template_that_does_not_end_well(trapped: LiveServer, trap: str, says: str) -> None:
+    assert chat(trapped).status == 200
+    began = time.monotonic()
+    error = error_of(chat(trapped, messages=[{"role": "user", "content": trap}]), 400)
+    code = "context_length_exceeded" if trap == "output" else "chat_template_error"
+    assert (error["code"], error["param"]) == (code, "messages")
+    assert says in error["message"]
+    assert time.monotonic() - began < 8
+    assert chat(trapped).status == 200
+    for pid in _text_processes():  # nothing computes on
+        assert psutil.Process(pid).cpu_percent(0.05) < 50
+
+
+def test_others_go_on_meanwhile(trapped: LiveServer) -> None:
+    stuck = {"messages": [{"role": "user", "content": "for ever"}]}
+
+    async def both() -> tuple[int, int]:
+        trapping = asyncio.create_task(asyncio.to_thread(lambda: post(trapped, "/v1/chat/completions", stuck).status))
+        await asyncio.sleep(0.1)
+        fine = await asyncio.to_thread(lambda: chat(trapped).status)
+        return await trapping, fine
+
+    assert asyncio.run(both()) == (400, 200)
+
+
+def test_long_texts_give_the_same_tokens(
+    trapped: LiveServer, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
+) -> None:
+    text = "Water runs down the pipe \u4e2d\u6587 \U0001f600 " * 20
+    before = post(trapped, "/tokenize", {"prompt": text}).json()["tokens"]
+    monkeypatch.setattr(text_prompt, "SHORT_TEXT", 10)
+    assert post(trapped, "/tokenize", {"prompt": text}).json()["tokens"] == before
+    monkeypatch.setattr(text_prompt, "MAX_ENCODE_SECONDS", 0.0)
+    error = error_of(complete(trapped, text), 400)
+    assert error["param"] == "prompt"
+    assert "takes longer than" in error["message"]
+    monkeypatch.undo()
+    assert complete(trapped, "Hello").status == 200
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{% if 1 %}" * 5500 + "{% endif %}" * 5500, "{{ " + "(" * 5500 + "1" + ")" * 5500 + " }}", "{% for %}"],
+    ids=["blocks", "parentheses", "syntax"],
+)
+def test_templates_that_do_not_compile(source: str) -> None:
+    with pytest.raises(ConfigError, match="does not compile"):
+        ChatTemplate(source, {})
+
+
+def test_nothing_of_a_template_is_computed_when_it_is_read() -> None:
+    began = time.monotonic()
+    ChatTemplate("{{ 9 ** (9 ** 9) }}{{ 'x' * 10000000000 }}", {})
+    assert time.monotonic() - began < 5
+
+
+async def test_the_pool_outlives_what_it_kills(checkpoint: Path) -> None:
+    pool = ChildPool(
+        "penstock.frontend.text_child",
+        (str(checkpoint), ""),
+        max_processes=1,
+        max_queued=4,
+        max_answer_bytes=1 << 20,
+    )
+    await pool.warm()
+    [first] = pool.process_ids
+    assert (await pool.ask(["encode", "Hello", False], 20))[1] == ""
+    assert pool.process_ids == [first]
+    with pytest.raises(ChildTooSlowError):
+        await pool.ask(["encode", "Hello " * 200_000, False], 0.0)
+    with pytest.raises(ChildDiedError):
+        await pool.ask(["no such question"], 20)
+    assert (await pool.ask(["encode", "Hello", False], 20))[1] == ""
+    asking = asyncio.create_task(pool.ask(["encode", "Hello", False], 20))
+    await asyncio.sleep(0)
+    asking.cancel()  # a client leaves: a process that is as good as done is kept
+    await asyncio.wait({asking})
+    await pool.close()
+    assert not psutil.pid_exists(first)
