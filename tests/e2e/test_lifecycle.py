@@ -74,7 +74,7 @@ async def test_no_orphans_when_the_supervisor_is_killed(checkpoint: Checkpoint) 
     server = Server(process)
     await server.logged("serving")
     children = list(server.children().values())
-    assert len(children) == 3
+    assert len(children) >= 3  # and the process that renders templates, perhaps not yet
     process.kill()
     await process.wait()
     await asyncio.to_thread(psutil.wait_procs, children, 5)
