@@ -107,16 +107,16 @@ async def browser(profile: Path) -> AsyncIterator[Tab]:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
+def pages(tmp_path: Path) -> list[Path]:
     command = [sys.executable, "-m", "sphinx", "-q", str(ROOT / "docs"), str(tmp_path / "site")]
     subprocess.run(command, check=True, capture_output=True)
-    return tmp_path / "site"
+    return sorted((tmp_path / "site").glob("*.html"))
 
 
-async def test_every_page_in_both_schemes_and_widths(site: Path, tmp_path: Path) -> None:
+async def test_every_page_in_both_schemes_and_widths(pages: list[Path], tmp_path: Path) -> None:
     wrong, backgrounds = [], dict[str, float]()
     async with browser(tmp_path / "profile") as tab:
-        for page, width, scheme in itertools.product(sorted(site.glob("*.html")), _WIDTHS, ("light", "dark")):
+        for page, width, scheme in itertools.product(pages, _WIDTHS, ("light", "dark")):
             seen = await tab.show(page, width, scheme)
             backgrounds[scheme] = seen.pop("background")
             if any(seen.values()):
