@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.core.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
+from penstock.core.config.options import CpuKernels
 from penstock.core.scheduler import Scheduler
 from penstock.gpu_worker.model_runner import PendingStep
 from penstock.gpu_worker.start import start
@@ -50,6 +51,8 @@ class LocalEngine:
         max_model_len: int,
         num_pages: int = 0,
         enforce_eager: bool = False,
+        num_threads: int = 1,
+        cpu_kernels: CpuKernels = "auto",
     ) -> None:
         config = Config(
             model=ModelOptions(model=str(folder), max_model_len=max_model_len),
@@ -60,7 +63,12 @@ class LocalEngine:
                 enable_prefix_caching=False,
             ),
             worker=WorkerOptions(
-                device=device, load_format="dummy", num_pages=num_pages, enforce_eager=enforce_eager, num_threads=1
+                device=device,
+                load_format="dummy",
+                num_pages=num_pages,
+                enforce_eager=enforce_eager,
+                num_threads=num_threads,
+                cpu_kernels=cpu_kernels,
             ),
         )
         began = time.perf_counter()

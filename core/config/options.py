@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+CpuKernels = Literal["auto", "native", "torch"]
 LogFormat = Literal["auto", "console", "json"]
 
 
@@ -102,7 +103,7 @@ class WorkerOptions(Options, frozen=True):
         ),
     ] = True
     cpu_kernels: Annotated[
-        Literal["auto", "native", "torch"],
+        CpuKernels,
         Meta(
             description="Kernels of a CPU: 'native' ones in C++, compiled once if they are not there yet (takes "
             "seconds and a C++ compiler), or torch's; 'auto' takes native ones that are there."
