@@ -110,11 +110,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 times[kernels] += decode_ms(engine, model.vocab_size, batch, args.context, args.steps)
         step: dict[str, float] = {kernels: statistics.median(found) for kernels, found in times.items()}
         needed = bytes_read(model, batch, args.context + args.steps / 2)
-        rows.append({"what": f"decode, {batch} rows", **step, "of_memory": needed / rate / (step["native"] / 1e3)})
-    prefills = {
-        kernels: min(prefill_ms(e, model.vocab_size, args.prefill) for _ in range(3)) for kernels, e in engines.items()
+        of_memory = needed / rate / (step["native"] / 1e3)
+        rows.append({"what": f"decode, {batch} rows", "of_memory": of_memory} | step)
+    prefills: dict[str, Any] = {
+        kernels: min(prefill_ms(engine, model.vocab_size, args.prefill) for _ in range(3))
+        for kernels, engine in engines.items()
     }
-    rows.append({"what": f"prefill, {args.prefill} tokens", **prefills})
+    rows.append({"what": f"prefill, {args.prefill} tokens"} | prefills)
     hello = next(iter(engines.values())).hello
     print(f"{folder.name} on {hello.device}, {hello.dtype}; {processor()}; memory read at {rate / 1e9:.1f} GB/s")
     print(f"{'':24} {'native, ms':>12} {'torch, ms':>12} {'ratio':>8} {'of memory':>10}")
