@@ -38,6 +38,8 @@ from penstock.ipc.messages import (
     Goodbye,
     Heartbeat,
     Message,
+    PauseRequest,
+    ProceedRequest,
     Refused,
     ResetPrefixCache,
     SayHello,
@@ -109,6 +111,14 @@ class Engine:
             case AbortRequest():
                 if self._scheduler is not None:
                     self._scheduler.abort(message.request_id, message.sequence_idx)
+                self._changed()
+            case PauseRequest():
+                if self._scheduler is not None:
+                    self._scheduler.pause(message.request_id)
+                self._changed()
+            case ProceedRequest():
+                if self._scheduler is not None:
+                    self._scheduler.proceed(message.request_id)
                 self._changed()
             case ResetPrefixCache():
                 num_pages = self._scheduler.reset_prefix_cache() if self._scheduler is not None else 0

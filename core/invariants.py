@@ -38,8 +38,9 @@ def _check_queues(scheduler: Scheduler) -> None:
     num_active = len(scheduler.running.decodes) + len(scheduler.running.prefills)
     _require(num_active <= scheduler.limits.max_num_batched_tokens, "a step has a token for each running row")
     waiting = [seq for request in scheduler.waiting.requests() for seq in request.waiting]
-    _require(len(waiting) == scheduler.waiting.num_seqs, "the count of waiting sequences")
-    num_tokens = sum(seq.num_tokens for seq in waiting)
+    counted = [seq for seq in waiting if not seq.request.is_paused]
+    _require(len(counted) == scheduler.waiting.num_seqs, "the count of waiting sequences")
+    num_tokens = sum(seq.num_tokens for seq in counted)
     _require(num_tokens == scheduler.waiting.num_tokens, "the count of waiting tokens")
     _require(scheduler.waiting.num_entries <= 2 * len(waiting) + 65, "stale entries of the queue are bounded")
     live = running + waiting
@@ -53,7 +54,9 @@ def _check_queues(scheduler: Scheduler) -> None:
         indices = [seq.sequence_idx for seq in request.waiting]
         _require(indices == sorted(indices), "waiting sequences are in order")
         _require(not (request.is_parked and not request.waiting), "only requests that wait are parked")
-        _require(not request.waiting or request.is_parked != request.is_queued, "a waiting request is in one place")
+        _require(not (request.is_paused and (request.running or request.is_parked)), "a paused request only waits")
+        is_in_one_place = request.is_paused or request.is_parked != request.is_queued
+        _require(not request.waiting or is_in_one_place, "a waiting request is in one place")
 
 
 def _check_pages(scheduler: Scheduler) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from penstock.core.admission import Admissions
 from penstock.core.config.options import SchedulerOptions
+from penstock.core.figures import engine_stats
 from penstock.core.intake import Refusal, check_request
 from penstock.core.kv_pages import KVPages
 from penstock.core.logprobs import attach_logprobs
@@ -106,6 +107,21 @@ class Scheduler:
         for seq in [] if request is None else [*request.running, *request.waiting]:
             if sequence_idx in (-1, seq.sequence_idx):
                 self._remove(seq)
+
+    def pause(self, request_id: str) -> None:
+        """Take a request out of the batch until `proceed`: only its tokens stay. Unknown ids are fine."""
+        request = self.requests.get(request_id)
+        if request is not None and not request.is_paused:
+            for seq in list(request.running):
+                self._vacate(seq)
+                self._admissions.sequence_left()
+            self.waiting.pause(request)
+
+    def proceed(self, request_id: str) -> None:
+        """Let a paused request go on, at its place in the order. Unknown ids are fine."""
+        request = self.requests.get(request_id)
+        if request is not None and request.is_paused:
+            self.waiting.proceed(request)
 
     def abort_owner(self, owner: Owner) -> int:
         """Drop all requests of an owner that is gone; return how many it had."""
@@ -255,6 +271,9 @@ class Scheduler:
         self.totals.num_preemptions += 1
         self._admissions.hold()
         self._preempted.append(Preemption(seq.request_id, seq.sequence_idx, reason))
+        self._vacate(seq)
+
+    def _vacate(self, seq: Sequence) -> None:
         self.kv.release(seq)
         self.running.leave(seq)
         self.waiting.put_back(seq)
@@ -378,19 +397,4 @@ class Scheduler:
 
     def stats(self, *, is_ready: bool = True) -> EngineStats:
         """Return the counters as they are sent to the frontends."""
-        return EngineStats(
-            num_waiting=self.waiting.num_seqs,
-            num_running=len(self.running),
-            num_rows=self.limits.max_num_seqs,
-            num_pages=self.limits.num_pages,
-            num_free_pages=self.kv.pool.num_free,
-            num_cached_pages=self.kv.pool.num_cached,
-            num_used_pages=self.kv.pool.num_used,
-            num_steps=self.totals.num_steps,
-            num_preemptions=self.totals.num_preemptions,
-            num_prompt_tokens=self.totals.num_prompt_tokens,
-            num_cached_tokens=self.totals.num_cached_tokens,
-            num_output_tokens=self.totals.num_output_tokens,
-            is_ready=is_ready,
-            num_waiting_tokens=self.waiting.num_tokens,
-        )
+        return engine_stats(self.limits, self.waiting, self.running, self.kv, self.totals, is_ready=is_ready)

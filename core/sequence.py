@@ -34,6 +34,7 @@ class Request:
 
     __slots__ = (
         "is_parked",
+        "is_paused",
         "is_queued",
         "max_len",
         "namespace",
@@ -67,6 +68,7 @@ class Request:
         self.running: list[Sequence] = []
         self.is_queued = False
         self.is_parked = False
+        self.is_paused = False  # its client does not read
 
     def limit_length(self, max_model_len: int) -> None:
         self.max_len = min(self.num_prompt_tokens + self.sampling.max_tokens, max_model_len)

@@ -55,7 +55,9 @@ class Suspects:
     def advance(self) -> None:
         """Let those go who have passed, or ended; the next group's turn comes when the first one is empty."""
         while self._groups:
-            self._release([request for request in self._groups[0] if self._has_passed(request)])
+            # Whoever is paused would keep all others waiting: he is let go, and suspected again if it was him.
+            passed = [request for request in self._groups[0] if request.is_paused or self._has_passed(request)]
+            self._release(passed)
             if self._groups[0]:
                 return
             del self._groups[0]

@@ -16,16 +16,18 @@ class WaitingQueue:
 
     A request whose sequences wait for a sibling to compute their common prompt is parked beside the
     heap, so that it does not hold up those behind it; so is one that must wait until it is known who ended a worker.
+    A request whose client does not read is paused: it counts as waiting no more until it may proceed.
     Entries of requests that have nothing waiting
-    any more are dropped when they reach the top, or all at once when they are the majority.
+    any more, or are paused, are dropped when they reach the top, or all at once when they are the majority.
     """
 
-    __slots__ = ("_heap", "_num_stale", "_parked", "num_seqs", "num_tokens")
+    __slots__ = ("_heap", "_num_stale", "_parked", "_paused", "num_seqs", "num_tokens")
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Request]] = []
         self._num_stale = 0
         self._parked: dict[Request, None] = {}
+        self._paused: dict[Request, None] = {}
         self.num_seqs = 0
         self.num_tokens = 0  # known ones, prompts and outputs, of each sequence that waits
 
@@ -51,7 +53,7 @@ class WaitingQueue:
         heap = self._heap
         while heap:
             request = heap[0][1]
-            if request.waiting:
+            if request.waiting and not request.is_paused:
                 return request.waiting[0]
             heappop(heap)
             request.is_queued = False
@@ -62,6 +64,11 @@ class WaitingQueue:
         """Take a waiting sequence out: it is admitted, aborted or failed."""
         request = seq.request
         request.waiting.remove(seq)
+        if request.is_paused:
+            if not request.waiting:
+                del self._paused[request]
+                request.is_paused = False
+            return
         self.num_seqs -= 1
         self.num_tokens -= seq.num_tokens
         if request.waiting:
@@ -70,9 +77,7 @@ class WaitingQueue:
             request.is_parked = False
             del self._parked[request]
         elif request.is_queued:
-            self._num_stale += 1
-            if self._num_stale > 32 and self._num_stale * 2 > len(self._heap):
-                self._compact()
+            self._add_stale()
 
     def park(self, request: Request) -> None:
         """Set the request at the head aside."""
@@ -91,10 +96,38 @@ class WaitingQueue:
         request.is_parked = False
         self._enqueue(request)
 
+    def pause(self, request: Request) -> None:
+        """Set a request aside, none of whose sequences runs, until `proceed`."""
+        request.is_paused = True
+        self._paused[request] = None
+        self.num_seqs -= len(request.waiting)
+        self.num_tokens -= sum(seq.num_tokens for seq in request.waiting)
+        if request.is_parked:
+            request.is_parked = False
+            del self._parked[request]
+        elif request.is_queued:
+            self._add_stale()
+
+    def proceed(self, request: Request) -> None:
+        """Queue a paused request again, at its place in the order."""
+        del self._paused[request]
+        request.is_paused = False
+        self.num_seqs += len(request.waiting)
+        self.num_tokens += sum(seq.num_tokens for seq in request.waiting)
+        if request.is_queued:
+            self._num_stale -= 1
+        else:
+            self._enqueue(request)
+
+    @property
+    def num_paused_requests(self) -> int:
+        return len(self._paused)
+
     def requests(self) -> Iterator[Request]:
         """Yield every request with a waiting sequence, in no order; for resets and checks."""
-        yield from (entry[1] for entry in self._heap if entry[1].waiting)
+        yield from (entry[1] for entry in self._heap if entry[1].waiting and not entry[1].is_paused)
         yield from self._parked
+        yield from self._paused
 
     def first(self, limit: int) -> list[Sequence]:
         """Return the first waiting sequences in order. O(waiting): only for the step trace."""
@@ -111,10 +144,15 @@ class WaitingQueue:
         heappush(self._heap, (request.order, request))
         request.is_queued = True
 
+    def _add_stale(self) -> None:
+        self._num_stale += 1
+        if self._num_stale > 32 and self._num_stale * 2 > len(self._heap):
+            self._compact()
+
     def _compact(self) -> None:
         live = []
         for entry in self._heap:
-            if entry[1].waiting:
+            if entry[1].waiting and not entry[1].is_paused:
                 live.append(entry)
             else:
                 entry[1].is_queued = False

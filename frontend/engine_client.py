@@ -33,6 +33,8 @@ from penstock.ipc.messages import (
     Goodbye,
     Heartbeat,
     Message,
+    PauseRequest,
+    ProceedRequest,
     Refused,
     ResetPrefixCache,
     SayHello,
@@ -143,6 +145,22 @@ class EngineClient:
         if not live.is_lost:
             self._send(AbortRequest(live.wire_id, sequence_idx))
 
+    def pause(self, request_id: str) -> None:
+        """Let the engine give a request's rows and pages to others until `proceed`. Idempotent."""
+        live = self._live.get(request_id)
+        if live is not None and not live.is_paused:
+            live.is_paused = True
+            if not live.is_lost:
+                self._send(PauseRequest(live.wire_id))
+
+    def proceed(self, request_id: str) -> None:
+        """Let a paused request go on. Idempotent."""
+        live = self._live.get(request_id)
+        if live is not None and live.is_paused:
+            live.is_paused = False
+            if not live.is_lost:
+                self._send(ProceedRequest(live.wire_id))
+
     async def close(self) -> None:
         """Say goodbye and close the socket; what is still live gets no more deltas."""
         self._heartbeats.cancel()
@@ -221,6 +239,8 @@ class EngineClient:
             return False
         live.is_lost = False
         self._submitted[live.wire_id] = live
+        if live.is_paused:
+            self._send(PauseRequest(live.wire_id))
         return True
 
     def _lose_all(self) -> None:

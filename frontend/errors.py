@@ -160,7 +160,7 @@ class EndsWorkers(ServerError):
 
 
 class ClientTooSlow(ServerError):
-    """The client reads so slowly that its unread output reached the bound."""
+    """The client did not read what it asked for."""
 
     code = "client_too_slow"
 

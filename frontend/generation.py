@@ -15,24 +15,13 @@ from time import monotonic
 
 from penstock.frontend.detokenize import Detokenizer
 from penstock.frontend.engine_client import EngineClient
-from penstock.frontend.errors import (
-    ApiError,
-    ClientTooSlow,
-    DeadlineExceeded,
-    EndsWorkers,
-    EngineFailed,
-    GrammarFailed,
-    InvalidRequest,
-    Overloaded,
-)
-from penstock.frontend.queue_gate import retry_after
+from penstock.frontend.engine_failures import failure_of
+from penstock.frontend.errors import ApiError, ClientTooSlow
 from penstock.frontend.schema import Timings
 from penstock.frontend.scores import HeldScores, ShownToken, TokenScore, num_scored, read_scores
+from penstock.frontend.slow_readers import SlowReader
 from penstock.frontend.stop_strings import StopMatcher
 from penstock.ipc.messages import AddRequest, SequenceDelta, TokenLogprobs
-
-MAX_UNREAD_TOKENS = 4096
-"""Output a client may leave unread before its request is ended."""
 
 StopReason = str | int | None
 
@@ -167,8 +156,12 @@ class Generation:
         rules: OutputRules,
         on_gap: Callable[[float], None],
         hang_up: Callable[[], None],
+        slow_reader_seconds: float,
     ) -> None:
-        """`on_gap` is told the seconds between a sequence's tokens; `hang_up` drops a client that does not read."""
+        """`on_gap` is told the seconds between a sequence's tokens; `hang_up` drops a client who does not read.
+
+        `slow_reader_seconds`: how long the engine waits for a client who does not keep up.
+        """
         self._engine = engine
         self._requests = requests
         self._n = requests[0].n
@@ -179,7 +172,7 @@ class Generation:
         self._hang_up = hang_up
         self._loop = asyncio.get_running_loop()
         self._buffer: list[tuple[int, SequenceDelta]] = []
-        self._num_unread_tokens = 0
+        self._reader = SlowReader(self._pause, self._proceed, self._give_up, slow_reader_seconds)
         self._waiter: asyncio.Future[None] | None = None
         self._error: ApiError | None = None
         self._is_closed = False
@@ -192,6 +185,11 @@ class Generation:
     def is_finished(self) -> bool:
         """Every sequence has had its end."""
         return self._num_unfinished == 0
+
+    @property
+    def error(self) -> ApiError | None:
+        """What it failed of."""
+        return self._error
 
     @property
     def has_news(self) -> bool:
@@ -216,11 +214,8 @@ class Generation:
                     self._wake()
                 return
         self._buffer.append((first_index + delta.sequence_idx, delta))
-        self._num_unread_tokens += len(delta.token_ids)
-        if self._num_unread_tokens > MAX_UNREAD_TOKENS and not self._awaits_prompts:
-            self.end(ClientTooSlow(f"more than {MAX_UNREAD_TOKENS} tokens of output were left unread"))
-            self._hang_up()
-        elif self._waiter is not None:
+        self._reader.pushed(len(delta.token_ids), is_awaited=self._waiter is not None)
+        if self._waiter is not None:
             self._wake()
 
     def fail(self, error: ApiError) -> None:
@@ -285,7 +280,7 @@ class Generation:
         if not self._buffer and self._error is None:
             await self._wait()
         deltas, self._buffer = self._buffer, []
-        self._num_unread_tokens = 0
+        self._reader.took_all()
         if len(deltas) == 1:
             event = self._advance(*deltas[0])
             if event is not None:
@@ -310,6 +305,7 @@ class Generation:
         """Abort what is unfinished. Idempotent; every user of a generation calls it in `finally`."""
         if not self._is_closed:
             self._is_closed = True
+            self._reader.close()
             if self.deadline is not None:
                 self.deadline.cancel()
             self._abort_unfinished()
@@ -335,10 +331,8 @@ class Generation:
         return event
 
     def _failure_of(self, delta: SequenceDelta) -> ApiError:
-        if delta.error_code == "queue_full":
-            num_tokens = sum(len(request.prompt_token_ids) // 4 for request in self._requests) * self._n
-            return Overloaded(delta.error, retry_after=retry_after(self._engine.stats, self.num_sequences, num_tokens))
-        return _failure(delta)
+        num_tokens = sum(len(request.prompt_token_ids) // 4 for request in self._requests) * self._n
+        return failure_of(delta, self._engine.stats, self.num_sequences, num_tokens)
 
     def _note_time(self, index: int, num_tokens: int) -> None:
         now = monotonic()
@@ -356,6 +350,18 @@ class Generation:
         for request in self._requests:
             self._engine.abort(request.request_id)
 
+    def _pause(self) -> None:
+        for request in self._requests:
+            self._engine.pause(request.request_id)
+
+    def _proceed(self) -> None:
+        for request in self._requests:
+            self._engine.proceed(request.request_id)
+
+    def _give_up(self) -> None:
+        self.end(ClientTooSlow("the client did not read for too long"))
+        self._hang_up()
+
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
         try:
@@ -366,18 +372,3 @@ class Generation:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def _failure(delta: SequenceDelta) -> ApiError:
-    """What the client is told of a sequence that the engine ended."""
-    if delta.error_code == "queue_timeout":
-        return DeadlineExceeded(delta.error)
-    if delta.error_code == "too_long":
-        return InvalidRequest(delta.error)
-    if delta.error_code == "grammar":
-        return GrammarFailed(delta.error)
-    if delta.error_code == "ends_workers":
-        return EndsWorkers(delta.error)
-    if delta.finish_reason == "abort":
-        return EngineFailed("the engine aborted the request")
-    return EngineFailed(f"the engine failed on this request: {delta.error}" if delta.error else "the engine failed")

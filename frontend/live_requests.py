@@ -41,6 +41,7 @@ class LiveRequest:
         "_outputs",
         "first_index",
         "is_lost",
+        "is_paused",
         "lost_at",
         "num_losses",
         "request",
@@ -56,6 +57,7 @@ class LiveRequest:
         self.unfinished = set(range(request.n))
         self.wire_id = ""  # what the scheduler knows it by
         self.is_lost = True  # no scheduler knows of it
+        self.is_paused = False  # its client does not keep up
         self.lost_at = 0.0  # time of the first loss since its last token
         self.num_losses = 0  # since its last token
         self._num_submissions = 0

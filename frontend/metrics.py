@@ -183,6 +183,8 @@ class EngineCollector(Collector):
         gauges = {
             "penstock_num_requests_waiting": ("Sequences that wait for a row.", stats.num_waiting),
             "penstock_num_requests_running": ("Sequences that hold a row.", stats.num_running),
+            "penstock_num_waiting_tokens": ("Their tokens.", stats.num_waiting_tokens),
+            "penstock_num_requests_paused": ("Requests whose clients do not read.", stats.num_paused),
             "penstock_num_rows": ("Rows of the worker, in use or free.", stats.num_rows),
             "penstock_num_pages": ("Pages of the KV pool.", stats.num_pages),
             "penstock_num_free_pages": ("Pages that hold nothing.", stats.num_free_pages),

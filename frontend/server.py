@@ -22,6 +22,9 @@ log = structlog.get_logger()
 LISTEN_BACKLOG = 4096
 """Connections that may wait to be accepted: a thousand clients may come at once."""
 
+SEND_BUFFER_BYTES = 64 << 10
+"""What the system buffers for a client who does not read. By itself it would take megabytes: minutes of output."""
+
 KEEPALIVE_SECONDS = 75.0
 
 
@@ -67,6 +70,7 @@ class Server:
     async def start(self, listener: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serve on a bound socket. `on_ready` is called once, when requests can be served."""
         await self._runner.setup()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
         await web.SockSite(self._runner, listener, backlog=LISTEN_BACKLOG).start()
         host, port = listener.getsockname()[:2]
         log.info("listening", host=host, port=port, model=self.service.model.names[0])

@@ -226,7 +226,14 @@ class Service:
         record.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         record.is_stream = valid.stream
         record.wants_timings = valid.return_timings
-        generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.note, record.hang_up)
+        generation = Generation(
+            self.engine,
+            requests,
+            rules,
+            self.metrics.inter_token_latency.note,
+            record.hang_up,
+            self.config.frontend.slow_reader_timeout,
+        )
         self._generations[id(generation)] = generation
         if record.seconds is not None:
             left = record.arrived + record.seconds - time.monotonic()
@@ -246,6 +253,8 @@ class Service:
         generation.close()
         if self._generations.pop(id(generation), None) is not None:
             self.queue.ended(generation.num_sequences)
+            if record.error is None and not generation.is_finished:
+                record.error = generation.error  # nobody may have been there to read of it
             progress = generation.progress
             record.num_output_tokens = progress.num_output_tokens
             record.num_cached_tokens = progress.num_cached_tokens

@@ -7,7 +7,8 @@ change that breaks that raises `PROTOCOL_VERSION`.
 
 Directions:
 
-    frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, Heartbeat, Goodbye, ResetPrefixCache
+    frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, PauseRequest, ProceedRequest,
+                             Heartbeat, Goodbye, ResetPrefixCache
     scheduler -> frontend    EngineReady, EngineNotReady, TokenBatch, EngineStats, SayHello, Refused, Heartbeat
     worker    -> scheduler   WorkerHello, StepResult, WorkerFailed, Heartbeat
     scheduler -> worker      Welcome, StepPlan, SayHello, Refused, Heartbeat, Shutdown
@@ -142,6 +143,21 @@ class AbortRequest(Message, frozen=True):
     sequence_idx: int = -1  # -1: all sequences of the request
 
 
+class PauseRequest(Message, frozen=True):
+    """The client of a request does not keep up: compute nothing of it, and give its rows and pages to others.
+
+    Deltas that are under way still count. Idempotent; an unknown id is fine.
+    """
+
+    request_id: ShortText
+
+
+class ProceedRequest(Message, frozen=True):
+    """Go on with a paused request, after the last token that was told. Idempotent; an unknown id is fine."""
+
+    request_id: ShortText
+
+
 class Goodbye(Message, frozen=True):
     """This frontend leaves; its remaining requests are aborted."""
 
@@ -204,6 +220,7 @@ class EngineStats(Message, frozen=True):
     num_waiting_tokens: int = 0
     drained_seqs_per_second: float = 0.0  # from the queue to a row, while somebody waited; 0: not known, or none
     drained_tokens_per_second: float = 0.0  # their prompts
+    num_paused: int = 0  # requests
 
 
 # --- scheduler <-> worker -------------------------------------------------------------------
@@ -306,7 +323,9 @@ class Shutdown(Message, frozen=True):
     """Finish what is queued, then exit 0."""
 
 
-FromFrontend = FrontendHello | AddRequest | AbortRequest | Heartbeat | Goodbye | ResetPrefixCache
+FromFrontend = (
+    FrontendHello | AddRequest | AbortRequest | PauseRequest | ProceedRequest | Heartbeat | Goodbye | ResetPrefixCache
+)
 ToFrontend = EngineReady | EngineNotReady | TokenBatch | EngineStats | SayHello | Refused | Heartbeat
 FromWorker = WorkerHello | StepResult | WorkerFailed | Heartbeat
 ToWorker = Welcome | StepPlan | SayHello | Refused | Heartbeat | Shutdown

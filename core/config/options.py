@@ -142,6 +142,13 @@ class FrontendOptions(Options, frozen=True):
             ge=0.0,
         ),
     ] = 0.0
+    slow_reader_timeout: Annotated[
+        float,
+        Meta(
+            description="Seconds that a stream is kept whose client does not read; the engine pauses it.",
+            ge=0.0,
+        ),
+    ] = 60.0
     shutdown_timeout: Annotated[
         float, Meta(description="Seconds that running streams get to finish after SIGTERM.", ge=0.0)
     ] = 30.0

@@ -24,6 +24,8 @@ from penstock.ipc.messages import (
     Goodbye,
     Heartbeat,
     Message,
+    PauseRequest,
+    ProceedRequest,
     Refused,
     ResumedSequence,
     SayHello,
@@ -90,6 +92,7 @@ class FakeScheduler:
         self.received: list[FromFrontend] = []
         self.peers: dict[PeerId, None] = {}
         self.refusal = ""
+        self._paused: dict[str, asyncio.Event] = {}  # set when they may go on
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._beat = asyncio.create_task(self._heartbeats())
 
@@ -100,6 +103,11 @@ class FakeScheduler:
     @property
     def aborted(self) -> list[AbortRequest]:
         return [message for message in self.received if isinstance(message, AbortRequest)]
+
+    @property
+    def num_paused(self) -> int:
+        """Requests whose clients do not read."""
+        return len(self._paused)
 
     @property
     def num_running(self) -> int:
@@ -158,6 +166,10 @@ class FakeScheduler:
                 task = asyncio.get_running_loop().create_task(self._answer(peer, message, sequence_idx))
                 self._tasks[key] = task
                 task.add_done_callback(partial(self._forget, key))
+        elif isinstance(message, PauseRequest):
+            self._paused[message.request_id] = asyncio.Event()
+        elif isinstance(message, ProceedRequest):
+            self._paused.pop(message.request_id).set()
         elif isinstance(message, AbortRequest):
             for key, task in list(self._tasks.items()):
                 if key[0] == message.request_id and message.sequence_idx in (-1, key[1]):
@@ -193,6 +205,8 @@ class FakeScheduler:
             if reason is None and len(step) < script.per_step and position < len(token_ids):
                 continue
             await asyncio.sleep(script.delay)
+            if request.request_id in self._paused:
+                await self._paused[request.request_id].wait()
             cached = script.num_cached_tokens if is_first else 0
             is_first = False
             stop_id = token_id if stops else None

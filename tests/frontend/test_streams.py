@@ -4,15 +4,13 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from penstock.frontend import service as service_module
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import HELLO, chat, complete, completion_text, error_of, events, raw_post
-from tests.frontend.live_server import LiveServer, live_server
+from tests.frontend.live_server import LiveServer
 
 
 def test_order_of_a_chat_stream(live: LiveServer) -> None:
@@ -142,27 +140,3 @@ def test_many_streams_at_once_keep_their_texts(live: LiveServer) -> None:
         together = list(threads.map(run, prompts))
     assert together[:3] == solo
     assert together == prompts
-
-
-def test_an_unread_stream_is_bounded(checkpoint: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that stops reading loses its request and its connection; others notice nothing."""
-    monkeypatch.setattr("penstock.frontend.generation.MAX_UNREAD_TOKENS", 2000)
-    ids = [5 + i % 300 for i in range(200_000)]
-    with live_server(checkpoint, sockets, max_model_len=1_000_000) as live, socket.socket() as client:
-        live.plays(lambda request, i: Script(ids, per_step=20) if request.priority else Script(ids[:4]))
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", live.port))
-        fields = {"prompt": "x", "priority": 1, "stream": True, "max_tokens": 200_000}
-        client.sendall(raw_post("/v1/completions", json.dumps(fields).encode()))
-        live.wait_until(lambda: len(live.scheduler.added) == 1)
-        assert complete(live).status == 200
-        live.wait_until(lambda: len(live.scheduler.aborted) == 1, seconds=20)
-        live.wait_until(lambda: live.server.service.num_generating == 0)
-        assert live.do(lambda: live.scheduler.num_running) == 0
-        client.settimeout(5)
-        received = b""
-        with suppress(ConnectionResetError):
-            while chunk := client.recv(65536):
-                received += chunk
-        assert b"[DONE]" not in received
-        assert not received.endswith(b"0\r\n\r\n")  # cut off, not ended

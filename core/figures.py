@@ -1,0 +1,31 @@
+"""The scheduler's figures as they are sent to the frontends."""
+
+from penstock.core.kv_pages import KVPages
+from penstock.core.running_set import RunningSet
+from penstock.core.totals import Totals
+from penstock.core.waiting_queue import WaitingQueue
+from penstock.core.worker_limits import WorkerLimits
+from penstock.ipc.messages import EngineStats
+
+
+def engine_stats(
+    limits: WorkerLimits, waiting: WaitingQueue, running: RunningSet, kv: KVPages, totals: Totals, *, is_ready: bool
+) -> EngineStats:
+    """Return the present counts and the totals since the start."""
+    return EngineStats(
+        num_waiting=waiting.num_seqs,
+        num_running=len(running),
+        num_rows=limits.max_num_seqs,
+        num_pages=limits.num_pages,
+        num_free_pages=kv.pool.num_free,
+        num_cached_pages=kv.pool.num_cached,
+        num_used_pages=kv.pool.num_used,
+        num_steps=totals.num_steps,
+        num_preemptions=totals.num_preemptions,
+        num_prompt_tokens=totals.num_prompt_tokens,
+        num_cached_tokens=totals.num_cached_tokens,
+        num_output_tokens=totals.num_output_tokens,
+        is_ready=is_ready,
+        num_waiting_tokens=waiting.num_tokens,
+        num_paused=waiting.num_paused_requests,
+    )
