@@ -81,6 +81,7 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self._codec: Codec[ToFrontend] = Codec(ToFrontend)
         self._last_facts: EngineReady | None = None
+        self._progress_at = self._loop.time()  # last sign that steps are computed, or that there was none to compute
         self._connect()
         self._heartbeats = asyncio.create_task(self._keep_alive())
 
@@ -93,6 +94,20 @@ class EngineClient:
     def last_facts(self) -> EngineReady | None:
         """The facts of the engine that was ready last, even if it is not now."""
         return self._last_facts
+
+    @property
+    def stuck_seconds(self) -> float:
+        """How long an engine that says it is ready has computed nothing, though there is work for it here."""
+        return self._loop.time() - self._progress_at if self.engine is not None and self._is_pending else 0.0
+
+    @property
+    def _is_pending(self) -> bool:
+        return any(not live.is_paused for live in self._live.values())
+
+    def _begin_pending(self) -> None:
+        """Work comes: from now on there should be progress."""
+        if not self._is_pending:
+            self._progress_at = self._loop.time()
 
     async def wait_ready(self, seconds: float) -> EngineReady:
         """The engine's facts, waiting for them at most this long.
@@ -127,6 +142,7 @@ class EngineClient:
         Raises:
             Unavailable: if the queue to the scheduler is full.
         """
+        self._begin_pending()
         live = self._live[request.request_id] = LiveRequest(request, sink, first_index)
         if self.engine is None:
             live.lose(self._loop.time())
@@ -157,6 +173,7 @@ class EngineClient:
         """Let a paused request go on. Idempotent."""
         live = self._live.get(request_id)
         if live is not None and live.is_paused:
+            self._begin_pending()
             live.is_paused = False
             if not live.is_lost:
                 self._send(ProceedRequest(live.wire_id))
@@ -191,6 +208,7 @@ class EngineClient:
         if type(message) is not TokenBatch:
             self._on_news(message)
             return
+        self._progress_at = self._last_heard
         _before_tokens()
         requests = self._submitted
         for delta in message.deltas:
@@ -212,6 +230,8 @@ class EngineClient:
                 self._lose_all()
                 self._say_hello()
             case EngineStats():
+                if self.stats is None or self.stats.num_steps != message.num_steps:
+                    self._progress_at = self._last_heard
                 self.stats = message
             case Refused():
                 log.error("refused by the scheduler", reason=message.reason)
@@ -219,6 +239,7 @@ class EngineClient:
 
     def _on_ready(self, facts: EngineReady) -> None:
         if self.engine is None:
+            self._progress_at = self._last_heard
             log.info("engine ready", max_model_len=facts.max_model_len, num_pages=facts.num_pages)
         self.engine = self._last_facts = facts
         self.ready.set()

@@ -122,7 +122,7 @@ OPERATIONS = (
     ),
     Operation("post", "/reset_prefix_cache", "Forget cached prompts", Health, statuses=(500, 503)),
     Operation("get", "/tokenizer_info", "The tokenizer's configuration", statuses=(500,)),
-    Operation("get", "/health", "This process answers", Health, statuses=(500,)),
+    Operation("get", "/health", "This process answers and gets on", Health, statuses=(500, 503)),
     Operation("get", "/ready", "Requests would be served now", Health, statuses=(500, 503)),
     Operation(
         "get", "/metrics", "Figures in Prometheus' text format", statuses=(500,), content_type=metrics.CONTENT_TYPE

@@ -5,7 +5,7 @@ from importlib import metadata
 import msgspec
 
 from penstock.frontend import metrics, schema
-from penstock.frontend.errors import ModelNotFound, ShuttingDown, Unavailable
+from penstock.frontend.errors import ModelNotFound, Overloaded, ShuttingDown, Unavailable
 from penstock.frontend.replies import Reply, RequestRecord
 from penstock.frontend.service import Service
 
@@ -34,7 +34,14 @@ def _card(service: Service, name: str) -> schema.ModelCard:
 
 
 async def health(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """GET /health: this process answers. Restart it if it does not."""
+    """GET /health: this process answers, and gets on with what it has to do. Restart it if it does not.
+
+    Raises:
+        Unavailable: if an engine that says it is ready has not computed a step for too long.
+    """
+    seconds, limit = service.engine.stuck_seconds, service.config.frontend.health_timeout
+    if seconds > limit:
+        raise Unavailable(f"work is pending, but the engine has computed nothing for {seconds:.0f} s")
     return Reply(b'{"status":"ok"}')
 
 
@@ -48,6 +55,10 @@ async def ready(service: Service, record: RequestRecord, body: bytes) -> Reply:
         raise ShuttingDown("the server is shutting down")
     if service.engine.engine is None:
         raise Unavailable(f"no engine is ready: {service.engine.not_ready_reason}")
+    try:
+        service.queue.check()
+    except Overloaded as error:
+        raise Unavailable(error.message, retry_after=error.retry_after) from None
     return Reply(b'{"status":"ready"}')
 
 

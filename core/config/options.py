@@ -142,6 +142,14 @@ class FrontendOptions(Options, frozen=True):
             ge=0.0,
         ),
     ] = 0.0
+    health_timeout: Annotated[
+        float,
+        Meta(
+            description="Seconds without any step, though there is work, after which /health says 503. More than one "
+            "step takes at most, with all its tokens.",
+            gt=0.0,
+        ),
+    ] = 900.0
     slow_reader_timeout: Annotated[
         float,
         Meta(
