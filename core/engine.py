@@ -337,6 +337,8 @@ class Engine:
             hello.max_num_seqs,
             hello.device,
             hello.dtype,
+            self._config.scheduler.max_num_queued_seqs,
+            self._config.scheduler.max_num_queued_tokens,
         )
 
     def _why_not(self, protocol_version: int, model_fingerprint: str) -> str:

@@ -10,7 +10,7 @@ from math import ceil
 
 from penstock.core.config.options import SchedulerOptions
 from penstock.frontend.errors import Overloaded
-from penstock.ipc.messages import EngineStats
+from penstock.ipc.messages import EngineReady, EngineStats
 
 UNKNOWN_RETRY_SECONDS, MAX_RETRY_SECONDS = 5, 120
 
@@ -28,7 +28,7 @@ class QueueGate:
     """Counts by sequences and by prompt tokens; the prompt of a request with `n` sequences counts `n` times."""
 
     def __init__(self, options: SchedulerOptions, stats: Callable[[], EngineStats | None]) -> None:
-        """`stats` gives the engine's latest word, None before the first."""
+        """`options` hold until the engine tells its own; `stats` gives its latest word, None before the first."""
         self._max_seqs = options.max_num_queued_seqs
         self._max_tokens = options.max_num_queued_tokens
         self._stats = stats
@@ -37,6 +37,11 @@ class QueueGate:
         self._num_tokens_since = 0  # that came since
         self._num_reserved_seqs = 0  # let in, but not submitted yet
         self._num_reserved_tokens = 0
+
+    def set_limits(self, facts: EngineReady) -> None:
+        """What the scheduler was started with counts; a frontend started by itself has no such options."""
+        self._max_seqs = facts.max_num_queued_seqs or self._max_seqs
+        self._max_tokens = facts.max_num_queued_tokens or self._max_tokens
 
     def check(self, num_seqs: int = 1, num_tokens: int = 0) -> None:
         """Refuse what would not fit. Whoever finds the queue empty is let in however many tokens he brings.

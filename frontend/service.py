@@ -139,6 +139,8 @@ class Service:
             raise ShuttingDown("the server is shutting down", retry_after=5)
         if self.engine.engine is None:
             await self.engine.wait_ready(READY_WAIT_SECONDS)
+        if self.engine.engine is not None:
+            self.queue.set_limits(self.engine.engine)
         self.queue.check()
         return self.rules()
 

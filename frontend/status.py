@@ -55,6 +55,7 @@ async def ready(service: Service, record: RequestRecord, body: bytes) -> Reply:
         raise ShuttingDown("the server is shutting down")
     if service.engine.engine is None:
         raise Unavailable(f"no engine is ready: {service.engine.not_ready_reason}")
+    service.queue.set_limits(service.engine.engine)
     try:
         service.queue.check()
     except Overloaded as error:

@@ -74,6 +74,8 @@ class EngineReady(Message, frozen=True):
     max_num_seqs: int
     device: str = ""  # as people read it
     dtype: str = ""
+    max_num_queued_seqs: int = 0  # 0: not told
+    max_num_queued_tokens: int = 0
 
 
 class EngineNotReady(Message, frozen=True):

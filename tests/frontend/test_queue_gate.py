@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from penstock.core.config import SchedulerOptions
 from penstock.frontend.errors import Overloaded
 from penstock.frontend.queue_gate import MAX_RETRY_SECONDS, QueueGate, retry_after
-from penstock.ipc.messages import EngineStats
+from penstock.ipc.messages import EngineReady, EngineStats
 from tests.frontend.http_client import complete, error_of
 from tests.frontend.live_server import LiveServer
 
@@ -61,6 +61,16 @@ def test_free_rows_are_room_too() -> None:
     gate.check()
     gate.submitted(1, 40)
     refused(gate)
+
+
+def test_the_scheduler_s_limits_count() -> None:
+    gate = Told(replace(BUSY, num_waiting=4)).gate(max_seqs=4)
+    refused(gate)
+    gate.set_limits(EngineReady(1, "m", 64, 100, 16, 10, 8, max_num_queued_seqs=5))
+    gate.check()
+    refused(gate, 2)
+    gate.set_limits(EngineReady(1, "m", 64, 100, 16, 10, 8))
+    gate.check()
 
 
 def test_tokens_are_bounded_unless_nobody_waits() -> None:
