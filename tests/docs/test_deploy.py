@@ -18,6 +18,7 @@ NOT_IN_CONTAINERS = {
     "model",  # the mounted folder
     "host", "port", "frontend_address", "worker_address", "runtime_dir",  # the services' own
     "num_frontends",  # --scale frontend=2
+    "spare_worker",  # the supervisor's
     "chat_template", "step_trace", "profile",  # files outside the container
 }  # fmt: skip
 SERVICE_OF = {
