@@ -22,6 +22,7 @@ from penstock.ipc.messages import ToWorker
 log = structlog.get_logger()
 
 _NAME = "penstock-worker-0"
+_ENDING = (signal.SIGTERM, signal.SIGINT)  # a terminal's Ctrl-C reaches a worker only if it was started by itself
 _LAST_WORDS = 0.2  # seconds that the socket's thread gets to send what is queued
 
 
@@ -30,8 +31,8 @@ def main(argv: list[str]) -> int:
     config = process.inherited_config(argv, Config)
     process.wait_for_turn(_NAME, argv)
     process.begin(_NAME, config.log.log_level, config.log.log_format)
-    signal.signal(signal.SIGTERM, _on_sigterm)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the supervisor decides
+    for number in _ENDING:
+        signal.signal(number, _on_signal)
     profiler = None
     try:
         faults.point("worker.load")()
@@ -66,8 +67,9 @@ def main(argv: list[str]) -> int:
     return code
 
 
-def _on_sigterm(_signal: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: the way out must not be interrupted
+def _on_signal(_signal: int, _frame: FrameType | None) -> None:
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)  # once is enough: the way out must not be interrupted
     sys.exit(EXIT_DONE)
 
 

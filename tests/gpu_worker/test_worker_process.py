@@ -157,10 +157,13 @@ def test_a_worker_s_life(checkpoint: Callable[..., Checkpoint], start_worker: St
     assert peer.ended()[0] == 0
 
 
-def test_sigterm_ends_it_with_0(checkpoint: Callable[..., Checkpoint], start_worker: StartWorker) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_0(
+    checkpoint: Callable[..., Checkpoint], start_worker: StartWorker, number: signal.Signals
+) -> None:
     peer = start_worker(checkpoint("llama")[0])
     peer.receive()
-    peer.process.send_signal(signal.SIGTERM)
+    peer.process.send_signal(number)
     assert peer.ended()[0] == 0
 
 
