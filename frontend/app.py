@@ -15,7 +15,6 @@ from penstock.frontend import chat, completions, deadlines, openapi, responses, 
 from penstock.frontend.errors import (
     ApiError,
     BodyTooLarge,
-    InvalidRequest,
     MalformedBody,
     MethodNotAllowed,
     RouteNotFound,
@@ -99,6 +98,7 @@ async def _exchange(
     service: Service, record: RequestRecord, handler: Handler, request: web.Request
 ) -> web.StreamResponse:
     try:
+        service.access.check(record.endpoint, request.headers.getall("Authorization", ()))
         takes_body = request.method == "POST" and record.endpoint not in ACTION_ROUTES
         if takes_body:
             most = service.config.frontend.max_request_timeout
@@ -217,11 +217,15 @@ def _unrouted(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
         structlog.contextvars.bind_contextvars(request_id=record.request_id)
         unrouted = request.match_info.http_exception
         headers: dict[str, str] = {}
-        error: InvalidRequest = RouteNotFound(f"there is nothing at {request.path[:256]!r}")
-        if isinstance(unrouted, web.HTTPMethodNotAllowed):
-            allowed = ", ".join(sorted(unrouted.allowed_methods))
-            error = MethodNotAllowed(f"{request.method} is not allowed here; allowed: {allowed}")
-            headers = {"Allow": allowed}
+        error: ApiError = RouteNotFound(f"there is nothing at {request.path[:256]!r}")
+        try:
+            service.access.check(record.endpoint, request.headers.getall("Authorization", ()))
+            if isinstance(unrouted, web.HTTPMethodNotAllowed):
+                allowed = ", ".join(sorted(unrouted.allowed_methods))
+                error = MethodNotAllowed(f"{request.method} is not allowed here; allowed: {allowed}")
+                headers = {"Allow": allowed}
+        except ApiError as denied:
+            error = denied
         record.error = error
         reply = error_reply(error)
         record.status = reply.status

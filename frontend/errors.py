@@ -13,7 +13,9 @@
     |   |-- ResponseNotFound          404                             response_not_found
     |   |-- MethodNotAllowed          405                             method_not_allowed
     |   |-- BodyTooLarge              413                             content_too_large
-    |   `-- UnsupportedMediaType      415                             unsupported_media_type
+    |   |-- UnsupportedMediaType      415                             unsupported_media_type
+    |   |-- InvalidApiKey             401                             invalid_api_key
+    |   `-- PermissionDenied          403                             permission_denied
     |-- Overloaded                    429     rate_limit_error        queue_full
     `-- ServerError                   500     server_error            internal_error
         |-- EngineFailed              500                             engine_error
@@ -134,6 +136,20 @@ class UnsupportedMediaType(InvalidRequest):
     code = "unsupported_media_type"
 
 
+class InvalidApiKey(InvalidRequest):
+    """No key, or none that is known."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class PermissionDenied(InvalidRequest):
+    """A key without the scope."""
+
+    status = 403
+    code = "permission_denied"
+
+
 class Overloaded(ApiError):
     """The queue is full; trying again later helps."""
 
@@ -212,6 +228,8 @@ def http_status(error: ApiError) -> int:
 def http_headers(error: ApiError) -> dict[str, str]:
     """The headers that go with it."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if isinstance(error, InvalidApiKey):
+        headers["WWW-Authenticate"] = "Bearer"
     return headers if error.may_retry else headers | {"x-should-retry": "false"}
 
 

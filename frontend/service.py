@@ -14,7 +14,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.core.config import Config, ConfigError
+from penstock.core.config.api_keys import load_api_keys
 from penstock.core.config.checkpoint import eos_token_ids, model_dir, read_json, served_model_names
+from penstock.frontend.access import Access
 from penstock.frontend.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.deadlines import exceeded
 from penstock.frontend.engine_client import EngineClient
@@ -109,6 +111,7 @@ class Service:
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
+    access: Access = field(init=False)
     responses: ResponseStore = field(init=False)
     grammars: GrammarReader = field(init=False)
     queue: QueueGate = field(init=False)
@@ -119,6 +122,7 @@ class Service:
 
     def __post_init__(self) -> None:
         options = self.config.frontend
+        self.access = Access(load_api_keys(options.api_keys_file))
         self.queue = QueueGate(self.config.scheduler, lambda: self.engine.stats)
         self.grammars = GrammarReader(model_dir(self.config))
         self.prompts = PromptReader(model_dir(self.config), options.chat_template, self.model.tokenizer)

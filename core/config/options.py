@@ -122,6 +122,13 @@ class FrontendOptions(Options, frozen=True):
     chat_template: Annotated[
         str, Meta(description="File with a chat template to use in place of the checkpoint's own.")
     ] = ""
+    api_keys_file: Annotated[
+        str,
+        Meta(
+            description="TOML file of API keys (`penstock keys` makes entries). With keys, or one in the variable "
+            "PENSTOCK_API_KEY, every route but /health and /ready wants one."
+        ),
+    ] = ""
     max_body_bytes: Annotated[int, Meta(description="Largest request body.", ge=1024)] = 8 << 20
     max_connections: Annotated[
         int,

@@ -1,0 +1,82 @@
+"""API keys: who may ask what. Only digests of keys are kept and compared."""
+
+import hmac
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.core.config.options import ConfigError
+
+KEY_VARIABLE = "PENSTOCK_API_KEY"
+"""One key for everything. A variable and no flag: a command line is there for everybody on the machine to read."""
+
+SCOPES = ("infer", "metrics", "admin")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class ApiKey(NamedTuple):
+    """One key's owner."""
+
+    id: str
+    digest: bytes  # SHA-256 of the key
+    scopes: frozenset[str]
+
+
+def digest(key: str) -> bytes:
+    """What is kept of a key."""
+    return sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def find_key(keys: tuple[ApiKey, ...], given: str) -> ApiKey | None:
+    """Whose key this is. All are looked at, and in constant time: how long it takes tells nothing."""
+    found, asked = None, digest(given)
+    for key in keys:
+        if hmac.compare_digest(key.digest, asked):
+            found = key
+    return found
+
+
+def load_api_keys(path: str, environment: Mapping[str, str] = os.environ) -> tuple[ApiKey, ...]:
+    """The keys of a file and of the environment; none means that everybody may ask everything.
+
+    Raises:
+        ConfigError: in one sentence, if the file cannot be used.
+    """
+    keys = _read_file(Path(path)) if path else ()
+    if single := environment.get(KEY_VARIABLE):
+        keys += (ApiKey("environment", digest(single), frozenset(SCOPES)),)
+    return keys
+
+
+def _read_file(path: Path) -> tuple[ApiKey, ...]:
+    try:
+        raw = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--api-keys-file {str(path)!r} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-keys-file {str(path)!r} is no TOML: {error}") from None
+    entries = raw.get("keys")
+    if not isinstance(entries, list) or not entries or set(raw) != {"keys"}:
+        raise ConfigError(f"--api-keys-file {str(path)!r} must hold [[keys]] tables, and nothing else")
+    keys = tuple(_key(path, i, entry) for i, entry in enumerate(entries, start=1))
+    if len({key.id for key in keys}) < len(keys):
+        raise ConfigError(f"--api-keys-file {str(path)!r} has two keys of one id")
+    return keys
+
+
+def _key(path: Path, number: int, entry: Any) -> ApiKey:
+    where = f"--api-keys-file {str(path)!r}, key {number}"
+    if not isinstance(entry, dict) or set(entry) - {"id", "sha256", "scopes"}:
+        raise ConfigError(f"{where}: id, sha256 and scopes are all that may be given")
+    key_id, hexadecimal, scopes = entry.get("id"), entry.get("sha256"), entry.get("scopes", ["infer"])
+    if not isinstance(key_id, str) or not key_id:
+        raise ConfigError(f"{where}: id must be a text")
+    if not isinstance(hexadecimal, str) or not _SHA256.fullmatch(hexadecimal):
+        raise ConfigError(f"{where}: sha256 must be 64 hexadecimal digits (`penstock keys` prints them)")
+    if not isinstance(scopes, list) or not scopes or any(scope not in SCOPES for scope in scopes):
+        raise ConfigError(f"{where}: scopes must be some of {', '.join(SCOPES)}")
+    return ApiKey(key_id, bytes.fromhex(hexadecimal), frozenset(scopes))

@@ -1,0 +1,41 @@
+"""Whether a request may be made: decided by the route that was found for it, and denied unless a rule allows it."""
+
+from collections.abc import Sequence
+
+from penstock.core.config.api_keys import ApiKey, find_key
+from penstock.frontend.errors import InvalidApiKey, PermissionDenied
+
+OPEN_ROUTES = frozenset({"/health", "/ready"})
+"""For probes, which have no key; they tell nothing but a word."""
+
+_SCOPES = {"/metrics": "metrics", "/reset_prefix_cache": "admin"}
+_BEARER = "bearer "
+
+
+class Access:
+    """The keys of this server; without any, everybody may ask everything."""
+
+    def __init__(self, keys: tuple[ApiKey, ...]) -> None:
+        self._keys = keys
+
+    def check(self, route: str, authorization: Sequence[str]) -> None:
+        """Raise unless the request may go on.
+
+        Args:
+            route: the route's pattern, as registered; any other word for a path that has none.
+            authorization: all Authorization headers.
+
+        Raises:
+            InvalidApiKey: there is no key, more than one, or none of ours.
+            PermissionDenied: the key does not have the scope.
+        """
+        if not self._keys or route in OPEN_ROUTES:
+            return
+        if len(authorization) != 1 or authorization[0][: len(_BEARER)].lower() != _BEARER:
+            raise InvalidApiKey("this server wants one header `Authorization: Bearer KEY`")
+        key = find_key(self._keys, authorization[0][len(_BEARER) :].strip())
+        if key is None:
+            raise InvalidApiKey("the API key is not known here")
+        scope = _SCOPES.get(route, "infer")
+        if scope not in key.scopes:
+            raise PermissionDenied(f"this API key lacks the scope {scope!r}")

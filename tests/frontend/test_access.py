@@ -1,0 +1,148 @@
+"""API keys: every route wants one, but for the two that probes ask; each key does what its scopes say."""
+
+import http.client
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.core.config import ConfigError
+from penstock.core.config.api_keys import SCOPES, digest, load_api_keys
+from penstock.frontend.access import OPEN_ROUTES
+from tests.frontend.http_client import HELLO, post, send
+from tests.frontend.live_server import LiveServer, live_server
+
+KEYS = {"infer": "pk-one", "metrics": "pk-two", "admin": "pk-three"}
+
+
+def entry(name: str, key: str, scope: str) -> str:
+    return f'[[keys]]\nid = "{name}"\nsha256 = "{digest(key).hex()}"\nscopes = ["{scope}"]\n'
+
+
+@pytest.fixture(scope="module")
+def guarded(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    path.write_text("".join(entry(scope, key, scope) for scope, key in KEYS.items()))
+    options = {"api_keys_file": str(path)}
+    with (
+        tempfile.TemporaryDirectory(prefix="pst-") as folder,
+        live_server(checkpoint, Path(folder), frontend=options) as live,
+    ):
+        yield live
+
+
+def routes(live: LiveServer) -> list[tuple[str, str]]:
+    """(method, path) of everything that is routed, from the router itself."""
+    router = live.server._runner.app.router
+    found = [(route.method, route.resource.canonical) for route in router.routes() if route.resource is not None]
+    return [(method, re.sub(r"\{id.*\}", "x", path)) for method, path in found]
+
+
+def test_every_route_wants_a_key(guarded: LiveServer) -> None:
+    found = routes(guarded)
+    assert len(found) > 15
+    for method, path in [*found, ("GET", "/"), ("GET", "/nothing"), ("POST", "/v1/models"), ("GET", "//health")]:
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": KEYS["infer"]},
+            {"Authorization": f"Basic {KEYS['infer']}"},
+            {"Authorization": "Bearer " + "k" * 4000},
+            {"Authorization": "Bearer \xfc\xdf"},
+            {"X-Api-Key": KEYS["infer"]},
+            {"Host": "localhost/health?"},
+        ):
+            answer = send(
+                guarded, method, f"{path}?key={KEYS['infer']}", b"{}" if method == "POST" else None, **headers
+            )
+            if path in OPEN_ROUTES:
+                assert answer.status == 200
+                continue
+            assert answer.status in (400, 401) if "Host" in headers else answer.status == 401, (method, path, headers)
+            if answer.status == 401 and method != "HEAD":
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert KEYS["infer"] not in answer.text
+
+
+def test_paths_that_look_like_open_ones_are_not(guarded: LiveServer) -> None:
+    for path in ("/health/", "/HEALTH", "/v1/../health", "/health/../v1/models", "/%2e%2e/v1/models", "/ready;x"):
+        assert send(guarded, "GET", path).status == 401, path
+
+
+def test_two_keys_are_none(guarded: LiveServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=10)
+    connection.putrequest("GET", "/v1/models")
+    for key in KEYS.values():
+        connection.putheader("Authorization", f"Bearer {key}")
+    connection.endheaders()
+    assert connection.getresponse().status in (400, 401)
+    connection.close()
+
+
+def test_scopes(guarded: LiveServer) -> None:
+    allowed = {
+        scope: {
+            path: send(guarded, method, path, Authorization=f"bearer {key}").status
+            for method, path in (("GET", "/v1/models"), ("GET", "/metrics"), ("POST", "/reset_prefix_cache"))
+        }
+        for scope, key in KEYS.items()
+    }
+    assert allowed["infer"] == {"/v1/models": 200, "/metrics": 403, "/reset_prefix_cache": 403}
+    assert allowed["metrics"] == {"/v1/models": 403, "/metrics": 200, "/reset_prefix_cache": 403}
+    assert allowed["admin"]["/v1/models"] == allowed["admin"]["/metrics"] == 403
+    assert allowed["admin"]["/reset_prefix_cache"] != 403
+    refused = send(guarded, "GET", "/metrics", Authorization=f"Bearer {KEYS['infer']}").json()["error"]
+    assert (refused["code"], "'metrics'" in refused["message"]) == ("permission_denied", True)
+
+
+def test_a_request_with_a_key_is_served(guarded: LiveServer) -> None:
+    guarded.says("Good day")
+    body = {"model": "test/model", "messages": HELLO}
+    answer = post(guarded, "/v1/chat/completions", body, Authorization=f"Bearer {KEYS['infer']}")
+    assert answer.json()["choices"][0]["message"]["content"] == "Good day"
+
+
+def test_made_keys_are_read(tmp_path: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "penstock.core.cli", "keys", 'an "odd" name', "--scopes", "infer", "admin"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    key = made.stderr.split()[-1]
+    assert key not in made.stdout
+    path = tmp_path / "keys.toml"
+    path.write_text(made.stdout)
+    [found] = load_api_keys(str(path), {})
+    assert found == ('an "odd" name', digest(key), frozenset(("infer", "admin")))
+    assert tomllib.loads(made.stdout)["keys"][0]["id"] == 'an "odd" name'
+    both = load_api_keys(str(path), {"PENSTOCK_API_KEY": "another"})
+    assert both[1] == ("environment", digest("another"), frozenset(SCOPES))
+    assert load_api_keys("", {"PENSTOCK_API_KEY": ""}) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("keys = 3", "[[keys]] tables"),
+        ("[[keys", "no TOML"),
+        ("", "[[keys]] tables"),
+        ('[[keys]]\nid = "a"\nsha256 = "12"', "64 hexadecimal"),
+        (entry("a", "k", "root"), "scopes must be some of"),
+        (entry("a", "k", "infer") + entry("a", "l", "infer"), "two keys of one id"),
+        (entry("a", "k", "infer") + "limit = 3", "all that may be given"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        load_api_keys(str(path), {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_api_keys(str(tmp_path / "none.toml"), {})
