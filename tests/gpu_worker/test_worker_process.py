@@ -171,7 +171,7 @@ def test_a_profile_is_written_when_it_ends_early(
     checkpoint: Callable[..., Checkpoint], start_worker: StartWorker, tmp_path: Path
 ) -> None:
     folder = tmp_path / "made" / "profiles"
-    peer = start_worker(checkpoint("llama")[0], profile=str(folder))
+    peer = start_worker(checkpoint("llama")[0], profile=str(folder), cpu_kernels="torch")
     peer.receive()
     peer.send(first_plan(0))
     for i in range(1, 24):
