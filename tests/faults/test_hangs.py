@@ -20,10 +20,10 @@ def body(prompt: list[int], num_tokens: int) -> dict[str, Any]:
 
 async def test_a_long_legal_prefill_is_left_alone(tmp_path: Path) -> None:
     """Many times as long as a peer may be silent."""
-    seconds, timeout = sized((3.0, "1.1"), (15.0, "2"))
+    seconds, timeout = sized((5.0, "2"), (15.0, "2"))
     folder = make_clockwork(tmp_path / "m", token_seconds=seconds / 100)
     prompt = [5 + i % 50 for i in range(100)]
-    flags = (*FLAGS, "--heartbeat-timeout", timeout)
+    flags = (*FLAGS, "--heartbeat-timeout", timeout, "--heartbeat-interval", "0.3")
     async with serving(folder, *flags) as server, client() as http:
         found = await told(http, server, body(prompt, 3))
         assert found.tokens == expected_tokens(prompt, 3)
