@@ -136,7 +136,7 @@ def test_errors(client: openai.OpenAI, live: LiveServer) -> None:
     with pytest.raises(openai.RateLimitError) as full:
         client.chat.completions.create(model="test/model", messages=HELLO, stream=True)
     assert full.value.code == "queue_full"
-    assert full.value.response.headers["retry-after"] == "1"
+    assert int(full.value.response.headers["retry-after"]) >= 1
     live.gives([5], error="a device error", per_step=2)
     with pytest.raises(openai.InternalServerError) as failed:
         client.chat.completions.create(model="test/model", messages=HELLO)
