@@ -11,10 +11,11 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from penstock.frontend import chat, completions, deadlines, openapi, responses, status, tokenization
+from penstock.frontend import chat, completions, connections, deadlines, openapi, responses, status, tokenization
 from penstock.frontend.errors import (
     ApiError,
     BodyTooLarge,
+    ClientTooSlow,
     MalformedBody,
     MethodNotAllowed,
     RouteNotFound,
@@ -80,7 +81,7 @@ async def _show_model(service: Service, record: RequestRecord, body: bytes) -> R
 
 async def _answer(service: Service, endpoint: str, handler: Handler, request: web.Request) -> web.StreamResponse:
     """One request from its body to the end of its answer; one log line."""
-    record = RequestRecord(_request_id(request), endpoint, monotonic(), partial(_hang_up, request))
+    record = RequestRecord(_request_id(request), endpoint, monotonic())
     record.query = dict(request.query)
     structlog.contextvars.bind_contextvars(request_id=record.request_id)
     service.metrics.live_requests.inc()
@@ -91,6 +92,8 @@ async def _answer(service: Service, endpoint: str, handler: Handler, request: we
         raise CancelledError from None
     finally:
         service.metrics.live_requests.dec()
+        if record.status == CLIENT_LEFT and connections.was_too_slow(request):
+            record.error = ClientTooSlow("the client did not read for too long")
         _note(service, record)
 
 
@@ -178,11 +181,6 @@ def _request_id(request: web.Request) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _hang_up(request: web.Request) -> None:
-    if request.transport is not None:
-        request.transport.abort()
-
-
 def _note(service: Service, record: RequestRecord) -> None:
     """The end of a request: its metrics and its one log line."""
     now = monotonic()
@@ -213,7 +211,7 @@ def _unrouted(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
     ) -> web.StreamResponse:
         if request.match_info.http_exception is None:
             return await handler(request)
-        record = RequestRecord(_request_id(request), "unrouted", monotonic(), partial(_hang_up, request))
+        record = RequestRecord(_request_id(request), "unrouted", monotonic())
         structlog.contextvars.bind_contextvars(request_id=record.request_id)
         unrouted = request.match_info.http_exception
         headers: dict[str, str] = {}

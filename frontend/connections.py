@@ -1,7 +1,8 @@
 """Bounds on what a connection may do before and beside its requests: what aiohttp itself leaves open.
 
-    connected -> head -> body -> (answered) -> idle -> head -> ...
-                  |       |                      `-- aiohttp: closed after KEEPALIVE_SECONDS
+    connected -> head -> body -> answer -> idle -> head -> ...
+                  |       |         |      `-- aiohttp: closed after KEEPALIVE_SECONDS
+                  |       |         `-- the client takes nothing for slow_reader_timeout: closed
                   |       `-- no byte for body_timeout: closed
                   `-- not whole after head_timeout, however many bytes come: closed
 
@@ -12,6 +13,7 @@ more than the requests. A connection beyond max_connections is told so in one li
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -25,14 +27,29 @@ MAX_HEADER_FIELDS = 128
 MAX_HEADER_BYTES = 8190
 """Of the request line, and of each field."""
 
+READING_BYTES = 16 << 10
+"""Whoever has not even taken so many of the bytes that wait for him in slow_reader_timeout does not read."""
+
 CountClosed = Callable[[str], None]
-"""Told why a connection was closed: "head_timeout", "body_timeout" or "max_connections"."""
+"""Told why a connection was closed: "head_timeout", "body_timeout", "slow_reader_timeout" or "max_connections"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """What a client must do in time, in seconds."""
+
+    head: float
+    body: float
+    reading: float
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's protocol, which also knows since when it waits for the rest of a request."""
+    """aiohttp's protocol, which also knows since when it waits for its client: to send, or to read."""
 
-    __slots__ = ("_body", "_count_closed", "_head_is_due", "_heard_at", "_max_connections", "_num_heads")
+    __slots__ = (
+        "_body", "_count_closed", "_head_is_due", "_heard_at", "_max_connections", "_num_heads", "_num_unread",
+        "_unread_since", "was_too_slow",
+    )  # fmt: skip
 
     def __init__(
         self, server: web.Server, *, max_connections: int, count_closed: CountClosed, loop: asyncio.AbstractEventLoop,
@@ -45,6 +62,9 @@ class Connection(web.RequestHandler):
         self._num_heads = 0
         self._head_is_due = True  # the first byte of a head has come (or the connection, for the first one)
         self._heard_at = monotonic()  # when the head began, or the last byte of the body came
+        self._num_unread = 0  # bytes that waited for the client when it last took some
+        self._unread_since = 0.0
+        self.was_too_slow = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -69,19 +89,40 @@ class Connection(web.RequestHandler):
             self._head_is_due = True
             self._heard_at = monotonic()
 
-    def close_if_late(self, now: float, head_timeout: float, body_timeout: float) -> None:
-        """Close this connection if what it sends is overdue; not while it is we who do not read."""
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._num_unread = self._num_buffered()
+        self._unread_since = monotonic()
+
+    def close_if_late(self, now: float, timeouts: Timeouts) -> None:
+        """Close this connection if what it sends is overdue (not while it is we who do not read), or does not read."""
+        if self._paused:
+            self._drop_if_unread(now, timeouts.reading)
         if self._reading_paused or self._buffer_paused or self._force_close:
             return
         if self._head_is_due:
-            reason, seconds = "head_timeout", head_timeout
+            reason, seconds = "head_timeout", timeouts.head
         elif not self._body.is_eof():
-            reason, seconds = "body_timeout", body_timeout
+            reason, seconds = "body_timeout", timeouts.body
         else:
             return
         if now - self._heard_at > seconds:
             self._count_closed(reason)
             self.force_close()
+
+    def _drop_if_unread(self, now: float, seconds: float) -> None:
+        num_unread = self._num_buffered()
+        if num_unread <= self._num_unread - READING_BYTES:
+            self._num_unread = num_unread
+            self._unread_since = now
+        elif now - self._unread_since > seconds and not self.was_too_slow:
+            self.was_too_slow = True
+            self._count_closed("slow_reader_timeout")
+            if self.transport is not None:
+                self.transport.abort()  # to close it would wait until all is read
+
+    def _num_buffered(self) -> int:
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     def handle_error(
         self,
@@ -113,15 +154,14 @@ class BoundedRunner(web.AppRunner):
         app: web.Application,
         *,
         max_connections: int,
-        head_timeout: float,
-        body_timeout: float,
+        timeouts: Timeouts,
         count_closed: CountClosed,
         **options: Any,
     ) -> None:
-        """Timeouts are in seconds; `options` are those of AppRunner and of aiohttp's protocol."""
+        """`options` are those of AppRunner and of aiohttp's protocol."""
         limits = {"max_line_size": MAX_HEADER_BYTES, "max_field_size": MAX_HEADER_BYTES}
         super().__init__(app, **options)
-        self._timeouts = (head_timeout, body_timeout)
+        self._timeouts = timeouts
         self._connection_options = {
             **limits,
             **{name: value for name, value in options.items() if name != "shutdown_timeout"},
@@ -141,7 +181,12 @@ class BoundedRunner(web.AppRunner):
             now = monotonic()
             for connection in self.server.connections if self.server is not None else ():
                 if isinstance(connection, Connection):
-                    connection.close_if_late(now, *self._timeouts)
+                    connection.close_if_late(now, self._timeouts)
+
+
+def was_too_slow(request: web.BaseRequest) -> bool:
+    """The request's connection was closed, for its client did not read."""
+    return isinstance(request.protocol, Connection) and request.protocol.was_too_slow
 
 
 def _refusal(max_connections: int) -> bytes:

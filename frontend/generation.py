@@ -16,7 +16,7 @@ from time import monotonic
 from penstock.frontend.detokenize import Detokenizer
 from penstock.frontend.engine_client import EngineClient
 from penstock.frontend.engine_failures import failure_of
-from penstock.frontend.errors import ApiError, ClientTooSlow
+from penstock.frontend.errors import ApiError
 from penstock.frontend.schema import Timings
 from penstock.frontend.scores import HeldScores, ShownToken, TokenScore, num_scored, read_scores
 from penstock.frontend.slow_readers import SlowReader
@@ -155,13 +155,8 @@ class Generation:
         requests: Sequence[AddRequest],
         rules: OutputRules,
         on_gap: Callable[[float], None],
-        hang_up: Callable[[], None],
-        slow_reader_seconds: float,
     ) -> None:
-        """`on_gap` is told the seconds between a sequence's tokens; `hang_up` drops a client who does not read.
-
-        `slow_reader_seconds`: how long the engine waits for a client who does not keep up.
-        """
+        """`on_gap` is told the seconds between a sequence's tokens."""
         self._engine = engine
         self._requests = requests
         self._n = requests[0].n
@@ -169,10 +164,9 @@ class Generation:
         self._num_unfinished = len(self._sequences)
         self._last_token_at = [0.0] * len(self._sequences)
         self._on_gap = on_gap
-        self._hang_up = hang_up
         self._loop = asyncio.get_running_loop()
         self._buffer: list[tuple[int, SequenceDelta]] = []
-        self._reader = SlowReader(self._pause, self._proceed, self._give_up, slow_reader_seconds)
+        self._reader = SlowReader(self._pause, self._proceed)
         self._waiter: asyncio.Future[None] | None = None
         self._error: ApiError | None = None
         self._is_closed = False
@@ -305,7 +299,6 @@ class Generation:
         """Abort what is unfinished. Idempotent; every user of a generation calls it in `finally`."""
         if not self._is_closed:
             self._is_closed = True
-            self._reader.close()
             if self.deadline is not None:
                 self.deadline.cancel()
             self._abort_unfinished()
@@ -357,10 +350,6 @@ class Generation:
     def _proceed(self) -> None:
         for request in self._requests:
             self._engine.proceed(request.request_id)
-
-    def _give_up(self) -> None:
-        self.end(ClientTooSlow("the client did not read for too long"))
-        self._hang_up()
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()

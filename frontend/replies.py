@@ -20,7 +20,6 @@ class RequestRecord:
     request_id: str
     endpoint: str
     arrived: float  # time.monotonic, seconds (an event loop's clock may be coarse)
-    hang_up: Callable[[], None]  # drops the connection at once, unsent output included
     seconds: float | None = None  # that it may take, from its arrival; None: any time
     status: int = 0
     is_stream: bool = False

@@ -12,7 +12,7 @@ from aiohttp import web
 from penstock.core.config import Config
 from penstock.core.config.checkpoint import fingerprint, model_dir
 from penstock.frontend.app import make_app
-from penstock.frontend.connections import BoundedRunner
+from penstock.frontend.connections import BoundedRunner, Timeouts
 from penstock.frontend.engine_client import EngineClient, EngineLink
 from penstock.frontend.metrics import Metrics
 from penstock.frontend.service import Service, load_text_model
@@ -55,8 +55,9 @@ class Server:
         self._runner = BoundedRunner(
             make_app(self.service),
             max_connections=config.frontend.max_connections,
-            head_timeout=config.frontend.head_timeout,
-            body_timeout=config.frontend.body_timeout,
+            timeouts=Timeouts(
+                config.frontend.head_timeout, config.frontend.body_timeout, config.frontend.slow_reader_timeout
+            ),
             count_closed=lambda reason: self.service.metrics.closed_connections.labels(reason).inc(),
             handler_cancellation=True,  # a client that leaves ends its handler, which aborts its work
             access_log=None,

@@ -232,14 +232,7 @@ class Service:
         record.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         record.is_stream = valid.stream
         record.wants_timings = valid.return_timings
-        generation = Generation(
-            self.engine,
-            requests,
-            rules,
-            self.metrics.inter_token_latency.note,
-            record.hang_up,
-            self.config.frontend.slow_reader_timeout,
-        )
+        generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.note)
         self._generations[id(generation)] = generation
         if record.seconds is not None:
             left = record.arrived + record.seconds - time.monotonic()

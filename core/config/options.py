@@ -160,7 +160,8 @@ class FrontendOptions(Options, frozen=True):
     slow_reader_timeout: Annotated[
         float,
         Meta(
-            description="Seconds that a stream is kept whose client does not read; the engine pauses it.",
+            description="Seconds without a read after which a client is given up whose answer waits for it; until "
+            "then the engine pauses its stream.",
             ge=0.0,
         ),
     ] = 60.0

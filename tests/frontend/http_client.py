@@ -108,3 +108,10 @@ def error_of(response: Response, status: int) -> dict[str, Any]:
     assert isinstance(error["message"], str)
     assert error["message"]
     return error
+
+
+def closed_for(live: LiveServer, reason: str) -> float:
+    """How many connections /metrics says were closed for this."""
+    prefix = f'penstock_http_connections_closed_total{{reason="{reason}"}} '
+    lines = [line for line in get(live, "/metrics").text.splitlines() if line.startswith(prefix)]
+    return float(lines[0].removeprefix(prefix)) if lines else 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frontend.http_client import complete, get, raw_post
+from tests.frontend.http_client import closed_for, complete, raw_post
 from tests.frontend.live_server import LiveServer, live_server
 
 BODY = json.dumps({"prompt": "Hello", "max_tokens": 2}).encode()
@@ -24,13 +24,6 @@ def strict(checkpoint: Path, sockets: Path) -> Iterator[LiveServer]:
 
 def connect(live: LiveServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", live.port), timeout=10)
-
-
-def closed_for(live: LiveServer, reason: str) -> float:
-    """How many connections /metrics says were closed for this."""
-    prefix = f'penstock_http_connections_closed_total{{reason="{reason}"}} '
-    lines = [line for line in get(live, "/metrics").text.splitlines() if line.startswith(prefix)]
-    return float(lines[0].removeprefix(prefix)) if lines else 0.0
 
 
 def test_a_head_has_a_deadline_however_it_drips(strict: LiveServer) -> None:

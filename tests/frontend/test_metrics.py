@@ -95,7 +95,7 @@ import sys
 from penstock.frontend.metrics import Metrics
 from penstock.frontend.replies import RequestRecord
 metrics = Metrics(lambda: None)
-record = RequestRecord("id", "/v1/completions", 0.0, lambda: None, status=200, num_prompt_tokens=int(sys.argv[1]))
+record = RequestRecord("id", "/v1/completions", 0.0, status=200, num_prompt_tokens=int(sys.argv[1]))
 record.finish_reasons.append("stop")
 metrics.note(record, 1.0)
 sys.stdout.buffer.write(metrics.exposition())

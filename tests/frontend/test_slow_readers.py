@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from penstock.frontend.slow_readers import MAX_UNREAD_TOKENS
 from tests.frontend.fake_scheduler import Script
-from tests.frontend.http_client import complete, completion_text, raw_post
+from tests.frontend.http_client import closed_for, complete, completion_text, raw_post
 from tests.frontend.live_server import LiveServer, live_server
 
 NUM_TOKENS = 60_000
@@ -19,19 +20,20 @@ IDS = [5 + i % 300 for i in range(NUM_TOKENS)]
 
 
 @contextmanager
-def serving(checkpoint: Path, sockets: Path, **frontend: Any) -> Iterator[LiveServer]:
+def serving(checkpoint: Path, sockets: Path, delay: float = 0.001, **frontend: Any) -> Iterator[LiveServer]:
+    """With a delay between steps, so that they come one by one on a busy machine too."""
     with live_server(checkpoint, sockets, max_model_len=1_000_000, frontend=frontend) as live:
-        live.plays(lambda request, i: Script(IDS, per_step=20) if request.priority else Script(IDS[:4]))
+        live.plays(lambda request, i: Script(IDS, per_step=20, delay=delay) if request.priority else Script(IDS[:4]))
         yield live
 
 
-def connect(live: LiveServer) -> socket.socket:
+def connect(live: LiveServer, **changes: Any) -> socket.socket:
     """A client that asks for much and has little room for it."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.settimeout(20)
     client.connect(("127.0.0.1", live.port))
-    fields = {"prompt": "x", "priority": 1, "stream": True, "max_tokens": NUM_TOKENS}
+    fields = {"prompt": "x", "priority": 1, "stream": True, "max_tokens": NUM_TOKENS} | changes
     client.sendall(raw_post("/v1/completions", json.dumps(fields).encode()))
     return client
 
@@ -83,6 +85,22 @@ def test_who_never_reads_is_closed(checkpoint: Path, sockets: Path, capfd: pytes
     assert "client_too_slow" in out + err
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_never_reads_what_is_complete_is_closed(
+    checkpoint: Path, sockets: Path, stream: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with live_server(checkpoint, sockets, max_model_len=1_000_000, frontend={"slow_reader_timeout": 0.3}) as live:
+        live.plays(lambda request, i: Script(IDS, per_step=NUM_TOKENS))
+        with closing(connect(live, stream=stream, return_token_ids=True)):
+            deadline = time.monotonic() + 20
+            while not closed_for(live, "slow_reader_timeout"):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert live.do(lambda: live.server.service.num_generating) == 0
+    out, err = capfd.readouterr()
+    assert "client_too_slow" in out + err
+
+
 def test_a_pause_outlives_the_scheduler(checkpoint: Path, sockets: Path) -> None:
     with serving(checkpoint, sockets) as live, closing(connect(live)) as client:
         live.wait_until(lambda: live.scheduler.num_paused == 1, 20)
@@ -94,7 +112,7 @@ def test_a_pause_outlives_the_scheduler(checkpoint: Path, sockets: Path) -> None
 
 
 def test_a_whole_answer_is_never_paused(checkpoint: Path, sockets: Path) -> None:
-    with serving(checkpoint, sockets) as live:
+    with serving(checkpoint, sockets, delay=0) as live:
         answer = complete(live, priority=1, max_tokens=NUM_TOKENS)
         assert answer.json()["choices"][0]["text"] == live.tokenizer.decode(IDS)
         assert not [m for m in live.scheduler.received if type(m).__name__ == "PauseRequest"]
