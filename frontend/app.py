@@ -161,8 +161,8 @@ async def _read_body(request: web.Request) -> bytes:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(limit, error.args[1] if len(error.args) > 1 else None) from None
-    except (HttpProcessingError, ValueError) as error:
-        raise MalformedBody(f"the body is not valid HTTP: {error}") from None
+    except (HttpProcessingError, ValueError):
+        raise MalformedBody("the body is not valid HTTP: its chunks, or what follows them") from None
 
 
 def _too_large(limit: int, actual: object) -> BodyTooLarge:

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from penstock.frontend.errors import MalformedBody, ServerError, Unavailable, error_body
 
@@ -78,6 +79,8 @@ class Connection(web.RequestHandler):
         was_in_body = not self._body.is_eof()
         super().data_received(data)
         if self._request_count != self._num_heads:
+            if not self._body.is_eof():  # no message comes before the end of the last one: this is aiohttp's error
+                self._break_body()
             self._num_heads = self._request_count
             self._head_is_due = False
             self._heard_at = monotonic()
@@ -88,6 +91,12 @@ class Connection(web.RequestHandler):
         elif not self._head_is_due and data:
             self._head_is_due = True
             self._heard_at = monotonic()
+
+    def _break_body(self) -> None:
+        """What came is no HTTP: whoever reads the body is told, and after his answer the connection ends."""
+        self._body.set_exception(BadHttpMessage("the rest of it is no HTTP"))
+        self._body.feed_eof()
+        self.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -92,3 +92,24 @@ def test_what_is_no_http_gets_the_usual_error_body(strict: LiveServer) -> None:
     assert answer.startswith(b"HTTP/1.0 400")
     assert b'"code":"malformed_body"' in answer
     assert b"secret" not in answer
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"zz\r\n", b"0\r\n" + b"a: b\r\n" * 1000 + b"\r\n", b"0\r\na: " + b"b" * 100_000 + b"\r\n\r\n"],
+    ids=["no-chunk", "many-trailers", "a-long-trailer"],
+)
+def test_a_body_that_turns_out_to_be_no_http_is_answered_and_closed(strict: LiveServer, rest: bytes) -> None:
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+    )
+    with closing(connect(strict)) as client:
+        client.sendall(head + b"\r\n%x\r\n%s\r\n" % (len(BODY), BODY))
+        time.sleep(0.2)  # so that the request has begun
+        client.sendall(rest)
+        answer = b""
+        while received := client.recv(4096):
+            answer += received
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b'"code":"malformed_body"') == 1
+    assert closed_for(strict, "body_timeout") == 0
