@@ -10,6 +10,7 @@ from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses
 from penstock.core.config.checkpoint import model_dir
 from penstock.core.config.flags import add_flags, config_from
+from penstock.core.config.listening import check_listening
 from penstock.core.output_files import check_output_files
 from penstock.ipc import process
 from penstock.ipc.addresses import AddressError, private_dir
@@ -71,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_server(command: str, config: Config) -> int:
     check_output_files(config)
+    if command in ("serve", "frontend"):
+        check_listening(config.frontend)
     if command == "serve":
         from penstock.core.supervisor import serve  # asyncio and zmq, which `version` can do without
 

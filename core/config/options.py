@@ -116,8 +116,13 @@ class WorkerOptions(Options, frozen=True):
 class FrontendOptions(Options, frozen=True):
     """The HTTP side."""
 
-    host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
+    host: Annotated[
+        str, Meta(description="Address to listen on; one that others can reach wants API keys, or --insecure-bind.")
+    ] = "127.0.0.1"
     port: Annotated[int, Meta(description="Port to listen on; 0 lets the system choose.", ge=0, le=65535)] = 8000
+    insecure_bind: Annotated[
+        bool, Meta(description="Listen where others can reach it without any API key: they may ask everything.")
+    ] = False
     num_frontends: Annotated[int, Meta(description="Frontend processes that share the port.", ge=1, le=64)] = 1
     chat_template: Annotated[
         str, Meta(description="File with a chat template to use in place of the checkpoint's own.")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.core.config.api_keys import KEY_VARIABLE
 from penstock.core.config.flags import flags
 from penstock.frontend.metrics import EngineCollector, Metrics
 from penstock.ipc.messages import EngineStats
@@ -46,7 +47,8 @@ def test_every_option_reaches_its_service() -> None:
 
 
 def test_the_example_names_variables_that_exist() -> None:
-    known = {flag.variable for flag in flags()} | {"PENSTOCK_MODEL_DIR", "PENSTOCK_HTTP_ADDRESS", "GRAFANA_ADDRESS"}
+    known = {flag.variable for flag in flags()} | {KEY_VARIABLE}
+    known |= {"PENSTOCK_MODEL_DIR", "PENSTOCK_HTTP_ADDRESS", "GRAFANA_ADDRESS"}
     text = (ROOT / "deploy" / "env.example").read_text()
     assert set(re.findall(r"^#?([A-Z_]+)=", text, flags=re.MULTILINE)) <= known
 

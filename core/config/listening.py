@@ -1,0 +1,30 @@
+"""Where a frontend may listen: what must hold before the first process starts."""
+
+import ipaddress
+import os
+from collections.abc import Mapping
+
+from penstock.core.config.api_keys import KEY_VARIABLE, load_api_keys
+from penstock.core.config.options import ConfigError, FrontendOptions
+
+
+def check_listening(options: FrontendOptions, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse to let everybody in by oversight.
+
+    Raises:
+        ConfigError: in one sentence, if others could ask without a key, or the file of keys cannot be used.
+    """
+    keys = load_api_keys(options.api_keys_file, environment)
+    if not keys and not options.insecure_bind and not is_loopback(options.host):
+        raise ConfigError(
+            f"--host {options.host} lets others in, and there is no API key: give --api-keys-file or the variable "
+            f"{KEY_VARIABLE}, or --insecure-bind if everybody who reaches the port may ask everything"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine reaches the address. Names but localhost may mean any address, and count as such."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
