@@ -84,8 +84,9 @@ class Banner:
         for ready in frontends_ready:
             await ready.wait()
         host = self._config.frontend.host
+        scheme = "https" if self._config.frontend.tls_certificate else "http"
         shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        url = f"http://{shown_host}:{self._config.frontend.port}"
+        url = f"{scheme}://{shown_host}:{self._config.frontend.port}"
         num_tokens = engine.num_pages * engine.page_size
         seconds = asyncio.get_running_loop().time() - self._began
         log.info(

@@ -12,6 +12,8 @@ more than the requests. A connection beyond max_connections is told so in one li
 """
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -30,6 +32,18 @@ MAX_HEADER_BYTES = 8190
 
 READING_BYTES = 16 << 10
 """Whoever has not even taken so many of the bytes that wait for him in slow_reader_timeout does not read."""
+
+WRITE_BUFFER_BYTES = 64 << 10
+"""What waits here for a client before its stream is held up. TLS would take eight times as much by itself."""
+
+LISTEN_BACKLOG = 4096
+"""Connections that may wait to be accepted: a thousand clients may come at once."""
+
+SEND_BUFFER_BYTES = 64 << 10
+"""What the system buffers for a client who does not read. By itself it would take megabytes: minutes of output."""
+
+TLS_SHUTDOWN_SECONDS = 5.0
+"""How long the end of a TLS connection waits for the client's word."""
 
 CountClosed = Callable[[str], None]
 """Told why a connection was closed: "head_timeout", "body_timeout", "slow_reader_timeout" or "max_connections"."""
@@ -70,7 +84,10 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         server, connected = self._manager, self.transport
-        if server is not None and connected is not None and len(server._connections) > self._max_connections:
+        if server is None or connected is None:
+            return
+        connected.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        if len(server._connections) > self._max_connections:
             self._count_closed("max_connections")
             connected.write(_refusal(self._max_connections))
             self.force_close()
@@ -183,6 +200,11 @@ class BoundedRunner(web.AppRunner):
         server = await super()._make_server()
         return BoundedServer(server.request_handler, request_factory=server.request_factory, **self._connection_options)
 
+    async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Take connections from a bound socket; call `setup` before."""
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
+        await _Site(self, listener, tls, self._timeouts.head).start()
+
     async def watch(self) -> None:
         """Close what is late, for as long as the process runs."""
         while True:
@@ -191,6 +213,28 @@ class BoundedRunner(web.AppRunner):
             for connection in self.server.connections if self.server is not None else ():
                 if isinstance(connection, Connection):
                     connection.close_if_late(now, self._timeouts)
+
+
+class _Site(web.SockSite):
+    """aiohttp's, but a TLS handshake has only so many seconds (before it ends there is no `Connection` to watch)."""
+
+    def __init__(
+        self, runner: BoundedRunner, listener: socket.socket, tls: ssl.SSLContext | None, handshake_seconds: float
+    ) -> None:
+        super().__init__(runner, listener, ssl_context=tls, backlog=LISTEN_BACKLOG)
+        self._handshake_seconds = handshake_seconds if tls is not None else None
+
+    async def start(self) -> None:
+        await web.BaseSite.start(self)
+        assert self._runner.server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server,
+            sock=self._sock,
+            backlog=self._backlog,
+            ssl=self._ssl_context,
+            ssl_handshake_timeout=self._handshake_seconds,
+            ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS if self._ssl_context is not None else None,
+        )
 
 
 def was_too_slow(request: web.BaseRequest) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import structlog
 import zmq
-from aiohttp import web
 
 from penstock.core.config import Config
 from penstock.core.config.checkpoint import fingerprint, model_dir
+from penstock.core.config.tls import load_tls
 from penstock.frontend.app import make_app
 from penstock.frontend.connections import BoundedRunner, Timeouts
 from penstock.frontend.engine_client import EngineClient, EngineLink
@@ -18,12 +18,6 @@ from penstock.frontend.metrics import Metrics
 from penstock.frontend.service import Service, load_text_model
 
 log = structlog.get_logger()
-
-LISTEN_BACKLOG = 4096
-"""Connections that may wait to be accepted: a thousand clients may come at once."""
-
-SEND_BUFFER_BYTES = 64 << 10
-"""What the system buffers for a client who does not read. By itself it would take megabytes: minutes of output."""
 
 KEEPALIVE_SECONDS = 75.0
 
@@ -35,13 +29,14 @@ class Server:
         """Load the text side of the model and connect to the scheduler.
 
         Raises:
-            ConfigError: if the checkpoint cannot be served.
+            ConfigError: if the checkpoint cannot be served, or a file that the options name cannot be used.
         """
         self._config = config
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.stopped = asyncio.Event()
         """Set by whoever wants the server to end (a signal, a refusal by the scheduler)."""
         self.exit_code = 0
+        self._tls = load_tls(config.frontend)
         model = load_text_model(config)
         link = EngineLink(
             config.ipc.frontend_address,
@@ -71,10 +66,9 @@ class Server:
     async def start(self, listener: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serve on a bound socket. `on_ready` is called once, when requests can be served."""
         await self._runner.setup()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
-        await web.SockSite(self._runner, listener, backlog=LISTEN_BACKLOG).start()
+        await self._runner.listen(listener, self._tls)
         host, port = listener.getsockname()[:2]
-        log.info("listening", host=host, port=port, model=self.service.model.names[0])
+        log.info("listening", host=host, port=port, tls=self._tls is not None, model=self.service.model.names[0])
         self._tasks.append(asyncio.create_task(self._runner.watch()))
         self._tasks.append(asyncio.create_task(self.service.prompts.warm()))
         self._tasks.append(asyncio.create_task(self.service.keep_alive()))

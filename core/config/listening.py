@@ -6,14 +6,17 @@ from collections.abc import Mapping
 
 from penstock.core.config.api_keys import KEY_VARIABLE, load_api_keys
 from penstock.core.config.options import ConfigError, FrontendOptions
+from penstock.core.config.tls import load_tls
 
 
 def check_listening(options: FrontendOptions, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to let everybody in by oversight.
+    """Refuse to let everybody in by oversight, and files that cannot be used.
 
     Raises:
-        ConfigError: in one sentence, if others could ask without a key, or the file of keys cannot be used.
+        ConfigError: in one sentence: others could ask without a key, or the file of keys, the certificate or its
+            key is wrong.
     """
+    load_tls(options)
     keys = load_api_keys(options.api_keys_file, environment)
     if not keys and not options.insecure_bind and not is_loopback(options.host):
         raise ConfigError(

@@ -134,6 +134,13 @@ class FrontendOptions(Options, frozen=True):
             "PENSTOCK_API_KEY, every route but /health and /ready wants one."
         ),
     ] = ""
+    tls_certificate: Annotated[
+        str,
+        Meta(description="PEM file with the server's certificate and those between it and its root; wants --tls-key."),
+    ] = ""
+    tls_key: Annotated[
+        str, Meta(description="PEM file with the certificate's private key. With both, connections are TLS (https).")
+    ] = ""
     max_body_bytes: Annotated[int, Meta(description="Largest request body.", ge=1024)] = 8 << 20
     max_connections: Annotated[
         int,

@@ -20,7 +20,8 @@ NOT_IN_CONTAINERS = {
     "host", "port", "frontend_address", "worker_address", "runtime_dir",  # the services' own
     "num_frontends",  # --scale frontend=2
     "spare_worker",  # the supervisor's
-    "chat_template", "api_keys_file", "step_trace", "profile",  # files outside the container
+    "chat_template", "api_keys_file", "tls_certificate", "tls_key",  # files outside the container
+    "step_trace", "profile",
 }  # fmt: skip
 SERVICE_OF = {
     "model": ("frontend", "worker"),
