@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.core.checkpoint_size import checkpoint_size
-from penstock.core.config import Config
+from penstock.core.config import Config, FrontendOptions
 from penstock.core.config.checkpoint import fingerprint, model_dir, read_json, served_model_names
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
@@ -83,15 +83,15 @@ class Banner:
         engine = await self._engine
         for ready in frontends_ready:
             await ready.wait()
-        host = self._config.frontend.host
-        scheme = "https" if self._config.frontend.tls_certificate else "http"
-        shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        url = f"{scheme}://{shown_host}:{self._config.frontend.port}"
+        options = self._config.frontend
+        url = _url(options, options.host, options.port)
+        admin_url = _url(options, options.admin_host, options.admin_port) if options.admin_port else None
         num_tokens = engine.num_pages * engine.page_size
         seconds = asyncio.get_running_loop().time() - self._began
         log.info(
             "serving",
             url=url,
+            admin_url=admin_url,
             model=self._name,
             device=engine.device,
             dtype=engine.dtype,
@@ -103,6 +103,8 @@ class Banner:
         self._field("device", f"{escape(engine.device)}, {engine.dtype}")
         self._field("KV pool", pool_text(num_tokens, engine.max_num_seqs, engine.max_model_len))
         self._field("ready", f"[bold green]{url}/v1[/bold green] after {seconds:.1f} s")
+        if admin_url is not None:
+            self._field("admin", f"{admin_url}/metrics")
         self._say(f"\n  Try it:\n\n{escape(curl_line(url, self._name))}\n\n  or: penstock chat --url {url}")
         self._say("\n  [dim]Ctrl-C ends it; --log-level info shows every request.[/dim]\n")
 
@@ -141,6 +143,12 @@ def curl_line(url: str, model: str) -> str:
         {"model": model, "stream": True, "messages": [{"role": "user", "content": "What is a KV cache?"}]}
     ).replace("'", "'\\''")
     return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _url(options: FrontendOptions, host: str, port: int) -> str:
+    """Where this machine reaches the listener."""
+    shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"{'https' if options.tls_certificate else 'http'}://{shown_host}:{port}"
 
 
 def _short(count: int) -> str:

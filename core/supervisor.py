@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -27,6 +26,7 @@ from penstock.core.child import Child
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import with_addresses
 from penstock.core.config.checkpoint import model_dir
+from penstock.core.config.listening import addresses, bind
 from penstock.ipc import process
 from penstock.ipc.addresses import private_dir
 
@@ -134,33 +134,26 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def reserve_port(config: Config) -> tuple[Config, socket.socket | None]:
-    """Make sure that the port is free, and choose one for port 0, before anything is loaded.
+def reserve_ports(config: Config) -> tuple[Config, list[socket.socket]]:
+    """Make sure that the ports are free, and choose one for port 0, before anything is loaded.
 
-    With several frontends the bound (never listening) socket is returned, to be kept open so that
-    nobody else takes the port between their starts.
+    With several frontends the bound (never listening) sockets are returned, to be kept open so that
+    nobody else takes the ports between their starts.
 
     Raises:
-        ConfigError: if the address cannot be bound.
+        ConfigError: if an address cannot be bound.
     """
     options = config.frontend
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    reservation = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reservation.bind((options.host, options.port))
-        port = reservation.getsockname()[1]
-        config = msgspec.structs.replace(config, frontend=msgspec.structs.replace(options, port=port))
-        if options.num_frontends == 1:
-            return config, None
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {options.host}:{options.port}: {error.strerror}") from None
-    finally:
-        reservation.close()
-    shared = socket.socket(family, socket.SOCK_STREAM)
-    shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    shared.bind((options.host, port))
-    return config, shared
+    ports, kept = [], []
+    for host, port in addresses(options):
+        try:
+            with bind(host, port, is_shared=False) as alone:  # a shared one would not mind who else is there
+                ports.append(alone.getsockname()[1])
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        if options.num_frontends > 1:
+            kept.append(bind(host, ports[-1], is_shared=True))
+    return msgspec.structs.replace(config, frontend=msgspec.structs.replace(options, port=ports[0])), kept
 
 
 def _quiet_on_terminal(config: Config) -> Config:
@@ -177,11 +170,10 @@ def serve(config: Config) -> int:
     config = _quiet_on_terminal(config)
     process.begin("penstock-supervisor", config.log.log_level, config.log.log_format)
     model_dir(config)  # a clear refusal before any process starts
-    config, reservation = reserve_port(config)
+    config, kept = reserve_ports(config)
     try:
         with private_dir(config.ipc.runtime_dir) as folder:
             return asyncio.run(Supervisor(with_addresses(config, Path(folder))).run())
     finally:
-        if reservation is not None:
-            with suppress(OSError):
-                reservation.close()
+        for shared in kept:
+            shared.close()

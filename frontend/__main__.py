@@ -11,6 +11,7 @@ import structlog
 import uvloop
 
 from penstock.core.config import Config, ConfigError
+from penstock.core.config.listening import addresses, bind
 from penstock.ipc import process
 
 log = structlog.get_logger()
@@ -31,43 +32,29 @@ def main() -> int:
         metrics_dir = Path(config.ipc.runtime_dir) / "metrics"
         metrics_dir.mkdir(mode=0o700, exist_ok=True)
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
+    listeners = []
+    for host, port in addresses(config.frontend):
+        try:
+            listeners.append(bind(host, port, is_shared=config.frontend.num_frontends > 1))
+        except OSError as error:
+            log.error("cannot listen", host=host, port=port, reason=error.strerror)
+            return EXIT_CONFIG
     try:
-        listener = _listen(config)
-    except OSError as error:
-        log.error("cannot listen", host=config.frontend.host, port=config.frontend.port, reason=error.strerror)
-        return EXIT_CONFIG
-    try:
-        with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_run(config, name, listener, argv))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(config, name, listeners, argv))
     except ConfigError as error:
         log.error("cannot start", reason=str(error))
         return EXIT_CONFIG
 
 
-def _listen(config: Config) -> socket.socket:
-    """The listening socket; shared with the other frontends if there are several."""
-    options = config.frontend
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if options.num_frontends > 1:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((options.host, options.port))
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-async def _run(config: Config, name: str, listener: socket.socket, argv: list[str]) -> int:
+async def _run(config: Config, name: str, listeners: list[socket.socket], argv: list[str]) -> int:
     from penstock.frontend.server import Server  # only now: prometheus_client reads its variable when imported
 
     server = Server(config, name)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stopped.set)
-    await server.start(listener, on_ready=lambda: process.report_ready(argv))
+    await server.start(*listeners, on_ready=lambda: process.report_ready(argv))
     await server.stopped.wait()
     await server.close()
     return server.exit_code

@@ -9,6 +9,9 @@ OPEN_ROUTES = frozenset({"/health", "/ready"})
 """For probes, which have no key; they tell nothing but a word."""
 
 _SCOPES = {"/metrics": "metrics", "/reset_prefix_cache": "admin"}
+ADMIN_ROUTES = frozenset(_SCOPES)
+"""For those who run the server. If there is a listener for them, it alone answers these."""
+
 _BEARER = "bearer "
 
 

@@ -6,12 +6,14 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic
+from typing import Literal
 
 import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock.frontend import chat, completions, connections, deadlines, openapi, responses, status, tokenization
+from penstock.frontend.access import ADMIN_ROUTES, OPEN_ROUTES
 from penstock.frontend.errors import (
     ApiError,
     BodyTooLarge,
@@ -26,6 +28,9 @@ from penstock.frontend.replies import JSON, Reply, RequestRecord, StreamReply, e
 from penstock.frontend.service import Service
 
 log = structlog.get_logger()
+
+Part = Literal["all", "public", "admin"]
+"""Which routes a listener has; those for probes are always among them."""
 
 Handler = Callable[[Service, RequestRecord, bytes], Awaitable[Reply | StreamReply]]
 
@@ -61,17 +66,20 @@ _QUIET = frozenset({"/health", "/ready", "/metrics"})
 """Routes that machines ask all the time: not worth a log line unless they break."""
 
 
-def make_app(service: Service) -> web.Application:
-    """The application with all routes; `service` must outlive it."""
+def make_app(service: Service, part: Part = "all") -> web.Application:
+    """The application with the routes of one listener; `service` must outlive it."""
     app = web.Application(client_max_size=service.config.frontend.max_body_bytes, middlewares=[_unrouted(service)])
-    for path, handler in (POST_ROUTES | ACTION_ROUTES).items():
-        app.router.add_post(path, partial(_answer, service, path, handler))
-    for path, handler in GET_ROUTES.items():
-        app.router.add_get(path, partial(_answer, service, path, handler))
-    app.router.add_get("/v1/models/{id:.+}", partial(_answer, service, "/v1/models/{id}", _show_model))
-    stored = "/v1/responses/{id}"
-    app.router.add_get(stored, partial(_answer, service, stored, responses.retrieve_response))
-    app.router.add_delete(stored, partial(_answer, service, stored, responses.delete_response))
+    routes: list[tuple[str, str, Handler]] = [
+        *(("POST", path, handler) for path, handler in (POST_ROUTES | ACTION_ROUTES).items()),
+        *(("GET", path, handler) for path, handler in GET_ROUTES.items()),
+        ("GET", "/v1/models/{id:.+}", _show_model),
+        ("GET", "/v1/responses/{id}", responses.retrieve_response),
+        ("DELETE", "/v1/responses/{id}", responses.delete_response),
+    ]
+    add = {"GET": app.router.add_get, "POST": app.router.add_post, "DELETE": app.router.add_delete}
+    for method, path, handler in routes:
+        if part == "all" or path in OPEN_ROUTES or (path in ADMIN_ROUTES) == (part == "admin"):
+            add[method](path, partial(_answer, service, path.replace(":.+", ""), handler))
     return app
 
 

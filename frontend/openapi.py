@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.frontend import metrics, schema, sse
 from penstock.frontend import schema_responses as responses
+from penstock.frontend.access import ADMIN_ROUTES
 from penstock.frontend.errors import ErrorBody
 from penstock.frontend.replies import JSON, Reply, RequestRecord
 from penstock.frontend.service import Service
@@ -134,11 +135,12 @@ OPERATIONS = (
 
 async def show_openapi(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """GET /openapi.json"""
-    return Reply(_document())
+    is_admin_apart = bool(service.config.frontend.admin_port)
+    return Reply(_document(ADMIN_ROUTES if is_admin_apart else frozenset()))
 
 
 @cache
-def _document() -> bytes:
+def _document(without: frozenset[str]) -> bytes:
     types = dict.fromkeys(t for operation in OPERATIONS for t in (operation.answer, operation.body) if t is not None)
     _, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REFERENCE)
     for kind, fields in _REQUIRED.items():
@@ -148,6 +150,8 @@ def _document() -> bytes:
             component["properties"][field] = _without_null(component["properties"][field])
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
+        if operation.path in without:
+            continue
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     info = {"title": "Penstock", "version": VERSION, "description": "An OpenAI-compatible API of a language model."}
     document = {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}

@@ -11,7 +11,7 @@ import zmq
 from penstock.core.config import Config
 from penstock.core.config.checkpoint import fingerprint, model_dir
 from penstock.core.config.tls import load_tls
-from penstock.frontend.app import make_app
+from penstock.frontend.app import Part, make_app
 from penstock.frontend.connections import BoundedRunner, Timeouts
 from penstock.frontend.engine_client import EngineClient, EngineLink
 from penstock.frontend.metrics import Metrics
@@ -47,12 +47,16 @@ class Server:
         )
         engine = EngineClient(link, self._context, self._on_refused)
         self.service = Service(config, model, engine, Metrics(lambda: engine.stats))
-        self._runner = BoundedRunner(
-            make_app(self.service),
-            max_connections=config.frontend.max_connections,
-            timeouts=Timeouts(
-                config.frontend.head_timeout, config.frontend.body_timeout, config.frontend.slow_reader_timeout
-            ),
+        parts: tuple[Part, ...] = ("public", "admin") if config.frontend.admin_port else ("all",)
+        self._runners = [self._make_runner(part) for part in parts]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _make_runner(self, part: Part) -> BoundedRunner:
+        options = self._config.frontend
+        return BoundedRunner(
+            make_app(self.service, part),
+            max_connections=options.max_connections,
+            timeouts=Timeouts(options.head_timeout, options.body_timeout, options.slow_reader_timeout),
             count_closed=lambda reason: self.service.metrics.closed_connections.labels(reason).inc(),
             handler_cancellation=True,  # a client that leaves ends its handler, which aborts its work
             access_log=None,
@@ -61,15 +65,20 @@ class Server:
             auto_decompress=False,
             logger=_http_logger(),
         )
-        self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, listener: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Serve on a bound socket. `on_ready` is called once, when requests can be served."""
-        await self._runner.setup()
-        await self._runner.listen(listener, self._tls)
-        host, port = listener.getsockname()[:2]
-        log.info("listening", host=host, port=port, tls=self._tls is not None, model=self.service.model.names[0])
-        self._tasks.append(asyncio.create_task(self._runner.watch()))
+    async def start(self, *listeners: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Serve on bound sockets: the one for all, and the administrators' if the options name one.
+
+        `on_ready` is called once, when requests can be served.
+        """
+        for runner, listener in zip(self._runners, listeners, strict=True):
+            await runner.setup()
+            await runner.listen(listener, self._tls)
+            host, port = listener.getsockname()[:2]
+            is_admin = runner is not self._runners[0]
+            facts = {"tls": self._tls is not None, "admin": is_admin, "model": self.service.model.names[0]}
+            log.info("listening", host=host, port=port, **facts)
+            self._tasks.append(asyncio.create_task(runner.watch()))
         self._tasks.append(asyncio.create_task(self.service.prompts.warm()))
         self._tasks.append(asyncio.create_task(self.service.keep_alive()))
         self._tasks.append(asyncio.create_task(self._announce(on_ready)))
@@ -80,7 +89,8 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
-        await self._runner.cleanup()
+        for runner in self._runners:
+            await runner.cleanup()
         await self.service.engine.close()
         await self.service.grammars.close()
         await self.service.prompts.close()

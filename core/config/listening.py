@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import socket
 from collections.abc import Mapping
 
 from penstock.core.config.api_keys import KEY_VARIABLE, load_api_keys
@@ -18,11 +19,14 @@ def check_listening(options: FrontendOptions, environment: Mapping[str, str] = o
     """
     load_tls(options)
     keys = load_api_keys(options.api_keys_file, environment)
-    if not keys and not options.insecure_bind and not is_loopback(options.host):
-        raise ConfigError(
-            f"--host {options.host} lets others in, and there is no API key: give --api-keys-file or the variable "
-            f"{KEY_VARIABLE}, or --insecure-bind if everybody who reaches the port may ask everything"
-        )
+    if keys or options.insecure_bind:
+        return
+    for flag, (host, _) in zip(("--host", "--admin-host"), addresses(options), strict=False):
+        if not is_loopback(host):
+            raise ConfigError(
+                f"{flag} {host} lets others in, and there is no API key: give --api-keys-file or the variable "
+                f"{KEY_VARIABLE}, or --insecure-bind if everybody who reaches the port may ask everything"
+            )
 
 
 def is_loopback(host: str) -> bool:
@@ -31,3 +35,27 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def addresses(options: FrontendOptions) -> list[tuple[str, int]]:
+    """Host and port of each listener: the one for all, and that for administrators if there is one."""
+    found = [(options.host, options.port)]
+    return [*found, (options.admin_host, options.admin_port)] if options.admin_port else found
+
+
+def bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
+    """A bound socket that does not listen yet. If it is shared, other processes may bind the same port.
+
+    Raises:
+        OSError: if the port is taken, or the address is none of this machine's.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener

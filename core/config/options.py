@@ -123,7 +123,17 @@ class FrontendOptions(Options, frozen=True):
     insecure_bind: Annotated[
         bool, Meta(description="Listen where others can reach it without any API key: they may ask everything.")
     ] = False
-    num_frontends: Annotated[int, Meta(description="Frontend processes that share the port.", ge=1, le=64)] = 1
+    admin_port: Annotated[
+        int,
+        Meta(
+            description="Port of a second listener, which alone answers /metrics and /reset_prefix_cache then; "
+            "0 for none: --port answers them, too.",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0
+    admin_host: Annotated[str, Meta(description="Its address; the same holds of it as of --host.")] = "127.0.0.1"
+    num_frontends: Annotated[int, Meta(description="Frontend processes that share the ports.", ge=1, le=64)] = 1
     chat_template: Annotated[
         str, Meta(description="File with a chat template to use in place of the checkpoint's own.")
     ] = ""
@@ -263,6 +273,8 @@ def validate(config: Config) -> Config:
             f"--heartbeat-timeout ({config.ipc.heartbeat_timeout}) must exceed "
             f"--heartbeat-interval ({config.ipc.heartbeat_interval})"
         )
+    if config.frontend.admin_port and config.frontend.admin_port == config.frontend.port:
+        raise ConfigError(f"--admin-port ({config.frontend.admin_port}) must be another port than --port")
     if config.model.model and not Path(config.model.model).is_dir():
         raise ConfigError(f"no checkpoint folder at {config.model.model!r}")
     return config

@@ -17,7 +17,8 @@ from tests.docs.fences import ROOT
 
 NOT_IN_CONTAINERS = {
     "model",  # the mounted folder
-    "host", "port", "frontend_address", "worker_address", "runtime_dir",  # the services' own
+    "host", "port", "admin_host", "admin_port",  # the services' own
+    "frontend_address", "worker_address", "runtime_dir",
     "num_frontends",  # --scale frontend=2
     "spare_worker",  # the supervisor's
     "chat_template", "api_keys_file", "tls_certificate", "tls_key",  # files outside the container

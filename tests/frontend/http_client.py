@@ -3,7 +3,7 @@
 import http.client
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tests.frontend.live_server import LiveServer
 
@@ -26,7 +26,14 @@ class Response:
         return json.loads(self.content)
 
 
-def send(live: LiveServer, method: str, path: str, content: bytes | None = None, **headers: str) -> Response:
+class Listening(Protocol):
+    """Whatever has a port."""
+
+    @property
+    def port(self) -> int: ...
+
+
+def send(live: Listening, method: str, path: str, content: bytes | None = None, **headers: str) -> Response:
     """One request on a connection of its own."""
     connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)
     try:
@@ -37,13 +44,13 @@ def send(live: LiveServer, method: str, path: str, content: bytes | None = None,
         connection.close()
 
 
-def post(live: LiveServer, path: str, body: Any, **headers: str) -> Response:
+def post(live: Listening, path: str, body: Any, **headers: str) -> Response:
     """POST a JSON body (or raw bytes)."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return send(live, "POST", path, content, **({"Content-Type": "application/json"} | headers))
 
 
-def get(live: LiveServer, path: str, **headers: str) -> Response:
+def get(live: Listening, path: str, **headers: str) -> Response:
     return send(live, "GET", path, None, **headers)
 
 

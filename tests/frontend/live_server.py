@@ -1,7 +1,6 @@
 """A whole frontend with its fake scheduler, in an event loop of its own thread, on a real port."""
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from penstock.core.config import Config, FrontendOptions, IpcOptions, ModelOptions, SchedulerOptions
+from penstock.core.config.listening import addresses, bind
 from penstock.frontend.server import Server
 from penstock.frontend.tokenizer import TextTokenizer
 from penstock.ipc.messages import AddRequest
@@ -24,11 +24,14 @@ T = TypeVar("T")
 class LiveServer:
     """What tests see of it. `do` runs something in the server's loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, server: Server, scheduler: FakeScheduler, port: int) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, server: Server, scheduler: FakeScheduler, port: int, admin_port: int = 0
+    ) -> None:
         self._loop = loop
         self.server = server
         self.scheduler = scheduler
         self.port = port
+        self.admin_port = admin_port  # if the options name one, whichever: the system chooses both
         self._is_closed = False
         self.url = f"http://127.0.0.1:{port}"
 
@@ -104,12 +107,11 @@ def live_server(
     async def start() -> LiveServer:
         server = Server(config, "penstock-frontend-0")
         scheduler = FakeScheduler(address, vocab_size=VOCAB_SIZE, max_model_len=max_model_len, is_ready=is_ready)
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        await server.start(listener)
+        listeners = [bind("127.0.0.1", 0, is_shared=False) for _ in addresses(config.frontend)]
+        await server.start(*listeners)
         if is_ready:
             await server.service.engine.wait_ready(5.0)
-        return LiveServer(loop, server, scheduler, listener.getsockname()[1])
+        return LiveServer(loop, server, scheduler, *(listener.getsockname()[1] for listener in listeners))
 
     live = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
     try:

@@ -38,7 +38,7 @@ def guarded(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def routes(live: LiveServer) -> list[tuple[str, str]]:
     """(method, path) of everything that is routed, from the router itself."""
-    router = live.server._runner.app.router
+    router = live.server._runners[0].app.router
     found = [(route.method, route.resource.canonical) for route in router.routes() if route.resource is not None]
     return [(method, re.sub(r"\{id.*\}", "x", path)) for method, path in found]
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.config import Config, FrontendOptions, IpcOptions, LogOptions, ModelOptions
+from penstock.core.config.listening import bind
 from penstock.ipc import process
 from tests.frontend.checkpoint_folder import VOCAB_SIZE
 from tests.frontend.fake_scheduler import FakeScheduler, Script
@@ -133,13 +133,11 @@ async def test_a_port_in_use(checkpoint: Path, sockets: Path) -> None:
         await frontend.ready()
 
 
-async def test_two_frontends_on_one_port(checkpoint: Path, sockets: Path) -> None:
+async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) -> None:
     """Both take connections; either answers for both when it is asked for metrics."""
-    with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-        shared = config(checkpoint, sockets, port=port, num_frontends=2)
+    with bind("127.0.0.1", 0, is_shared=True) as reserved, bind("127.0.0.1", 0, is_shared=True) as reserved_admin:
+        port, admin_port = reserved.getsockname()[1], reserved_admin.getsockname()[1]
+        shared = config(checkpoint, sockets, port=port, admin_port=admin_port, num_frontends=2)
         scheduler = FakeScheduler(f"ipc://{sockets}/frontend.sock", vocab_size=VOCAB_SIZE)
         frontends = [await Frontend.start(shared, index) for index in range(2)]
         try:
@@ -152,7 +150,8 @@ async def test_two_frontends_on_one_port(checkpoint: Path, sockets: Path) -> Non
                 "penstock-frontend-1",
             }
             for _ in range(4):
-                metrics = (await exchange(port, "GET", "/metrics")).decode()
+                assert b" 404 " in await exchange(port, "GET", "/metrics")
+                metrics = (await exchange(admin_port, "GET", "/metrics")).decode()
                 assert 'penstock_requests_total{endpoint="/v1/completions",status="200"} 40.0' in metrics
             for frontend in frontends:
                 frontend.child.terminate()

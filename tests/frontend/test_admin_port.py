@@ -1,0 +1,78 @@
+"""With an administrators' listener, theirs is answered there alone; probes are answered on both."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from penstock.core.config import Config, ConfigError, FrontendOptions, validate
+from penstock.core.config.api_keys import digest
+from penstock.core.config.listening import check_listening
+from penstock.frontend.access import ADMIN_ROUTES, OPEN_ROUTES
+from tests.frontend.http_client import complete, error_of, get, post, send
+from tests.frontend.live_server import LiveServer, live_server
+
+ANY_PORT = 1  # the test's server lets the system choose
+
+
+class Admin(NamedTuple):
+    port: int
+
+
+@pytest.fixture
+def live(checkpoint: Path, sockets: Path) -> Iterator[LiveServer]:
+    with live_server(checkpoint, sockets, frontend={"admin_port": ANY_PORT}) as server:
+        yield server
+
+
+def paths(live: LiveServer, listener: int) -> set[str]:
+    router = live.server._runners[listener].app.router
+    return {route.resource.canonical for route in router.routes() if route.resource is not None}
+
+
+def test_each_answers_its_own(live: LiveServer) -> None:
+    admin = Admin(live.admin_port)
+    assert complete(live).status == 200
+    assert b"penstock_requests_total" in get(admin, "/metrics").content
+    assert send(admin, "POST", "/reset_prefix_cache").status == 200
+    for path in OPEN_ROUTES:
+        assert get(live, path).status == get(admin, path).status == 200
+    assert error_of(get(live, "/metrics"), 404)["code"] == "not_found"
+    assert send(live, "POST", "/reset_prefix_cache").status == 404
+    assert post(admin, "/v1/completions", {"prompt": "Hello"}).status == 404
+    assert get(admin, "/v1/models").status == 404
+
+
+def test_every_route_is_somewhere(live: LiveServer, checkpoint: Path, tmp_path: Path) -> None:
+    assert paths(live, 1) == ADMIN_ROUTES | OPEN_ROUTES
+    with live_server(checkpoint, tmp_path) as alone:
+        assert alone.admin_port == 0
+        assert paths(live, 0) | paths(live, 1) == paths(alone, 0)
+        assert get(alone, "/metrics").status == 200
+
+
+def test_the_description_leaves_out_what_is_not_there(live: LiveServer) -> None:
+    assert set(get(live, "/openapi.json").json()["paths"]) == paths(live, 0)
+
+
+def test_it_wants_keys_all_the_same(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[[keys]]\nid = "monitor"\nsha256 = "{digest("pk-m").hex()}"\nscopes = ["metrics"]\n')
+    with live_server(checkpoint, sockets, frontend={"admin_port": ANY_PORT, "api_keys_file": str(keys)}) as server:
+        admin = Admin(server.admin_port)
+        assert get(admin, "/metrics").status == get(admin, "/nothing").status == 401
+        assert get(admin, "/health").status == 200
+        assert get(admin, "/metrics", Authorization="Bearer pk-m").status == 200
+        assert send(admin, "POST", "/reset_prefix_cache", Authorization="Bearer pk-m").status == 403
+
+
+def test_it_is_bound_with_the_same_care() -> None:
+    options = FrontendOptions(admin_port=9000, admin_host="0.0.0.0")
+    with pytest.raises(ConfigError, match=r"--admin-host 0\.0\.0\.0 .* --insecure-bind"):
+        check_listening(options, {})
+    check_listening(options, {"PENSTOCK_API_KEY": "pk"})
+    check_listening(FrontendOptions(admin_port=9000), {})
+    check_listening(FrontendOptions(admin_host="0.0.0.0"), {})  # nothing listens there
+    with pytest.raises(ConfigError, match="another port than --port"):
+        validate(Config(frontend=FrontendOptions(port=9000, admin_port=9000)))
