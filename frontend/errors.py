@@ -239,5 +239,12 @@ def error_body(error: ApiError) -> bytes:
 
 
 def from_exception(error: Exception) -> ApiError:
-    """What the client is told about any exception; the details of unexpected ones stay in the log."""
-    return error if isinstance(error, ApiError) else ServerError("internal error")
+    """What the client is told about any exception; the details of unexpected ones stay in the log.
+
+    The frames that raised it are let go: they hold the request's body, and whoever keeps the error beside the request
+    would close a cycle, which the collector finds late because a body of megabytes may be few objects.
+    """
+    if not isinstance(error, ApiError):
+        return ServerError("internal error")
+    error.__context__ = None
+    return error.with_traceback(None)
