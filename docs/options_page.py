@@ -22,7 +22,7 @@ _HEAD = """\
 
 Every option can be given as a flag or as an environment variable; a flag wins over a variable, a variable over the
 default. An empty variable counts as not set. Switches are `--name` and `--no-name`, as variables `true` and `false`;
-a list in a variable is separated by commas.
+a list is separated by commas, as a flag's also by spaces.
 
 <!-- commands: serve -->
 ```bash

@@ -14,6 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock.frontend import chat, completions, connections, deadlines, openapi, responses, status, tokenization
 from penstock.frontend.access import ADMIN_ROUTES, OPEN_ROUTES
+from penstock.frontend.cors import allow_origins
 from penstock.frontend.errors import (
     ApiError,
     BodyTooLarge,
@@ -80,6 +81,8 @@ def make_app(service: Service, part: Part = "all") -> web.Application:
     for method, path, handler in routes:
         if part == "all" or path in OPEN_ROUTES or (path in ADMIN_ROUTES) == (part == "admin"):
             add[method](path, partial(_answer, service, path.replace(":.+", ""), handler))
+    if part != "admin":
+        allow_origins(app, service.config.frontend.cors_origins)
     return app
 
 

@@ -78,10 +78,11 @@ def config_from(namespace: argparse.Namespace, environment: Mapping[str, str]) -
             value, source = given[flag.field], flag.name
         elif environment.get(flag.variable):  # an empty variable counts as unset, as compose files write it
             value, source = environment[flag.variable], flag.variable
-            if get_origin(flag.type) is tuple:
-                value = value.split(",")
         else:
             continue
+        if get_origin(flag.type) is tuple:
+            words = [value] if isinstance(value, str) else value
+            value = [part for word in words for part in word.split(",")]
         options: type[Options] = get_type_hints(Config)[flag.group]
         annotation = get_type_hints(options, include_extras=True)[flag.field]
         try:  # lax: the environment has only strings

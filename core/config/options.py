@@ -4,6 +4,7 @@ The command line (`flags.py`), the messages between supervisor and children, and
 the docs are all made from these structs, so they cannot drift apart.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -144,6 +145,10 @@ class FrontendOptions(Options, frozen=True):
             "PENSTOCK_API_KEY, every route but /health and /ready wants one."
         ),
     ] = ""
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Meta(description="Origins (https://chat.example.org) whose pages may ask from a browser; none by default."),
+    ] = ()
     tls_certificate: Annotated[
         str,
         Meta(description="PEM file with the server's certificate and those between it and its root; wants --tls-key."),
@@ -253,6 +258,10 @@ class Config(Options, frozen=True):
     log: LogOptions = LogOptions()
 
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/*,?#@]+")
+"""As browsers write it: lower case, no path."""
+
+
 class ConfigError(ValueError):
     """An option, or the checkpoint that it names, cannot work; the message is one clear sentence."""
 
@@ -275,6 +284,11 @@ def validate(config: Config) -> Config:
         )
     if config.frontend.admin_port and config.frontend.admin_port == config.frontend.port:
         raise ConfigError(f"--admin-port ({config.frontend.admin_port}) must be another port than --port")
+    for origin in config.frontend.cors_origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"--cors-origins {origin!r}: an origin is scheme://host or scheme://host:port, nothing else"
+            )
     if config.model.model and not Path(config.model.model).is_dir():
         raise ConfigError(f"no checkpoint folder at {config.model.model!r}")
     return config

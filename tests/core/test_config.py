@@ -37,6 +37,7 @@ def test_switches_lists_and_numbers() -> None:
     assert config.worker.gpu_memory_utilization == 0.5
     assert parse(PENSTOCK_ENABLE_PREFIX_CACHING="false").scheduler.enable_prefix_caching is False
     assert parse(PENSTOCK_SERVED_MODEL_NAME="a,b").model.served_model_name == ("a", "b")
+    assert parse("--served-model-name", "a,b", "c").model.served_model_name == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,10 @@ def test_switches_lists_and_numbers() -> None:
         (("--gpu-memory-utilization", "1.5"), ("--gpu-memory-utilization", "1.5")),
         (("--heartbeat-timeout", "0.5"), ("--heartbeat-timeout", "0.5", "--heartbeat-interval")),
         (("--model", "/nowhere"), ("/nowhere",)),
+        *(
+            (("--cors-origins", f"https://a,{bad}"), ("--cors-origins", bad))
+            for bad in ("*", "a", "https://a/", "null")
+        ),
     ],
 )
 def test_a_bad_option_is_named_with_its_value(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

@@ -1,0 +1,45 @@
+"""Which web pages may ask this server from a browser, by the CORS protocol of https://fetch.spec.whatwg.org.
+
+A page of another origin is told nothing, and its browser keeps the answer from it. Credentials that a browser adds by
+itself (cookies) are never allowed: a key is a header that the page must know.
+"""
+
+import re
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+_METHODS = "GET, POST, DELETE"
+_EXPOSED = "Retry-After, x-request-id, x-should-retry"
+_MAX_AGE_SECONDS = 600
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9._-]+(, ?[A-Za-z0-9._-]+)*")
+
+
+def allow_origins(app: web.Application, origins: tuple[str, ...]) -> None:
+    """Let pages of these origins read the answers of `app`, and no others; without any, nothing changes."""
+    if not origins:
+        return
+
+    async def tell(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.add("Vary", "Origin")  # or a cache gives one origin's answer to another
+        origin = request.headers.get("Origin")
+        if origin in origins:
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = _EXPOSED
+
+    @web.middleware
+    async def preflight(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """A browser asks whether a page may ask: without a key, and the same answer whatever the path is."""
+        is_asked = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+        if not is_asked or request.headers.get("Origin") not in origins:
+            return await handler(request)
+        headers = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": str(_MAX_AGE_SECONDS)}
+        names = request.headers.get("Access-Control-Request-Headers", "")
+        if _HEADER_NAMES.fullmatch(names):  # clients' libraries add their own: whichever the page wants
+            headers["Access-Control-Allow-Headers"] = names
+        return web.Response(status=204, headers=headers)
+
+    app.middlewares.insert(0, preflight)
+    app.on_response_prepare.append(tell)
