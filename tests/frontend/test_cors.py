@@ -28,7 +28,7 @@ def preflight(live: LiveServer, origin: str, path: str = "/v1/chat/completions")
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
     }
-    return send(live, "OPTIONS", path, Origin=origin, **wanted)
+    return send(live, "OPTIONS", path, None, Origin=origin, **wanted)
 
 
 def told(response: Response) -> set[str]:
@@ -89,13 +89,16 @@ def test_the_port_for_administrators_is_for_no_page(shared: LiveServer) -> None:
     class Admin:
         port = shared.admin_port
 
-    assert told(send(Admin(), "OPTIONS", "/metrics", Origin=PAGE, **{"Access-Control-Request-Method": "GET"})) == set()
+    assert (
+        told(send(Admin(), "OPTIONS", "/metrics", None, Origin=PAGE, **{"Access-Control-Request-Method": "GET"}))
+        == set()
+    )
     assert told(get(Admin(), "/health", Origin=PAGE)) == set()
 
 
 def test_header_names_are_given_back_only_if_they_are_names(shared: LiveServer) -> None:
     wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "a\tb: c"}
-    answer = send(shared, "OPTIONS", "/v1/models", Origin=PAGE, **wanted)
+    answer = send(shared, "OPTIONS", "/v1/models", None, Origin=PAGE, **wanted)
     assert "access-control-allow-headers" not in answer.headers
 
 
