@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from penstock.core.config.api_keys import ApiKey, find_key
 from penstock.frontend.errors import InvalidApiKey, PermissionDenied
+from penstock.frontend.key_limits import KeyUse
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """For probes, which have no key; they tell nothing but a word."""
@@ -20,9 +21,10 @@ class Access:
 
     def __init__(self, keys: tuple[ApiKey, ...]) -> None:
         self._keys = keys
+        self._uses = {key.digest: KeyUse(key) for key in keys}
 
-    def check(self, route: str, authorization: Sequence[str]) -> None:
-        """Raise unless the request may go on.
+    def check(self, route: str, authorization: Sequence[str]) -> KeyUse | None:
+        """Raise unless the request may go on; whose it is, None if that does not matter.
 
         Args:
             route: the route's pattern, as registered; any other word for a path that has none.
@@ -33,7 +35,7 @@ class Access:
             PermissionDenied: the key does not have the scope.
         """
         if not self._keys or route in OPEN_ROUTES:
-            return
+            return None
         if len(authorization) != 1 or authorization[0][: len(_BEARER)].lower() != _BEARER:
             raise InvalidApiKey("this server wants one header `Authorization: Bearer KEY`")
         key = find_key(self._keys, authorization[0][len(_BEARER) :].strip())
@@ -42,3 +44,4 @@ class Access:
         scope = _SCOPES.get(route, "infer")
         if scope not in key.scopes:
             raise PermissionDenied(f"this API key lacks the scope {scope!r}")
+        return self._uses[key.digest]

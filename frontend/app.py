@@ -103,6 +103,8 @@ async def _answer(service: Service, endpoint: str, handler: Handler, request: we
         raise CancelledError from None
     finally:
         service.metrics.live_requests.dec()
+        if record.key_use is not None:
+            record.key_use.leave()
         if record.status == CLIENT_LEFT and connections.was_too_slow(request):
             record.error = ClientTooSlow("the client did not read for too long")
         _note(service, record)
@@ -112,9 +114,12 @@ async def _exchange(
     service: Service, record: RequestRecord, handler: Handler, request: web.Request
 ) -> web.StreamResponse:
     try:
-        service.access.check(record.endpoint, request.headers.getall("Authorization", ()))
+        key_use = service.access.check(record.endpoint, request.headers.getall("Authorization", ()))
         takes_body = request.method == "POST" and record.endpoint not in ACTION_ROUTES
         if takes_body:
+            if key_use is not None:
+                key_use.enter()
+                record.key_use = key_use
             most = service.config.frontend.max_request_timeout
             record.seconds = deadlines.allowed_seconds(request.headers.get(deadlines.HEADER), most)
         async with deadlines.within(record.seconds):
@@ -197,6 +202,8 @@ def _note(service: Service, record: RequestRecord) -> None:
     now = monotonic()
     service.metrics.note(record, now)
     facts: dict[str, object] = {"endpoint": record.endpoint, "status": record.status}
+    if record.key_use is not None:
+        facts["key"] = record.key_use.key.id
     if record.num_prompt_tokens:
         facts |= {
             "prompt_tokens": record.num_prompt_tokens,

@@ -17,6 +17,7 @@
     |   |-- InvalidApiKey             401                             invalid_api_key
     |   `-- PermissionDenied          403                             permission_denied
     |-- Overloaded                    429     rate_limit_error        queue_full
+    |-- RateLimitExceeded             429     rate_limit_error        rate_limit_exceeded
     `-- ServerError                   500     server_error            internal_error
         |-- EngineFailed              500                             engine_error
         |-- EndsWorkers               500                             request_ends_workers
@@ -156,6 +157,14 @@ class Overloaded(ApiError):
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
+
+
+class RateLimitExceeded(ApiError):
+    """The API key has used up what it may; others are served."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
 
 class ServerError(ApiError):

@@ -155,8 +155,9 @@ class Generation:
         requests: Sequence[AddRequest],
         rules: OutputRules,
         on_gap: Callable[[float], None],
+        on_tokens: Callable[[int], None] | None = None,
     ) -> None:
-        """`on_gap` is told the seconds between a sequence's tokens."""
+        """`on_gap` is told the seconds between a sequence's tokens, `on_tokens` how many have come."""
         self._engine = engine
         self._requests = requests
         self._n = requests[0].n
@@ -164,6 +165,7 @@ class Generation:
         self._num_unfinished = len(self._sequences)
         self._last_token_at = [0.0] * len(self._sequences)
         self._on_gap = on_gap
+        self._on_tokens = on_tokens
         self._loop = asyncio.get_running_loop()
         self._buffer: list[tuple[int, SequenceDelta]] = []
         self._reader = SlowReader(self._pause, self._proceed)
@@ -331,6 +333,8 @@ class Generation:
         now = monotonic()
         progress = self.progress
         progress.num_output_tokens += num_tokens
+        if self._on_tokens is not None:
+            self._on_tokens(num_tokens)
         progress.last_token_at = now
         if progress.first_token_at is None:
             progress.first_token_at = now

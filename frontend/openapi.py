@@ -16,7 +16,7 @@ from penstock.frontend.status import VERSION
 
 _REFERENCE = "#/components/schemas/{name}"
 _GENERATES = (400, 404, 413, 415, 429, 500, 503, 504)
-_READS_BODY = (400, 404, 413, 415, 500, 504)
+_READS_BODY = (400, 404, 413, 415, 429, 500, 504)
 _LOOKS_UP = (404, 500)
 
 _REQUIRED: dict[type, tuple[str, ...]] = {
@@ -32,7 +32,7 @@ _REASONS = {
     404: "There is no such thing here: a model, or a stored response.",
     413: "The body is too large.",
     415: "The body is not plain application/json in UTF-8.",
-    429: "The queue is full; see Retry-After.",
+    429: "The queue is full, or a limit of the API key is reached; see Retry-After.",
     500: "The server failed.",
     503: "No engine serves now.",
     504: "The request took longer than it may.",

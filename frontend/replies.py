@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from penstock.frontend.errors import ApiError, error_body, http_headers, http_status
+from penstock.frontend.key_limits import KeyUse
 
 JSON = "application/json"
 
@@ -21,6 +22,7 @@ class RequestRecord:
     endpoint: str
     arrived: float  # time.monotonic, seconds (an event loop's clock may be coarse)
     seconds: float | None = None  # that it may take, from its arrival; None: any time
+    key_use: KeyUse | None = None  # of the key that it came with; None if there are no keys
     status: int = 0
     is_stream: bool = False
     wants_timings: bool = False

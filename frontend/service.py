@@ -203,9 +203,10 @@ class Service:
 
         Raises:
             ContextLengthExceeded: if a prompt is too long.
+            RateLimitExceeded: if the API key's tokens are used up.
             Unavailable: if the engine's queue is not reachable.
         """
-        tokenizer = self.model.tokenizer
+        tokenizer, key_use = self.model.tokenizer, record.key_use
         check_prompt_size(valid.logprobs, prompts, valid.n)
         bad_words = bad_word_tokens(valid.bad_words, tokenizer)
         requests = []
@@ -218,7 +219,7 @@ class Service:
                     sampling=replace(valid.sampling_for(len(prompt)), bad_words=bad_words),
                     n=valid.num_sequences,
                     priority=valid.priority,
-                    cache_salt=valid.cache_salt,
+                    cache_salt=valid.cache_salt if key_use is None else key_use.salted(valid.cache_salt),
                 )
             )
         rules = OutputRules(
@@ -229,10 +230,14 @@ class Service:
             is_prompt_only=is_prompt_only,
             reported_stop_token_ids=valid.user_stop_token_ids,
         )
-        record.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        if key_use is not None:
+            key_use.use_prompt(num_prompt_tokens)
+        record.num_prompt_tokens = num_prompt_tokens
         record.is_stream = valid.stream
         record.wants_timings = valid.return_timings
-        generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.note)
+        on_tokens = None if key_use is None else key_use.use_outputs
+        generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.note, on_tokens)
         self._generations[id(generation)] = generation
         if record.seconds is not None:
             left = record.arrived + record.seconds - time.monotonic()

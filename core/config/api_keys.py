@@ -15,6 +15,9 @@ KEY_VARIABLE = "PENSTOCK_API_KEY"
 """One key for everything. A variable and no flag: a command line is there for everybody on the machine to read."""
 
 SCOPES = ("infer", "metrics", "admin")
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
+_FIELDS = ("id", "sha256", "scopes", *LIMITS, "namespace")
+_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -24,6 +27,10 @@ class ApiKey(NamedTuple):
     id: str
     digest: bytes  # SHA-256 of the key
     scopes: frozenset[str]
+    requests_per_minute: int = 0  # 0: any number; of the other limits, too
+    tokens_per_minute: int = 0
+    max_concurrent: int = 0
+    namespace: str = ""  # cached prompts are shared with keys of the same one; empty: with all that have none
 
 
 def digest(key: str) -> bytes:
@@ -70,8 +77,8 @@ def _read_file(path: Path) -> tuple[ApiKey, ...]:
 
 def _key(path: Path, number: int, entry: Any) -> ApiKey:
     where = f"--api-keys-file {str(path)!r}, key {number}"
-    if not isinstance(entry, dict) or set(entry) - {"id", "sha256", "scopes"}:
-        raise ConfigError(f"{where}: id, sha256 and scopes are all that may be given")
+    if not isinstance(entry, dict) or set(entry) - set(_FIELDS):
+        raise ConfigError(f"{where}: {', '.join(_FIELDS)} are all that may be given")
     key_id, hexadecimal, scopes = entry.get("id"), entry.get("sha256"), entry.get("scopes", ["infer"])
     if not isinstance(key_id, str) or not key_id:
         raise ConfigError(f"{where}: id must be a text")
@@ -79,4 +86,11 @@ def _key(path: Path, number: int, entry: Any) -> ApiKey:
         raise ConfigError(f"{where}: sha256 must be 64 hexadecimal digits (`penstock keys` prints them)")
     if not isinstance(scopes, list) or not scopes or any(scope not in SCOPES for scope in scopes):
         raise ConfigError(f"{where}: scopes must be some of {', '.join(SCOPES)}")
-    return ApiKey(key_id, bytes.fromhex(hexadecimal), frozenset(scopes))
+    limits = {name: entry[name] for name in LIMITS if name in entry}
+    for name, limit in limits.items():
+        if type(limit) is not int or limit < 1:
+            raise ConfigError(f"{where}: {name} must be a whole number of at least 1, got {limit!r}")
+    namespace = entry.get("namespace", "")
+    if "namespace" in entry and (not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace)):
+        raise ConfigError(f"{where}: namespace must be 1 to 64 letters, digits, dots, hyphens or underscores")
+    return ApiKey(key_id, bytes.fromhex(hexadecimal), frozenset(scopes), **limits, namespace=namespace)

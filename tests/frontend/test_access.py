@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.config import ConfigError
-from penstock.core.config.api_keys import SCOPES, digest, load_api_keys
+from penstock.core.config.api_keys import SCOPES, ApiKey, digest, load_api_keys
 from penstock.frontend.access import OPEN_ROUTES
 from tests.frontend.http_client import HELLO, post, send
 from tests.frontend.live_server import LiveServer, live_server
@@ -120,10 +120,10 @@ def test_made_keys_are_read(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(made.stdout)
     [found] = load_api_keys(str(path), {})
-    assert found == ('an "odd" name', digest(key), frozenset(("infer", "admin")))
+    assert found == ApiKey('an "odd" name', digest(key), frozenset(("infer", "admin")))
     assert tomllib.loads(made.stdout)["keys"][0]["id"] == 'an "odd" name'
     both = load_api_keys(str(path), {"PENSTOCK_API_KEY": "another"})
-    assert both[1] == ("environment", digest("another"), frozenset(SCOPES))
+    assert both[1] == ApiKey("environment", digest("another"), frozenset(SCOPES))
     assert load_api_keys("", {"PENSTOCK_API_KEY": ""}) == ()
 
 

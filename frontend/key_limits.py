@@ -1,0 +1,109 @@
+"""What each API key may use of this process: requests and tokens a minute, and requests at once.
+
+A minute's worth is a leaky bucket: what was used drains evenly, a sixtieth of the limit each second, so that a whole
+minute's worth may come at once and no long stretch of time sees more. Tokens are counted as they come (a prompt when
+it is submitted, outputs when they are drawn), so a request that begins below the limit may end above it: it is served,
+and the next one waits until that has drained, too.
+"""
+
+from collections.abc import Callable
+from math import ceil
+from time import monotonic
+
+from penstock.core.config.api_keys import ApiKey
+from penstock.frontend.errors import RateLimitExceeded
+
+_ROUNDING = 1e-6  # of sums of many small drains
+
+CONCURRENT_RETRY_SECONDS = 1
+"""When one of a key's requests ends, its owner knows best; sooner it need not ask."""
+
+
+class _PerMinute:
+    """One leaky bucket; a limit of 0 is none."""
+
+    def __init__(self, name: str, limit: int, clock: Callable[[], float]) -> None:
+        self._name = name
+        self.limit = limit
+        self._clock = clock
+        self._used = 0.0
+        self._used_at = clock()
+
+    def check(self) -> None:
+        """Raise RateLimitExceeded unless one more fits."""
+        excess = self._drained() + 1 - self.limit
+        if self.limit and excess > _ROUNDING:
+            raise RateLimitExceeded(
+                f"this API key has {self._name} = {self.limit}, and {ceil(self._used - _ROUNDING)} are used",
+                retry_after=ceil(excess * 60 / self.limit),
+            )
+
+    def use(self, amount: int) -> None:
+        """Count what was used, whether or not it fits."""
+        self._used = self._drained() + amount
+
+    def change(self, limit: int) -> None:
+        """From now on; what was used until now has drained by the old limit."""
+        self._drained()
+        self.limit = limit
+
+    def _drained(self) -> float:
+        now = self._clock()
+        drained = (now - self._used_at) * self.limit / 60
+        self._used = max(0.0, self._used - drained) if self.limit else 0.0
+        self._used_at = now
+        return self._used
+
+
+class KeyUse:
+    """What one key uses now."""
+
+    def __init__(self, key: ApiKey, clock: Callable[[], float] = monotonic) -> None:
+        self.key = key
+        self._num_running = 0
+        self._requests = _PerMinute("requests_per_minute", key.requests_per_minute, clock)
+        self._tokens = _PerMinute("tokens_per_minute", key.tokens_per_minute, clock)
+
+    def change(self, key: ApiKey) -> None:
+        """The key is the same, but what it may do has changed; what it has used still counts."""
+        self.key = key
+        self._requests.change(key.requests_per_minute)
+        self._tokens.change(key.tokens_per_minute)
+
+    def enter(self) -> None:
+        """A request begins; `leave` must follow.
+
+        Raises:
+            RateLimitExceeded: if it may not; then it does not count, and has not begun.
+        """
+        most = self.key.max_concurrent
+        if most and self._num_running >= most:
+            raise RateLimitExceeded(
+                f"this API key has max_concurrent = {most}, and {self._num_running} requests run",
+                retry_after=CONCURRENT_RETRY_SECONDS,
+            )
+        self._requests.check()
+        self._tokens.check()
+        self._requests.use(1)
+        self._num_running += 1
+
+    def leave(self) -> None:
+        """A request has ended."""
+        self._num_running -= 1
+
+    def use_prompt(self, num_tokens: int) -> None:
+        """A request is about to be submitted.
+
+        Raises:
+            RateLimitExceeded: others of this key have used up the tokens since it began.
+        """
+        self._tokens.check()
+        self._tokens.use(num_tokens)
+
+    def use_outputs(self, num_tokens: int) -> None:
+        """Tokens have been drawn."""
+        self._tokens.use(num_tokens)
+
+    def salted(self, cache_salt: str) -> str:
+        """What the prefix cache keeps apart: no client can write a salt that means another key's namespace."""
+        return f"{self.key.namespace}\n{cache_salt}" if self.key.namespace else cache_salt
