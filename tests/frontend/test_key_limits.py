@@ -60,8 +60,8 @@ class Clock:
         return self.now
 
 
-def use_of(clock: Clock, **limits: int) -> KeyUse:
-    return KeyUse(ApiKey("a", b"", frozenset())._replace(**limits), clock)
+def use_of(clock: Clock, **limits: Any) -> KeyUse:
+    return KeyUse(ApiKey("a", b"", frozenset(), **limits), clock)
 
 
 def attempt(use: KeyUse) -> RateLimitExceeded | None:
