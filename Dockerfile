@@ -27,7 +27,8 @@ FROM ${BASE_IMAGE}
 ARG EXTRA_PACKAGES=""
 RUN if [ -n "$EXTRA_PACKAGES" ]; then apt-get update && apt-get install -y --no-install-recommends $EXTRA_PACKAGES \
     && rm -rf /var/lib/apt/lists/*; fi
-RUN useradd --system --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin penstock
+RUN useradd --system --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin penstock \
+    && install -d -o penstock -m 700 /keys
 COPY --from=build /opt/penstock /opt/penstock
 ENV PATH=/opt/penstock/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER penstock

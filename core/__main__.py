@@ -10,7 +10,7 @@ import structlog
 import uvloop
 import zmq
 
-from penstock.core.config import Config
+from penstock.core.config import Config, ConfigError
 from penstock.core.engine import Engine
 from penstock.ipc import process
 
@@ -25,7 +25,7 @@ async def run(config: Config, on_hung_worker: Callable[[int], None]) -> int:
         loop.add_signal_handler(number, stopped.set)
     try:
         engine = Engine(config, on_hung_worker)
-    except (zmq.ZMQError, OSError) as error:
+    except (zmq.ZMQError, OSError, ConfigError) as error:
         log.error("cannot start", reason=str(error), addresses=[config.ipc.frontend_address, config.ipc.worker_address])
         return 1
     failed: list[BaseException | None] = []

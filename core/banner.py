@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.core.checkpoint_size import checkpoint_size
-from penstock.core.config import Config, FrontendOptions
+from penstock.core.config import Config, FrontendOptions, channel_keys
 from penstock.core.config.checkpoint import fingerprint, model_dir, read_json, served_model_names
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
@@ -43,6 +43,7 @@ class Banner:
             "penstock-supervisor",
             Codec(ToFrontend),
             self._on_message,
+            channel_keys(config),
         )
         self._say_hello()
 

@@ -16,7 +16,7 @@ import structlog
 import zmq
 from msgspec.structs import replace
 
-from penstock.core.config import Config
+from penstock.core.config import Config, channel_keys
 from penstock.core.drain_rate import DrainRate
 from penstock.core.peers import Peers
 from penstock.core.queue_timeouts import QueueTimeouts
@@ -25,6 +25,7 @@ from penstock.core.step_trace import StepTrace
 from penstock.ipc import faults
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec
+from penstock.ipc.curve import Doorkeeper
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequest,
@@ -83,8 +84,10 @@ class Engine:
         self._queue_timeouts = QueueTimeouts(config.scheduler.queue_timeout)
         self._stats_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        keys = channel_keys(config)
+        self._doorkeeper = None if keys is None else Doorkeeper(self._context, keys)
         self.frontend_channel: Router[FromFrontend] = Router(
-            self._context, config.ipc.frontend_address, Codec(FromFrontend), self._on_frontend_message
+            self._context, config.ipc.frontend_address, Codec(FromFrontend), self._on_frontend_message, keys=keys
         )
         self.worker_channel: Router[FromWorker] = Router(
             self._context,
@@ -92,6 +95,7 @@ class Engine:
             Codec(FromWorker),
             self._on_worker_message,
             config.ipc.heartbeat_timeout,
+            keys,
         )
 
     # --- frontends --------------------------------------------------------------------------
@@ -372,4 +376,6 @@ class Engine:
             self._trace.close()
         self.frontend_channel.close()
         self.worker_channel.close()
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
         self._context.term()

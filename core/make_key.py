@@ -1,33 +1,61 @@
-"""`penstock keys`: make an API key."""
+"""`penstock keys`: make an API key, or the keys of tcp:// channels."""
 
 import argparse
 import json
 import secrets
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from penstock.core.config.api_keys import LIMITS, SCOPES, digest
+from penstock.ipc.curve import KeyFileError, make_key_file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the key to give away, and what to put into the file: it cannot be turned back into the key."""
-    parser = argparse.ArgumentParser(prog="penstock keys", description="Make an API key.")
-    parser.add_argument("id", help="whose key it is, as the server's log may say")
-    parser.add_argument(
-        "--scopes", nargs="+", choices=SCOPES, default=["infer"], help="what it allows (default: infer)"
+    """Make what is asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="penstock keys", description="Make an API key, or the keys that the processes of a launch share."
     )
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("id", nargs="?", help="an API key: whose it is, as the server's log may say")
+    wanted.add_argument("--channel", type=Path, metavar="FILE", help="a new file for --channel-key-file")
+    parser.add_argument(
+        "--scopes", nargs="+", choices=SCOPES, default=["infer"], help="what the API key allows (default: infer)"
+    )
+    parser.add_argument("--if-missing", action="store_true", help="it is well if FILE is there already")
     for name in LIMITS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="a limit (default: none)")
     parser.add_argument("--namespace", help="cached prompts are shared only with keys of the same one")
     args = parser.parse_args(argv)
+    if args.channel is not None:
+        return _make_channel_keys(args.channel, args.if_missing)
+    _print_api_key(args)
+    return 0
+
+
+def _make_channel_keys(path: Path, if_missing: bool) -> int:
+    try:
+        make_key_file(path)
+    except FileExistsError:
+        if if_missing:
+            return 0
+        print(f"penstock keys: {str(path)!r} exists; processes may be using it", file=sys.stderr)
+        return 2
+    except KeyFileError as error:
+        print(f"penstock keys: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _print_api_key(args: argparse.Namespace) -> None:
+    """Print the key to give away, and what to put into the file: it cannot be turned back into the key."""
     key = f"pk-{secrets.token_urlsafe(32)}"
     print(f"API key, shown only now: {key}", file=sys.stderr)
-    scopes = ", ".join(f'"{scope}"' for scope in args.scopes)
-    print(f'[[keys]]\nid = {json.dumps(args.id)}\nsha256 = "{digest(key).hex()}"\nscopes = [{scopes}]')
+    listed = ", ".join(f'"{scope}"' for scope in args.scopes)
+    print(f'[[keys]]\nid = {json.dumps(args.id)}\nsha256 = "{digest(key).hex()}"\nscopes = [{listed}]')
     for name in (*LIMITS, "namespace"):
         if (value := getattr(args, name)) is not None:
             print(f"{name} = {json.dumps(value)}")
-    return 0
 
 
 if __name__ == "__main__":

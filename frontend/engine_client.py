@@ -22,6 +22,7 @@ from penstock.frontend.live_requests import MAX_LOSSES, DeltaSink, LiveRequest
 from penstock.ipc import faults
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
+from penstock.ipc.curve import ChannelKeys
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequest,
@@ -59,6 +60,7 @@ class EngineLink:
     model_fingerprint: str
     heartbeat_interval: float = 1.0  # seconds
     heartbeat_timeout: float = 10.0
+    keys: ChannelKeys | None = None
 
 
 @dataclass
@@ -191,7 +193,7 @@ class EngineClient:
         self._last_heard = self._loop.time()
         self._has_heard = False
         self._dealer: Dealer[ToFrontend] = Dealer(
-            self.context, self.link.address, self.link.name, self._codec, self._on_message
+            self.context, self.link.address, self.link.name, self._codec, self._on_message, self.link.keys
         )
         self._say_hello()
 

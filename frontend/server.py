@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 import zmq
 
-from penstock.core.config import Config
+from penstock.core.config import Config, channel_keys
 from penstock.core.config.checkpoint import fingerprint, model_dir
 from penstock.core.config.tls import load_tls
 from penstock.frontend.app import Part, make_app
@@ -44,6 +44,7 @@ class Server:
             fingerprint(model_dir(config)),
             config.ipc.heartbeat_interval,
             config.ipc.heartbeat_timeout,
+            channel_keys(config),
         )
         engine = EngineClient(link, self._context, self._on_refused)
         self.service = Service(config, model, engine, Metrics(lambda: engine.stats))

@@ -8,7 +8,7 @@ from types import FrameType
 import structlog
 import zmq
 
-from penstock.core.config import Config, ConfigError
+from penstock.core.config import Config, ConfigError, channel_keys
 from penstock.gpu_worker.faults import with_faults
 from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.profiler import StepProfiler
@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
     profiler = None
     try:
         faults.point("worker.load")()
+        keys = channel_keys(config)
         started = start(config, _NAME)
         if config.worker.profile:
             profiler = StepProfiler(config.worker.profile)
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
         log.error("cannot start", reason=failure_reason(error), exc_info=not is_out_of_memory(error))
         return EXIT_FAILED
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, _NAME, Codec(ToWorker))
+    channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, _NAME, Codec(ToWorker), keys)
     try:
         process.report_ready(argv)
         runner, plans = with_faults(started.runner, channel)

@@ -40,6 +40,11 @@ def private_dir(wanted: str = "") -> Iterator[Path]:
     yield folder
 
 
+def is_tcp(address: str) -> bool:
+    """Others than this machine's own processes could reach it."""
+    return address.startswith("tcp://")
+
+
 def ipc_address(folder: Path, name: str) -> str:
     """The address of a socket file in `folder`.
 

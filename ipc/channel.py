@@ -14,6 +14,7 @@ import zmq
 
 from penstock.ipc import sockets
 from penstock.ipc.codec import Codec, MalformedMessage
+from penstock.ipc.curve import ChannelKeys
 from penstock.ipc.messages import Message
 
 In = TypeVar("In")
@@ -80,10 +81,11 @@ class Router(_AsyncChannel, Generic[In]):
         codec: Codec[In],
         on_message: Callable[[PeerId, In], None],
         peer_timeout: float | None = None,
+        keys: ChannelKeys | None = None,
     ) -> None:
         self._codec = codec
         self._on_message = on_message
-        socket = sockets.router(context, address, peer_timeout)
+        socket = sockets.router(context, address, peer_timeout, keys)
         super().__init__(socket)
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -114,10 +116,11 @@ class Dealer(_AsyncChannel, Generic[In]):
         name: str,
         codec: Codec[In],
         on_message: Callable[[In], None],
+        keys: ChannelKeys | None = None,
     ) -> None:
         self._codec = codec
         self._on_message = on_message
-        super().__init__(sockets.dealer(context, address, name))
+        super().__init__(sockets.dealer(context, address, name, keys))
 
     def send(self, message: Message) -> bool:
         """Queue a message (also while the other side is away); False if the queue is full."""
@@ -137,8 +140,15 @@ class Dealer(_AsyncChannel, Generic[In]):
 class SyncDealer(Generic[In]):
     """The connecting side for a process without an event loop."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, name: str, codec: Codec[In]) -> None:
-        self._socket = sockets.dealer(context, address, name)
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        name: str,
+        codec: Codec[In],
+        keys: ChannelKeys | None = None,
+    ) -> None:
+        self._socket = sockets.dealer(context, address, name, keys)
         self._codec = codec
         self.num_malformed = 0
 

@@ -9,6 +9,7 @@ from penstock.core.config.options import (
     ModelOptions,
     SchedulerOptions,
     WorkerOptions,
+    channel_keys,
     validate,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "ModelOptions",
     "SchedulerOptions",
     "WorkerOptions",
+    "channel_keys",
     "validate",
 ]

@@ -11,6 +11,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.ipc.addresses import is_tcp
+from penstock.ipc.curve import ChannelKeys, KeyFileError, read_key_file
+
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 CpuKernels = Literal["auto", "native", "torch"]
 LogFormat = Literal["auto", "console", "json"]
@@ -226,6 +229,13 @@ class IpcOptions(Options, frozen=True):
     runtime_dir: Annotated[
         str, Meta(description="Folder (mode 0700) for the ipc:// sockets; empty for a fresh one.")
     ] = ""
+    channel_key_file: Annotated[
+        str,
+        Meta(
+            description="File with the CURVE keys of the tcp:// addresses (`penstock keys --channel FILE` makes one): "
+            "every process of the launch needs the same, and nobody without it gets in."
+        ),
+    ] = ""
     heartbeat_interval: Annotated[float, Meta(description="Seconds between signs of life.", gt=0.0)] = 1.0
     heartbeat_timeout: Annotated[
         float, Meta(description="Seconds of silence after which a peer counts as gone.", gt=0.0)
@@ -289,6 +299,30 @@ def validate(config: Config) -> Config:
             raise ConfigError(
                 f"--cors-origins {origin!r}: an origin is scheme://host or scheme://host:port, nothing else"
             )
+    for flag, address in (
+        ("--frontend-address", config.ipc.frontend_address),
+        ("--worker-address", config.ipc.worker_address),
+    ):
+        if is_tcp(address) and not config.ipc.channel_key_file:
+            raise ConfigError(
+                f"{flag} {address!r} needs --channel-key-file (make one with `penstock keys --channel FILE`): "
+                "without keys anybody who reaches it could send and read messages"
+            )
+    channel_keys(config)
     if config.model.model and not Path(config.model.model).is_dir():
         raise ConfigError(f"no checkpoint folder at {config.model.model!r}")
     return config
+
+
+def channel_keys(config: Config) -> ChannelKeys | None:
+    """The keys of the launch's tcp:// addresses, if it has any.
+
+    Raises:
+        ConfigError: if the file cannot be used.
+    """
+    if not config.ipc.channel_key_file:
+        return None
+    try:
+        return read_key_file(Path(config.ipc.channel_key_file))
+    except KeyFileError as error:
+        raise ConfigError(f"--channel-key-file {error}") from None

@@ -11,6 +11,7 @@ from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses, with_addresses
 from penstock.core.config.checkpoint import eos_token_ids, fingerprint, model_dir, served_model_names
 from penstock.core.config.flags import add_flags, config_from, flags
+from penstock.ipc.curve import make_key_file
 
 
 def parse(*arguments: str, **environment: str) -> Config:
@@ -52,6 +53,11 @@ def test_switches_lists_and_numbers() -> None:
             (("--cors-origins", f"https://a,{bad}"), ("--cors-origins", bad))
             for bad in ("*", "a", "https://a/", "null")
         ),
+        (
+            ("--worker-address", "tcp://127.0.0.1:1"),
+            ("--worker-address", "127.0.0.1:1", "penstock keys --channel"),
+        ),
+        (("--channel-key-file", "/nowhere"), ("--channel-key-file", "/nowhere", "No such file")),
     ],
 )
 def test_a_bad_option_is_named_with_its_value(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -79,7 +85,8 @@ def test_config_survives_the_way_to_a_child() -> None:
 
 
 def test_addresses_are_filled_where_empty(tmp_path: Path) -> None:
-    given = parse("--worker-address", "tcp://127.0.0.1:5552")
+    make_key_file(tmp_path / "keys")
+    given = parse("--worker-address", "tcp://127.0.0.1:5552", "--channel-key-file", str(tmp_path / "keys"))
     config = with_addresses(given, tmp_path)
     assert config.ipc.worker_address == "tcp://127.0.0.1:5552"
     assert config.ipc.frontend_address == f"ipc://{tmp_path}/frontends.sock"

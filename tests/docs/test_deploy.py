@@ -18,7 +18,7 @@ from tests.docs.fences import ROOT
 NOT_IN_CONTAINERS = {
     "model",  # the mounted folder
     "host", "port", "admin_host", "admin_port",  # the services' own
-    "frontend_address", "worker_address", "runtime_dir",
+    "frontend_address", "worker_address", "runtime_dir", "channel_key_file",
     "num_frontends",  # --scale frontend=2
     "spare_worker",  # the supervisor's
     "chat_template", "api_keys_file", "tls_certificate", "tls_key",  # files outside the container

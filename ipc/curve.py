@@ -1,0 +1,96 @@
+"""CURVE for tcp:// channels: encrypted, and closed to whoever has not the launch's key file.
+
+All processes of a launch share one key pair. It proves the scheduler to those who connect, and them to the scheduler.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+_DOMAIN = "penstock"
+_KEY_CHARACTERS = 40  # of ZeroMQ's Z85
+
+
+class KeyFileError(ValueError):
+    """A key file that cannot be used or made; the message says why."""
+
+
+class ChannelKeys(NamedTuple):
+    """A launch's key pair, each key in Z85."""
+
+    public: bytes
+    secret: bytes
+
+
+def make_key_file(path: Path) -> None:
+    """Write a new key pair to a new file that only its owner may read.
+
+    Raises:
+        FileExistsError: rather than take the keys away from processes that use them.
+        KeyFileError: if it cannot be written.
+    """
+    public, secret = zmq.curve_keypair()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise KeyFileError(f"{str(path)!r} cannot be made: {error.strerror}") from None
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"public = '{public.decode()}'\nsecret = '{secret.decode()}'\n")
+
+
+def read_key_file(path: Path) -> ChannelKeys:
+    """The key pair of a file.
+
+    Raises:
+        KeyFileError: if it cannot be read, or could be read by everybody.
+    """
+    try:
+        mode = path.stat().st_mode
+        raw = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise KeyFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"{str(path)!r} is no key file: {error}") from None
+    if mode & 0o007:
+        raise KeyFileError(f"{str(path)!r} may be read by everybody: chmod 600 it")
+    keys = [raw.get(name) for name in ChannelKeys._fields]
+    if any(not isinstance(key, str) or len(key) != _KEY_CHARACTERS or not key.isascii() for key in keys):
+        raise KeyFileError(f"{str(path)!r} must hold the keys `public` and `secret`, of {_KEY_CHARACTERS} characters")
+    return ChannelKeys(*(str(key).encode() for key in keys))
+
+
+def secure_listener(socket: zmq.Socket[bytes], keys: ChannelKeys) -> None:
+    """Before it is bound: let nobody in whom the context's `Doorkeeper` does not know."""
+    socket.curve_publickey, socket.curve_secretkey = keys
+    socket.curve_server = True
+    socket.zap_domain = _DOMAIN.encode()
+
+
+def secure_caller(socket: zmq.Socket[bytes], keys: ChannelKeys) -> None:
+    """Before it is connected: speak only with who has the same keys."""
+    socket.curve_publickey, socket.curve_secretkey = keys
+    socket.curve_serverkey = keys.public
+
+
+class Doorkeeper:
+    """Lets only those into a context's secured listeners who have the launch's keys. Works in a thread of its own."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: ChannelKeys) -> None:
+        self._public = keys.public
+        self._authenticator = ThreadAuthenticator(context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(_DOMAIN, self)
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """ZeroMQ's question: may who shows this public key (and has proved to own it) come in?"""
+        return key == self._public
+
+    def close(self) -> None:
+        """End the thread; nobody new comes in."""
+        self._authenticator.stop()
