@@ -2,11 +2,14 @@
 
 import gc
 
+import psutil
 import pytest
 
 from penstock.frontend.generation import Generation, SequenceText
 from penstock.frontend.live_requests import LiveRequest
 from penstock.frontend.replies import RequestRecord
+from penstock.frontend.schema import COMPLETION, decode
+from tests.faults.soak import sized
 from tests.frontend.http_client import HELLO, chat, complete, post
 from tests.frontend.live_server import LiveServer
 from tests.frontend.test_disconnects import begin, leave
@@ -71,3 +74,31 @@ def test_what_is_refused_is_gone_before_the_collector_comes(live: LiveServer, ho
         live.wait_until(lambda: num_survivors() <= 4)
     finally:
         gc.enable()
+
+
+def test_a_body_of_many_lists_is_read_without_the_collector() -> None:
+    """It would look at all of them again and again, for seconds, and everybody's tokens would wait."""
+    collections: list[str] = []
+    body = b'{"prompt":[' + b",".join([b"[5]"] * 100_000) + b"]}"
+    gc.callbacks.append(note := lambda phase, _: collections.append(phase))
+    try:
+        request = decode(COMPLETION, body)
+        assert collections == []
+    finally:
+        gc.callbacks.remove(note)
+    assert request.prompt is not None
+    assert len(request.prompt) == 100_000
+    assert gc.isenabled()
+
+
+def test_long_integers_leave_nothing() -> None:
+    """Each of them is longer than any number that a library keeps."""
+    body = b'{"prompt":"x","max_tokens":' + b"9" * 100 + b"}"
+
+    def read(times: int) -> int:
+        for _ in range(times):
+            assert decode(COMPLETION, body).max_tokens == 10**100 - 1
+        return int(psutil.Process().memory_info().rss)
+
+    before = read(20_000)
+    assert read(sized(60_000, 1_000_000)) - before < 4 << 20
