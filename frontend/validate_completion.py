@@ -51,6 +51,8 @@ def _prompts(prompt: str | list[str | int | list[int]], rules: Rules) -> list[st
     if not prompt:
         raise InvalidParameter("prompt is empty", param="prompt")
     kind = type(prompt[0])
+    if kind is not int and len(prompt) > MAX_PROMPTS:
+        raise InvalidParameter(f"prompt may hold {MAX_PROMPTS} prompts at most, got {len(prompt)}", param="prompt")
     for index, part in enumerate(prompt):
         if type(part) is not kind:
             raise InvalidParameter(
@@ -60,8 +62,6 @@ def _prompts(prompt: str | list[str | int | list[int]], rules: Rules) -> list[st
     token_ids = [part for part in prompt if isinstance(part, int)]
     if token_ids:
         return [check_token_ids("prompt", token_ids, rules.vocab_size)]
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidParameter(f"prompt may hold {MAX_PROMPTS} prompts at most, got {len(prompt)}", param="prompt")
     texts = [part for part in prompt if isinstance(part, str)]
     for index, text in enumerate(texts):
         check_text_size(f"prompt[{index}]", text, rules)

@@ -124,6 +124,8 @@ def test_a12_ids_and_names_that_would_forge_log_lines(server: Victim) -> None:
     num_lines = len(server.log.read_text().splitlines())
     for name in ("a\r\n\x1b[31mforged", "a\u2028forged", "b" * 100_000):
         assert server.post("/v1/completions", {"model": name, "prompt": "x", "user": "\r\nforged"})[0] == 404
-    said = server.log.read_text().splitlines()[num_lines:]
+    deadline = time.monotonic() + 5  # a line is written after its answer
+    while len(said := server.log.read_text().splitlines()[num_lines:]) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert len(said) == 3
     assert not any("\x1b" in line or "b" * 300 in line or not line.startswith("{") for line in said)
