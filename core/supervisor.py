@@ -5,6 +5,7 @@
     hanging      the scheduler tells of a worker that does not answer: killed, which is a death
     SIGTERM      frontends drain (running streams finish, whatever dies meanwhile), then scheduler and worker end;
                  exit 0; a second one (or Ctrl-C) does not wait for the streams
+    SIGHUP       frontends read the files of keys and certificate again, if there are any
     giving up    a process that refuses its configuration (exit code 2), or that dies too often (`child.py`),
                  ends everything with a non-zero code
 
@@ -26,7 +27,7 @@ from penstock.core.child import Child
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import with_addresses
 from penstock.core.config.checkpoint import model_dir
-from penstock.core.config.listening import addresses, bind
+from penstock.core.config.listening import addresses, bind, has_files
 from penstock.ipc import process
 from penstock.ipc.addresses import private_dir
 
@@ -54,12 +55,15 @@ class Supervisor:
         self._exit_code = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._reloads: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Run until a signal or a hopeless failure; the exit code for the whole launch."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        if has_files(self._config.frontend):
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         banner = Banner(self._config)
         banner.begin()
         children = self._engine + self._frontends
@@ -68,7 +72,7 @@ class Supervisor:
         watchers = {child: asyncio.create_task(self._keep_running(child)) for child in children}
         announce = asyncio.create_task(banner.announce([child.is_ready for child in self._frontends]))
         await self._stop.wait()
-        await _cancel([announce, *(watchers[child] for child in self._frontends)])
+        await _cancel([announce, *self._reloads, *(watchers[child] for child in self._frontends)])
         if not self._exit_code:
             banner.ending()
         banner.close()
@@ -85,6 +89,16 @@ class Supervisor:
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
+
+    def _on_hangup(self) -> None:
+        for child in self._frontends:
+            task = asyncio.create_task(self._let_reload(child))
+            self._reloads.add(task)
+            task.add_done_callback(self._reloads.discard)
+
+    async def _let_reload(self, child: Child) -> None:
+        await child.is_ready.wait()  # before, the signal could end it
+        child.signal(signal.SIGHUP)
 
     async def _keep_running(self, child: Child) -> None:
         while True:

@@ -11,7 +11,7 @@ import structlog
 import uvloop
 
 from penstock.core.config import Config, ConfigError
-from penstock.core.config.listening import addresses, bind
+from penstock.core.config.listening import addresses, bind, has_files
 from penstock.ipc import process
 
 log = structlog.get_logger()
@@ -50,8 +50,11 @@ def main() -> int:
 async def _run(config: Config, name: str, listeners: list[socket.socket], argv: list[str]) -> int:
     from penstock.frontend.server import Server  # only now: prometheus_client reads its variable when imported
 
-    server = Server(config, name)
+    server: Server
     loop = asyncio.get_running_loop()
+    if has_files(config.frontend):
+        loop.add_signal_handler(signal.SIGHUP, lambda: server.reload())  # when the loop runs on: it is there by then
+    server = Server(config, name)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stopped.set)
     await server.start(*listeners, on_ready=lambda: process.report_ready(argv))

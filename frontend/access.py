@@ -23,6 +23,13 @@ class Access:
         self._keys = keys
         self._uses = {key.digest: KeyUse(key) for key in keys}
 
+    def change(self, keys: tuple[ApiKey, ...]) -> None:
+        """From now on these are the keys. What one that stays has used still counts."""
+        uses = {key.digest: self._uses.get(key.digest) or KeyUse(key) for key in keys}
+        for key in keys:
+            uses[key.digest].change(key)
+        self._keys, self._uses = keys, uses
+
     def check(self, route: str, authorization: Sequence[str]) -> KeyUse | None:
         """Raise unless the request may go on; whose it is, None if that does not matter.
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import structlog
 import zmq
 
-from penstock.core.config import Config, channel_keys
+from penstock.core.config import Config, ConfigError, channel_keys
+from penstock.core.config.api_keys import load_api_keys
 from penstock.core.config.checkpoint import fingerprint, model_dir
-from penstock.core.config.tls import load_tls
+from penstock.core.config.tls import load_certificate, load_tls
 from penstock.frontend.app import Part, make_app
 from penstock.frontend.connections import BoundedRunner, Timeouts
 from penstock.frontend.engine_client import EngineClient, EngineLink
@@ -83,6 +84,23 @@ class Server:
         self._tasks.append(asyncio.create_task(self.service.prompts.warm()))
         self._tasks.append(asyncio.create_task(self.service.keep_alive()))
         self._tasks.append(asyncio.create_task(self._announce(on_ready)))
+
+    def reload(self) -> None:
+        """Read the files of keys and certificate again; one that cannot be used changes nothing."""
+        options = self._config.frontend
+        try:
+            if options.api_keys_file:
+                self.service.access.change(load_api_keys(options.api_keys_file))
+                log.info("read the API keys again", file=options.api_keys_file)
+        except ConfigError as error:
+            log.error("the API keys stay as they were", reason=str(error))
+        try:
+            if self._tls is not None:
+                load_tls(options)  # on trial: a key that does not belong to the certificate would spoil both
+                load_certificate(self._tls, options)
+                log.info("read the certificate again", file=options.tls_certificate)
+        except ConfigError as error:
+            log.error("the certificate stays as it was", reason=str(error))
 
     async def close(self) -> None:
         """Drain, then close everything."""

@@ -29,6 +29,11 @@ def check_listening(options: FrontendOptions, environment: Mapping[str, str] = o
             )
 
 
+def has_files(options: FrontendOptions) -> bool:
+    """There are files that SIGHUP makes the frontends read again. Without any it ends them, as it does by itself."""
+    return bool(options.api_keys_file or options.tls_certificate)
+
+
 def is_loopback(host: str) -> bool:
     """Only this machine reaches the address. Names but localhost may mean any address, and count as such."""
     try:

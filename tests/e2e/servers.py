@@ -38,12 +38,17 @@ class Server:
             self._log_grew.set()
         self._log_grew.set()
 
-    async def logged(self, event: str, seconds: float = START_SECONDS, after: int = 0) -> dict[str, Any]:
-        """The first log entry of this event from position `after` on; fails if the server ends without it."""
+    async def logged(
+        self, event: str, seconds: float = START_SECONDS, after: int = 0, process: str = ""
+    ) -> dict[str, Any]:
+        """The first log entry of this event (of this process) from position `after` on.
+
+        Fails if the server ends without it.
+        """
         async with asyncio.timeout(seconds):
             while True:
                 for entry in self.log[after:]:
-                    if entry["event"] == event:
+                    if entry["event"] == event and process in ("", entry.get("process")):
                         return entry
                 assert not self._reader.done(), f"the server ended: {self.log}"
                 self._log_grew.clear()

@@ -2,7 +2,6 @@
 
 import http.client
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -10,48 +9,17 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
 from penstock.core.config import ConfigError, FrontendOptions
 from penstock.core.config.listening import check_listening
+from tests.frontend.certificates import Pair, make_pair, needs_openssl
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import raw_post
 from tests.frontend.live_server import LiveServer, live_server
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with the openssl command")
-
-
-class Pair(NamedTuple):
-    """Two PEM files."""
-
-    certificate: Path
-    key: Path
-
-    def options(self) -> dict[str, Any]:
-        return {"tls_certificate": str(self.certificate), "tls_key": str(self.key)}
-
-
-def make_pair(folder: Path, name: str = "localhost") -> Pair:
-    """A certificate that signs itself, and its key."""
-    folder.mkdir(exist_ok=True)
-    pair = Pair(folder / "cert.pem", folder / "key.pem")
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    command += ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
-    subprocess.run([*command, "-out", pair.certificate, "-keyout", pair.key], check=True, capture_output=True)
-    return pair
+pytestmark = needs_openssl
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,54 @@
+"""`penstock serve` with all that its listeners may have: TLS, keys, administrators' port, and SIGHUP for new files."""
+
+import signal
+import ssl
+from pathlib import Path
+
+import aiohttp
+
+from penstock.core.config.api_keys import digest
+from penstock.core.config.listening import bind
+from tests.e2e.conftest import Checkpoint
+from tests.e2e.servers import serving
+from tests.frontend.certificates import make_pair, needs_openssl
+
+
+def write_key(file: Path, key: str) -> None:
+    file.write_text(f'[[keys]]\nid = "a"\nsha256 = "{digest(key).hex()}"\nscopes = ["infer", "metrics"]\n')
+
+
+@needs_openssl
+async def test_two_frontends_with_everything(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    pair = make_pair(tmp_path / "tls")
+    keys = tmp_path / "keys.toml"
+    write_key(keys, "old")
+    with bind("127.0.0.1", 0, is_shared=False) as free:
+        admin_port = free.getsockname()[1]
+    flags = ["--host", "0.0.0.0", "--api-keys-file", keys, "--admin-port", admin_port, "--num-frontends", 2]
+    flags += ["--tls-certificate", pair.certificate, "--tls-key", pair.key]
+    tls = ssl.create_default_context(cafile=str(pair.certificate))
+
+    async with serving(checkpoint.folder, *map(str, flags)) as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        [admin_url] = [line["admin_url"] for line in server.log if line["event"] == "serving"]
+        assert admin_url == f"https://127.0.0.1:{admin_port}"
+
+        async def status(url: str, key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            async with aiohttp.ClientSession() as http, http.get(url, headers=headers, ssl=tls) as answer:
+                return answer.status
+
+        assert await status(f"{server.url}/v1/models", "old") == 200
+        assert await status(f"{server.url}/metrics", "old") == 404
+        assert await status(f"{admin_url}/metrics", "old") == 200
+        assert await status(f"{admin_url}/v1/models", "old") == 404
+
+        write_key(keys, "new")
+        position = len(server.log)
+        server.process.send_signal(signal.SIGHUP)
+        for frontend in ("penstock-frontend-0", "penstock-frontend-1"):
+            await server.logged("read the API keys again", after=position, process=frontend)
+        for _ in range(6):  # whichever takes the connection
+            assert await status(f"{server.url}/v1/models", "old") == 401
+            assert await status(f"{server.url}/v1/models", "new") == 200
+        assert not [line for line in server.log if line["event"] == "died, starting it again"]
