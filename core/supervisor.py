@@ -63,7 +63,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         if has_files(self._config.frontend):
-            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+            process.on_hangup(loop, self._on_hangup)
         banner = Banner(self._config)
         banner.begin()
         children = self._engine + self._frontends

@@ -53,7 +53,7 @@ async def _run(config: Config, name: str, listeners: list[socket.socket], argv: 
     server: Server
     loop = asyncio.get_running_loop()
     if has_files(config.frontend):
-        loop.add_signal_handler(signal.SIGHUP, lambda: server.reload())  # when the loop runs on: it is there by then
+        process.on_hangup(loop, lambda: server.reload())  # when the loop runs on: the server is there by then
     server = Server(config, name)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stopped.set)

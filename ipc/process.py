@@ -7,13 +7,16 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import setproctitle
 import structlog
 
 from penstock.ipc import faults
+
+if TYPE_CHECKING:  # workers come here, too, and have no event loop
+    import asyncio
 
 T = TypeVar("T")
 
@@ -84,6 +87,20 @@ def end_with_parent(expected_parent: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != expected_parent:  # it died before the call took effect
         sys.exit(1)
+
+
+def on_hangup(loop: "asyncio.AbstractEventLoop", reload: Callable[[], None]) -> None:
+    """SIGHUP means `reload` from now on; one that comes because the terminal was closed still ends the process."""
+    terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
+
+    def handle() -> None:
+        if terminals and not any(os.isatty(descriptor) for descriptor in terminals):
+            loop.remove_signal_handler(signal.SIGHUP)  # back to what the system does by itself
+            os.kill(os.getpid(), signal.SIGHUP)
+        else:
+            reload()
+
+    loop.add_signal_handler(signal.SIGHUP, handle)
 
 
 def report_ready(argv: list[str]) -> None:
