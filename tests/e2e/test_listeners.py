@@ -13,15 +13,19 @@ from tests.e2e.servers import serving
 from tests.frontend.certificates import make_pair, needs_openssl
 
 
-def write_key(file: Path, key: str) -> None:
-    file.write_text(f'[[keys]]\nid = "a"\nsha256 = "{digest(key).hex()}"\nscopes = ["infer", "metrics"]\n')
+def write_keys(file: Path, *keys: str) -> None:
+    """Each with a namespace of its own."""
+    common = 'scopes = ["infer", "metrics"]'
+    file.write_text(
+        "".join(f'[[keys]]\nid = "{k}"\nsha256 = "{digest(k).hex()}"\nnamespace = "{k}"\n{common}\n' for k in keys)
+    )
 
 
 @needs_openssl
 async def test_two_frontends_with_everything(checkpoint: Checkpoint, tmp_path: Path) -> None:
     pair = make_pair(tmp_path / "tls")
     keys = tmp_path / "keys.toml"
-    write_key(keys, "old")
+    write_keys(keys, "old", "other")
     with bind("127.0.0.1", 0, is_shared=False) as free:
         admin_port = free.getsockname()[1]
     flags = ["--host", "0.0.0.0", "--api-keys-file", keys, "--admin-port", admin_port, "--num-frontends", 2]
@@ -43,7 +47,21 @@ async def test_two_frontends_with_everything(checkpoint: Checkpoint, tmp_path: P
         assert await status(f"{admin_url}/metrics", "old") == 200
         assert await status(f"{admin_url}/v1/models", "old") == 404
 
-        write_key(keys, "new")
+        async def num_cached(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            body = {"prompt": [5 + i % 50 for i in range(64)], "max_tokens": 1}
+            async with (
+                aiohttp.ClientSession() as http,
+                http.post(f"{server.url}/v1/completions", json=body, headers=headers, ssl=tls) as answer,
+            ):
+                usage = (await answer.json())["usage"]
+                return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        assert await num_cached("old") == 0
+        assert await num_cached("old") >= 32
+        assert await num_cached("other") == 0
+
+        write_keys(keys, "new")
         position = len(server.log)
         server.process.send_signal(signal.SIGHUP)
         for frontend in ("penstock-frontend-0", "penstock-frontend-1"):
