@@ -8,18 +8,22 @@ Only the launch of the sampling waits for the thread, never the device for the h
 takes longer than a mask. A step without such rows does nothing here.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
 import structlog
+import torch
 from llguidance import LLTokenizer
 from torch import Tensor
 
 from penstock.core.config import ConfigError
 from penstock.core.config.grammar import grammar_vocabulary
-from penstock.gpu_worker.device import Device, Download, IntArray
+from penstock.gpu_worker.device import CpuDevice, Device, Download, IntArray
 from penstock.gpu_worker.grammar_row import DrawnToken, GrammarRow, Words
 from penstock.ipc.messages import NewRow, RowError, StepPlan
 from penstock.kernels.token_masks import mask_tokens
@@ -30,7 +34,7 @@ log = structlog.get_logger()
 class _Masks(NamedTuple):
     """For C constrained rows of a step."""
 
-    indices: list[int]  # among the step's sampling rows
+    indices: IntArray  # int64[C], among the step's sampling rows
     words: Words  # int32[C, W]
     errors: tuple[RowError, ...]
 
@@ -44,10 +48,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._device = device
         self._rows: dict[int, GrammarRow] = {}
-        self._thread: ThreadPoolExecutor | None = None
         self._reader: _Reader | None = None
         self._asked: list[tuple[int, GrammarRow]] = []  # of the step being launched: sampling index, row
-        self._masks: Future[_Masks] | None = None
 
     def clear(self) -> None:
         """No row follows a grammar."""
@@ -74,17 +76,20 @@ class Grammars:
             return
         self._asked = [(i, self._rows[row]) for i, row in enumerate(rows.tolist()) if row in self._rows]
         if self._asked:
-            assert self._thread is not None
-            self._masks = self._thread.submit(_fill, self._asked, self._vocab_size)
+            assert self._reader is not None
+            self._reader.fill(self._asked, self._vocab_size)
 
     def mask(self, logits: Tensor) -> tuple[RowError, ...]:
         """Apply the masks to the step's logits [S, V], in place; the rows without a next token."""
-        if self._masks is None:
+        if not self._asked:
             return ()
-        masks = self._masks.result()
-        self._masks = None
-        upload = self._device.upload
-        mask_tokens(logits, upload(np.array(masks.indices, dtype=np.int64)), upload(masks.words))
+        assert self._reader is not None
+        masks = self._reader.masks()
+        library = self._device.library if isinstance(self._device, CpuDevice) else None
+        if library is not None and logits.dtype == torch.float32:
+            library.mask_tokens(logits, masks.indices, masks.words)
+        else:
+            mask_tokens(logits, self._device.upload(masks.indices), self._device.upload(masks.words))
         return masks.errors
 
     def expect(self, download: Download) -> None:
@@ -94,25 +99,47 @@ class Grammars:
         self._asked = []
 
     def _enter(self, new: NewRow) -> None:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        if self._reader is None:
             self._reader = _Reader(self._folder)
-        assert self._reader is not None
         outputs = np.frombuffer(new.token_ids, dtype=np.int32)[new.num_prompt_tokens :].tolist()
         row = GrammarRow(new.sampling, outputs)
         self._rows[new.row] = row
-        self._thread.submit(self._reader.prepare, row)  # before any mask of it: the thread keeps the order
+        self._reader.prepare(row)
 
 
 class _Reader:
-    """Reads grammars over the checkpoint's tokens, in the thread."""
+    """Reads grammars over the checkpoint's tokens, in a thread of its own, one thing after the other.
+
+    Two queues, and not an executor: its locks would cost the step's thread as much as the masks cost this one.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._vocabulary: LLTokenizer | None = None
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._filled: SimpleQueue[_Masks] = SimpleQueue()
+        Thread(target=self._run, name="grammar", daemon=True).start()
 
     def prepare(self, row: GrammarRow) -> None:
-        """Make a row ready; what goes wrong is that row's error alone."""
+        """Make a row ready, before any mask of it; what goes wrong is that row's error alone."""
+        self._work.put(partial(self._prepare, row))
+
+    def fill(self, asked: list[tuple[int, GrammarRow]], vocab_size: int) -> None:
+        """Start to fill the masks of rows; each call is followed by one of `masks`."""
+        self._work.put(partial(self._fill, asked, vocab_size))
+
+    def masks(self) -> _Masks:
+        """Wait for the masks."""
+        return self._filled.get()
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+    def _fill(self, asked: list[tuple[int, GrammarRow]], vocab_size: int) -> None:
+        self._filled.put(_fill(asked, vocab_size))
+
+    def _prepare(self, row: GrammarRow) -> None:
         try:
             if self._vocabulary is None:
                 self._vocabulary = grammar_vocabulary(self._folder)
@@ -137,4 +164,4 @@ def _fill(asked: list[tuple[int, GrammarRow]], vocab_size: int) -> _Masks:
             row_words[:] = -1
         if error:
             errors.append(RowError(i, error))
-    return _Masks([i for i, _ in asked], words, tuple(errors))
+    return _Masks(np.array([i for i, _ in asked]), words, tuple(errors))

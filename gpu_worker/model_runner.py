@@ -121,12 +121,13 @@ class ModelRunner:
         batch = host_batch(plan)
         if batch.rows.shape[0] == 0:
             return None, ()
-        self._grammars.begin(batch.rows[batch.sample_idx])
         prompt = None
         if self._graphs is not None and self._graphs.covers(batch):
+            self._grammars.begin(batch.rows[batch.sample_idx])
             hidden, sampling = self._graphs.replay(batch)
         else:
             inputs, sampling = make_inputs(batch, self._state, self._rope, self._device, self._page_size, self._model)
+            self._grammars.begin(batch.rows[batch.sample_idx])  # not earlier: two Python threads at a time are slow
             hidden = self._model.forward(inputs, self._kv)
             if self._state.has_logprobs:
                 prompt = prompt_scores(self._model, hidden, batch, self._state, self._device)

@@ -293,6 +293,13 @@ void penstock_gumbel_argmax(const float* z, const float* thresholds, const int64
   });
 }
 
+// logits [., V]; words [num_masked, ceil(V / 32)]: a row's token t may be drawn where bit t % 32 of word t / 32 is set.
+void penstock_mask_tokens(float* logits, int vocab_size, const int64_t* rows, int num_masked, const int32_t* words) {
+  const int num_words = (vocab_size + 31) / 32;
+  for (int i = 0; i < num_masked; i++)
+    mask_tokens(logits + rows[i] * vocab_size, vocab_size, words + size_t(i) * num_words);
+}
+
 // x [num_tokens, H] -> out [num_tokens, V]
 void penstock_logits(const Model* model, const float* x, int num_tokens, float* out) {
   const int hidden = model->hidden_size, vocab = model->vocab_size;

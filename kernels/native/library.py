@@ -6,9 +6,13 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+IntArray = npt.NDArray[np.integer]
 
 _GROUP, _UNIT = 16, 64  # outputs of a weight that are stored together, and whose number is padded (linear.h)
 _HUGE_PAGE = 2 << 20
@@ -124,7 +128,16 @@ class Library:
 
     def __init__(self, path: Path, num_threads: int) -> None:
         self._functions = ctypes.CDLL(str(path))
-        for name in ("set_threads", "advise_huge_pages", "pack", "forward", "logits", "gumbel_argmax", "prepare"):
+        for name in (
+            "set_threads",
+            "advise_huge_pages",
+            "pack",
+            "forward",
+            "logits",
+            "gumbel_argmax",
+            "mask_tokens",
+            "prepare",
+        ):
             getattr(self._functions, f"penstock_{name}").restype = None
         self._functions.penstock_set_threads(c_int32(num_threads))
         self.num_threads = num_threads
@@ -223,6 +236,21 @@ class Library:
             *(c_int32(num_rows), c_int32(vocab_size), c_void_p(out.data_ptr())),
         )
         return out
+
+    def mask_tokens(self, logits: Tensor, indices: IntArray, bits: IntArray) -> None:
+        """Mask some rows in place, as `kernels/token_masks.py` does.
+
+        Args:
+            logits: fp32[S, V], contiguous.
+            indices: int64[C], the masked rows.
+            bits: int32[C, ceil(V / 32)], contiguous.
+        """
+        if not logits.is_contiguous() or bits.shape != (indices.shape[0], -(-logits.shape[1] // 32)):
+            raise ValueError(f"bits {bits.shape} of {indices.shape[0]} rows do not fit logits {tuple(logits.shape)}")
+        self._functions.penstock_mask_tokens(
+            *(c_void_p(logits.data_ptr()), c_int32(logits.shape[1])),
+            *(c_void_p(indices.ctypes.data), c_int32(indices.shape[0]), c_void_p(bits.ctypes.data)),
+        )
 
     def model(self, shape: NativeShape, weights: NativeWeights) -> "NativeModel":
         """A model ready to run."""

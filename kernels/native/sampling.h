@@ -88,4 +88,15 @@ inline int64_t gumbel_argmax(const float* z, int vocab_size, float threshold, ui
   return best_id[winner];
 }
 
+// The logits of tokens whose bit is not set become minus infinity.
+inline void mask_tokens(float* logits, int vocab_size, const int32_t* words) {
+  for (int first = 0; first < vocab_size; first += 32) {
+    const uint32_t word = uint32_t(words[first / 32]);
+    if (word == ~0u) continue;
+    const int num_tokens = std::min(32, vocab_size - first);
+    for (int i = 0; i < num_tokens; i++)
+      if (!(word >> i & 1)) logits[first + i] = -INFINITY;
+  }
+}
+
 }  // namespace penstock

@@ -78,7 +78,7 @@ class Peer:
         os.close(descriptor)
         os.close(ready_write)
 
-    def receive(self, *, skip_heartbeats: bool = True, timeout_ms: int = 30000) -> Message:
+    def receive(self, *, skip_heartbeats: bool = True, timeout_ms: int = 90_000) -> Message:
         while self.socket.poll(timeout_ms):
             self._worker, frame = self.socket.recv_multipart()
             message = self._codec.decode(frame)
@@ -90,7 +90,7 @@ class Peer:
         self.socket.send_multipart((self._worker, self._codec.encode(message)))
 
     def ended(self) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=30)
+        _, errors = self.process.communicate(timeout=90)
         return self.process.returncode, errors
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from penstock.kernels.native.library import Library
 from penstock.kernels.paged_attention_cpu import plan_cpu_attention
 from penstock.kernels.prepare_inputs import prepare_inputs_reference
 from penstock.kernels.sampling_cpu import _gumbel_argmax
+from penstock.kernels.token_masks import mask_tokens_reference
 
 _TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -230,6 +231,21 @@ def test_draws_like_torch(library: Library, vocab_size: int) -> None:
         assert torch.equal(drawn, _gumbel_argmax(z.clone(), thresholds, seeds, positions))
     else:
         assert not drawn.any()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300])
+@pytest.mark.parametrize("num_masked", [1, 20])
+def test_masks_like_the_reference(library: Library, vocab_size: int, num_masked: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(40, vocab_size, generator=generator)
+    indices = torch.randperm(40, generator=generator)[:num_masked]
+    bits = torch.randint(-(2**31), 2**31 - 1, (num_masked, -(-vocab_size // 32)), generator=generator).int()
+    bits[0] = -1  # all of a row may be drawn
+    expected = mask_tokens_reference(logits, indices, bits)
+    library.mask_tokens(logits, indices.numpy(), bits.numpy())
+    assert torch.equal(logits, expected)
+    with pytest.raises(ValueError, match="do not fit"):
+        library.mask_tokens(torch.zeros(2, vocab_size + 32), indices.numpy(), bits.numpy())
 
 
 def test_inputs_are_the_reference_s(library: Library) -> None:
