@@ -9,39 +9,24 @@ over the rate at which this machine reads memory with the same threads, measured
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from penstock.bench.decode_step import bytes_read, decode_times
 from penstock.bench.grammar import demo_folder
 from penstock.bench.local_engine import LocalEngine
+from penstock.bench.machine import commit, processor, read_rate
 from penstock.bench.offline import sampling_of
 from penstock.bench.shapes_folder import shape_folder
 from penstock.core.config.options import CpuKernels
 from penstock.gpu_worker.loader import load_model_config
 
 KERNELS: tuple[CpuKernels, ...] = ("native", "torch")
-
-
-def read_rate(num_threads: int) -> float:
-    """Bytes per second of reading memory that no cache holds: the best of some sums."""
-    torch.set_num_threads(num_threads)
-    data, best = torch.ones(128 << 20), 0.0
-    for _ in range(5):
-        began = time.perf_counter()
-        data.sum()
-        best = max(best, data.nbytes / (time.perf_counter() - began))
-    return best
 
 
 def decode_ms(engine: LocalEngine, vocab_size: int, batch: int, context: int, num_steps: int) -> list[float]:
@@ -56,19 +41,6 @@ def prefill_ms(engine: LocalEngine, vocab_size: int, num_tokens: int) -> float:
     """Milliseconds until a prompt has given its first token."""
     prompt = np.random.default_rng(1).integers(5, vocab_size, num_tokens).tolist()
     return 1e3 * engine.run([prompt], sampling_of([1])).seconds
-
-
-def commit() -> str:
-    """The source's commit, if this is a clone."""
-    command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def processor() -> str:
-    """What the system calls it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{os.cpu_count()} x {named[0] if named else platform.processor()}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

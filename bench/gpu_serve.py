@@ -7,19 +7,14 @@ Prompts of 1024 and outputs of 128 tokens at concurrency 1, 16, 64 and 256; the 
 
 import argparse
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from penstock.bench import serve
+from penstock.bench.server_process import free_port, running
 from penstock.bench.shapes_folder import servable_folder
 
 _LOADS = {1: 8, 16: 64, 64: 192, 256: 512}
@@ -35,37 +30,11 @@ def serving(folder: Path, flags: Sequence[str]) -> Iterator[str]:
     Raises:
         RuntimeError: if it ends, or is not ready in time.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(folder), "--port", str(port), *flags]
-    process = subprocess.Popen(command, env=os.environ | {"PENSTOCK_LOG_FORMAT": "json"})
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_ready(process, url)
+    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(folder), "--port", str(port), *flags]
+    with running(command, f"{url}/ready", os.environ | {"PENSTOCK_LOG_FORMAT": "json"}, _START_SECONDS):
         yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the server ended with code {process.returncode}")
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            pass
-        time.sleep(0.2)
-    raise RuntimeError(f"the server was not ready after {_START_SECONDS:.0f} s")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -39,7 +39,7 @@ class Run(NamedTuple):
 
 
 class LocalEngine:
-    """Pipeline depth 1, prefix cache off, random weights of a shape."""
+    """Pipeline depth 1, random weights of a shape; the prefix cache is off unless it is asked for."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class LocalEngine:
         enforce_eager: bool = False,
         num_threads: int = 1,
         cpu_kernels: CpuKernels = "auto",
+        enable_prefix_caching: bool = False,
     ) -> None:
         config = Config(
             model=ModelOptions(model=str(folder), max_model_len=max_model_len),
@@ -60,7 +61,7 @@ class LocalEngine:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 pipeline_depth=1,
-                enable_prefix_caching=False,
+                enable_prefix_caching=enable_prefix_caching,
             ),
             worker=WorkerOptions(
                 device=device,

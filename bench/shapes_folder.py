@@ -5,6 +5,10 @@ import shutil
 from pathlib import Path
 
 SHAPES = Path(__file__).parent / "shapes"
+NUM_BYTES = 256
+"""Ids of single bytes: the first ones."""
+
+_CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
 def shape_folder(name: str) -> Path:
@@ -13,7 +17,10 @@ def shape_folder(name: str) -> Path:
 
 
 def servable_folder(name: str, target: Path) -> Path:
-    """A copy of a shape with a tokenizer: bytes are its first 256 ids, all others spell five characters."""
+    """A copy of a shape with a tokenizer: bytes are its first 256 ids, a pair merges, all others spell five characters.
+
+    The pair is there because some readers of tokenizers refuse a list of merges that is empty.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     target.mkdir(parents=True, exist_ok=True)
@@ -21,9 +28,11 @@ def servable_folder(name: str, target: Path) -> Path:
     vocab_size = json.loads((target / "config.json").read_text())["vocab_size"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate(alphabet)}
-    vocab |= {f"{i:05x}": i for i in range(len(alphabet), vocab_size)}
-    tokenizer = Tokenizer(models.BPE(vocab, merges=[]))
+    vocab |= {f"{i:05x}": i for i in range(NUM_BYTES, vocab_size - 1)} | {"zz": vocab_size - 1}
+    tokenizer = Tokenizer(models.BPE(vocab, merges=[("z", "z")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(target / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _CHAT_TEMPLATE}
+    (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
     return target

@@ -1,0 +1,61 @@
+"""What a measurement has to tell of the machine it ran on, and the rate at which that reads memory."""
+
+import mmap
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+_READ_BYTES = 512 << 20
+
+
+def read_rate(num_threads: int) -> float:
+    """Bytes per second of reading memory that no cache holds, on huge pages if there are any: the best of some sums."""
+    torch.set_num_threads(num_threads)
+    memory = mmap.mmap(-1, _READ_BYTES)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    data, best = torch.frombuffer(memory, dtype=torch.float32), 0.0
+    data.fill_(1)
+    for _ in range(5):
+        began = time.perf_counter()
+        data.sum()
+        best = max(best, data.nbytes / (time.perf_counter() - began))
+    return best
+
+
+def commit() -> str:
+    """The source's commit, if this is a clone."""
+    command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def processor() -> str:
+    """What the system calls it."""
+    named = _cpuinfo("model name")
+    return f"{os.cpu_count()} x {named or platform.processor()}"
+
+
+def machine() -> dict[str, Any]:
+    """For a record: processor, features that matter for speed, memory in GB, huge pages, load average of a minute."""
+    flags = _cpuinfo("flags").split()
+    huge_pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return {
+        "processor": processor(),
+        "features": [name for name in _FEATURES if name in flags],
+        "has_amx": "amx_bf16" in flags,
+        "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
+        "huge_pages": huge_pages.read_text().strip() if huge_pages.is_file() else "unknown",
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def _cpuinfo(field: str) -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")

@@ -1,0 +1,107 @@
+"""One random checkpoint of a named shape, and the same weights in the forms that the peers read.
+
+Weights are drawn from one seed, in the config's own dtype. Rows of the embedding that belong to single bytes and to the
+end of text are zero: with tied weights their logits are 0, which never is the largest of thousands, so no greedy answer
+ends early or stops in half a character, and every server sends a piece of text for every token.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from penstock.bench.peers_envs import Environment, PeerError
+from penstock.bench.shapes_folder import NUM_BYTES, servable_folder
+
+_STANDARD_DEVIATION = 0.02
+_MADE = "made"
+
+
+def make_checkpoint(shape: str, models: Path, say: Callable[[str], None]) -> Path:
+    """A folder under `models` with config, tokenizer and random weights; made if it is not there yet."""
+    target = models / shape
+    if (target / _MADE).is_file():
+        say(f"checkpoint: uses {target}")
+        return target
+    say(f"checkpoint: draws the weights of {shape} in {target}")
+    shutil.rmtree(target, ignore_errors=True)
+    servable_folder(shape, target)
+    save_file(dict(_weights(target)), target / "model.safetensors", metadata={"format": "pt"})
+    (target / _MADE).touch()
+    return target
+
+
+def harmless_ids(checkpoint: Path) -> range:
+    """The ids of which prompts may consist: no single bytes, nothing special."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    special = [token for token in _special_ids(config) if token >= NUM_BYTES]
+    return range(NUM_BYTES, min([*special, config["vocab_size"]]))
+
+
+def _weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    dtype = config.dtype or torch.bfloat16
+    generator = torch.Generator().manual_seed(0)
+    silent = [*range(NUM_BYTES), *_special_ids(config.to_dict())]
+    for name, shape in ((name, weight.shape) for name, weight in model.named_parameters()):
+        if len(shape) == 1 and not name.endswith("bias"):
+            yield name, torch.ones(shape, dtype=dtype)
+            continue
+        weight = torch.empty(shape).normal_(0, _STANDARD_DEVIATION, generator=generator).to(dtype)
+        if shape[0] == config.vocab_size:
+            weight[silent] = 0
+        yield name, weight
+
+
+def _special_ids(config: dict[str, object]) -> list[int]:
+    """BOS and EOS, where the config has them."""
+    found: list[int] = []
+    for name in ("bos_token_id", "eos_token_id"):
+        ids = config.get(name)
+        found += ids if isinstance(ids, list) else [ids] if isinstance(ids, int) else []
+    return found
+
+
+def to_openvino(env: Environment, checkpoint: Path) -> Path:
+    """OpenVINO's form, exported with 16-bit weights as its users would.
+
+    Raises:
+        PeerError: if the export fails.
+    """
+    target = checkpoint / "openvino"
+    if not (target / _MADE).is_file():
+        shutil.rmtree(target, ignore_errors=True)
+        command: list[str | Path] = [
+            env.program("optimum-cli"),
+            "export",
+            "openvino",
+            "--model",
+            checkpoint,
+            "--weight-format",
+            "fp16",
+        ]
+        env.run("exports the checkpoint", [*command, "--task", "text-generation-with-past", target])
+        if not (target / "openvino_model.bin").is_file():
+            raise PeerError(f"the export left no openvino_model.bin in {target}")
+        (target / _MADE).touch()
+    return target
+
+
+def to_gguf(env: Environment, checkpoint: Path) -> Path:
+    """llama.cpp's form, bf16.
+
+    Raises:
+        PeerError: if the architecture is none that is written here.
+    """
+    target = checkpoint / "model.gguf"
+    if not target.is_file():
+        script = Path(__file__).with_name("peers_gguf.py")
+        env.run("writes the GGUF file", [env.python, script, checkpoint, target])
+    return target
