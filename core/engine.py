@@ -20,11 +20,11 @@ from penstock.core.config import Config, channel_keys
 from penstock.core.drain_rate import DrainRate
 from penstock.core.peers import Peers
 from penstock.core.queue_timeouts import QueueTimeouts
-from penstock.core.scheduler import Refusal, Scheduler
+from penstock.core.scheduler import Refusal, Scheduler, UnexpectedResultError
 from penstock.core.step_trace import StepTrace
 from penstock.ipc import faults
 from penstock.ipc.channel import PeerId, Router
-from penstock.ipc.codec import Codec
+from penstock.ipc.codec import Codec, MalformedMessage
 from penstock.ipc.curve import Doorkeeper
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
@@ -105,25 +105,16 @@ class Engine:
             self._on_frontend_hello(peer, message)
             return
         if peer not in self._frontends:
-            if not isinstance(message, Goodbye):
-                self.frontend_channel.send(peer, SayHello())
-            return
+            if isinstance(message, Goodbye):
+                return
+            self.frontend_channel.send(peer, SayHello())
+            raise MalformedMessage("it has not said hello")
         self._frontends.seen(peer, monotonic())
         match message:
             case AddRequest():
                 self._on_add_request(peer, message)
-            case AbortRequest():
-                if self._scheduler is not None:
-                    self._scheduler.abort(message.request_id, message.sequence_idx)
-                self._changed()
-            case PauseRequest():
-                if self._scheduler is not None:
-                    self._scheduler.pause(message.request_id)
-                self._changed()
-            case ProceedRequest():
-                if self._scheduler is not None:
-                    self._scheduler.proceed(message.request_id)
-                self._changed()
+            case AbortRequest() | PauseRequest() | ProceedRequest():
+                self._steer(peer, message)
             case ResetPrefixCache():
                 num_pages = self._scheduler.reset_prefix_cache() if self._scheduler is not None else 0
                 log.info("prefix cache reset", freed_pages=num_pages)
@@ -162,6 +153,22 @@ class Engine:
         ]
         self._send_deltas(peer, 0, deltas)
 
+    def _steer(self, peer: PeerId, message: AbortRequest | PauseRequest | ProceedRequest) -> None:
+        scheduler = self._scheduler
+        request = scheduler.requests.get(message.request_id) if scheduler is not None else None
+        if scheduler is None or request is None:
+            return  # it has ended meanwhile
+        if request.owner != peer:
+            raise MalformedMessage("the request is another frontend's")
+        match message:
+            case AbortRequest():
+                scheduler.abort(message.request_id, message.sequence_idx)
+            case PauseRequest():
+                scheduler.pause(message.request_id)
+            case ProceedRequest():
+                scheduler.proceed(message.request_id)
+        self._changed()
+
     def _expire_queued(self, now: float) -> None:
         expired = self._queue_timeouts.expire(now, self._scheduler) if self._scheduler is not None else {}
         for owner, deltas in expired.items():
@@ -190,7 +197,7 @@ class Engine:
             return
         if peer != self._worker:
             self.worker_channel.send(peer, SayHello())
-            return
+            raise MalformedMessage("it has not said hello, or was dropped")
         match message:
             case StepResult():
                 self._on_step_result(message)
@@ -268,7 +275,11 @@ class Engine:
         if result.step_id < oldest:
             return  # of a plan that it got before it said hello once more
         self._progress_at = received = monotonic()
-        output = self._scheduler.process(result)
+        try:
+            output = self._scheduler.process(result)
+        except UnexpectedResultError as error:
+            self._lose_stuck_worker(f"its result makes no sense: {error}")
+            return
         if self._trace is not None:
             process_us = (monotonic() - received) * 1e6
             self._trace.returned(result.step_id, received, process_us, result.num_forward_us, result.num_idle_us)
@@ -323,6 +334,8 @@ class Engine:
         self._drain.note(monotonic(), self._scheduler.waiting.num_seqs, totals.num_admitted, totals.num_prompt_tokens)
         return replace(
             self._scheduler.stats(is_ready=self._worker is not None),
+            num_dropped_from_frontends=self.frontend_channel.num_dropped,
+            num_dropped_from_workers=self.worker_channel.num_dropped,
             drained_seqs_per_second=self._drain.seqs_per_second,
             drained_tokens_per_second=self._drain.tokens_per_second,
         )
@@ -367,6 +380,7 @@ class Engine:
                 self._lose_stuck_worker("it is not connected any more")
             self._check_progress(now)
             self._expire_queued(now)
+            self._changed()  # what was dropped counts too, and asks for no step
             if self._trace is not None:
                 self._trace.flush()
 

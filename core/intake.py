@@ -1,12 +1,14 @@
 """Which requests the scheduler takes in, and the refusal of those that it does not."""
 
+from itertools import chain
+from math import isfinite
 from typing import NamedTuple
 
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.int32_buffer import unpack_int32
 from penstock.core.waiting_queue import WaitingQueue
 from penstock.core.worker_limits import WorkerLimits
-from penstock.ipc.messages import AddRequest, ErrorCode
+from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams
 
 
 class Refusal(NamedTuple):
@@ -35,7 +37,11 @@ def check_request(
     num_logprobs = max(message.sampling.num_logprobs, message.sampling.prompt_logprobs)
     if num_logprobs > limits.vocab_size:
         return Refusal("internal", f"{num_logprobs} best tokens are asked for, of a vocabulary of {limits.vocab_size}")
-    return _check_token_ids(message.prompt_token_ids, limits) or _check_resumed(message, num_prompt_tokens, limits)
+    return (
+        _check_sampling(message.sampling, limits.vocab_size)
+        or _check_token_ids(message.prompt_token_ids, limits)
+        or _check_resumed(message, num_prompt_tokens, limits)
+    )
 
 
 def _check_room(n: int, num_prompt_tokens: int, waiting: WaitingQueue, options: SchedulerOptions) -> Refusal | None:
@@ -52,6 +58,22 @@ def _check_room(n: int, num_prompt_tokens: int, waiting: WaitingQueue, options: 
             f"sequences of {waiting.num_tokens} tokens wait already and the request has {n * num_prompt_tokens}; "
             f"at most {options.max_num_queued_tokens} may wait",
         )
+    return None
+
+
+def _check_sampling(sampling: SamplingParams, vocab_size: int) -> Refusal | None:
+    """Return what would end the worker. Frontends check it too, and say it better: this is for what is none of ours."""
+    floats = (
+        sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
+        sampling.presence_penalty, sampling.frequency_penalty, *(bias for _, bias in sampling.logit_bias),
+    )  # fmt: skip
+    if not all(map(isfinite, floats)):
+        return Refusal("internal", "a sampling parameter is not a finite number")
+    used = [*sampling.allowed_token_ids, *chain.from_iterable(sampling.bad_words), *(i for i, _ in sampling.logit_bias)]
+    if sampling.min_tokens:
+        used += sampling.stop_token_ids  # else they are but compared with what was drawn
+    if used and not 0 <= min(used) <= max(used) < vocab_size:
+        return Refusal("internal", f"a sampling parameter names a token outside the vocabulary of {vocab_size} tokens")
     return None
 
 

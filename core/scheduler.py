@@ -286,7 +286,7 @@ class Scheduler:
         Raises:
             UnexpectedResultError: it is not the result of that step; nothing was changed.
         """
-        tokens = checked_tokens(self.in_flight, result)
+        tokens = checked_tokens(self.in_flight, result, self.limits.vocab_size)
         step = self.in_flight.popleft()
         failed = failed_sequences(step, result) if result.row_errors else []
         step_id = step.step_id

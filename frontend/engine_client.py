@@ -70,6 +70,8 @@ class EngineClient:
     link: EngineLink
     context: zmq.Context[Any]
     on_refused: Callable[[str], None]
+    on_dropped: Callable[[], object] = lambda: None
+    """Called for each message that is none."""
     engine: EngineReady | None = None
     """The engine's facts while it is ready; None while no worker serves."""
     stats: EngineStats | None = None
@@ -193,7 +195,13 @@ class EngineClient:
         self._last_heard = self._loop.time()
         self._has_heard = False
         self._dealer: Dealer[ToFrontend] = Dealer(
-            self.context, self.link.address, self.link.name, self._codec, self._on_message, self.link.keys
+            self.context,
+            self.link.address,
+            self.link.name,
+            self._codec,
+            self._on_message,
+            self.link.keys,
+            self.on_dropped,
         )
         self._say_hello()
 

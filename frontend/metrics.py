@@ -94,6 +94,9 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.dropped_messages = Counter(
+            "penstock_dropped_messages", "Messages from the scheduler that are none.", registry=registry
+        )
         self.sequences = Counter(
             "penstock_request_success", "Sequences by what ended them.", ["finished_reason"], registry=registry
         )
@@ -207,3 +210,11 @@ class EngineCollector(Collector):
         }
         for name, (about, value) in counters.items():
             yield CounterMetricFamily(name, about, value=value)
+        dropped = CounterMetricFamily(
+            "penstock_engine_dropped_messages",
+            "Messages that are none, or mean nothing from their sender, by the scheduler's socket that they came to.",
+            labels=["socket"],
+        )
+        dropped.add_metric(["frontends"], stats.num_dropped_from_frontends)
+        dropped.add_metric(["workers"], stats.num_dropped_from_workers)
+        yield dropped

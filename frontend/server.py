@@ -47,8 +47,9 @@ class Server:
             config.ipc.heartbeat_timeout,
             channel_keys(config),
         )
-        engine = EngineClient(link, self._context, self._on_refused)
-        self.service = Service(config, model, engine, Metrics(lambda: engine.stats))
+        metrics = Metrics(lambda: engine.stats)
+        engine = EngineClient(link, self._context, self._on_refused, metrics.dropped_messages.inc)
+        self.service = Service(config, model, engine, metrics)
         parts: tuple[Part, ...] = ("public", "admin") if config.frontend.admin_port else ("all",)
         self._runners = [self._make_runner(part) for part in parts]
         self._tasks: list[asyncio.Task[None]] = []

@@ -25,14 +25,18 @@ _MAX_MESSAGES_PER_DRAIN = 256
 
 
 class _AsyncChannel:
-    """The part that the two asyncio channels share: drain on readable, look again after a send."""
+    """The part that the two asyncio channels share: drain on readable, look again after a send.
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    What is malformed, or makes `on_message` raise MalformedMessage, is dropped and counted.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], on_dropped: Callable[[], object] = lambda: None) -> None:
         self._socket = socket
+        self._on_dropped = on_dropped
         self._loop = asyncio.get_running_loop()
         self._drain_is_scheduled = False
         self._is_closed = False
-        self.num_malformed = 0
+        self.num_dropped = 0
         self._loop.add_reader(socket.fileno(), self._drain)
         self._schedule_drain()
 
@@ -48,7 +52,8 @@ class _AsyncChannel:
             try:
                 self._deliver(frames)
             except MalformedMessage:
-                self.num_malformed += 1
+                self.num_dropped += 1
+                self._on_dropped()
         self._schedule_drain()
 
     def _deliver(self, frames: list[bytes]) -> None:
@@ -117,10 +122,11 @@ class Dealer(_AsyncChannel, Generic[In]):
         codec: Codec[In],
         on_message: Callable[[In], None],
         keys: ChannelKeys | None = None,
+        on_dropped: Callable[[], object] = lambda: None,
     ) -> None:
         self._codec = codec
         self._on_message = on_message
-        super().__init__(sockets.dealer(context, address, name, keys))
+        super().__init__(sockets.dealer(context, address, name, keys), on_dropped)
 
     def send(self, message: Message) -> bool:
         """Queue a message (also while the other side is away); False if the queue is full."""
@@ -150,7 +156,7 @@ class SyncDealer(Generic[In]):
     ) -> None:
         self._socket = sockets.dealer(context, address, name, keys)
         self._codec = codec
-        self.num_malformed = 0
+        self.num_dropped = 0
 
     def send(self, message: Message) -> None:
         """Queue a message; blocks only when the queue is full."""
@@ -165,7 +171,7 @@ class SyncDealer(Generic[In]):
                     return self._codec.decode(frames[0])
             except MalformedMessage:
                 pass
-            self.num_malformed += 1
+            self.num_dropped += 1
         return None
 
     def close(self) -> None:

@@ -10,7 +10,10 @@ In = TypeVar("In")
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are no message of the expected kinds; they are dropped and counted by the channel."""
+    """Bytes that are no message of the expected kinds, or a message that means nothing from this sender.
+
+    The channel drops and counts them.
+    """
 
 
 class Codec(Generic[In]):

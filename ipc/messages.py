@@ -26,6 +26,11 @@ Buffer = bytes
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 ErrorCode = Literal["queue_full", "too_long", "internal", "grammar", "ends_workers", "queue_timeout"]
 ShortText = Annotated[str, Meta(max_length=256)]
+Count = Annotated[int, Meta(ge=1, le=2**26)]
+"""How many there are of something that the scheduler keeps a list of: more than any machine has, and no more."""
+
+_Ints = Annotated[tuple[int, ...], Meta(max_length=4096)]
+_MAX_INT = 2**31 - 1
 
 
 class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -59,7 +64,7 @@ class Refused(Message, frozen=True):
 class FrontendHello(Message, frozen=True):
     protocol_version: int
     name: ShortText
-    model_fingerprint: str
+    model_fingerprint: ShortText
 
 
 class EngineReady(Message, frozen=True):
@@ -90,22 +95,24 @@ class SamplingParams(Struct, frozen=True, array_like=True, gc=False):
     `temperature == 0` is greedy. `top_k == 0` and `top_p == 1.0` mean "off".
     """
 
-    max_tokens: Annotated[int, Meta(ge=1)]
-    temperature: float = 1.0
-    top_k: Annotated[int, Meta(ge=0)] = 0
+    max_tokens: Annotated[int, Meta(ge=1, le=_MAX_INT)]
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, le=_MAX_INT)] = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0  # always set; the frontend draws one if the user gave none
-    min_tokens: Annotated[int, Meta(ge=0)] = 0
-    stop_token_ids: tuple[int, ...] = ()  # the model's EOS ids are in here unless ignore_eos was asked
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    min_tokens: Annotated[int, Meta(ge=0, le=_MAX_INT)] = 0
+    stop_token_ids: _Ints = ()  # the model's EOS ids are in here unless ignore_eos was asked
+    logit_bias: Annotated[tuple[tuple[int, float], ...], Meta(max_length=4096)] = ()  # (token id, added to its logit)
     num_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # of each output token and of so many best ones; -1: none
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # the same of each prompt token but the first
-    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of output tokens that are never completed
-    allowed_token_ids: tuple[int, ...] = ()  # nothing else is drawn; empty: anything
+    bad_words: Annotated[
+        tuple[Annotated[tuple[int, ...], Meta(min_length=1, max_length=4096)], ...], Meta(max_length=1024)
+    ] = ()  # sequences of output tokens that are never completed
+    allowed_token_ids: _Ints = ()  # nothing else is drawn; empty: anything
     grammar: str = ""  # what the output must match, as llguidance reads it; checked by the frontend; empty: anything
 
 
@@ -204,7 +211,7 @@ class TokenBatch(Message, frozen=True):
 
 
 class EngineStats(Message, frozen=True):
-    """The scheduler's counters, for /metrics. Sent when they changed, at most a few times a second."""
+    """The scheduler's counters, for /metrics. Sent with heartbeats, and a few times a second while they change."""
 
     num_waiting: int
     num_running: int
@@ -223,6 +230,8 @@ class EngineStats(Message, frozen=True):
     drained_seqs_per_second: float = 0.0  # from the queue to a row, while somebody waited; 0: not known, or none
     drained_tokens_per_second: float = 0.0  # their prompts
     num_paused: int = 0  # requests
+    num_dropped_from_frontends: int = 0  # malformed or senseless messages since start, on the socket for frontends
+    num_dropped_from_workers: int = 0  # on the socket for workers
 
 
 # --- scheduler <-> worker -------------------------------------------------------------------
@@ -234,15 +243,15 @@ class WorkerHello(Message, frozen=True):
     protocol_version: int
     name: ShortText
     rank: int
-    model_fingerprint: str
-    device: str
-    dtype: str
-    vocab_size: int
-    max_model_len: int
-    page_size: int
-    num_pages: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    model_fingerprint: ShortText
+    device: ShortText
+    dtype: ShortText
+    vocab_size: Count
+    max_model_len: Count
+    page_size: Count
+    num_pages: Count
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
     pid: int = 0  # on its host; 0: not told
 
 

@@ -1,7 +1,7 @@
 """The scheduler's process and a worker that is slow, or hangs: judged by its results, over real sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,15 @@ from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
+    AbortRequest,
     EngineNotReady,
     EngineReady,
+    EngineStats,
     FrontendHello,
+    Heartbeat,
+    Message,
+    PauseRequest,
+    SayHello,
     SequenceDelta,
     StepPlan,
     StepResult,
@@ -154,3 +160,87 @@ async def test_a_request_that_ends_two_workers_is_ended(peers: Peers) -> None:
     plan = await peers.plan()
     peers.worker.send(StepResult(plan.step_id, pack_int32([7])))
     assert (await peers.delta()).token_ids == (7,)
+
+
+def out_of_order(plan: StepPlan) -> StepResult:
+    return StepResult(plan.step_id + (1 << 40), pack_int32([7]))
+
+
+def too_many(plan: StepPlan) -> StepResult:
+    return StepResult(plan.step_id, pack_int32([7, 7]))
+
+
+def no_numbers(plan: StepPlan) -> StepResult:
+    return StepResult(plan.step_id, b"\x07")
+
+
+def no_token(plan: StepPlan) -> StepResult:
+    return StepResult(plan.step_id, pack_int32([100]))
+
+
+def a_negative_token(plan: StepPlan) -> StepResult:
+    return StepResult(plan.step_id, pack_int32([-1]))
+
+
+@pytest.mark.parametrize("nonsense", [out_of_order, too_many, no_numbers, no_token, a_negative_token])
+async def test_a_result_that_makes_no_sense_ends_the_worker_alone(
+    peers: Peers, nonsense: Callable[[StepPlan], StepResult]
+) -> None:
+    peers.frontend.send(make_request("a", [1, 2, 3], 2))
+    peers.worker.send(nonsense(await peers.plan()))
+    await peers.not_ready()
+    assert peers.hung == [PID]
+    peers.worker.close()
+    peers.new_worker()
+    await peers.welcome()
+    again = await peers.plan()
+    peers.worker.send(StepResult(again.step_id, pack_int32([7])))
+    assert (await peers.delta()).token_ids == (7,)
+
+
+async def test_who_has_not_said_hello_does_nothing_and_is_counted(peers: Peers) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    engine, told = peers.engine, asyncio.Queue[object]()
+    stranger: Dealer[ToFrontend] = Dealer(
+        context, engine.frontend_channel.address, "x", Codec(ToFrontend), told.put_nowait
+    )
+    other: Dealer[ToWorker] = Dealer(context, engine.worker_channel.address, "x", Codec(ToWorker), told.put_nowait)
+    stranger.send(make_request("x", [1, 2, 3], 2))
+    other.send(StepResult(0, pack_int32([7])))
+    for _ in range(2):
+        assert await asyncio.wait_for(told.get(), 5) == SayHello()
+    assert (engine.frontend_channel.num_dropped, engine.worker_channel.num_dropped) == (1, 1)
+    async with asyncio.timeout(5):
+        while not isinstance(message := await peers.to_frontend.get(), EngineStats) or not (
+            message.num_dropped_from_frontends and message.num_dropped_from_workers
+        ):
+            pass
+    assert (message.num_dropped_from_frontends, message.num_dropped_from_workers) == (1, 1)
+    stranger.close()
+    other.close()
+    context.term()
+
+
+@pytest.mark.parametrize("meddle", [AbortRequest("a"), PauseRequest("a")])
+async def test_a_frontend_does_not_meddle_with_the_requests_of_another(peers: Peers, meddle: Message) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    peers.frontend.send(make_request("a", [1, 2, 3], 2))
+    plan = await peers.plan()
+    told: asyncio.Queue[ToFrontend] = asyncio.Queue()
+    other: Dealer[ToFrontend] = Dealer(
+        context, peers.engine.frontend_channel.address, "g", Codec(ToFrontend), told.put_nowait
+    )
+    other.send(FrontendHello(PROTOCOL_VERSION, "g", "m"))
+    other.send(meddle)
+    other.send(AbortRequest("nobody", 1 << 60))  # of a request that has ended: nothing wrong with it
+    other.send(Heartbeat())
+    async with asyncio.timeout(5):
+        while not isinstance(news := await told.get(), EngineStats) or not news.num_dropped_from_frontends:
+            pass
+    peers.worker.send(StepResult(plan.step_id, pack_int32([7])))
+    assert (await peers.delta()).token_ids == (7,)
+    peers.worker.send(StepResult((await peers.plan()).step_id, pack_int32([8])))
+    assert (await peers.delta()).finish_reason == "length"
+    assert peers.engine.frontend_channel.num_dropped == 1
+    other.close()
+    context.term()

@@ -132,6 +132,12 @@ class FakeScheduler:
         for peer in self.peers:
             self.router.send(peer, message)
 
+    def throw(self, frames: list[bytes]) -> None:
+        """Send all frontends what is no message."""
+        for peer in self.peers:
+            for frame in frames:
+                self.router._socket.send_multipart((peer, frame))
+
     def stats(self, **changes: int) -> EngineStats:
         values = dict.fromkeys(EngineStats.__struct_fields__, 0) | changes
         return EngineStats(**values | {"is_ready": self.is_ready})  # type: ignore[arg-type]

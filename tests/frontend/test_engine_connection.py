@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ipc.messages import FrontendHello, Heartbeat
+from penstock.ipc.messages import FrontendHello, Heartbeat, SequenceDelta, TokenBatch
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import complete, error_of, events, get
 from tests.frontend.live_server import live_server
@@ -198,3 +198,18 @@ def test_drain(checkpoint: Path, sockets: Path) -> None:
 
 def _slow(priority: int) -> Script:
     return Script([5, 6, 7], delay=0.1, hangs=priority == 1)
+
+
+def test_garbage_from_the_scheduler_s_side_changes_nothing_and_is_counted(checkpoint: Path, sockets: Path) -> None:
+    with live_server(checkpoint, sockets) as live:
+        live.says("Water runs down the hill", delay=0.02)
+        expected = complete(live).json()["choices"][0]["text"]
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(complete, live)
+            live.wait_until(lambda: live.scheduler.num_running == 1)
+            live.do(
+                lambda: live.scheduler.throw([b"", b"\xc1", b"\x91" * 100_000, b'{"a":1}', b"\xdd\xff\xff\xff\xff"])
+            )
+            live.do(lambda: live.scheduler.tell(TokenBatch(1 << 60, (SequenceDelta("nobody", 1 << 60, (1 << 40,)),))))
+            assert running.result().json()["choices"][0]["text"] == expected
+        assert "penstock_dropped_messages_total 5.0" in get(live, "/metrics").text
