@@ -11,12 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from penstock.core.config.checkpoint import fingerprint
 
 START_SECONDS = 90
 MAX_GROWTH = 64 << 20
@@ -38,6 +41,7 @@ class Victim:
         self.log = log
         self.folder = folder
         self.runtime = runtime  # where the sockets are
+        self.fingerprint = fingerprint(folder)
         self.port = 0
         deadline = time.monotonic() + START_SECONDS
         while not self.port:
@@ -108,6 +112,13 @@ class Victim:
         lines = [line.split() for line in self.get("/metrics").splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in lines if "{" not in name}
 
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        """Wait for something that comes by itself."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.1)
+
     def check(self) -> None:
         """What must hold after every attack."""
         deadline = time.monotonic() + 10
@@ -126,14 +137,16 @@ class Victim:
         for name, (rss, num_fds, num_threads) in self._baseline.items():
             assert now[name].memory_info().rss - rss < MAX_GROWTH, name
             assert now[name].num_threads() >= num_threads, name
-            deadline = time.monotonic() + 5
-            while now[name].num_fds() > num_fds + CHILDREN_OF_FRONTEND:
-                assert time.monotonic() < deadline, name
-                time.sleep(0.1)
+            most = num_fds + CHILDREN_OF_FRONTEND
+            self.wait_until(partial(_has_at_most, now[name], most))
         said = self.log.read_text()
         assert "Traceback" not in said
         assert '"exception"' not in said
         assert "request failed" not in said
+
+
+def _has_at_most(process: psutil.Process, num_fds: int) -> bool:
+    return bool(process.num_fds() <= num_fds)
 
 
 def tells_nothing(text: str, victim: Victim) -> bool:
