@@ -30,6 +30,9 @@ from penstock.bench.shapes_folder import SHAPES
 from penstock.gpu_worker.loader import load_model_config
 from penstock.kernels.native.build import cache_folder
 
+_QUIET = 0.5
+"""Load average up to which a machine counts as left alone."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare as told; 0 if every system that was asked for has all its figures."""
@@ -41,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say("there will be no plot: it needs the extra `bench` (pip install 'penstock[bench]'); --draw makes it later")
     names = [PENSTOCK, *dict.fromkeys(name for name in args.peers.split(",") if name)]
     sizes = QUICK if args.quick else Sizes()
-    args.out.mkdir(parents=True, exist_ok=True)
+    for folder in (args.out, args.envs):
+        folder.mkdir(parents=True, exist_ok=True)
     checkpoint = make_checkpoint(args.shape, args.models, _say)
     model = load_model_config(checkpoint)
     record: dict[str, Any] = {
@@ -60,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "failures": {},
         "rounds": [],
     }
+    if record["machine"]["load_before"] > _QUIET:
+        _say(f"this machine is busy (load average {record['machine']['load_before']:.2f}): the figures will be rough")
     extra = dict(args.flags)
     systems = []
     for name in names:
@@ -78,20 +84,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         for part in ("raw", "chat"):
             for system in systems:
                 _say(f"round {round_ + 1} of {args.rounds}, {part}: {system.name}")
-                _take_turn(record, system, part, checkpoint, vocabulary, sizes, args.out)
+                _take_turn(record, system, part, checkpoint, vocabulary, sizes, args.envs / f"{system.name}.log")
         _write(record, args.out / "peers")  # so that a run that is cut short leaves what it has
     print((args.out / "peers.md").read_text())
     return 1 if record["failures"] else 0
 
 
 def _take_turn(
-    record: dict[str, Any], system: System, part: str, checkpoint: Path, vocabulary: range, sizes: Sizes, out: Path
+    record: dict[str, Any], system: System, part: str, checkpoint: Path, vocabulary: range, sizes: Sizes, log: Path
 ) -> None:
     """Start one system, do one part of the workloads, stop it; the figures go into the newest round."""
     rounds = record["rounds"]
     seed = 1000 * len(rounds)
     found = rounds[-1][system.name].setdefault(part, {})  # keeps what came before a failure
-    log = out / f"{system.name}.log"
     try:
         with started(system, checkpoint.name, part == "chat", log) as (run, start_seconds):
             if part == "chat":

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from penstock.bench.peers_envs import Environment, PeerError
-from penstock.bench.shapes_folder import NUM_BYTES, servable_folder
+from penstock.bench.shapes_folder import NUM_BYTES, servable_folder, shape_folder
 
 _STANDARD_DEVIATION = 0.02
 _MADE = "made"
@@ -23,7 +23,8 @@ _MADE = "made"
 def make_checkpoint(shape: str, models: Path, say: Callable[[str], None]) -> Path:
     """A folder under `models` with config, tokenizer and random weights; made if it is not there yet."""
     target = models / shape
-    if (target / _MADE).is_file():
+    config = (shape_folder(shape) / "config.json").read_text()
+    if (target / _MADE).is_file() and (target / "config.json").read_text() == config:
         say(f"checkpoint: uses {target}")
         return target
     say(f"checkpoint: draws the weights of {shape} in {target}")

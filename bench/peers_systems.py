@@ -1,5 +1,6 @@
 """Penstock and its peers as one kind of thing: started with so many threads, given requests, watched token by token."""
 
+import importlib.metadata
 import json
 import os
 import shlex
@@ -18,6 +19,7 @@ from penstock.bench.load_processes import run
 from penstock.bench.peers_envs import Environment, PeerError, make
 from penstock.bench.peers_model import to_gguf, to_openvino
 from penstock.bench.server_process import free_port, running, stop
+from penstock.kernels.native.build import built_library
 
 PENSTOCK = "penstock"
 MAX_NUM_SEQS = 64
@@ -69,7 +71,8 @@ def _penstock(checkpoint: Path, threads: int, flags: list[str]) -> System:
         serve: list[str | Path] = [sys.executable, "-m", "penstock.core.cli", "serve", checkpoint, "--port", str(port)]
         return [*serve, *own, caching, "--served-model-name", checkpoint.name, *flags]
 
-    return System(PENSTOCK, "HTTP", {}, command, dict(os.environ), "/ready")
+    versions = {"torch": importlib.metadata.version("torch"), "kernels": "native" if built_library() else "torch's"}
+    return System(PENSTOCK, "HTTP", versions, command, dict(os.environ), "/ready")
 
 
 def _vllm(env: Environment, checkpoint: Path, threads: int, flags: list[str]) -> System:
@@ -81,6 +84,9 @@ def _vllm(env: Environment, checkpoint: Path, threads: int, flags: list[str]) ->
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    openmp = env.folder / "venv/lib/libiomp5.so"  # comes with its requirements; it asks for this "for best performance"
+    if openmp.is_file():
+        settings["LD_PRELOAD"] = str(openmp)
 
     def command(port: int, prefix_caching: bool) -> list[str | Path]:
         caching = "--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching"

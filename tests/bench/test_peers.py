@@ -185,7 +185,18 @@ def test_a_run_goes_on_without_the_peers_that_fail(
     monkeypatch.setattr(peers, "Sizes", lambda: SMALL)
     monkeypatch.setattr(peers, "read_rate", lambda _: 1e9)
     out, models = tmp_path / "out", tmp_path / "models"
-    arguments = ["--shape", "tiny", "--models", str(models), "--out", str(out), "--rounds", "2"]
+    arguments = [
+        "--shape",
+        "tiny",
+        "--models",
+        str(models),
+        "--envs",
+        str(tmp_path / "envs"),
+        "--out",
+        str(out),
+        "--rounds",
+        "2",
+    ]
     assert peers.main(arguments) == 1
     found = json.loads((out / "peers.json").read_text())
     assert sorted(found["failures"]) == ["llamacpp", "vllm"]
