@@ -30,7 +30,7 @@ def checkpoint_size(folder: Path) -> CheckpointSize | None:
                 if entry["dtype"] in _FLOATS:
                     num_parameters += math.prod(entry["shape"])
             num_bytes += path.stat().st_size
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return CheckpointSize(num_parameters, num_bytes) if num_parameters else None
 

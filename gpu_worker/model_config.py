@@ -23,6 +23,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     "Qwen3ForCausalLM",
 )
 
+_MAX_LAYERS = 4096
+"""Far more than anybody trains. What a config.json claims costs memory before the first weight is missed."""
+
 CLOCKWORK: Architecture = "ClockworkForCausalLM"
 """For tests (see `models/clockwork.py`)."""
 
@@ -100,7 +103,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """
     architecture = _architecture(raw)
     hidden_size, num_q_heads = _positive(raw, "hidden_size"), _positive(raw, "num_attention_heads")
-    num_layers = _positive(raw, "num_hidden_layers")
+    num_layers = _positive(raw, "num_hidden_layers", most=_MAX_LAYERS)
     num_kv_heads = _positive(raw, "num_key_value_heads", _DEFAULT_KV_HEADS.get(architecture, num_q_heads))
     if num_q_heads % num_kv_heads:
         raise ConfigError(f"{num_q_heads} attention heads cannot share {num_kv_heads} key-value heads")
@@ -151,12 +154,12 @@ def _architecture(raw: Mapping[str, Any]) -> Architecture:
     raise ConfigError(f"architecture {found} is not supported; supported: {', '.join(ARCHITECTURES)}")
 
 
-def _positive(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _positive(raw: Mapping[str, Any], key: str, default: int | None = None, most: int = 1 << 30) -> int:
     value = raw.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"config.json: {key} must be a positive integer, got {raw.get(key)!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigError(f"config.json: {key} must be a positive integer up to {most}, got {str(raw.get(key))[:64]}")
     return value
 
 

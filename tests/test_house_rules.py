@@ -56,6 +56,10 @@ def test_source_file(path: Path) -> None:
             allowed = MAY_IMPORT[folder] | {folder}
             assert any(target == a or target.startswith(a + ".") for a in allowed), f"{path} imports {name}"
     for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):  # python -O takes it away: it may state what is so, and not make it so
+            made = [n for n in ast.walk(node.test) if isinstance(n, ast.Call | ast.NamedExpr | ast.Await)]
+            names = [n.func.id for n in made if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+            assert names == ["isinstance"] * len(made), f"{path}:{node.lineno} does something in an assert"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in {"eval", "exec", "__import__"}, f"{path}:{node.lineno} calls {node.func.id}"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

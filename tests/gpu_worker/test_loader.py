@@ -2,14 +2,17 @@
 
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from penstock.core.checkpoint_size import checkpoint_size
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.loader import LoadError, dummy_model, load_model, load_model_config
 from penstock.gpu_worker.models.dense import DenseModel
@@ -108,10 +111,39 @@ def test_no_weights(folder: Path) -> None:
         load(folder)
 
 
-def test_a_damaged_file(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
-    with pytest.raises(LoadError, match="no readable safetensors file"):
+def weights_file(header: object, num_bytes: int = 8) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(num_bytes)
+
+
+def entry(begin: int, end: int, shape: tuple[int, ...] = (2,), dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+DAMAGED = {
+    "noise": b"\xff" * 100,
+    "empty": b"",
+    "header of 2**63 bytes": struct.pack("<Q", 1 << 63) + b"{}",
+    "header of 90 MB that is not there": struct.pack("<Q", 90 << 20) + b"{}",
+    "truncated": weights_file({"a": entry(0, 8)}, num_bytes=4),
+    "overlapping": weights_file({"a": entry(0, 8), "b": entry(4, 12)}, num_bytes=12),
+    "beyond its end": weights_file({"a": entry(0, 1 << 62, (1 << 60,))}),
+    "sizes that overflow": weights_file({"a": entry(0, 8, (1 << 40, 1 << 40))}),
+    "size and shape disagree": weights_file({"a": entry(0, 8, (3,))}),
+    "unknown type": weights_file({"a": entry(0, 8, dtype="OBJECT")}),
+    "no object": weights_file(["a"]),
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(LoadError, match="no readable safetensors file") as caught:
         load(folder)
+    assert "\n" not in str(caught.value)
+    assert psutil.Process().memory_info().rss - before < 200 << 20
+    checkpoint_size(folder)  # what the start-up asks first: whatever it says, it says something
 
 
 def test_a_damaged_index(folder: Path) -> None:
@@ -153,6 +185,8 @@ def test_integer_tensors(folder: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
         ({"hidden_act": "relu6"}, "relu6"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer"),
+        ({"hidden_size": 1 << 62}, "up to 1073741824, got 4611686018427387904"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a positive integer up to 4096, got 1000000000"),
         ({"num_key_value_heads": 3}, "cannot share 3"),
         ({"head_dim": 17}, "odd"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
@@ -168,8 +202,9 @@ def test_configurations_that_are_refused(folder: Path, changes: dict[str, object
         load_model_config(folder)
 
 
-def test_config_that_is_no_json(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
+@pytest.mark.parametrize("content", [b"{", b"[]", b"", b"\xff", b'{"a":' * 100_000], ids=range(5))
+def test_config_that_is_no_json(folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
     with pytest.raises(ConfigError, match="not a JSON object"):
         load_model_config(folder)
 
