@@ -6,7 +6,7 @@ from penstock.frontend import schema
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.replies import Reply, RequestRecord
 from penstock.frontend.service import Service
-from penstock.frontend.validate import check_model, check_text_size, check_token_ids
+from penstock.frontend.validate import MAX_BYTES_PER_TOKEN, check_model, check_text_size, check_token_ids
 from penstock.frontend.validate_chat import validate_conversation
 
 
@@ -59,6 +59,7 @@ async def detokenize(service: Service, record: RequestRecord, body: bytes) -> Re
     check_model(request.model, rules)
     if request.tokens is None:
         raise InvalidParameter("tokens is required", param="tokens")
-    check_token_ids("tokens", request.tokens, rules.vocab_size)
+    # As many as /tokenize may give: each stands for a byte at least.
+    check_token_ids("tokens", request.tokens, rules.vocab_size, MAX_BYTES_PER_TOKEN * rules.max_model_len)
     text = await service.model.tokenizer.decode_off_loop(request.tokens)
     return Reply(msgspec.json.encode(schema.DetokenizeAnswer(prompt=text)))

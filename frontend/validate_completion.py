@@ -53,12 +53,12 @@ def _prompts(prompt: str | list[str | int | list[int]], rules: Rules) -> list[st
     kind = type(prompt[0])
     if kind is not int and len(prompt) > MAX_PROMPTS:
         raise InvalidParameter(f"prompt may hold {MAX_PROMPTS} prompts at most, got {len(prompt)}", param="prompt")
-    for index, part in enumerate(prompt):
-        if type(part) is not kind:
-            raise InvalidParameter(
-                f"prompt[{index}] must be of prompt[0]'s kind: all texts, all token ids or all lists of token ids",
-                param="prompt",
-            )
+    if len(set(map(type, prompt))) > 1:  # there may be millions
+        index = next(i for i, part in enumerate(prompt) if type(part) is not kind)
+        raise InvalidParameter(
+            f"prompt[{index}] must be of prompt[0]'s kind: all texts, all token ids or all lists of token ids",
+            param="prompt",
+        )
     token_ids = [part for part in prompt if isinstance(part, int)]
     if token_ids:
         return [check_token_ids("prompt", token_ids, rules.vocab_size)]
