@@ -3,8 +3,10 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from penstock.frontend.schema import CHAT, COMPLETION
 from tests.frontend.http_client import HELLO, chat, complete, error_of, get, post, send
 from tests.frontend.live_server import LiveServer
 
@@ -203,11 +205,41 @@ def test_completions_refuse_suffix(live: LiveServer) -> None:
     assert complete(live, suffix="", logprobs=None).status == 200
 
 
-def test_images_are_refused(live: LiveServer) -> None:
-    content = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "http://10.0.0.1/x"}}]
+MEDIA: list[dict[str, Any]] = [
+    {"type": "image_url", "image_url": {"url": "http://169.254.169.254/x"}},
+    {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    {"type": "image_embeds", "image_embeds": "AAAA"},
+    {"type": "video_url", "video_url": {"url": "http://good\\@10.0.0.1"}},
+    {"type": "audio_url", "audio_url": {"url": "gopher://localhost"}},
+    {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    {"type": "file", "file": {"file_id": "x"}},
+]
+
+
+@pytest.mark.parametrize("part", MEDIA, ids=lambda part: str(part)[:60])
+def test_media_are_refused(live: LiveServer, part: dict[str, Any]) -> None:
+    content = [{"type": "text", "text": "x"}, part]
     error = error_of(chat(live, messages=[{"role": "user", "content": content}]), 400)
     assert error["code"] == "unsupported_parameter"
     assert error["param"] == "messages[0].content[1].type"
+    error_of(post(live, "/v1/responses", {"input": [{"role": "user", "content": [part]}]}), 400)
+
+
+@pytest.mark.parametrize("decoder", [CHAT, COMPLETION], ids=["chat", "completions"])
+def test_no_field_that_is_not_honoured_is_ignored(live: LiveServer, decoder: msgspec.json.Decoder[Any]) -> None:
+    """Embeddings, transfers of KV, switches of other engines: whatever the schema knows and this server does not do."""
+    described = msgspec.inspect.type_info(decoder.type)
+    assert isinstance(described, msgspec.inspect.StructType)
+    names = [
+        field.name
+        for field in described.fields
+        if isinstance(field.type, msgspec.inspect.Metadata) and (field.type.extra or {}).get("is_unsupported")
+    ]
+    assert len(names) > 8
+    ask = chat if decoder is CHAT else complete
+    for name in names:
+        assert error_of(ask(live, **{name: {"asks": "for something"}}), 400)["param"] == name
 
 
 def test_unknown_fields_and_nulls_are_accepted(live: LiveServer) -> None:
