@@ -115,6 +115,7 @@ async def _exchange(
 ) -> web.StreamResponse:
     try:
         key_use = service.access.check(record.endpoint, request.headers.getall("Authorization", ()))
+        record.owner = "" if key_use is None else key_use.key.id
         takes_body = request.method == "POST" and record.endpoint not in ACTION_ROUTES
         if takes_body:
             if key_use is not None:
@@ -202,8 +203,8 @@ def _note(service: Service, record: RequestRecord) -> None:
     now = monotonic()
     service.metrics.note(record, now)
     facts: dict[str, object] = {"endpoint": record.endpoint, "status": record.status}
-    if record.key_use is not None:
-        facts["key"] = record.key_use.key.id
+    if record.owner:
+        facts["key"] = record.owner
     if record.num_prompt_tokens:
         facts |= {
             "prompt_tokens": record.num_prompt_tokens,

@@ -22,7 +22,8 @@ class RequestRecord:
     endpoint: str
     arrived: float  # time.monotonic, seconds (an event loop's clock may be coarse)
     seconds: float | None = None  # that it may take, from its arrival; None: any time
-    key_use: KeyUse | None = None  # of the key that it came with; None if there are no keys
+    owner: str = ""  # the id of the API key that it came with; empty if there are no keys
+    key_use: KeyUse | None = None  # of that key, once the request counts for its limits
     status: int = 0
     is_stream: bool = False
     wants_timings: bool = False

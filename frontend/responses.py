@@ -39,7 +39,8 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
     """
     request = schema.decode(RESPONSES, body)
     rules = await service.admit()
-    previous = service.responses.items(request.previous_response_id) if request.previous_response_id else []
+    before = request.previous_response_id
+    previous = service.responses.items(record.owner, before) if before else []
     valid = validate_response(request, rules, service.model.template, previous)
     model = service.model
     common = with_calls(valid.chat.common, valid.chat.tools, model.tokenizer, model.reasoning_format)
@@ -75,7 +76,7 @@ async def retrieve_response(service: Service, record: RequestRecord, body: bytes
     """
     if record.query.get("stream", "false").lower() not in ("false", "0"):
         raise UnsupportedParameter("a stored response cannot be streamed", param="stream")
-    return Reply(service.responses.get(body.decode()))
+    return Reply(service.responses.get(record.owner, body.decode()))
 
 
 async def delete_response(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -85,7 +86,7 @@ async def delete_response(service: Service, record: RequestRecord, body: bytes) 
         ResponseNotFound: if it is not stored here.
     """
     response_id = body.decode()
-    service.responses.delete(response_id)
+    service.responses.delete(record.owner, response_id)
     return Reply(msgspec.json.encode(DeletedResponse(response_id)))
 
 
@@ -146,7 +147,7 @@ class ResponseCourse:
         response = msgspec.json.encode(self._response(usage))
         if self._valid.store:
             output: list[dict[str, Any]] = [msgspec.to_builtins(item) for item in self._builder.items]
-            self._service.responses.put(self._id, response, self._valid.items + output)
+            self._service.responses.put(self._record.owner, self._id, response, self._valid.items + output)
         return response
 
     def _response(self, usage: schema.Usage | None, error: ResponseError | None = None) -> Response:

@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai.types.responses import Response as ClientResponse
 
+from penstock.core.config.api_keys import digest
 from penstock.frontend.errors import ResponseNotFound
 from penstock.frontend.response_store import ResponseStore
 from tests.frontend.checkpoint_folder import write_checkpoint
@@ -207,20 +208,35 @@ def test_stored_responses(client: openai.OpenAI, live: LiveServer) -> None:
 def test_the_store_is_bounded_in_bytes() -> None:
     store = ResponseStore(10, 300)
     for name in "abc":
-        store.put(name, b"x" * 100, [])
+        store.put("", name, b"x" * 100, [])
     assert store.num_bytes == 204
     with pytest.raises(ResponseNotFound):
-        store.get("a")
-    store.get("b")  # used, so "c" goes first
-    store.put("d", b"x" * 150, [])
+        store.get("", "a")
+    store.get("", "b")  # used, so "c" goes first
+    store.put("", "d", b"x" * 150, [])
     assert (len(store), store.num_bytes) == (2, 254)
     with pytest.raises(ResponseNotFound):
-        store.items("c")
-    store.put("e", b"x" * 301, [])
+        store.items("", "c")
+    store.put("", "e", b"x" * 301, [])
     assert len(store) == 2
-    store.delete("b")
-    store.delete("d")
+    store.delete("", "b")
+    store.delete("", "d")
     assert (len(store), store.num_bytes) == (0, 0)
+
+
+def test_a_response_is_its_key_s_alone(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    entries = [f'[[keys]]\nid = "{key}"\nsha256 = "{digest(key).hex()}"\nscopes = ["infer"]\n' for key in ("a", "b")]
+    keys.write_text("".join(entries))
+    with live_server(checkpoint, sockets, frontend={"api_keys_file": str(keys)}) as live:
+        mine, other = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
+        path = "/v1/responses/" + post(live, "/v1/responses", {"input": "Hello"}, **mine).json()["id"]
+        assert error_of(get(live, path, **other), 404)["code"] == "response_not_found"
+        assert error_of(send(live, "DELETE", path, None, **other), 404)["code"] == "response_not_found"
+        body = {"input": "Go on", "previous_response_id": path.rpartition("/")[2]}
+        assert error_of(post(live, "/v1/responses", body, **other), 404)["param"] == "previous_response_id"
+        assert get(live, path, **mine).status == 200
+        assert post(live, "/v1/responses", body, **mine).status == 200
 
 
 def test_a_failure_after_the_first_byte(client: openai.OpenAI, live: LiveServer) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tokenizers import Tokenizer
 
+from penstock import demo
 from penstock.core.config import ConfigError
 from penstock.frontend import text_prompt
 from penstock.frontend.chat_template import ChatTemplate
@@ -96,6 +98,23 @@ def test_long_texts_give_the_same_tokens(
     assert "takes longer than" in error["message"]
     monkeypatch.undo()
     assert complete(trapped, "Hello").status == 200
+
+
+@pytest.mark.parametrize("run", ["x", "^", " ", "\u0e01", "\U0001f9d1\u200d"], ids=ascii)
+def test_a_text_four_times_as_long_takes_about_four_times_as_long(run: str) -> None:
+    """One run of the same, which some tokenizers look at again from each of its characters."""
+    tokenizer = Tokenizer.from_file(str(Path(demo.__file__).parent / "model" / "tokenizer.json"))
+
+    def seconds(num_chars: int) -> float:
+        text = run * (num_chars // len(run))
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            tokenizer.encode(text)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    assert seconds(64 << 10) < 10 * seconds(16 << 10)
 
 
 @pytest.mark.parametrize(
