@@ -13,7 +13,7 @@ from penstock.gpu_worker.faults import with_faults
 from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.profiler import StepProfiler
 from penstock.gpu_worker.start import start
-from penstock.gpu_worker.worker_loop import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, run_worker
+from penstock.gpu_worker.worker_loop import EXIT_FAILED, EXIT_REFUSED, run_worker
 from penstock.ipc import faults, process
 from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
 def _on_signal(_signal: int, _frame: FrameType | None) -> None:
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)  # once is enough: the way out must not be interrupted
-    sys.exit(EXIT_DONE)
+    sys.exit(0)
 
 
 if __name__ == "__main__":

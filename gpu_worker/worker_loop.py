@@ -12,7 +12,6 @@ from penstock.ipc.messages import (
     Message,
     Refused,
     SayHello,
-    Shutdown,
     StepPlan,
     StepResult,
     ToWorker,
@@ -23,7 +22,7 @@ from penstock.ipc.messages import (
 
 log = structlog.get_logger()
 
-EXIT_DONE, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
+EXIT_FAILED, EXIT_REFUSED = 1, 2
 _LOOK_AT_DEVICE_MS = 0
 """While a GPU computes, the loop spins between socket and device: a step lasts about as long as the shortest
 wait that the poller offers. On a CPU a launched step is done, so nothing spins."""
@@ -70,7 +69,7 @@ def run_worker(
     heartbeat_ms: int,
     on_step: Callable[[], None] | None = None,
 ) -> int:
-    """Serve one scheduler until told to stop; the process's exit code.
+    """Serve one scheduler until it refuses or a step fails; the process's exit code.
 
     A plan that is queued already is launched before the loop waits for the result of an older one, so the
     device goes from step to step without waiting for the host. `on_step` is called after each launch.
@@ -98,10 +97,6 @@ def run_worker(
                 case Refused():
                     log.error("refused by the scheduler", reason=message.reason)
                     return EXIT_REFUSED
-                case Shutdown():
-                    while pending:
-                        channel.send(pending.popleft().result())
-                    return EXIT_DONE
                 case _:
                     pass
         except Exception as error:

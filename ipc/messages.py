@@ -11,7 +11,7 @@ Directions:
                              Heartbeat, Goodbye, ResetPrefixCache
     scheduler -> frontend    EngineReady, EngineNotReady, TokenBatch, EngineStats, SayHello, Refused, Heartbeat
     worker    -> scheduler   WorkerHello, StepResult, WorkerFailed, Heartbeat
-    scheduler -> worker      Welcome, StepPlan, SayHello, Refused, Heartbeat, Shutdown
+    scheduler -> worker      Welcome, StepPlan, SayHello, Refused, Heartbeat
 """
 
 from typing import Annotated, Literal
@@ -330,13 +330,9 @@ class WorkerFailed(Message, frozen=True):
     is_out_of_memory: bool = False  # a smaller step may do
 
 
-class Shutdown(Message, frozen=True):
-    """Finish what is queued, then exit 0."""
-
-
 FromFrontend = (
     FrontendHello | AddRequest | AbortRequest | PauseRequest | ProceedRequest | Heartbeat | Goodbye | ResetPrefixCache
 )
 ToFrontend = EngineReady | EngineNotReady | TokenBatch | EngineStats | SayHello | Refused | Heartbeat
 FromWorker = WorkerHello | StepResult | WorkerFailed | Heartbeat
-ToWorker = Welcome | StepPlan | SayHello | Refused | Heartbeat | Shutdown
+ToWorker = Welcome | StepPlan | SayHello | Refused | Heartbeat

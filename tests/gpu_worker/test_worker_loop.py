@@ -8,12 +8,12 @@ import structlog
 
 from penstock.gpu_worker.device import CpuDevice
 from penstock.gpu_worker.model_runner import ModelRunner, PendingStep
-from penstock.gpu_worker.worker_loop import run_worker
+from penstock.gpu_worker.worker_loop import EXIT_REFUSED, run_worker
 from penstock.ipc.messages import (
     Heartbeat,
     Message,
+    Refused,
     SayHello,
-    Shutdown,
     StepPlan,
     StepResult,
     Welcome,
@@ -22,6 +22,7 @@ from penstock.ipc.messages import (
 )
 
 HELLO = WorkerHello(1, "w", 0, "f", "cpu", "float32", 10, 20, 4, 5, 2, 8)
+END = Refused("the test is over")
 
 
 def plan(step_id: int) -> StepPlan:
@@ -80,22 +81,16 @@ def run(device: SlowDevice, channel: Scripted) -> int:
 
 
 def test_a_queued_plan_is_launched_before_an_older_result_is_awaited() -> None:
-    device, channel = SlowDevice(), Scripted(plan(0), plan(1), None, None, None, None, Shutdown())
-    assert run(device, channel) == 0
+    device, channel = SlowDevice(), Scripted(plan(0), plan(1), *[None] * 8, END)
+    assert run(device, channel) == EXIT_REFUSED
     assert device.events == ["launch 0", "launch 1", "wait 0", "wait 1"]
     assert [m.step_id for m in channel.sent if isinstance(m, StepResult)] == [0, 1]
     assert channel.sent[0] == HELLO
 
 
-def test_shutdown_finishes_what_is_queued() -> None:
-    device, channel = SlowDevice(), Scripted(plan(0), plan(1), Shutdown())
-    assert run(device, channel) == 0
-    assert [m.step_id for m in channel.sent if isinstance(m, StepResult)] == [0, 1]
-
-
 def test_idle_welcome_and_hello() -> None:
-    device, channel = SlowDevice(), Scripted(None, Heartbeat(), plan(0), Welcome(1), SayHello(), Shutdown())
-    assert run(device, channel) == 0
+    device, channel = SlowDevice(), Scripted(None, Heartbeat(), plan(0), Welcome(1), SayHello(), END)
+    assert run(device, channel) == EXIT_REFUSED
     assert channel.sent == [HELLO, Heartbeat(), HELLO]  # the result was for a scheduler that is gone
     assert device.events == ["launch 0", "clear"]
 
