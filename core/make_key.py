@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.core.config.api_keys import LIMITS, SCOPES, digest
-from penstock.ipc.curve import KeyFileError, make_key_file
+from penstock.ipc.curve import make_key_file
+from penstock.ipc.key_file import KeyFileError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

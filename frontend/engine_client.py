@@ -22,7 +22,7 @@ from penstock.frontend.live_requests import MAX_LOSSES, DeltaSink, LiveRequest
 from penstock.ipc import faults
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
-from penstock.ipc.curve import ChannelKeys
+from penstock.ipc.key_file import ChannelKeys
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequest,

@@ -14,7 +14,7 @@ import zmq
 
 from penstock.ipc import sockets
 from penstock.ipc.codec import Codec, MalformedMessage
-from penstock.ipc.curve import ChannelKeys
+from penstock.ipc.key_file import ChannelKeys
 from penstock.ipc.messages import Message
 
 In = TypeVar("In")

@@ -4,26 +4,14 @@ All processes of a launch share one key pair. It proves the scheduler to those w
 """
 
 import os
-import tomllib
 from pathlib import Path
-from typing import NamedTuple
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from penstock.ipc.key_file import ChannelKeys, KeyFileError
+
 _DOMAIN = "penstock"
-_KEY_CHARACTERS = 40  # of ZeroMQ's Z85
-
-
-class KeyFileError(ValueError):
-    """A key file that cannot be used or made; the message says why."""
-
-
-class ChannelKeys(NamedTuple):
-    """A launch's key pair, each key in Z85."""
-
-    public: bytes
-    secret: bytes
 
 
 def make_key_file(path: Path) -> None:
@@ -42,27 +30,6 @@ def make_key_file(path: Path) -> None:
         raise KeyFileError(f"{str(path)!r} cannot be made: {error.strerror}") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(f"public = '{public.decode()}'\nsecret = '{secret.decode()}'\n")
-
-
-def read_key_file(path: Path) -> ChannelKeys:
-    """The key pair of a file.
-
-    Raises:
-        KeyFileError: if it cannot be read, or could be read by everybody.
-    """
-    try:
-        mode = path.stat().st_mode
-        raw = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise KeyFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise KeyFileError(f"{str(path)!r} is no key file: {error}") from None
-    if mode & 0o007:
-        raise KeyFileError(f"{str(path)!r} may be read by everybody: chmod 600 it")
-    keys = [raw.get(name) for name in ChannelKeys._fields]
-    if any(not isinstance(key, str) or len(key) != _KEY_CHARACTERS or not key.isascii() for key in keys):
-        raise KeyFileError(f"{str(path)!r} must hold the keys `public` and `secret`, of {_KEY_CHARACTERS} characters")
-    return ChannelKeys(*(str(key).encode() for key in keys))
 
 
 def secure_listener(socket: zmq.Socket[bytes], keys: ChannelKeys) -> None:

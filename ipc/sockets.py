@@ -5,7 +5,8 @@ import secrets
 import zmq
 
 from penstock.ipc.addresses import is_tcp
-from penstock.ipc.curve import ChannelKeys, secure_caller, secure_listener
+from penstock.ipc.curve import secure_caller, secure_listener
+from penstock.ipc.key_file import ChannelKeys
 
 MAX_QUEUED_MESSAGES = 10_000
 MAX_MESSAGE_BYTES = 64 << 20  # a plan that brings many long prompts at once is the largest message

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.ipc.addresses import is_tcp
-from penstock.ipc.curve import ChannelKeys, KeyFileError, read_key_file
+from penstock.ipc.key_file import ChannelKeys, KeyFileError, read_key_file
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 CpuKernels = Literal["auto", "native", "torch"]

@@ -11,7 +11,8 @@ import zmq
 
 from penstock.ipc.channel import Dealer, PeerId, Router
 from penstock.ipc.codec import Codec
-from penstock.ipc.curve import ChannelKeys, Doorkeeper, KeyFileError, make_key_file, read_key_file
+from penstock.ipc.curve import Doorkeeper, make_key_file
+from penstock.ipc.key_file import ChannelKeys, KeyFileError, read_key_file
 from penstock.ipc.messages import AbortRequest, FromFrontend, Heartbeat, ToFrontend
 
 Context = zmq.Context[zmq.Socket[bytes]]
