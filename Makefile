@@ -38,8 +38,8 @@ serve: $(VENV)/.made  ## Serve the demo model, or MODEL=folder
 test: $(VENV)/.made-dev  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(FLAGS)
 
-soak: $(VENV)/.made-dev  ## The long forms of the fault tests, then MINUTES of mixed load with deaths
-	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 tests/faults $(FLAGS)
+soak: $(VENV)/.made-dev  ## The long forms of the fault and attack tests, then MINUTES of mixed load with deaths
+	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 tests/faults tests/attack tests/frontend/test_leaks.py $(FLAGS)
 	mkdir -p build
 	$(BIN)/python -m tests.soak.drive --minutes $(MINUTES) --out build/soak.json
 

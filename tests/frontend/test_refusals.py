@@ -378,3 +378,12 @@ def test_template_refusals(live: LiveServer) -> None:
     error = error_of(chat(live, messages=[{"role": "refused", "content": "x"}]), 400)
     assert (error["code"], error["param"]) == ("chat_template_error", "messages")
     assert "no such role" in error["message"]
+
+
+def test_what_is_odd_and_accepted(live: LiveServer) -> None:
+    """The last of two equal keys counts; NUL is a character; the text of a special token is that token."""
+    assert post(live, "/tokenize", b'{"prompt":"one","prompt":"b"}').json()["count"] == 1
+    assert complete(live, "a\x00b").status == 200
+    plain = post(live, "/tokenize", {"messages": HELLO}).json()["tokens"]
+    special = post(live, "/tokenize", {"messages": [{"role": "user", "content": "<|im_start|>"}]}).json()["tokens"]
+    assert special.count(1) == plain.count(1) + 1
