@@ -82,6 +82,7 @@ def _vllm(env: Environment, checkpoint: Path, threads: int, flags: list[str]) ->
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(env.folder / "cache"),  # what it compiles at its first start, too
         "HF_HUB_OFFLINE": "1",
     }
     openmp = env.folder / "venv/lib/libiomp5.so"  # comes with its requirements; it asks for this "for best performance"
