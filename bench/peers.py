@@ -79,10 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         systems.append(system)
     vocabulary = harmless_ids(checkpoint)
     for round_ in range(args.rounds):
-        record["read_gb_per_s"].append(read_rate(args.threads) / 1e9)
         record["rounds"].append({system.name: {} for system in systems})
         for part in ("raw", "chat"):
             for system in systems:
+                record["read_gb_per_s"].append(read_rate(args.threads) / 1e9)
                 _say(f"round {round_ + 1} of {args.rounds}, {part}: {system.name}")
                 _take_turn(record, system, part, checkpoint, vocabulary, sizes, args.envs / f"{system.name}.log")
         _write(record, args.out / "peers")  # so that a run that is cut short leaves what it has
