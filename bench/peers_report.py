@@ -128,8 +128,9 @@ def markdown(record: Record) -> str:
         f"{record['date']}, commit {record['commit'] or 'unknown'}: `{record['command']}`",
         "",
         f"{machine['processor']}, {machine['memory_gb']:.0f} GB; {features}; AMX: {amx}; "
-        f"huge pages: {machine['huge_pages']}; load average before: {machine['load_before']:.2f}. Memory is read at "
-        f"{_read_rate(record):.1f} GB/s. {record['threads']} threads each; {len(record['rounds'])} rounds, taking turns.",
+        f"huge pages: {machine['huge_pages']}; load average before: {machine['load_before']:.2f}. "
+        f"Memory is read at {_read_rate(record):.1f} GB/s. "
+        f"{record['threads']} threads each; {len(record['rounds'])} rounds, taking turns.",
         "",
     ]
     if record["is_quick"]:
