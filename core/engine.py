@@ -80,6 +80,7 @@ class Engine:
         self._progress_at = 0.0  # last result, or first plan after none was in flight
         self._frontends = Peers(config.ipc.heartbeat_timeout)
         self._pump_is_scheduled = False
+        self._num_dropped_by_worker = 0
         self._drain = DrainRate()
         self._queue_timeouts = QueueTimeouts(config.scheduler.queue_timeout)
         self._stats_timer: asyncio.TimerHandle | None = None
@@ -205,7 +206,7 @@ class Engine:
                 log.error("worker failed", step_id=message.step_id, reason=message.reason)
                 self._lose_worker(message.reason, is_out_of_memory=message.is_out_of_memory)
             case Heartbeat():
-                pass
+                self._num_dropped_by_worker = message.num_dropped
 
     def _on_worker_hello(self, peer: PeerId, hello: WorkerHello) -> None:
         refusal = self._why_not(hello.protocol_version, hello.model_fingerprint)
@@ -336,6 +337,7 @@ class Engine:
             self._scheduler.stats(is_ready=self._worker is not None),
             num_dropped_from_frontends=self.frontend_channel.num_dropped,
             num_dropped_from_workers=self.worker_channel.num_dropped,
+            num_dropped_by_worker=self._num_dropped_by_worker,
             drained_seqs_per_second=self._drain.seqs_per_second,
             drained_tokens_per_second=self._drain.tokens_per_second,
         )

@@ -212,9 +212,10 @@ class EngineCollector(Collector):
             yield CounterMetricFamily(name, about, value=value)
         dropped = CounterMetricFamily(
             "penstock_engine_dropped_messages",
-            "Messages that are none, or mean nothing from their sender, by the scheduler's socket that they came to.",
+            "Messages that are none, or mean nothing from their sender, by the socket of the engine that they came to.",
             labels=["socket"],
         )
         dropped.add_metric(["frontends"], stats.num_dropped_from_frontends)
         dropped.add_metric(["workers"], stats.num_dropped_from_workers)
+        dropped.add_metric(["worker"], stats.num_dropped_by_worker)
         yield dropped

@@ -52,6 +52,10 @@ class _FaultyChannel:
         self._channel = channel
         self._before = faults.point("worker.result")
 
+    @property
+    def num_dropped(self) -> int:
+        return self._channel.num_dropped
+
     def send(self, message: Message) -> None:
         if isinstance(message, StepResult):
             self._before()

@@ -31,6 +31,10 @@ wait that the poller offers. On a CPU a launched step is done, so nothing spins.
 class Channel(Protocol):
     """The worker's side of the socket to the scheduler."""
 
+    @property
+    def num_dropped(self) -> int:
+        """What came and was no message."""
+
     def send(self, message: Message) -> None:
         """Queue a message."""
 
@@ -87,7 +91,7 @@ def run_worker(
                     if on_step is not None:
                         on_step()
                 case None if not pending:
-                    channel.send(Heartbeat())
+                    channel.send(Heartbeat(channel.num_dropped))
                 case Welcome():
                     pending.clear()  # of a scheduler that is gone
                     runner.clear_rows()

@@ -43,6 +43,8 @@ class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
 class Heartbeat(Message, frozen=True):
     """Nothing to say, still here. Sent by a side that has been silent for a while."""
 
+    num_dropped: int = 0  # a worker's: what came to it since its start and was no message
+
 
 class SayHello(Message, frozen=True):
     """The scheduler does not know this peer (it was restarted, or took the peer for gone).
@@ -232,6 +234,7 @@ class EngineStats(Message, frozen=True):
     num_paused: int = 0  # requests
     num_dropped_from_frontends: int = 0  # malformed or senseless messages since start, on the socket for frontends
     num_dropped_from_workers: int = 0  # on the socket for workers
+    num_dropped_by_worker: int = 0  # on the present worker's own
 
 
 # --- scheduler <-> worker -------------------------------------------------------------------

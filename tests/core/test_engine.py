@@ -207,14 +207,16 @@ async def test_who_has_not_said_hello_does_nothing_and_is_counted(peers: Peers) 
     other: Dealer[ToWorker] = Dealer(context, engine.worker_channel.address, "x", Codec(ToWorker), told.put_nowait)
     stranger.send(make_request("x", [1, 2, 3], 2))
     other.send(StepResult(0, pack_int32([7])))
+    peers.worker.send(Heartbeat(7))
     for _ in range(2):
         assert await asyncio.wait_for(told.get(), 5) == SayHello()
     assert (engine.frontend_channel.num_dropped, engine.worker_channel.num_dropped) == (1, 1)
     async with asyncio.timeout(5):
         while not isinstance(message := await peers.to_frontend.get(), EngineStats) or not (
-            message.num_dropped_from_frontends and message.num_dropped_from_workers
+            message.num_dropped_from_frontends and message.num_dropped_from_workers and message.num_dropped_by_worker
         ):
             pass
+    assert message.num_dropped_by_worker == 7
     assert (message.num_dropped_from_frontends, message.num_dropped_from_workers) == (1, 1)
     stranger.close()
     other.close()

@@ -67,6 +67,7 @@ class Scripted:
     def __init__(self, *script: Message | None) -> None:
         self._script = deque(script)
         self.sent: list[Message] = []
+        self.num_dropped = 3
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
@@ -91,7 +92,7 @@ def test_a_queued_plan_is_launched_before_an_older_result_is_awaited() -> None:
 def test_idle_welcome_and_hello() -> None:
     device, channel = SlowDevice(), Scripted(None, Heartbeat(), plan(0), Welcome(1), SayHello(), END)
     assert run(device, channel) == EXIT_REFUSED
-    assert channel.sent == [HELLO, Heartbeat(), HELLO]  # the result was for a scheduler that is gone
+    assert channel.sent == [HELLO, Heartbeat(3), HELLO]  # the result was for a scheduler that is gone
     assert device.events == ["launch 0", "clear"]
 
 

@@ -1,6 +1,7 @@
 """The worker as a process, over a real socket, with the scheduler's side played by the test."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -130,6 +131,11 @@ def test_a_worker_s_life(checkpoint: Callable[..., Checkpoint], start_worker: St
     assert peer.receive() == hello
     peer.send(Welcome(PROTOCOL_VERSION))
     assert isinstance(peer.receive(skip_heartbeats=False), Heartbeat)
+    garbage = [b"", b"\xc1", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", pickle.dumps(1), b"StepPlan"] * 100
+    for frame in garbage:
+        peer.socket.send_multipart((peer._worker, frame))
+    while peer.receive(skip_heartbeats=False) != Heartbeat(len(garbage)):  # they are counted, and no more
+        pass
 
     expected = []
     ids = list(PROMPT)
