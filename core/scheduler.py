@@ -9,7 +9,6 @@ return, but is not computed yet. Up to `pipeline_depth` steps are planned ahead 
 """
 
 from collections import deque
-from typing import NamedTuple
 
 from penstock.core.admission import Admissions
 from penstock.core.config.options import SchedulerOptions
@@ -19,14 +18,15 @@ from penstock.core.kv_pages import KVPages
 from penstock.core.logprobs import attach_logprobs
 from penstock.core.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
 from penstock.core.policy import POLICIES
+from penstock.core.prefill_pace import PrefillPace
 from penstock.core.result_checks import UnexpectedResultError, checked_tokens
 from penstock.core.row_errors import end_failed, failed_sequences
 from penstock.core.running_set import RunningSet
 from penstock.core.sequence import Owner, Request, Sequence
 from penstock.core.settle_calendar import SettleCalendar
-from penstock.core.step_record import Admission, Preemption, StepRecord, make_record
+from penstock.core.step_record import Admission, Preemption, ScheduledStep, make_record
 from penstock.core.step_size import StepSize
-from penstock.core.suspects import Suspects
+from penstock.core.suspects import ENDS_WORKERS, Suspects
 from penstock.core.totals import Totals
 from penstock.core.waiting_queue import WaitingQueue
 from penstock.core.worker_limits import WorkerLimits
@@ -35,24 +35,14 @@ from penstock.ipc.messages import (
     EngineStats,
     FinishReason,
     SequenceDelta,
-    StepPlan,
     StepResult,
     WorkerHello,
 )
 
 __all__ = ["Deltas", "Refusal", "ScheduledStep", "Scheduler", "UnexpectedResultError"]
 
-ENDS_WORKERS = "the worker died whenever it computed this request, and with this request alone"
-
 Deltas = dict[Owner, list[SequenceDelta]]
 """What there is to tell, by the owner that each request was added with."""
-
-
-class ScheduledStep(NamedTuple):
-    """A plan for the worker, and its record if one was wanted."""
-
-    plan: StepPlan
-    record: StepRecord | None
 
 
 class Scheduler:
@@ -68,6 +58,7 @@ class Scheduler:
         self.totals = Totals()
         self.suspects = Suspects()
         self.step_size = StepSize(options)
+        self._pace = PrefillPace(options.max_prefill_ms)
         self._set_limits(limits)
 
     @classmethod
@@ -188,6 +179,8 @@ class Scheduler:
         admitted: list[Admission] = []
         decodes, starts = self._place_decodes(builder)
         budget = self.limits.max_num_batched_tokens - len(starts)
+        if starts:
+            budget = min(budget, self._pace.max_tokens)
         if self.running.prefills:
             budget = self._place_prefills(builder, budget)
         blocked_by = ""
@@ -288,6 +281,7 @@ class Scheduler:
         """
         tokens = checked_tokens(self.in_flight, result, self.limits.vocab_size)
         step = self.in_flight.popleft()
+        self._pace.note(step, result)
         failed = failed_sequences(step, result) if result.row_errors else []
         step_id = step.step_id
         due = self.calendar.take(step_id)

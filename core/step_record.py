@@ -3,12 +3,15 @@
 A sequence is named by its request id and its index.
 """
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 from penstock.core.kv_pages import KVPages
 from penstock.core.plan_builder import DecodeBatch, PlanBuilder
 from penstock.core.sequence import Sequence
 from penstock.core.waiting_queue import WaitingQueue
+from penstock.ipc.messages import StepPlan
 
 MAX_WAITING_SHOWN = 64
 SIBLING = "sibling's prompt"
@@ -49,6 +52,13 @@ class StepRecord(Struct, frozen=True):
     num_waiting: int
     waiting: list[tuple[str, int, str]]  # (request id, index, reason), the first MAX_WAITING_SHOWN in policy order
     waiting_reasons: dict[str, int]  # of all
+
+
+class ScheduledStep(NamedTuple):
+    """A plan for the worker, and its record if one was wanted."""
+
+    plan: StepPlan
+    record: StepRecord | None
 
 
 def make_record(

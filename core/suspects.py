@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from penstock.core.plan_builder import InFlightStep
 from penstock.core.sequence import Request, Sequence
 
+ENDS_WORKERS = "the worker died whenever it computed this request, and with this request alone"
+
 
 class Suspects:
     """All groups, the one on trial first. Pure bookkeeping: whoever schedules asks `may_run`."""

@@ -46,6 +46,14 @@ class SchedulerOptions(Options, frozen=True):
     max_num_batched_tokens: Annotated[int, Meta(description="Most tokens computed in one step.", ge=1, le=1 << 20)] = (
         2048
     )
+    max_prefill_ms: Annotated[
+        int,
+        Meta(
+            description="Milliseconds that a step with prompts should take at most while others stream: their chunks "
+            "are made shorter. 0 for any time.",
+            ge=0,
+        ),
+    ] = 250
     page_size: Annotated[int, Meta(description="Tokens per KV page, a power of two.", ge=1, le=1024)] = 16
     pipeline_depth: Annotated[
         int, Meta(description="Steps planned ahead of the results: 0 waits for each step, 1 overlaps one.", ge=0, le=4)
