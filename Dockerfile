@@ -19,8 +19,11 @@ RUN set -e; cd /build/wheels; \
     else pip install -c constraints.txt torch; fi
 RUN python -c "import pathlib, tomllib; print(*tomllib.loads(pathlib.Path('/build/wheels/pyproject.toml').read_text())['project']['dependencies'], sep='\n')" > /build/requirements.txt \
     && pip install --find-links /build/wheels -c /build/wheels/constraints.txt -r /build/requirements.txt
+# For the CPU kernels; without it a worker on a CPU takes torch's, which are slower.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ || echo "no C++ compiler could be installed"
 COPY . /build/source/
-RUN pip install --find-links /build/wheels -c /build/source/constraints.txt --no-deps /build/source
+RUN pip install --find-links /build/wheels -c /build/source/constraints.txt --no-deps /build/source \
+    && cd / && (python -m penstock.kernels.native.build --portable || true)
 
 FROM ${BASE_IMAGE}
 # For a GPU: Triton compiles a small launcher at run time, so give EXTRA_PACKAGES="gcc libc6-dev".

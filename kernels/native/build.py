@@ -3,8 +3,12 @@
 `python -m penstock.kernels.native.build` does it ahead of time; a worker with `--cpu-kernels native` does it when it
 starts. The library's name says what it was made from, so new sources, another compiler or another processor make a
 new one.
+
+With `--portable` libraries for whole families of processors are put beside the sources instead, for an image or a
+package that runs on machines without a compiler; the best that fits is used where none was made for the machine itself.
 """
 
+import argparse
 import hashlib
 import os
 import platform
@@ -16,7 +20,12 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _SOURCE = "dense.cpp"
-_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-fno-math-errno")
+_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno")
+_FAMILIES = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": {"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
+}
+"""What a family's processors have, as /proc/cpuinfo calls it; the best first."""
 
 
 class BuildError(Exception):
@@ -31,9 +40,13 @@ def cache_folder() -> Path:
 
 
 def built_library() -> Path | None:
-    """The library for these sources and this processor, if it was made before."""
+    """The library for these sources and this processor, or its family, if it was made before."""
     path = _library_path()
-    return path if path is not None and path.is_file() and _is_ours(path) else None
+    if path is not None and path.is_file() and _is_ours(path):
+        return path
+    flags = set(_processor().split())
+    fitting = (_portable_path(family) for family, needed in _FAMILIES.items() if needed <= flags)
+    return next((path for path in fitting if path.is_file()), None)
 
 
 def build() -> Path:
@@ -45,21 +58,41 @@ def build() -> Path:
     path = _library_path()
     if path is None:
         raise BuildError("the CPU kernels need a C++ compiler (c++, g++ or clang++), and none was found")
-    if built_library() is not None:
-        return path
+    if not (path.is_file() and _is_ours(path)):
+        _compile("native", path)
+    return path
+
+
+def build_portable() -> list[Path]:
+    """Compile for each family that this compiler knows, beside the sources.
+
+    Raises:
+        BuildError: if there is no compiler, or it fails.
+    """
+    if _compiler() is None:
+        raise BuildError("the CPU kernels need a C++ compiler (c++, g++ or clang++), and none was found")
+    if platform.machine() != "x86_64":
+        raise BuildError(f"there are no families of processors for {platform.machine()}")
+    paths = [_portable_path(family) for family in _FAMILIES]
+    for family, path in zip(_FAMILIES, paths, strict=True):
+        _compile(family, path)
+        path.chmod(0o755)
+    return paths
+
+
+def _compile(march: str, path: Path) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Made under another name: who looks at the same time sees a whole library or none.
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
-            command = [_compiler() or "", *_FLAGS, "-o", str(made), str(_FOLDER / _SOURCE)]
+            command = [_compiler() or "", *_FLAGS, f"-march={march}", "-o", str(made), str(_FOLDER / _SOURCE)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise BuildError(f"compiling the CPU kernels failed: {done.stderr.strip()[-2000:]}")
             made.rename(path)
     except OSError as error:
         raise BuildError(f"the CPU kernels cannot be kept in {str(path.parent)!r}: {error.strerror}") from None
-    return path
 
 
 def _compiler() -> str | None:
@@ -71,12 +104,23 @@ def _library_path() -> Path | None:
     compiler = _compiler()
     if compiler is None:
         return None
-    digest = hashlib.sha256()
-    for path in sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h"))):
-        digest.update(path.read_bytes())
+    digest = _digest_of_sources()
     stat = os.stat(compiler)
     digest.update(repr((_FLAGS, compiler, stat.st_size, stat.st_mtime_ns, _processor())).encode())
     return cache_folder() / f"kernels-{digest.hexdigest()[:24]}.so"
+
+
+def _portable_path(family: str) -> Path:
+    digest = _digest_of_sources()
+    digest.update(repr(_FLAGS).encode())
+    return _FOLDER / f"kernels-{family}-{digest.hexdigest()[:24]}.so"
+
+
+def _digest_of_sources() -> "hashlib._Hash":
+    digest = hashlib.sha256()
+    for path in sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h"))):
+        digest.update(path.read_bytes())
+    return digest
 
 
 def _processor() -> str:
@@ -96,9 +140,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def main() -> int:
-    """Build, and say where the library is."""
+    """Build, and say where the libraries are."""
+    parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
+    parser.add_argument("--portable", action="store_true", help="for families of processors, beside the sources")
+    args = parser.parse_args()
     try:
-        print(f"CPU kernels: {build()}")
+        for path in build_portable() if args.portable else [build()]:
+            print(f"CPU kernels: {path}")
     except BuildError as error:
         print(f"CPU kernels: not built, the torch kernels will be used; {error}", file=sys.stderr)
         return 1

@@ -290,6 +290,7 @@ def test_long_inputs_may_run_on_torch(library: Library) -> None:
 
 def test_who_cannot_compile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)  # without libraries for families
     broken = tmp_path / "cxx"
     broken.write_text("#!/bin/sh\necho no such target >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -304,6 +305,7 @@ def test_who_cannot_compile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_what_others_could_have_written_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)  # without libraries for families
     compiler = tmp_path / "cxx"
     compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n')
     compiler.chmod(0o755)
@@ -312,4 +314,27 @@ def test_what_others_could_have_written_is_not_loaded(tmp_path: Path, monkeypatc
     assert made.read_text() == "made\n"
     assert build.built_library() == made
     made.chmod(0o666)
+    assert build.built_library() is None
+
+
+def test_libraries_for_families_of_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)
+    (tmp_path / "dense.cpp").write_text("// some source")
+    compiler = tmp_path / "cxx"
+    compiler.write_text('#!/bin/sh\nall="$*"\nwhile [ "$1" != -o ]; do shift; done\necho "$all" > "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    made = build.build_portable()
+    assert ["-march=x86-64-v4" in path.read_text() for path in made] == [True, False]
+    assert ["-march=x86-64-v3" in path.read_text() for path in made] == [False, True]
+    v4, v3 = (" ".join(needed) for needed in build._FAMILIES.values())
+    for flags, expected in ((f"{v3} {v4} more", made[0]), (f"{v3} avx512f", made[1]), ("sse2", None)):
+        monkeypatch.setattr(build, "_processor", lambda flags=flags: f"flags : {flags}")
+        assert build.built_library() == expected
+    monkeypatch.setattr(build, "_processor", lambda: f"flags : {v3} {v4}")
+    own = build.build()
+    assert "-march=native" in own.read_text()
+    assert build.built_library() == own
+    (tmp_path / "dense.cpp").write_text("// a newer source")
     assert build.built_library() is None
