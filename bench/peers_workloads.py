@@ -27,8 +27,8 @@ class Sizes(NamedTuple):
     mixed_prompt: tuple[int, int] = (32, 512)
     mixed_output: tuple[int, int] = (16, 256)
     concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    sweep_prompt: int = 64
-    sweep_output: int = 48
+    sweep_prompt: int = 32
+    sweep_output: int = 32
     chat_requests: int = 32
     chat_concurrency: int = 8
     chat_prefix: int = 512
