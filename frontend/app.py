@@ -10,22 +10,19 @@ from typing import Literal
 
 import structlog
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock.frontend import chat, completions, connections, deadlines, openapi, responses, status, tokenization
 from penstock.frontend.access import ADMIN_ROUTES, OPEN_ROUTES
+from penstock.frontend.bodies import BodyReader
 from penstock.frontend.cors import allow_origins
 from penstock.frontend.errors import (
     ApiError,
-    BodyTooLarge,
     ClientTooSlow,
-    MalformedBody,
     MethodNotAllowed,
     RouteNotFound,
-    UnsupportedMediaType,
     from_exception,
 )
-from penstock.frontend.replies import JSON, Reply, RequestRecord, StreamReply, error_reply
+from penstock.frontend.replies import Reply, RequestRecord, StreamReply, error_reply
 from penstock.frontend.service import Service
 
 log = structlog.get_logger()
@@ -37,6 +34,8 @@ Handler = Callable[[Service, RequestRecord, bytes], Awaitable[Reply | StreamRepl
 
 CLIENT_LEFT = 499
 """nginx's status for a client that went away before its answer; only in logs and metrics."""
+
+_BODIES = web.AppKey("_BODIES", BodyReader)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -69,7 +68,8 @@ _QUIET = frozenset({"/health", "/ready", "/metrics"})
 
 def make_app(service: Service, part: Part = "all") -> web.Application:
     """The application with the routes of one listener; `service` must outlive it."""
-    app = web.Application(client_max_size=service.config.frontend.max_body_bytes, middlewares=[_unrouted(service)])
+    app = web.Application(middlewares=[_unrouted(service)])
+    app[_BODIES] = BodyReader(service.config.frontend.max_body_bytes)
     routes: list[tuple[str, str, Handler]] = [
         *(("POST", path, handler) for path, handler in (POST_ROUTES | ACTION_ROUTES).items()),
         *(("GET", path, handler) for path, handler in GET_ROUTES.items()),
@@ -124,8 +124,9 @@ async def _exchange(
             most = service.config.frontend.max_request_timeout
             record.seconds = deadlines.allowed_seconds(request.headers.get(deadlines.HEADER), most)
         async with deadlines.within(record.seconds):
-            body = await _read_body(request) if takes_body else _path_argument(request)
-            reply = await handler(service, record, body)
+            # The handler alone gets hold of the body, and lets it go when it has been read.
+            read = request.app[_BODIES].read(request) if takes_body else _path_argument(request)
+            reply = await handler(service, record, await read)
     except Exception as error:
         reply = _reply_to_error(record, error)
     if isinstance(reply, StreamReply):
@@ -164,30 +165,7 @@ async def _send_stream(record: RequestRecord, reply: StreamReply, request: web.R
     return response
 
 
-async def _read_body(request: web.Request) -> bytes:
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise UnsupportedMediaType("compressed bodies are not accepted")
-    if request.content_type != JSON:
-        raise UnsupportedMediaType(f"Content-Type must be application/json, got {request.content_type[:128]!r}")
-    if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
-        raise UnsupportedMediaType(f"the charset must be utf-8, got {(request.charset or '')[:64]!r}")
-    limit = request.client_max_size
-    if request.content_length is not None and request.content_length > limit:
-        raise _too_large(limit, request.content_length)
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise _too_large(limit, error.args[1] if len(error.args) > 1 else None) from None
-    except (HttpProcessingError, ValueError):
-        raise MalformedBody("the body is not valid HTTP: its chunks, or what follows them") from None
-
-
-def _too_large(limit: int, actual: object) -> BodyTooLarge:
-    value = f"got {actual}" if isinstance(actual, int) else "got more"
-    return BodyTooLarge(f"the body may have {limit} bytes at most, {value}")
-
-
-def _path_argument(request: web.Request) -> bytes:
+async def _path_argument(request: web.Request) -> bytes:
     """What the pattern of a route without a body caught, as its handler's body."""
     return request.match_info.get("id", "").encode(errors="replace")
 

@@ -38,6 +38,7 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
         output_format = output_format_for(service.model, valid, prompt)
         shown = service.model.tokenizer.special_ids(output_format.marks)
         generation = service.generate(valid.common, [prompt], record, shown=shown)
+    del body, request  # they may be large, and the generation takes its time
     try:
         if valid.common.stream:
             chunks = ChatChunks(

@@ -41,6 +41,7 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
         prompts = await _prompts(service, valid)
         token_ids = [prompt.token_ids for prompt in prompts]
         generation = service.generate(common, token_ids, record, is_prompt_only=valid.is_prompt_only)
+    del body, request  # they may be large, and the generation takes its time
     try:
         if common.stream:
             chunks = CompletionChunks(

@@ -50,6 +50,7 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
         output_format = output_format_for(service.model, valid.chat, prompt)
         shown = service.model.tokenizer.special_ids(output_format.marks)
         generation = service.generate(common, [prompt], record, shown=shown)
+    del body, request, previous  # they may be large, and the generation takes its time
     try:
         course = ResponseCourse(service, record, valid, output_format)
         if common.stream:

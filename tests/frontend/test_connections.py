@@ -113,3 +113,21 @@ def test_a_body_that_turns_out_to_be_no_http_is_answered_and_closed(strict: Live
     assert answer.startswith(b"HTTP/1.1 400")
     assert answer.count(b'"code":"malformed_body"') == 1
     assert closed_for(strict, "body_timeout") == 0
+
+
+def test_bodies_that_take_their_time_are_bounded_together(strict: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.bodies.MAX_HELD_BODIES", 2)
+    size = strict.server.service.config.frontend.max_body_bytes
+    almost = raw_post("/v1/completions", b" " * size)[:-1]
+    with closing(connect(strict)) as first, closing(connect(strict)) as second, closing(connect(strict)) as third:
+        first.sendall(almost)
+        second.sendall(almost)
+        time.sleep(0.3)  # so that the third is the one too many
+        third.sendall(almost)
+        answer = third.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"too many large bodies" in answer
+        assert b"Retry-After" in answer
+        first.sendall(b" ")
+        assert first.recv(4096).startswith(b"HTTP/1.1 400")  # it was read, and is no JSON
+    assert complete(strict).status == 200

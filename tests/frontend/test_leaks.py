@@ -1,6 +1,9 @@
 """However a request ends, nothing of it stays in the frontend."""
 
 import gc
+import json
+import socket
+import tracemalloc
 
 import psutil
 import pytest
@@ -10,7 +13,7 @@ from penstock.frontend.live_requests import LiveRequest
 from penstock.frontend.replies import RequestRecord
 from penstock.frontend.schema import COMPLETION, decode
 from tests.faults.soak import sized
-from tests.frontend.http_client import HELLO, chat, complete, post
+from tests.frontend.http_client import HELLO, chat, complete, post, raw_post
 from tests.frontend.live_server import LiveServer
 from tests.frontend.test_disconnects import begin, leave
 
@@ -74,6 +77,24 @@ def test_what_is_refused_is_gone_before_the_collector_comes(live: LiveServer, ho
         live.wait_until(lambda: num_survivors() <= 4)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_large_body_does_not_stay_while_its_answer_is_made(live: LiveServer, stream: bool) -> None:
+    live.says("Water", hangs=True)
+    body = raw_post("/v1/completions", json.dumps({"prompt": "x", "stream": stream, "junk": "x" * 4_000_000}).encode())
+    tracemalloc.start()
+    try:
+        clients = []
+        for _ in range(3):
+            clients.append(socket.create_connection(("127.0.0.1", live.port), timeout=10))
+            clients[-1].sendall(body)
+        live.wait_until(lambda: live.scheduler.num_running == 3)
+        live.wait_until(lambda: tracemalloc.get_traced_memory()[0] < 4_000_000)
+    finally:
+        tracemalloc.stop()
+        for client in clients:
+            client.close()
 
 
 def test_a_body_of_many_lists_is_read_without_the_collector() -> None:
