@@ -56,7 +56,7 @@ def test_usage_only_when_asked(live: LiveServer) -> None:
 def test_token_by_token(live: LiveServer) -> None:
     """A token that arrives alone leaves alone; what has piled up leaves in one event."""
     ids = live.tokenizer.encode("Water runs down the pipe", add_special_tokens=False)
-    live.gives(ids, delay=0.02)
+    live.gives(ids, delay=0.1)
     slow = events(complete(live, max_tokens=100, stream=True))
     assert len(slow) == len(ids) + 2
     live.gives(ids, per_step=100)
