@@ -20,13 +20,14 @@ def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_siz
     """
     if len(result.token_ids) % 4:
         raise UnexpectedResultError(f"the tokens are no int32 buffer: {len(result.token_ids)} bytes")
-    tokens = unpack_int32(result.token_ids).tolist()
+    # Read as unsigned numbers, a negative one is far too large: one look at all of them is enough.
+    tokens: list[int] = memoryview(unpack_int32(result.token_ids)).cast("B").cast("I").tolist()
     if not in_flight or in_flight[0].step_id != result.step_id:
         raise UnexpectedResultError(f"result of step {result.step_id}, which is not the oldest in flight")
     step = in_flight[0]
     if len(tokens) != step.num_samples:
         raise UnexpectedResultError(f"step {result.step_id} samples {step.num_samples} rows, got {len(tokens)} tokens")
-    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+    if tokens and max(tokens) >= vocab_size:
         raise UnexpectedResultError(
             f"step {result.step_id} brings a token outside the vocabulary of {vocab_size} tokens"
         )
