@@ -41,9 +41,7 @@ def without_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.gpu_worker.start.warm_up", lambda runner, limits: 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "eager"), [("llama-dynamic", False), ("mistral-window", False), ("qwen3", True), ("qwen3", False)]
-)
+@pytest.mark.parametrize(("name", "eager"), [("llama-dynamic", False), ("mistral-window", False), ("qwen3", True)])
 def test_greedy_equals_transformers(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, name: str, eager: bool) -> None:
     """Chunked prefill beside decodes, a pool that preempts; graphs with padded rows."""
     folder, model = checkpoint(name)
