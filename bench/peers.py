@@ -13,6 +13,7 @@ import argparse
 import datetime
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 record["read_gb_per_s"].append(read_rate(args.threads) / 1e9)
                 _say(f"round {round_ + 1} of {args.rounds}, {part}: {system.name}")
                 _take_turn(record, system, part, checkpoint, vocabulary, sizes, args.envs / f"{system.name}.log")
-        _write(record, args.out / "peers")  # so that a run that is cut short leaves what it has
+                _write(record, args.out / "peers")  # so that a run that is cut short leaves what it has
     print((args.out / "peers.md").read_text())
     return 1 if record["failures"] else 0
 
@@ -157,4 +158,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server of the moment is stopped
     sys.exit(main())
