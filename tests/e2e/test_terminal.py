@@ -103,7 +103,8 @@ async def test_weights_that_do_not_fit_are_refused(checkpoint: Checkpoint, tmp_p
     for path in checkpoint.folder.iterdir():
         if path.suffix != ".safetensors":
             shutil.copy(path, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"intermediate_size": 1 << 40}
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"hidden_size": 1 << 16, "intermediate_size": 1 << 30}  # a matrix beyond any address space
     (tmp_path / "config.json").write_text(json.dumps(config))
     code, lines = await refused(tmp_path, "--load-format", "dummy")
     assert code == 2
