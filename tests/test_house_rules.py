@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,18 @@ def test_source_file(path: Path) -> None:
             assert call not in {"torch.load", "torch.save"}, f"{path}:{node.lineno} calls {call}"
         if isinstance(node, ast.ExceptHandler):
             assert node.type is not None, f"{path}:{node.lineno} has a bare except"
+
+
+def test_packages_bring_the_files_that_they_read() -> None:
+    """An installed package has what `package-data` names, and nothing else that lies beside its sources."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {name: ROOT / name.removeprefix("penstock.").replace(".", "/") for name in settings["packages"]}
+    data = settings["package-data"]
+    brought = {path for name, folder in folders.items() for glob in data.get(name, ()) for path in folder.glob(glob)}
+    kinds = {".json", ".toml", ".txt", ".safetensors", ".jinja", ".cpp", ".h"}
+    found = {path for folder in folders.values() for path in folder.rglob("*") if path.suffix in kinds}
+    read = {path for path in found if ROOT / "bench/results" not in path.parents}
+    assert read - brought == set()
 
 
 @pytest.mark.parametrize("module", ["penstock.core.engine", "penstock.core.cli", "penstock.core.supervisor"])
