@@ -36,7 +36,7 @@ serve: $(VENV)/.made  ## Serve the demo model, or MODEL=folder
 	$(BIN)/penstock serve $(MODEL) $(FLAGS)
 
 test: $(VENV)/.made-dev  ## Run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(FLAGS)
 
 soak: $(VENV)/.made-dev  ## The long forms of the fault and attack tests, then MINUTES of mixed load with deaths
 	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 tests/faults tests/attack tests/frontend/test_leaks.py $(FLAGS)

@@ -14,6 +14,7 @@ from penstock.bench.offline import uniform
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_dry_form(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}

@@ -10,6 +10,7 @@ import pytest
 FOLDER = Path(__file__).parent / "launched"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_engine_under_the_interpreter() -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

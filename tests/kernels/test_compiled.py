@@ -157,12 +157,14 @@ def resources() -> Iterator[dict[tuple[int, str], Resources]]:
         yield dict(pool.map(compile_job, list(JOBS), chunksize=4))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_register_spills(resources: dict[tuple[int, str], Resources]) -> None:
     spilled = {job: used for job, used in resources.items() if used.stack_bytes}
     assert not spilled
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("capability", [80, 90])
 def test_shared_memory_in_bounds(resources: dict[tuple[int, str], Resources], capability: int) -> None:
@@ -173,6 +175,7 @@ def test_shared_memory_in_bounds(resources: dict[tuple[int, str], Resources], ca
     }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_kernel_is_compiled(resources: dict[tuple[int, str], Resources]) -> None:
     folder = Path(device.__file__).parent

@@ -10,6 +10,7 @@ import pytest
 FOLDER = Path(__file__).parent / "launched"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
 def test_kernels_under_the_interpreter(name: str) -> None:
