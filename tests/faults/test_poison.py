@@ -33,7 +33,7 @@ async def check_others(server: Server, running: dict[tuple[int, ...], asyncio.Ta
 async def test_one_poison_among_many_fails_alone(tmp_path: Path) -> None:
     folder = make_clockwork(tmp_path / "m", step_seconds=0.01)
     async with serving(folder, *FLAGS, **{FAULTS: f"worker.step:kill@token={POISON}"}) as server, client() as http:
-        prompts: list[tuple[int, ...]] = [(5 + i, 6, 7) for i in range(sized(11, 31))]
+        prompts: list[tuple[int, ...]] = [(5 + i, 6, 7) for i in range(sized(7, 31))]
         running = {prompt: asyncio.create_task(told(http, server, body(list(prompt), 200))) for prompt in prompts}
         await asyncio.sleep(0.5)
         async with http.post(f"{server.url}/v1/completions", json=body([9, POISON, 7], 20)) as response:

@@ -54,7 +54,7 @@ def test_in_the_middle_of_a_stream(live: LiveServer, rudely: bool) -> None:
 
 
 def test_while_tokens_flow(live: LiveServer) -> None:
-    live.says("Water runs down the pipe and turns the wheel. " * 20, delay=0.002)
+    live.says("Water runs down the pipe and turns the wheel. " * 20, delay=0.03)
     clients = [begin(live, "/v1/chat/completions", {"messages": HELLO, "stream": i % 2 == 0}) for i in range(50)]
     live.wait_until(lambda: live.scheduler.num_running == 50)
     for index, client in enumerate(clients):

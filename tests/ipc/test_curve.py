@@ -92,7 +92,10 @@ async def test_nothing_can_be_read_on_the_way(context: Context, tmp_path: Path) 
         async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             onward = await asyncio.open_connection("127.0.0.1", int(address.rsplit(":", 1)[1]))
             await asyncio.gather(copy(reader, onward[1]), copy(onward[0], writer))
+            await asyncio.gather(onward[1].wait_closed(), writer.wait_closed())
+            ended.set()
 
+        ended = asyncio.Event()
         async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             dealer: Dealer[ToFrontend] = Dealer(
@@ -101,7 +104,7 @@ async def test_nothing_can_be_read_on_the_way(context: Context, tmp_path: Path) 
             dealer.send(AbortRequest(SECRET_TEXT))
             assert await asyncio.wait_for(heard.get(), 10) == AbortRequest(SECRET_TEXT)
             dealer.close()
-            await asyncio.sleep(0.1)
+            await asyncio.wait_for(ended.wait(), 10)
     assert len(passed) > 200
     assert SECRET_TEXT.encode() not in passed
 
