@@ -121,7 +121,7 @@ class StreamClock:
 async def run_job(job: Job) -> list[Outcome]:
     """Send every request of a job at its time and wait for all answers; the outcomes in the job's order."""
     limit = asyncio.Semaphore(job.concurrency) if job.concurrency else None
-    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=3600)
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=3600, force_close=not job.reuses_connections)
     timeout = aiohttp.ClientTimeout(total=job.timeout, connect=min(60.0, job.timeout))
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
     if job.api_key:

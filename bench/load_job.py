@@ -29,6 +29,7 @@ class Job(Struct, frozen=True):
     temperature: float = 0.0
     token_ids: bool = False  # ask for return_token_ids, to count the tokens of each chunk
     timeout: float = 600.0  # seconds for one request
+    reuses_connections: bool = True
 
 
 class Outcome(Struct, frozen=True, array_like=True):

@@ -155,7 +155,16 @@ def started(system: System, model: str, prefix_caching: bool, log: Path) -> Iter
     with running(command, url + system.ready_path, system.env, _START_SECONDS, log) as seconds:
 
         def over_http(requests: Sequence[PlannedRequest], concurrency: int) -> list[Outcome]:
-            job = Job(f"{url}/v1", model, "completions", list(requests), concurrency, start_at=0.0, timeout=1800.0)
+            job = Job(
+                f"{url}/v1",
+                model,
+                "completions",
+                list(requests),
+                concurrency,
+                start_at=0.0,
+                timeout=1800.0,
+                reuses_connections=False,  # llama.cpp closes some just when a request comes on them
+            )
             return run(job, 1)
 
         yield Started(over_http, seconds)

@@ -2,7 +2,9 @@
 // are fp32 or bf16 as stored, keys and values fp32 or bf16.
 #include <sys/mman.h>
 
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "attention.h"
@@ -47,6 +49,35 @@ struct Batch {  // T tokens, N rows
 };
 
 static std::unique_ptr<Team> team;
+
+static void advise_huge_pages(void* begin, size_t num_bytes) {
+#ifdef MADV_HUGEPAGE
+  madvise(begin, num_bytes, MADV_HUGEPAGE);
+#endif
+}
+
+// Memory that only grows, on huge pages where there are some: rows lie pages apart.
+class Buffer {
+ public:
+  ~Buffer() { std::free(data_); }
+
+  float* of(size_t num_floats) {
+    if (num_floats > size_) {
+      std::free(data_);
+      const size_t bytes = (num_floats * sizeof(float) + kHugePage - 1) / kHugePage * kHugePage;
+      data_ = static_cast<float*>(std::aligned_alloc(kHugePage, bytes));
+      size_ = data_ ? num_floats : 0;
+      if (!data_) throw std::bad_alloc();
+      advise_huge_pages(data_, bytes);
+    }
+    return data_;
+  }
+
+ private:
+  static constexpr size_t kHugePage = 2 << 20;
+  float* data_ = nullptr;
+  size_t size_ = 0;
+};
 
 static void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
   Floats squares = {};
@@ -114,14 +145,15 @@ static void forward(const Model& model, const Batch& batch) {
   // Strides leave room for what a product writes past its outputs, and for the zero past an odd number of inputs.
   const int x_stride = round_up(hidden, kUnit), qkv_stride = round_up(num_heads * dim, kUnit);
   const int attended_stride = round_up(q_size, kLanes), inner_stride = round_up(model.intermediate_size, kUnit);
-  static std::vector<float> buffer;
-  const size_t row_size = 2 * x_stride + qkv_stride + attended_stride + inner_stride;
-  if (buffer.size() < row_size * num_tokens) buffer.resize(row_size * num_tokens);
-  float* residual = buffer.data();
+  const int packed_stride = std::max({x_stride, attended_stride, inner_stride});
+  static Buffer buffer;
+  const size_t row_size = 2 * x_stride + qkv_stride + attended_stride + inner_stride + packed_stride;
+  float* residual = buffer.of(row_size * num_tokens);
   float* x = residual + size_t(num_tokens) * x_stride;
   float* qkv = x + size_t(num_tokens) * x_stride;
   float* attended = qkv + size_t(num_tokens) * qkv_stride;
   float* inner = attended + size_t(num_tokens) * attended_stride;
+  float* packed = inner + size_t(num_tokens) * inner_stride;
   for (int t = 0; t < num_tokens; t++) {  // one float past an odd number of inputs is multiplied by zero
     std::fill(x + size_t(t) * x_stride + hidden, x + size_t(t + 1) * x_stride, 0.0f);
     std::fill(attended + size_t(t) * attended_stride + q_size, attended + size_t(t + 1) * attended_stride, 0.0f);
@@ -143,7 +175,7 @@ static void forward(const Model& model, const Batch& batch) {
       const Layer& layer = model.layers[i];
       Kv* k_pages = static_cast<Kv*>(batch.kv) + 2 * i * half_layer;
       Kv* v_pages = k_pages + half_layer;
-      linear(*team, layer.qkv, x, x_stride, num_tokens, [&](int t, int output, Floats sum) {
+      linear(*team, layer.qkv, x, x_stride, num_tokens, packed, [&](int t, int output, Floats sum) {
         store(qkv + size_t(t) * qkv_stride + output, sum);
       });
       team->each(num_tokens, [&](int t) {
@@ -179,19 +211,19 @@ static void forward(const Model& model, const Batch& batch) {
         float* at = residual + size_t(t) * x_stride + output;
         store(at, load16(at) + sum);
       };
-      linear(*team, layer.o, attended, attended_stride, num_tokens, add);
+      linear(*team, layer.o, attended, attended_stride, num_tokens, packed, add);
       team->each(num_tokens, [&](int t) {
         rms_norm(residual + size_t(t) * x_stride, layer.mlp_norm, hidden, model.eps, x + size_t(t) * x_stride);
       });
       // Gates and ups of the same outputs are neighbours: the second of each pair finishes both.
-      linear(*team, layer.gate_up, x, x_stride, num_tokens, [&](int t, int output, Floats sum) {
+      linear(*team, layer.gate_up, x, x_stride, num_tokens, packed, [&](int t, int output, Floats sum) {
         float* at = inner + size_t(t) * inner_stride + output / 2 / kLanes * kLanes;
         if (output / kLanes % 2 == 0)
           store(at, sum);
         else
           store(at, activated(model.activation, load16(at), sum));
       });
-      linear(*team, layer.down, inner, inner_stride, num_tokens, add);
+      linear(*team, layer.down, inner, inner_stride, num_tokens, packed, add);
       const bool is_last = i + 1 == model.num_layers;
       const float* norm = is_last ? model.final_norm : model.layers[i + 1].input_norm;
       team->each(num_tokens, [&](int t) {
@@ -242,9 +274,7 @@ void penstock_set_threads(int num_threads) {
 
 // Ask for huge pages before a range is first touched: fewer address translations where weights stream by.
 void penstock_advise_huge_pages(void* begin, size_t num_bytes) {
-#ifdef MADV_HUGEPAGE
-  madvise(begin, num_bytes, MADV_HUGEPAGE);
-#endif
+  advise_huge_pages(begin, num_bytes);
 }
 
 void penstock_pack(const void* weight, int num_outputs, int num_inputs, int is_bf16, int interleaved, int num_packed,
@@ -304,15 +334,19 @@ void penstock_mask_tokens(float* logits, int vocab_size, const int64_t* rows, in
 void penstock_logits(const Model* model, const float* x, int num_tokens, float* out) {
   const int hidden = model->hidden_size, vocab = model->vocab_size;
   const float* rows = x;
-  std::vector<float> padded;
-  const int stride = round_up(hidden, 2);
-  if (stride != hidden) {  // the product reads inputs in pairs
-    padded.assign(size_t(num_tokens) * stride, 0.0f);
-    for (int t = 0; t < num_tokens; t++) std::copy_n(x + size_t(t) * hidden, hidden, &padded[size_t(t) * stride]);
-    rows = padded.data();
+  const int stride = round_up(hidden, 2);  // the product reads inputs in pairs
+  static Buffer buffer;
+  float* packed = buffer.of(2 * size_t(num_tokens) * stride);
+  if (stride != hidden) {
+    float* padded = packed + size_t(num_tokens) * stride;
+    for (int t = 0; t < num_tokens; t++) {
+      std::copy_n(x + size_t(t) * hidden, hidden, padded + size_t(t) * stride);
+      padded[size_t(t) * stride + hidden] = 0.0f;
+    }
+    rows = padded;
   }
   team->run([&] {
-    linear(*team, model->lm_head, rows, stride, num_tokens, [&](int t, int output, Floats sum) {
+    linear(*team, model->lm_head, rows, stride, num_tokens, packed, [&](int t, int output, Floats sum) {
       float* at = out + size_t(t) * vocab + output;
       if (output >= vocab) return;
       if (output + kLanes <= vocab)

@@ -4,6 +4,11 @@
 // with zeros. A group streams through memory in order, and each output has one accumulator that takes its products in
 // the order of k. So a result never depends on how many tokens are computed beside it: a token's bits are the same
 // alone, in any batch and in any chunk of a prompt.
+//
+// Tokens are cut into tiles whose sums stay in registers, and lie packed: a tile's values of one input are neighbours.
+// Several tiles go through the weights block by block, so that a block comes from memory once and from the first cache
+// afterwards (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008). The blocks to come are
+// asked for early, by instructions: the processor's own prefetchers stop at the end of every 4 KiB page.
 #pragma once
 
 #include <algorithm>
@@ -25,13 +30,16 @@ struct Linear {  // as _Linear in library.py
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-constexpr int kUnitGroups = 4;                       // a unit of work; an even number: a gate and its up are in one
-constexpr int kUnit = kUnitGroups * kLanes;          // outputs of a unit; weights are padded to whole ones
+constexpr int kUnitGroups = 4;               // a unit of work; an even number: a gate and its up are in one
+constexpr int kUnit = kUnitGroups * kLanes;  // outputs of a unit; weights are padded to whole ones
 #if defined(__AVX512F__)
-constexpr int kMostTokens = 12;  // of one pass over a unit's weights; twice as many sums of 16 floats fill the registers
+constexpr int kMostTokens = 12;  // of one tile; twice as many sums of 16 floats fill the registers
 #else
 constexpr int kMostTokens = 3;
 #endif
+constexpr int kMostTiles = 20;  // that go through a unit's weights together
+constexpr int kBlock = 128;     // inputs; two groups' weights and a tile of so many fit the first cache
+constexpr int kAhead = 1024;    // from the weight that is used to the one that is asked for, where tiles are alone
 
 // Few tokens: more groups at a time, so that sums do not wait for each other.
 constexpr int groups_at_a_time(int num_tokens) { return 2 * num_tokens <= kMostTokens ? 4 : 2; }
@@ -43,75 +51,129 @@ inline Floats weights_at(const bf16* group, int k) {
   return as_floats(k % 2 ? both & 0xffff0000u : both << 16);
 }
 
-// A unit's outputs for kTokens tokens: out [kUnitGroups][kTokens]. x: rows of `stride` floats.
-template <int kTokens, typename Weight>
-void compute_unit(const Weight* weight, int num_inputs, const float* x, size_t stride, Floats* out) {
-  constexpr int kGroups = groups_at_a_time(kTokens);
-  const size_t group = size_t(num_inputs) * kLanes;
-  for (int first = 0; first < kUnitGroups; first += kGroups, weight += kGroups * group) {
-    Floats sums[kGroups][kTokens] = {};
-    auto take = [&](int k) __attribute__((always_inline)) {
+// sums [kGroups][kTokens] += the products of `num_inputs` inputs; x [num_inputs][kTokens]. On the way it asks for as
+// many weights of kAsked groups from `ahead` on.
+template <int kTokens, int kGroups, int kAsked, typename Weight>
+void multiply(const Weight* weight, const Weight* ahead, size_t group, int num_inputs, const float* x, Floats* sums) {
+  constexpr int kStep = sizeof(Weight) == 2 ? 2 : 1;  // bf16 lies in pairs
+  Floats kept[kGroups][kTokens];
+  for (int g = 0; g < kGroups; g++)
+    for (int t = 0; t < kTokens; t++) kept[g][t] = sums[g * kTokens + t];
+  for (int k = 0; k < num_inputs; k += kStep, weight += kStep * kLanes, ahead += kStep * kLanes, x += kStep * kTokens) {
+    for (int g = 0; g < kAsked; g++) __builtin_prefetch(ahead + g * group);
+    for (int j = 0; j < kStep; j++) {
       Floats w[kGroups];
-      for (int g = 0; g < kGroups; g++) w[g] = weights_at(weight + g * group, k);
+      for (int g = 0; g < kGroups; g++) w[g] = weights_at(weight + g * group, j);
       for (int t = 0; t < kTokens; t++) {
-        const Floats value = splat(x[t * stride + k]);
-        for (int g = 0; g < kGroups; g++) sums[g][t] += w[g] * value;
+        const Floats value = splat(x[j * kTokens + t]);
+        for (int g = 0; g < kGroups; g++) kept[g][t] += w[g] * value;
       }
-    };
-    if constexpr (sizeof(Weight) == 2) {
-      for (int k = 0; k < num_inputs; k += 2) {
-        take(k);
-        take(k + 1);
-      }
-    } else {
-      for (int k = 0; k < num_inputs; k++) take(k);
     }
-    for (int g = 0; g < kGroups; g++)
-      for (int t = 0; t < kTokens; t++) out[(first + g) * kTokens + t] = sums[g][t];
   }
+  for (int g = 0; g < kGroups; g++)
+    for (int t = 0; t < kTokens; t++) sums[g * kTokens + t] = kept[g][t];
 }
 
 template <typename Weight>
-using ComputeUnit = void (*)(const Weight*, int, const float*, size_t, Floats*);
+using Multiply = void (*)(const Weight*, const Weight*, size_t, int, const float*, Floats*);
 
-template <typename Weight, size_t... kIndex>
-constexpr std::array<ComputeUnit<Weight>, kMostTokens> compute_units(std::index_sequence<kIndex...>) {
-  return {compute_unit<kIndex + 1, Weight>...};
+// By the number of tokens in a tile: for one that is alone, and for one of several.
+template <typename Weight, bool kAlone, size_t... kIndex>
+constexpr std::array<Multiply<Weight>, kMostTokens> multiplies(std::index_sequence<kIndex...>) {
+  if constexpr (kAlone)
+    return {multiply<kIndex + 1, groups_at_a_time(kIndex + 1), groups_at_a_time(kIndex + 1), Weight>...};
+  else
+    return {multiply<kIndex + 1, 2, 1, Weight>...};
 }
 
-// Tokens [first, end) of a unit; finish(token, output, 16 sums) takes the results.
+struct Tiles {  // tokens in as few tiles as there can be, of nearly equal size
+  int num_tokens, count;
+  explicit Tiles(int num_tokens) : num_tokens(num_tokens), count((num_tokens + kMostTokens - 1) / kMostTokens) {}
+  int begin(int tile) const { return int(int64_t(num_tokens) * tile / count); }
+};
+
+// Where a tile's inputs from k on begin in what is packed: [blocks][tiles][inputs of the block][tokens of the tile].
+inline size_t tile_at(const Tiles& tiles, int tile, int k, int block) {
+  return size_t(k) * tiles.num_tokens + size_t(tiles.begin(tile)) * block;
+}
+
+// Tiles [first, end) of a unit; finish(token, output, 16 sums) takes the results.
 template <typename Weight, typename Finish>
-void unit_of_linear(const Linear& layer, int unit, const float* x, int stride, int first, int end, Finish& finish) {
-  static constexpr auto kComputeUnits = compute_units<Weight>(std::make_index_sequence<kMostTokens>());
+void unit_of_linear(const Linear& layer, int unit, const float* packed, const Tiles& tiles, int first, int end,
+                    Finish& finish) {
+  static constexpr auto kSizes = std::make_index_sequence<kMostTokens>();
+  static constexpr auto kAlone = multiplies<Weight, true>(kSizes), kOfSeveral = multiplies<Weight, false>(kSizes);
   // bf16 is packed in pairs: an odd last input has a zero beside it.
   const int inputs = sizeof(Weight) == 2 ? round_up(layer.num_inputs, 2) : layer.num_inputs;
-  const Weight* weight = static_cast<const Weight*>(layer.weight) + size_t(unit) * kUnit * inputs;
-  for (int count; first < end; first += count) {
-    const int num_passes = (end - first + kMostTokens - 1) / kMostTokens;
-    count = (end - first + num_passes - 1) / num_passes;
-    Floats sums[kUnitGroups * kMostTokens];
-    kComputeUnits[count - 1](weight, inputs, x + size_t(first) * stride, stride, sums);
-    for (int g = 0; g < kUnitGroups; g++) {
-      const int output = unit * kUnit + g * kLanes;
-      const Floats bias = layer.bias ? load16(layer.bias + output) : Floats{};
-      for (int t = 0; t < count; t++) finish(first + t, output, sums[g * count + t] + bias);
+  const size_t group = size_t(inputs) * kLanes;
+  const Weight* weight = static_cast<const Weight*>(layer.weight) + unit * kUnitGroups * group;
+  const int begin = tiles.begin(first);
+  const int num_groups = tiles.count == 1 ? groups_at_a_time(tiles.num_tokens) : 2;
+  Floats sums[2 * kMostTiles * kMostTokens];  // [tiles][groups][tokens of a tile]
+  for (int g = 0; g < kUnitGroups; g += num_groups, weight += num_groups * group) {
+    std::fill_n(sums, num_groups * (tiles.begin(end) - begin), Floats{});
+    if (tiles.count == 1) kAlone[tiles.num_tokens - 1](weight, weight + kAhead, group, inputs, packed, sums);
+    for (int k = 0; tiles.count > 1 && k < inputs; k += kBlock) {
+      const int block = std::min(kBlock, inputs - k);
+      const Weight* here = weight + size_t(k) * kLanes;
+      const Weight* next = k + kBlock < inputs ? here + kBlock * kLanes : weight + 2 * group;
+      for (int i = first; i < end; i++)  // the first tile asks for the first group's next block, the others the second's
+        kOfSeveral[tiles.begin(i + 1) - tiles.begin(i) - 1](here, i == first ? next : next + group, group, block,
+                                                            packed + tile_at(tiles, i, k, block),
+                                                            sums + 2 * (tiles.begin(i) - begin));
+    }
+    for (int i = first; i < end; i++) {
+      const int from = tiles.begin(i), count = tiles.begin(i + 1) - from;
+      for (int j = 0; j < num_groups; j++) {
+        const int output = unit * kUnit + (g + j) * kLanes;
+        const Floats bias = layer.bias ? load16(layer.bias + output) : Floats{};
+        const Floats* of_group = sums + num_groups * (from - begin) + j * count;
+        for (int t = 0; t < count; t++) finish(from + t, output, of_group[t] + bias);
+      }
     }
   }
 }
 
-// x [num_tokens, stride], zero past its inputs, through a linear layer; outputs come in whole units.
-// Tokens are cut so that a piece of x stays in the core's own cache while the weights stream by.
+// Inputs [k, k + block) of a tile: `rows` of `stride` floats, one for each token, become columns.
+inline void pack_tile(const float* rows, int stride, int num_tokens, int k, int block, float* to) {
+  const int end = k + block;
+  // A column is stored with what lies in the vector past its end, and the next ones write over that.
+  for (; (end - k - kLanes) * num_tokens >= kLanes - num_tokens; k += kLanes) {
+    Floats columns[kLanes] = {};
+    for (int t = 0; t < num_tokens; t++) columns[t] = load16(rows + size_t(t) * stride + k);
+    transpose(columns);
+    for (int i = 0; i < kLanes; i++, to += num_tokens) store(to, columns[i]);
+  }
+  for (; k < end; k++)
+    for (int t = 0; t < num_tokens; t++) *to++ = rows[size_t(t) * stride + k];
+}
+
+// x [num_tokens, stride], zero past its inputs, through a linear layer; outputs come in whole units. `packed` has room
+// for all inputs of all tokens.
 template <typename Finish>
-void linear(Team& team, const Linear& layer, const float* x, int stride, int num_tokens, Finish finish) {
+void linear(Team& team, const Linear& layer, const float* x, int stride, int num_tokens, float* packed, Finish finish) {
+  const Tiles tiles(num_tokens);
+  const int inputs = layer.is_bf16 ? round_up(layer.num_inputs, 2) : layer.num_inputs;
+  if (num_tokens > 1) {
+    const int num_blocks = (inputs + kBlock - 1) / kBlock;
+    team.each(tiles.count * num_blocks, [&](int i) {
+      const int tile = i / num_blocks, begin = tiles.begin(tile), k = i % num_blocks * kBlock;
+      const int block = std::min(kBlock, inputs - k);
+      pack_tile(x + size_t(begin) * stride, stride, tiles.begin(tile + 1) - begin, k, block,
+                packed + tile_at(tiles, tile, k, block));
+    });
+  }
   const int num_units = (layer.num_outputs + kUnit - 1) / kUnit;
-  const int piece = std::max((1 << 19) / (4 * stride) / kMostTokens, 2) * kMostTokens;
-  const int num_pieces = (num_tokens + piece - 1) / piece;
+  // Together they stay in the core's own cache while the weights stream by.
+  const int piece = std::clamp((3 << 18) / (4 * inputs * kMostTokens), 2, kMostTiles);
+  const int num_pieces = (tiles.count + piece - 1) / piece;
   team.each(num_units * num_pieces, [&](int i) {
-    const int first = i / num_units * piece, end = std::min(first + piece, num_tokens);
+    const int first = i / num_units * piece, end = std::min(first + piece, tiles.count);
+    const float* of_tokens = num_tokens > 1 ? packed : x;
     if (layer.is_bf16)
-      unit_of_linear<bf16>(layer, i % num_units, x, stride, first, end, finish);
+      unit_of_linear<bf16>(layer, i % num_units, of_tokens, tiles, first, end, finish);
     else
-      unit_of_linear<float>(layer, i % num_units, x, stride, first, end, finish);
+      unit_of_linear<float>(layer, i % num_units, of_tokens, tiles, first, end, finish);
   });
 }
 
