@@ -21,22 +21,37 @@ constexpr int kQueryTile = 8;  // queries of one row that share a pass over the 
 constexpr int kMostTogether = 4;  // (query, head) pairs whose sums are kept in registers at a time
 constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// The 16 keys from position `block` on, of one head: keys [padded dim][16], values [16][padded dim], in fp32.
-template <typename Kv>
-void load_block(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const int32_t* pages, int kv_head,
-                int block, int num_keys, int padded, float* keys, float* values) {
-  const int dim = shape.head_dim;
+struct Block {  // of 16 positions or, at the end, fewer: where each one's head lies in a layer's keys and in its values
+  int num_keys = 0;
   size_t at[kLanes];
-  int page = block / shape.page_size, offset = block % shape.page_size;  // one division for the block, not one a key
-  for (int j = 0; j < num_keys; j++, offset++) {
+};
+
+inline Block find_block(const AttentionShape& shape, const int32_t* pages, int kv_head, int first, int end) {
+  Block block{std::clamp(end - first, 0, kLanes), {}};
+  int page = first / shape.page_size, offset = first % shape.page_size;  // one division for the block, not one a key
+  for (int j = 0; j < block.num_keys; j++, offset++) {
     if (offset == shape.page_size) {
       page++;
       offset = 0;
     }
-    at[j] = ((size_t(pages[page]) * shape.num_kv_heads + kv_head) * shape.page_size + offset) * dim;
+    block.at[j] = ((size_t(pages[page]) * shape.num_kv_heads + kv_head) * shape.page_size + offset) * shape.head_dim;
   }
+  return block;
+}
+
+// A block of one head: keys [padded dim][16], values [16][padded dim], in fp32. Asks for the next one on the way: a page
+// is no longer than what the processor's own prefetchers take to begin.
+template <typename Kv>
+void load_block(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const Block& block,
+                const Block& next, int padded, float* keys, float* values) {
+  const int dim = shape.head_dim, num_keys = block.num_keys;
+  const size_t* at = block.at;
   for (int d = 0; d < padded; d += kLanes) {
     Floats rows[kLanes];
+    for (int j = 0; j < next.num_keys && d * sizeof(Kv) % 64 == 0; j++) {
+      __builtin_prefetch(k_pages + next.at[j] + d);
+      __builtin_prefetch(v_pages + next.at[j] + d);
+    }
     if (num_keys == kLanes && d + kLanes <= dim) {
       for (int j = 0; j < kLanes; j++) rows[j] = load16(k_pages + at[j] + d);
       for (int j = 0; j < kLanes; j++) store(values + j * padded + d, load16(v_pages + at[j] + d));
@@ -134,9 +149,11 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
   std::fill(maxima, maxima + room, -INFINITY);
   const int last = first_position + num_queries - 1;
   const int begin = shape.window ? std::max(0, first_position - shape.window + 1) / kLanes * kLanes : 0;
+  Block here = find_block(shape, pages, kv_head, begin, last + 1);
   for (int block = begin; block <= last; block += kLanes) {
-    const int num_keys = std::min(kLanes, last + 1 - block);
-    load_block(shape, k_pages, v_pages, pages, kv_head, block, num_keys, padded, keys, values);
+    const Block next = find_block(shape, pages, kv_head, block + kLanes, last + 1);
+    load_block(shape, k_pages, v_pages, here, next, padded, keys, values);
+    here = next;
     for (int p = 0; p < num_pairs; p += together) {
       const auto take = together == 1 ? take_block<1> : together == 2 ? take_block<2> : take_block<kMostTogether>;
       take(queries + p * padded, keys, values, positions.data() + p, shape.window, block, padded, maxima + p, masses + p,

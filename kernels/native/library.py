@@ -137,6 +137,7 @@ class Library:
             "gumbel_argmax",
             "mask_tokens",
             "prepare",
+            "read",
         ):
             getattr(self._functions, f"penstock_{name}").restype = None
         self._functions.penstock_set_threads(c_int32(num_threads))
@@ -251,6 +252,10 @@ class Library:
             *(c_void_p(logits.data_ptr()), c_int32(logits.shape[1])),
             *(c_void_p(indices.ctypes.data), c_int32(indices.shape[0]), c_void_p(bits.ctypes.data)),
         )
+
+    def read(self, data: Tensor) -> None:
+        """Read all of a contiguous fp32 tensor from memory; to measure how fast that goes."""
+        self._functions.penstock_read(c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel()))
 
     def model(self, shape: NativeShape, weights: NativeWeights) -> "NativeModel":
         """A model ready to run."""
