@@ -9,6 +9,7 @@ over the rate at which this machine reads memory with the same threads, measured
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -103,8 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "commit": commit(),
             "machine": processor(),
             "threads": args.threads,
+            "command": shlex.join(["python", "-m", "penstock.bench.cpu", *(sys.argv[1:] if argv is None else argv)]),
         }
-        record |= {"dtype": hello.dtype, "read_gb_per_second": rate / 1e9, "command": sys.argv, "rows": rows}
+        record |= {"dtype": hello.dtype, "read_gb_per_second": rate / 1e9, "rows": rows}
         args.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
