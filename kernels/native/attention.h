@@ -1,8 +1,8 @@
-// Paged attention in one pass over K and V (Dao et al., 2022): blocks of 16 keys with a running maximum and sum.
+// Paged attention in one pass over K and V (Dao et al., 2022): blocks of 64 keys with a running maximum and sum.
 //
-// Blocks begin at multiples of 16 positions, whatever the query's own position, its window or the pages' size, and a
+// Blocks begin at multiples of 64 positions, whatever the query's own position, its window or the pages' size, and a
 // query's sums take their terms in one fixed order: its bits are the same in a decode step and in any chunk of a
-// prefill. Each block is turned around once, so that the 16 keys of a score vector lie side by side.
+// prefill. Keys are turned around once, 16 at a time, so that those of a score vector lie side by side.
 #pragma once
 
 #include <algorithm>
@@ -19,39 +19,37 @@ struct AttentionShape {
 
 constexpr int kQueryTile = 8;  // queries of one row that share a pass over the keys
 constexpr int kMostTogether = 4;  // (query, head) pairs whose sums are kept in registers at a time
+constexpr int kVectors = 4;  // of 16 keys in a block
+constexpr int kBlockKeys = kVectors * kLanes;
 constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-struct Block {  // of 16 positions or, at the end, fewer: where each one's head lies in a layer's keys and in its values
+// 16 keys, or fewer at the end: where each one's head lies in a layer's keys and in its values.
+struct Places {
   int num_keys = 0;
   size_t at[kLanes];
 };
 
-inline Block find_block(const AttentionShape& shape, const int32_t* pages, int kv_head, int first, int end) {
-  Block block{std::clamp(end - first, 0, kLanes), {}};
-  int page = first / shape.page_size, offset = first % shape.page_size;  // one division for the block, not one a key
-  for (int j = 0; j < block.num_keys; j++, offset++) {
+inline Places find_keys(const AttentionShape& shape, const int32_t* pages, int kv_head, int first, int end) {
+  Places places{std::clamp(end - first, 0, kLanes), {}};
+  int page = first / shape.page_size, offset = first % shape.page_size;  // one division for all, not one a key
+  for (int j = 0; j < places.num_keys; j++, offset++) {
     if (offset == shape.page_size) {
       page++;
       offset = 0;
     }
-    block.at[j] = ((size_t(pages[page]) * shape.num_kv_heads + kv_head) * shape.page_size + offset) * shape.head_dim;
+    places.at[j] = ((size_t(pages[page]) * shape.num_kv_heads + kv_head) * shape.page_size + offset) * shape.head_dim;
   }
-  return block;
+  return places;
 }
 
-// A block of one head: keys [padded dim][16], values [16][padded dim], in fp32. Asks for the next one on the way: a page
-// is no longer than what the processor's own prefetchers take to begin.
+// 16 keys of one head: keys [padded dim][16], values [16][padded dim], in fp32.
 template <typename Kv>
-void load_block(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const Block& block,
-                const Block& next, int padded, float* keys, float* values) {
-  const int dim = shape.head_dim, num_keys = block.num_keys;
-  const size_t* at = block.at;
+void load_keys(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const Places& places, int padded,
+               float* keys, float* values) {
+  const int dim = shape.head_dim, num_keys = places.num_keys;
+  const size_t* at = places.at;
   for (int d = 0; d < padded; d += kLanes) {
     Floats rows[kLanes];
-    for (int j = 0; j < next.num_keys && d * sizeof(Kv) % 64 == 0; j++) {
-      __builtin_prefetch(k_pages + next.at[j] + d);
-      __builtin_prefetch(v_pages + next.at[j] + d);
-    }
     if (num_keys == kLanes && d + kLanes <= dim) {
       for (int j = 0; j < kLanes; j++) rows[j] = load16(k_pages + at[j] + d);
       for (int j = 0; j < kLanes; j++) store(values + j * padded + d, load16(v_pages + at[j] + d));
@@ -68,56 +66,87 @@ void load_block(const AttentionShape& shape, const Kv* k_pages, const Kv* v_page
   }
 }
 
-// Four partial sums per score vector: a single chain of additions would wait for each.
-template <int kTogether>
-inline void score(const float* queries, const float* keys, int padded, Floats (&scores)[kTogether]) {
-  Floats sums[kTogether][4] = {};
-  for (int d = 0; d < padded; d += 4)
-    for (int i = 0; i < 4; i++) {
-      const Floats key = load16(keys + (d + i) * kLanes);
-      for (int r = 0; r < kTogether; r++) sums[r][i] += queries[r * padded + d + i] * key;
+// Asks for keys: a page is no longer than what the processor's own prefetchers take to begin.
+template <typename Kv>
+void ask_for(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const Places& places) {
+  for (int j = 0; j < places.num_keys; j++)
+    for (int d = 0; d < shape.head_dim; d += 64 / sizeof(Kv)) {
+      __builtin_prefetch(k_pages + places.at[j] + d);
+      __builtin_prefetch(v_pages + places.at[j] + d);
     }
-  for (int r = 0; r < kTogether; r++) scores[r] = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
 }
 
-template <int kTogether>
-inline void accumulate(const float (&weights)[kTogether][kLanes], const float (&kept)[kTogether], const float* values,
-                       int padded, float* sums) {
-  for (int d = 0; d < padded; d += kLanes) {
-    Floats sum[kTogether];
-    for (int r = 0; r < kTogether; r++) sum[r] = load16(sums + r * padded + d) * kept[r];
-    for (int j = 0; j < kLanes; j++) {
-      const Floats value = load16(values + j * padded + d);
-      for (int r = 0; r < kTogether; r++) sum[r] += weights[r][j] * value;
-    }
-    for (int r = 0; r < kTogether; r++) store(sums + r * padded + d, sum[r]);
+// Scores of the `kCount` vectors from `first` on. Two partial sums for each: fewer chains of additions would wait.
+template <int kCount, int kTogether>
+inline void score(const float* queries, const float* keys, int padded, int first,
+                  Floats (&scores)[kTogether][kVectors]) {
+  Floats sums[kTogether][kCount][2] = {};
+  keys += first * kLanes * padded;
+  for (int d = 0; d < padded; d += 2)
+    for (int i = 0; i < 2; i++)
+      for (int r = 0; r < kTogether; r++) {
+        const Floats query = splat(queries[r * padded + d + i]);
+        for (int v = 0; v < kCount; v++) sums[r][v][i] += query * load16(keys + (v * padded + d + i) * kLanes);
+      }
+  for (int r = 0; r < kTogether; r++)
+    for (int v = 0; v < kCount; v++) scores[r][first + v] = sums[r][v][0] + sums[r][v][1];
+}
+
+// What the values add up to, kFloats times 16 of it from `values` and `sums` on.
+template <int kFloats, int kTogether>
+inline void accumulate(const float (&weights)[kTogether][kBlockKeys], const float (&kept)[kTogether],
+                       const float* values, int num_keys, int padded, float* sums) {
+  Floats sum[kTogether][kFloats];
+  for (int r = 0; r < kTogether; r++)
+    for (int f = 0; f < kFloats; f++) sum[r][f] = load16(sums + r * padded + f * kLanes) * kept[r];
+  for (int j = 0; j < num_keys; j++) {
+    Floats value[kFloats];
+    for (int f = 0; f < kFloats; f++) value[f] = load16(values + j * padded + f * kLanes);
+    for (int r = 0; r < kTogether; r++)
+      for (int f = 0; f < kFloats; f++) sum[r][f] += weights[r][j] * value[f];
   }
+  for (int r = 0; r < kTogether; r++)
+    for (int f = 0; f < kFloats; f++) store(sums + r * padded + f * kLanes, sum[r][f]);
 }
 
-// What kTogether pairs make of a block: their running maxima, masses and sums are brought up to date.
+// What kTogether pairs make of a block's first `num_vectors` times 16 keys: their running maxima, masses (a sum for each
+// lane) and sums are brought up to date. Keys that are left out, or that a query does not see, change no bit of it.
 template <int kTogether>
 inline void take_block(const float* queries, const float* keys, const float* values, const int* positions, int window,
-                       int block, int padded, float* maxima, float* masses, float* sums) {
-  Floats scores[kTogether], most[kTogether], weights[kTogether];
-  float weight[kTogether][kLanes], kept[kTogether];
-  score(queries, keys, padded, scores);
+                       int block, int num_vectors, int padded, float* maxima, float* masses, float* sums) {
+  Floats scores[kTogether][kVectors] = {};
+  float weights[kTogether][kBlockKeys], kept[kTogether];
+  int first = 0;
+  for (; first + 2 <= num_vectors; first += 2) score<2>(queries, keys, padded, first, scores);
+  if (first < num_vectors) score<1>(queries, keys, padded, first, scores);
+  for (int r = 0; r < kTogether; r++)
+    for (int v = 0; v < num_vectors; v++) {
+      // What a query does not see: keys after it, and before its window.
+      const int position = positions[r] - block - v * kLanes;
+      Ints is_hidden = kLaneNumbers > position;
+      if (window) is_hidden |= kLaneNumbers <= position - window;
+      scores[r][v] = is_hidden ? splat(-INFINITY) : scores[r][v];
+    }
   for (int r = 0; r < kTogether; r++) {
-    // What a query does not see: keys after it, and before its window.
-    Ints is_hidden = kLaneNumbers > positions[r] - block;
-    if (window) is_hidden |= kLaneNumbers <= positions[r] - window - block;
-    scores[r] = is_hidden ? splat(-INFINITY) : scores[r];
-    most[r] = larger(splat(maxima[r]), max_of(scores[r]));
-  }
-  for (int r = 0; r < kTogether; r++) {
+    Floats most = scores[r][0];
+    for (int v = 1; v < num_vectors; v++) most = larger(most, scores[r][v]);
+    most = larger(splat(maxima[r]), max_of(most));
     // Before a query's first key, its maximum is -inf: zero in its place keeps the weights zero, and not NaN.
-    const Floats top = most[r] == splat(-INFINITY) ? Floats{} : most[r];
-    weights[r] = exp16(scores[r] - top);
-    store(weight[r], weights[r]);
-    kept[r] = maxima[r] == most[r][0] ? 1.0f : exp16(splat(maxima[r]) - top)[0];
-    maxima[r] = most[r][0];
+    const Floats top = most == splat(-INFINITY) ? Floats{} : most;
+    kept[r] = maxima[r] == most[0] ? 1.0f : exp16(splat(maxima[r]) - top)[0];
+    maxima[r] = most[0];
+    Floats mass = load16(masses + r * kLanes) * kept[r];
+    for (int v = 0; v < num_vectors; v++) {
+      const Floats weight = exp16(scores[r][v] - top);
+      store(weights[r] + v * kLanes, weight);
+      mass += weight;
+    }
+    store(masses + r * kLanes, mass);
   }
-  for (int r = 0; r < kTogether; r++) masses[r] = masses[r] * kept[r] + sum_of(weights[r])[0];
-  accumulate(weight, kept, values, padded, sums);
+  int d = 0;
+  for (; d + 2 * kLanes <= padded; d += 2 * kLanes)
+    accumulate<2>(weights, kept, values + d, num_vectors * kLanes, padded, sums + d);
+  if (d < padded) accumulate<1>(weights, kept, values + d, num_vectors * kLanes, padded, sums + d);
 }
 
 // One kv head's attention for `num_queries` <= kQueryTile neighbouring queries of one row.
@@ -131,16 +160,16 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
   const int padded = (dim + kLanes - 1) / kLanes * kLanes;
   const int num_pairs = num_queries * group, together = num_pairs <= 2 ? num_pairs : kMostTogether;
   const int room = (num_pairs + together - 1) / together * together;
-  thread_local std::vector<float> scratch;
+  thread_local std::vector<Floats> scratch;  // a load across two lines of the cache takes twice as long
   thread_local std::vector<int> positions;
-  scratch.assign(size_t(padded) * (2 * room + 2 * kLanes) + 2 * room, 0.0f);
+  scratch.assign(size_t(padded) / kLanes * (2 * room + 2 * kBlockKeys) + 2 * room, Floats{});
   positions.assign(room, first_position + num_queries - 1);
-  float* queries = scratch.data();
+  float* queries = reinterpret_cast<float*>(scratch.data());
   float* sums = queries + size_t(room) * padded;
   float* keys = sums + size_t(room) * padded;
-  float* values = keys + size_t(kLanes) * padded;
-  float* maxima = values + size_t(kLanes) * padded;
-  float* masses = maxima + room;
+  float* values = keys + size_t(kBlockKeys) * padded;
+  float* masses = values + size_t(kBlockKeys) * padded;  // [pairs][16]
+  float* maxima = masses + size_t(room) * kLanes;
   for (int p = 0; p < num_pairs; p++) {
     const float* from = q + size_t(p / group) * stride + (kv_head * group + p % group) * dim;
     for (int d = 0; d < dim; d++) queries[p * padded + d] = from[d] * shape.scale;
@@ -148,21 +177,26 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
   }
   std::fill(maxima, maxima + room, -INFINITY);
   const int last = first_position + num_queries - 1;
-  const int begin = shape.window ? std::max(0, first_position - shape.window + 1) / kLanes * kLanes : 0;
-  Block here = find_block(shape, pages, kv_head, begin, last + 1);
-  for (int block = begin; block <= last; block += kLanes) {
-    const Block next = find_block(shape, pages, kv_head, block + kLanes, last + 1);
-    load_block(shape, k_pages, v_pages, here, next, padded, keys, values);
-    here = next;
+  const int begin = shape.window ? std::max(0, first_position - shape.window + 1) / kBlockKeys * kBlockKeys : 0;
+  Places here = find_keys(shape, pages, kv_head, begin, last + 1);
+  for (int block = begin; block <= last; block += kBlockKeys) {
+    const int num_vectors = (std::min(kBlockKeys, last + 1 - block) + kLanes - 1) / kLanes;
+    for (int v = 0; v < num_vectors; v++) {
+      const Places next = find_keys(shape, pages, kv_head, block + (v + 1) * kLanes, last + 1);
+      ask_for(shape, k_pages, v_pages, next);
+      load_keys(shape, k_pages, v_pages, here, padded, keys + v * kLanes * padded, values + v * kLanes * padded);
+      here = next;
+    }
     for (int p = 0; p < num_pairs; p += together) {
       const auto take = together == 1 ? take_block<1> : together == 2 ? take_block<2> : take_block<kMostTogether>;
-      take(queries + p * padded, keys, values, positions.data() + p, shape.window, block, padded, maxima + p, masses + p,
-           sums + p * padded);
+      take(queries + p * padded, keys, values, positions.data() + p, shape.window, block, num_vectors, padded,
+           maxima + p, masses + p * kLanes, sums + p * padded);
     }
   }
   for (int p = 0; p < num_pairs; p++) {
     float* to = out + size_t(p / group) * out_stride + (kv_head * group + p % group) * dim;
-    for (int d = 0; d < dim; d++) to[d] = sums[p * padded + d] / masses[p];
+    const float mass = sum_of(load16(masses + p * kLanes))[0];
+    for (int d = 0; d < dim; d++) to[d] = sums[p * padded + d] / mass;
   }
 }
 
