@@ -254,7 +254,13 @@ class Library:
         )
 
     def read(self, data: Tensor) -> None:
-        """Read all of a contiguous fp32 tensor from memory; to measure how fast that goes."""
+        """Read a tensor from memory, to measure how fast that goes.
+
+        Args:
+            data: fp32, contiguous; a multiple of 65,536 numbers.
+        """
+        if data.dtype != torch.float32 or not data.is_contiguous() or data.numel() % (1 << 16):
+            raise ValueError(f"cannot read {data.numel()} numbers of {data.dtype}: 65,536 fp32 numbers go at a time")
         self._functions.penstock_read(c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel()))
 
     def model(self, shape: NativeShape, weights: NativeWeights) -> "NativeModel":

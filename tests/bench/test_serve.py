@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +88,7 @@ async def test_a_rate_gives_poisson_arrivals(tmp_path: Path) -> None:
     assert code == 0
     starts = [request["start"] for request in saved["requests"]]
     planned = [r.arrival for r in draw(40, (128, 128), (1, 1), 80.0, [5, 6, 7, 8], 0, 3)]
-    # The median: a busy machine sends one late now and then.
-    assert statistics.median(abs(start - arrival) for start, arrival in zip(starts, planned, strict=True)) < 0.1
+    assert max(abs(start - arrival) for start, arrival in zip(starts, planned, strict=True)) < 0.1
     assert starts[-1] > 0.2
 
 

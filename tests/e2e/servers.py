@@ -76,7 +76,7 @@ class Server:
             if not sample.labels
         }
 
-    async def settled(self, session: aiohttp.ClientSession, seconds: float = 15.0) -> dict[str, float]:
+    async def settled(self, session: aiohttp.ClientSession, seconds: float = 5.0) -> dict[str, float]:
         """Wait until no row and no page is in use and nothing waits, as /metrics says; the metrics then."""
         busy = ("penstock_num_requests_running", "penstock_num_requests_waiting", "penstock_num_used_pages")
         async with asyncio.timeout(seconds):

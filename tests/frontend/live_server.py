@@ -74,7 +74,7 @@ class LiveServer:
 
         self.do(work)
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
         """Wait for something that another thread brings about."""
         deadline = time.monotonic() + seconds
         while not self.do(condition):

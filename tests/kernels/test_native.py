@@ -38,6 +38,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "gelu": {"hidden_act": "gelu", "num_key_value_heads": 6},
     "tanh gelu": {"hidden_act": "gelu_pytorch_tanh", "head_dim": 128},
     "window": {"architectures": ["MistralForCausalLM"], "sliding_window": 21},
+    "more than one block of inputs": {"hidden_size": 300, "intermediate_size": 200},
     "q and k norms": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
 }
 _PAGES = 160
@@ -95,7 +96,7 @@ class World:
     def __init__(self, config: ModelConfig, page_size: int, kv_dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(2)
         self.config, self.page_size = config, page_size
-        self.lens = (1, 16, 70, 131)
+        self.lens = (1, 16, 110, 131)  # more tokens in all than a product takes at a time
         self.ids = [torch.randint(config.vocab_size, (n,), generator=generator, dtype=torch.int32) for n in self.lens]
         pages = torch.randperm(_PAGES * 16 // page_size, generator=generator, dtype=torch.int32)
         width = -(-max(self.lens) // page_size)
@@ -180,7 +181,7 @@ def test_like_torch(library: Library, kind: str, page_size: int) -> None:
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["plain", "window", "odd sizes, tied"])
+@pytest.mark.parametrize("kind", ["plain", "window", "odd sizes, tied", "more than one block of inputs"])
 @torch.inference_mode()
 def test_the_same_bits_in_any_batch(library: Library, kind: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     config = parse_model_config(_TINY | _KINDS[kind])
@@ -282,7 +283,7 @@ def test_long_inputs_may_run_on_torch(library: Library) -> None:
     model = NativeDenseModel(config, stored, library, for_long_inputs=dense)
     world = World(config, 16, torch.bfloat16)
     assert [model.needs_cpu_plan(n) for n in (1, 63, 64, 500)] == [False, False, True, True]
-    found = world.run(model, [[(3, 0, 100)], [(3, 100, 31)], [(0, 0, 1)], [(1, 0, 16)], [(2, 0, 70)]])
+    found = world.run(model, [[(3, 0, 100)], [(3, 100, 31)], [(0, 0, 1)], [(1, 0, 16)], [(2, 0, 110)]])
     expected = world.run(NativeDenseModel(config, stored, library), alone(world))
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() < 0.05 * other.abs().max()
