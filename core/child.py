@@ -20,6 +20,8 @@ _MAX_DEATHS, _MAX_DEATHS_AT_WORK = 5, 40
 one costs a death for each halving of those that were in flight."""
 
 _DEATHS_WINDOW = 60.0
+_SPARE_DELAY = 3.0
+"""Seconds from ready to the start of a spare. It takes a core for a while, and who waited for ready comes first."""
 
 
 class _Started:
@@ -49,6 +51,7 @@ class Child:
         self._has_spare = has_spare
         self._spare: _Started | None = None
         self._spare_start: asyncio.Task[None] | None = None
+        self._spare_timer: asyncio.TimerHandle | None = None
         self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
         self._deaths_at_work: deque[float] = deque(maxlen=_MAX_DEATHS_AT_WORK)
         self.process: asyncio.subprocess.Process | None = None
@@ -59,6 +62,7 @@ class Child:
     async def start(self) -> None:
         """Start the process, or let the spare be it; `is_ready` is set once it says so."""
         self.is_ready.clear()
+        self._cancel_spare_timer()
         if self._spare_start is not None:
             await asyncio.shield(self._spare_start)
         spare, self._spare = self._spare, None
@@ -100,12 +104,20 @@ class Child:
             if line == process.READY:
                 self.is_ready.set()
                 if self._has_spare and self._spare is None:
-                    self._spare_start = asyncio.get_running_loop().create_task(self._start_spare())
+                    self._cancel_spare_timer()
+                    self._spare_timer = asyncio.get_running_loop().call_later(_SPARE_DELAY, self._begin_spare)
             else:
                 self.on_hung(int(line))
         if not lines:
             asyncio.get_running_loop().remove_reader(descriptor)
             os.close(descriptor)
+
+    def _begin_spare(self) -> None:
+        self._spare_start = asyncio.get_running_loop().create_task(self._start_spare())
+
+    def _cancel_spare_timer(self) -> None:
+        if self._spare_timer is not None:
+            self._spare_timer.cancel()
 
     async def _start_spare(self) -> None:
         self._spare = await self._start(is_spare=True)
@@ -131,6 +143,7 @@ class Child:
     async def end_spare(self) -> None:
         """End the process that waits for its turn, if there is one; there will be no other."""
         self._has_spare = False
+        self._cancel_spare_timer()
         if self._spare_start is not None:
             await self._spare_start
         if self._spare is not None:

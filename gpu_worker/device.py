@@ -1,6 +1,5 @@
 """The one seam to the hardware: where tensors live, how arrays get there and how results come back."""
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +17,6 @@ from penstock.kernels.native.library import Library
 IntArray = npt.NDArray[np.integer]
 Array = npt.NDArray[np.integer] | npt.NDArray[np.floating]
 T = TypeVar("T")
-
-
-_ONE_THREAD_BYTES = 64 << 20
-"""Measured on two cores: a 23 MB model steps as fast on one thread as on two, and leaves the other core to the
-frontend and the scheduler."""
 
 
 class Download(Protocol):
@@ -207,11 +201,6 @@ def _pinned(array: Array) -> Tensor:
     host = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
     host.numpy()[...] = array
     return host
-
-
-def default_threads(weight_bytes: int) -> int:
-    """Threads for a model of so many bytes: one where a step is over before a second thread has helped."""
-    return 1 if weight_bytes < _ONE_THREAD_BYTES else len(os.sched_getaffinity(0))
 
 
 def open_device(wanted: str, num_threads: int) -> CpuDevice | CudaDevice:

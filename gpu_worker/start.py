@@ -12,7 +12,7 @@ import torch
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.checkpoint import fingerprint, model_dir
-from penstock.gpu_worker.device import CpuDevice, CudaDevice, choose_dtype, default_threads, open_device
+from penstock.gpu_worker.device import CpuDevice, CudaDevice, choose_dtype, open_device
 from penstock.gpu_worker.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
 from penstock.gpu_worker.loader import dummy_model, load_model, load_model_config
 from penstock.gpu_worker.memory_profile import cuda_budget
@@ -26,6 +26,9 @@ from penstock.kernels.native.build import BuildError, build, built_library
 from penstock.kernels.native.library import Library
 
 log = structlog.get_logger()
+
+_SMALL_MODEL_BYTES = 64 << 20
+"""Below, a step of torch's kernels is as fast on one thread as on two, which leaves a core to the other processes."""
 
 
 class Started(NamedTuple):
@@ -45,11 +48,13 @@ def start(config: Config, name: str) -> Started:
     began = time.monotonic()
     folder = model_dir(config)
     model_config = load_model_config(folder)
-    num_threads = config.worker.num_threads or default_threads(4 * model_config.num_step_weights)
+    num_threads = config.worker.num_threads or len(os.sched_getaffinity(0))
     device = open_device(config.worker.device, num_threads)
     library = None
     if isinstance(device, CpuDevice):
         library = device.library = _cpu_kernels(config, num_threads)
+        if (library or not config.worker.num_threads) and 4 * model_config.num_step_weights < _SMALL_MODEL_BYTES:
+            torch.set_num_threads(1)  # native kernels have their own
     dtype = choose_dtype(config.worker.dtype, model_config.checkpoint_dtype, device.torch_device)
     log.info(
         "loading",
@@ -189,4 +194,4 @@ def _name(dtype: torch.dtype) -> str:
 def _device_name(device: CpuDevice | CudaDevice) -> str:
     if isinstance(device, CudaDevice):
         return torch.cuda.get_device_name(device.torch_device)
-    return f"cpu ({torch.get_num_threads()} threads)"
+    return f"cpu ({device.library.num_threads if device.library else torch.get_num_threads()} threads)"

@@ -103,7 +103,7 @@ class WorkerOptions(Options, frozen=True):
     num_threads: Annotated[
         int,
         Meta(
-            description="Threads of the CPU kernels; 0 for all cores given to this process, or one for a small model.",
+            description="Threads of the CPU kernels, at most; 0 for all cores given to this process.",
             ge=0,
         ),
     ] = 0

@@ -133,6 +133,29 @@ static void embed(const Model& model, int id, float* out) {
                                      : static_cast<const float*>(model.embedding)[at + i];
 }
 
+constexpr double kLargeWork = 1e12;  // worth all threads
+constexpr double kReading = 5;      // tokens: what it takes to read a weight, in the time of its multiplications
+constexpr double kPerDraw = 20;     // an exponential and a hash, in multiplications
+
+static double num_multiplications(const Linear& layer, int num_tokens) {
+  return double(layer.num_outputs) * layer.num_inputs * (num_tokens + kReading);
+}
+
+static double num_multiplications(const Model& model, const Batch& batch) {
+  const Layer& layer = model.layers[0];
+  double in_layer = 0;
+  for (const Linear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
+    in_layer += num_multiplications(*linear, batch.num_tokens);
+  for (int row = 0; row < batch.num_rows; row++) {
+    const double num_queries = batch.query_start_loc[row + 1] - batch.query_start_loc[row];
+    in_layer += 2 * model.num_q_heads * model.head_dim * num_queries * batch.seq_lens[row];
+  }
+  return in_layer * model.num_layers;
+}
+
+// Rows of so many floats that are worth being taken by another core.
+static int together(int num_floats) { return std::max(1, 4096 / num_floats); }
+
 struct Task {  // some queries of one row
   int row, first, count;
 };
@@ -162,11 +185,12 @@ static void forward(const Model& model, const Batch& batch) {
   for (int row = 0; row < batch.num_rows; row++)
     for (int first = batch.query_start_loc[row]; first < batch.query_start_loc[row + 1]; first += kQueryTile)
       tasks.push_back({row, first, std::min(kQueryTile, batch.query_start_loc[row + 1] - first)});
+  const int of_hidden = together(hidden);
   const size_t page_floats = size_t(model.num_kv_heads) * model.page_size * dim;
   const size_t half_layer = page_floats * model.num_pages;
 
-  team->run([&] {
-    team->each(num_tokens, [&](int t) {
+  team->run(num_multiplications(model, batch), [&] {
+    team->each(num_tokens, of_hidden, [&](int t) {
       float* row = residual + size_t(t) * x_stride;
       embed(model, batch.input_ids[t], row);
       rms_norm(row, model.layers[0].input_norm, hidden, model.eps, x + size_t(t) * x_stride);
@@ -178,7 +202,7 @@ static void forward(const Model& model, const Batch& batch) {
       linear(*team, layer.qkv, x, x_stride, num_tokens, packed, [&](int t, int output, Floats sum) {
         store(qkv + size_t(t) * qkv_stride + output, sum);
       });
-      team->each(num_tokens, [&](int t) {
+      team->each(num_tokens, together(num_heads * dim), [&](int t) {
         const float* cos_sin = batch.cos_sin + size_t(t) * batch.rotary_dim;
         const int64_t slot = batch.slots[t];
         float* head = qkv + size_t(t) * qkv_stride;
@@ -198,7 +222,7 @@ static void forward(const Model& model, const Batch& batch) {
         }
       });
       const AttentionShape shape{model.num_q_heads, model.num_kv_heads, dim, model.page_size, layer.window, model.scale};
-      team->each(int(tasks.size()) * model.num_kv_heads, [&](int n) {
+      team->each(int(tasks.size()) * model.num_kv_heads, 1, [&](int n) {
         // Later queries see more keys: they come first, so that no thread is left with a long one at the end.
         const Task& task = tasks[tasks.size() - 1 - n / model.num_kv_heads];
         const int begin = batch.query_start_loc[task.row], end = batch.query_start_loc[task.row + 1];
@@ -212,7 +236,7 @@ static void forward(const Model& model, const Batch& batch) {
         store(at, load16(at) + sum);
       };
       linear(*team, layer.o, attended, attended_stride, num_tokens, packed, add);
-      team->each(num_tokens, [&](int t) {
+      team->each(num_tokens, of_hidden, [&](int t) {
         rms_norm(residual + size_t(t) * x_stride, layer.mlp_norm, hidden, model.eps, x + size_t(t) * x_stride);
       });
       // Gates and ups of the same outputs are neighbours: the second of each pair finishes both.
@@ -226,7 +250,7 @@ static void forward(const Model& model, const Batch& batch) {
       linear(*team, layer.down, inner, inner_stride, num_tokens, packed, add);
       const bool is_last = i + 1 == model.num_layers;
       const float* norm = is_last ? model.final_norm : model.layers[i + 1].input_norm;
-      team->each(num_tokens, [&](int t) {
+      team->each(num_tokens, of_hidden, [&](int t) {
         float* to = is_last ? batch.out + size_t(t) * hidden : x + size_t(t) * x_stride;
         rms_norm(residual + size_t(t) * x_stride, norm, hidden, model.eps, to);
       });
@@ -246,8 +270,8 @@ template <typename T>
 static void pack(const T* weight, int num_outputs, int num_inputs, bool interleaved, int num_packed, T* out) {
   const int together = sizeof(T) == 2 ? 2 : 1;
   const int inputs = round_up(num_inputs, together);
-  team->run([&] {
-    team->each(num_packed / kLanes, [&](int group) {
+  team->run(kLargeWork, [&] {
+    team->each(num_packed / kLanes, 1, [&](int group) {
       T* to = out + size_t(group) * inputs * kLanes;
       for (int k = 0; k < inputs; k += together)
         for (int lane = 0; lane < kLanes; lane++)
@@ -265,11 +289,9 @@ using namespace penstock;
 
 extern "C" {
 
-void penstock_set_threads(int num_threads) {
-  if (!team || team->size() != num_threads) {
-    team.release();  // its threads sleep for ever; sizes change in tests alone
-    team.reset(new Team(num_threads));
-  }
+void penstock_set_threads(int num_threads, double worth_waking) {
+  team.release();  // its threads sleep for ever; it changes in tests alone
+  team.reset(new Team(num_threads, worth_waking));
 }
 
 // Ask for huge pages before a range is first touched: fewer address translations where weights stream by.
@@ -281,8 +303,8 @@ void penstock_advise_huge_pages(void* begin, size_t num_bytes) {
 void penstock_read(const float* data, size_t num_floats) {
   constexpr size_t kPart = 1 << 16, kFloatsAhead = 512;  // floats
   std::atomic<uint32_t> seen = 0;  // keeps the compiler from leaving the reading out
-  team->run([&] {
-    team->each(int(num_floats / kPart), [&](int i) {
+  team->run(kLargeWork, [&] {
+    team->each(int(num_floats / kPart), 1, [&](int i) {
       Floats sums[4] = {};
       for (size_t k = 0; k < kPart / 4; k += kLanes)
         for (int j = 0; j < 4; j++) {  // four streams, as the products have
@@ -334,8 +356,8 @@ void penstock_prepare(const int32_t* batch, int num_rows, const int32_t* token_i
 // For each of S rows of z [S, V], the token that is drawn; thresholds, keys, positions and out have a value per row.
 void penstock_gumbel_argmax(const float* z, const float* thresholds, const int64_t* keys, const int64_t* positions,
                             int num_rows, int vocab_size, int64_t* out) {
-  team->run([&] {
-    team->each(num_rows, [&](int row) {
+  team->run(kPerDraw * num_rows * vocab_size, [&] {
+    team->each(num_rows, 1, [&](int row) {
       out[row] = gumbel_argmax(z + size_t(row) * vocab_size, vocab_size, thresholds[row], keys[row], positions[row]);
     });
   });
@@ -363,7 +385,7 @@ void penstock_logits(const Model* model, const float* x, int num_tokens, float* 
     }
     rows = padded;
   }
-  team->run([&] {
+  team->run(num_multiplications(model->lm_head, num_tokens), [&] {
     linear(*team, model->lm_head, rows, stride, num_tokens, packed, [&](int t, int output, Floats sum) {
       float* at = out + size_t(t) * vocab + output;
       if (output >= vocab) return;

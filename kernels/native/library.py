@@ -14,6 +14,7 @@ from torch.nn import functional
 
 IntArray = npt.NDArray[np.integer]
 
+_WORTH_WAKING = 20e6  # half a millisecond of one core: less is over before a second one has helped much
 _GROUP, _UNIT = 16, 64  # outputs of a weight that are stored together, and whose number is padded (linear.h)
 _HUGE_PAGE = 2 << 20
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # as enum Activation in dense.cpp
@@ -126,7 +127,14 @@ class NativeWeights(NamedTuple):
 class Library:
     """The functions of one compiled library. Not for several threads at a time."""
 
-    def __init__(self, path: Path, num_threads: int) -> None:
+    def __init__(self, path: Path, num_threads: int, worth_waking: float = _WORTH_WAKING) -> None:
+        """Load it.
+
+        Args:
+            path: what `build` has compiled.
+            num_threads: at most.
+            worth_waking: multiplications in one call from which the second and further threads take part.
+        """
         self._functions = ctypes.CDLL(str(path))
         for name in (
             "set_threads",
@@ -140,7 +148,7 @@ class Library:
             "read",
         ):
             getattr(self._functions, f"penstock_{name}").restype = None
-        self._functions.penstock_set_threads(c_int32(num_threads))
+        self._functions.penstock_set_threads(c_int32(num_threads), ctypes.c_double(worth_waking))
         self.num_threads = num_threads
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, interleaved: bool = False) -> PackedLinear:

@@ -156,7 +156,7 @@ void linear(Team& team, const Linear& layer, const float* x, int stride, int num
   const int inputs = layer.is_bf16 ? round_up(layer.num_inputs, 2) : layer.num_inputs;
   if (num_tokens > 1) {
     const int num_blocks = (inputs + kBlock - 1) / kBlock;
-    team.each(tiles.count * num_blocks, [&](int i) {
+    team.each(tiles.count * num_blocks, 4, [&](int i) {
       const int tile = i / num_blocks, begin = tiles.begin(tile), k = i % num_blocks * kBlock;
       const int block = std::min(kBlock, inputs - k);
       pack_tile(x + size_t(begin) * stride, stride, tiles.begin(tile + 1) - begin, k, block,
@@ -167,7 +167,7 @@ void linear(Team& team, const Linear& layer, const float* x, int stride, int num
   // Together they stay in the core's own cache while the weights stream by.
   const int piece = std::clamp((3 << 18) / (4 * inputs * kMostTokens), 2, kMostTiles);
   const int num_pieces = (tiles.count + piece - 1) / piece;
-  team.each(num_units * num_pieces, [&](int i) {
+  team.each(num_units * num_pieces, 1, [&](int i) {
     const int first = i / num_units * piece, end = std::min(first + piece, tiles.count);
     const float* of_tokens = num_tokens > 1 ? packed : x;
     if (layer.is_bf16)

@@ -49,7 +49,7 @@ Piece = tuple[int, int, int]
 @pytest.fixture(scope="module", params=[1, 2], ids=["one thread", "two threads"])
 def library(request: pytest.FixtureRequest) -> Library:
     try:
-        return Library(build.build(), request.param)
+        return Library(build.build(), request.param, worth_waking=0)
     except build.BuildError as error:
         pytest.skip(str(error))
 
