@@ -155,6 +155,8 @@ class SyncDealer(Generic[In]):
         keys: ChannelKeys | None = None,
     ) -> None:
         self._socket = sockets.dealer(context, address, name, keys)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
         self._codec = codec
         self.num_dropped = 0
 
@@ -164,15 +166,19 @@ class SyncDealer(Generic[In]):
 
     def receive(self, timeout_ms: int | None = None) -> In | None:
         """The next valid message; None if none came within `timeout_ms` (None waits for ever, 0 only looks)."""
-        while self._socket.poll(timeout_ms):
-            frames = self._socket.recv_multipart()
+        while True:
+            try:  # usually the next plan is there: asking first costs more than to take it
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                if timeout_ms == 0 or not self._poller.poll(timeout_ms):
+                    return None
+                continue
             try:
                 if len(frames) == 1:
                     return self._codec.decode(frames[0])
             except MalformedMessage:
                 pass
             self.num_dropped += 1
-        return None
 
     def close(self) -> None:
         """Close the socket; what is queued is dropped."""
