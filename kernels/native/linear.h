@@ -39,6 +39,8 @@ constexpr int kMostTokens = 3;
 #endif
 constexpr int kMostTiles = 20;  // that go through a unit's weights together
 constexpr int kBlock = 128;     // inputs; two groups' weights and a tile of so many fit the first cache
+constexpr int kWorthWidening = 8;  // tiles that use a block
+constexpr int kInputsAhead = 16;   // of a tile, which comes from the second cache
 constexpr int kAhead = 1024;    // from the weight that is used to the one that is asked for, where tiles are alone
 
 // Few tokens: more groups at a time, so that sums do not wait for each other.
@@ -52,15 +54,17 @@ inline Floats weights_at(const bf16* group, int k) {
 }
 
 // sums [kGroups][kTokens] += the products of `num_inputs` inputs; x [num_inputs][kTokens]. On the way it asks for as
-// many weights of kAsked groups from `ahead` on.
-template <int kTokens, int kGroups, int kAsked, typename Weight>
-void multiply(const Weight* weight, const Weight* ahead, size_t group, int num_inputs, const float* x, Floats* sums) {
+// many stored weights of kAsked groups from `ahead` on. Groups are `group` weights apart, stored ones `stored_group`.
+template <int kTokens, int kGroups, int kAsked, typename Weight, typename Stored>
+void multiply(const Weight* weight, size_t group, const Stored* ahead, size_t stored_group, int num_inputs,
+              const float* x, Floats* sums) {
   constexpr int kStep = sizeof(Weight) == 2 ? 2 : 1;  // bf16 lies in pairs
   Floats kept[kGroups][kTokens];
   for (int g = 0; g < kGroups; g++)
     for (int t = 0; t < kTokens; t++) kept[g][t] = sums[g * kTokens + t];
   for (int k = 0; k < num_inputs; k += kStep, weight += kStep * kLanes, ahead += kStep * kLanes, x += kStep * kTokens) {
-    for (int g = 0; g < kAsked; g++) __builtin_prefetch(ahead + g * group);
+    __builtin_prefetch(x + kInputsAhead * kTokens);
+    for (int g = 0; g < kAsked; g++) __builtin_prefetch(ahead + g * stored_group);
     for (int j = 0; j < kStep; j++) {
       Floats w[kGroups];
       for (int g = 0; g < kGroups; g++) w[g] = weights_at(weight + g * group, j);
@@ -74,16 +78,17 @@ void multiply(const Weight* weight, const Weight* ahead, size_t group, int num_i
     for (int t = 0; t < kTokens; t++) sums[g * kTokens + t] = kept[g][t];
 }
 
-template <typename Weight>
-using Multiply = void (*)(const Weight*, const Weight*, size_t, int, const float*, Floats*);
+template <typename Weight, typename Stored>
+using Multiply = void (*)(const Weight*, size_t, const Stored*, size_t, int, const float*, Floats*);
 
-// By the number of tokens in a tile: for one that is alone, and for one of several.
-template <typename Weight, bool kAlone, size_t... kIndex>
-constexpr std::array<Multiply<Weight>, kMostTokens> multiplies(std::index_sequence<kIndex...>) {
-  if constexpr (kAlone)
-    return {multiply<kIndex + 1, groups_at_a_time(kIndex + 1), groups_at_a_time(kIndex + 1), Weight>...};
-  else
-    return {multiply<kIndex + 1, 2, 1, Weight>...};
+// By the number of tokens in a tile.
+template <typename Weight, size_t... kIndex>
+constexpr std::array<Multiply<Weight, Weight>, kMostTokens> for_a_tile_alone(std::index_sequence<kIndex...>) {
+  return {multiply<kIndex + 1, groups_at_a_time(kIndex + 1), groups_at_a_time(kIndex + 1), Weight, Weight>...};
+}
+template <typename Weight, typename Stored, bool kAsks, size_t... kIndex>
+constexpr std::array<Multiply<Weight, Stored>, kMostTokens> for_one_of_several(std::index_sequence<kIndex...>) {
+  return {multiply<kIndex + 1, 2, kAsks, Weight, Stored>...};
 }
 
 struct Tiles {  // tokens in as few tiles as there can be, of nearly equal size
@@ -97,12 +102,32 @@ inline size_t tile_at(const Tiles& tiles, int tile, int k, int block) {
   return size_t(k) * tiles.num_tokens + size_t(tiles.begin(tile)) * block;
 }
 
+struct Part {  // of a unit's work: inputs [k, k + block) of tiles [first, end)
+  const Tiles& tiles;
+  int first, end, k, block;
+};
+
+// A part of two groups. The first two tiles ask for the groups' next blocks.
+template <typename Weight, typename Stored>
+void multiply_part(const Part& part, const Weight* weight, size_t group, const Stored* next, size_t stored_group,
+                   const float* packed, Floats* sums) {
+  static constexpr auto kSizes = std::make_index_sequence<kMostTokens>();
+  static constexpr auto kAsking = for_one_of_several<Weight, Stored, true>(kSizes);
+  static constexpr auto kOthers = for_one_of_several<Weight, Stored, false>(kSizes);
+  const Tiles& tiles = part.tiles;
+  for (int i = part.first; i < part.end; i++) {
+    const auto& of_size = i < part.first + 2 ? kAsking : kOthers;
+    of_size[tiles.begin(i + 1) - tiles.begin(i) - 1](
+        weight, group, i == part.first ? next : next + stored_group, stored_group, part.block,
+        packed + tile_at(tiles, i, part.k, part.block), sums + 2 * (tiles.begin(i) - tiles.begin(part.first)));
+  }
+}
+
 // Tiles [first, end) of a unit; finish(token, output, 16 sums) takes the results.
 template <typename Weight, typename Finish>
 void unit_of_linear(const Linear& layer, int unit, const float* packed, const Tiles& tiles, int first, int end,
                     Finish& finish) {
-  static constexpr auto kSizes = std::make_index_sequence<kMostTokens>();
-  static constexpr auto kAlone = multiplies<Weight, true>(kSizes), kOfSeveral = multiplies<Weight, false>(kSizes);
+  static constexpr auto kAlone = for_a_tile_alone<Weight>(std::make_index_sequence<kMostTokens>());
   // bf16 is packed in pairs: an odd last input has a zero beside it.
   const int inputs = sizeof(Weight) == 2 ? round_up(layer.num_inputs, 2) : layer.num_inputs;
   const size_t group = size_t(inputs) * kLanes;
@@ -110,17 +135,23 @@ void unit_of_linear(const Linear& layer, int unit, const float* packed, const Ti
   const int begin = tiles.begin(first);
   const int num_groups = tiles.count == 1 ? groups_at_a_time(tiles.num_tokens) : 2;
   Floats sums[2 * kMostTiles * kMostTokens];  // [tiles][groups][tokens of a tile]
+  Floats widened[2 * kBlock];                 // a block of two groups: what many tiles use is made from bf16 once
   for (int g = 0; g < kUnitGroups; g += num_groups, weight += num_groups * group) {
     std::fill_n(sums, num_groups * (tiles.begin(end) - begin), Floats{});
-    if (tiles.count == 1) kAlone[tiles.num_tokens - 1](weight, weight + kAhead, group, inputs, packed, sums);
+    if (tiles.count == 1)
+      kAlone[tiles.num_tokens - 1](weight, group, weight + kAhead, group, inputs, packed, sums);
     for (int k = 0; tiles.count > 1 && k < inputs; k += kBlock) {
       const int block = std::min(kBlock, inputs - k);
       const Weight* here = weight + size_t(k) * kLanes;
       const Weight* next = k + kBlock < inputs ? here + kBlock * kLanes : weight + 2 * group;
-      for (int i = first; i < end; i++)  // the first tile asks for the first group's next block, the others the second's
-        kOfSeveral[tiles.begin(i + 1) - tiles.begin(i) - 1](here, i == first ? next : next + group, group, block,
-                                                            packed + tile_at(tiles, i, k, block),
-                                                            sums + 2 * (tiles.begin(i) - begin));
+      const Part part{tiles, first, end, k, block};
+      if (sizeof(Weight) == 2 && end - first >= kWorthWidening) {
+        for (int j = 0; j < 2; j++)
+          for (int i = 0; i < block; i++) widened[j * block + i] = weights_at(here + j * group, i);
+        multiply_part(part, reinterpret_cast<const float*>(widened), size_t(block) * kLanes, next, group, packed, sums);
+      } else {
+        multiply_part(part, here, group, next, group, packed, sums);
+      }
     }
     for (int i = first; i < end; i++) {
       const int from = tiles.begin(i), count = tiles.begin(i + 1) - from;
@@ -165,7 +196,7 @@ void linear(Team& team, const Linear& layer, const float* x, int stride, int num
   }
   const int num_units = (layer.num_outputs + kUnit - 1) / kUnit;
   // Together they stay in the core's own cache while the weights stream by.
-  const int piece = std::clamp((3 << 18) / (4 * inputs * kMostTokens), 2, kMostTiles);
+  const int piece = std::clamp((3 << 18) / (4 * inputs * kMostTokens), 16, kMostTiles);
   const int num_pieces = (tiles.count + piece - 1) / piece;
   team.each(num_units * num_pieces, 1, [&](int i) {
     const int first = i / num_units * piece, end = std::min(first + piece, tiles.count);
