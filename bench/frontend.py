@@ -28,15 +28,16 @@ from penstock.core.config import Config, FrontendOptions, IpcOptions, LogOptions
 from penstock.ipc import process
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec
+from penstock.ipc.int32_buffer import pack_int32
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AddRequest,
     EngineReady,
-    FinishReason,
     FromFrontend,
     FrontendHello,
     SequenceDelta,
     TokenBatch,
+    TokenColumns,
 )
 
 _TEXT = "Water runs down the pipe and turns the wheel; the gate opens slowly, and the river waits behind it. "
@@ -116,13 +117,22 @@ class Feeder:
         """Send every step to all streams."""
         began = time.monotonic()
         for step in range(case.num_tokens):
-            token = (self._token_ids[step % len(self._token_ids)],)
-            reason: FinishReason | None = "length" if step == case.num_tokens - 1 else None
-            deltas = tuple(SequenceDelta(request_id, 0, token, reason) for request_id in self._requests)
-            if not self._router.send(self._peer, TokenBatch(step, deltas)):
+            token = self._token_ids[step % len(self._token_ids)]
+            if not self._router.send(self._peer, self._batch(step, token, is_last=step == case.num_tokens - 1)):
                 raise RuntimeError("the frontend does not take its messages")
             await asyncio.sleep(max(0.0, began + (step + 1) * case.step_interval - time.monotonic()))
         self._requests.clear()
+
+    def _batch(self, step: int, token: int, *, is_last: bool) -> TokenBatch:
+        """As the scheduler makes it: ends in deltas, all else in columns."""
+        if is_last:
+            return TokenBatch(
+                step, tuple(SequenceDelta(request_id, 0, (token,), "length") for request_id in self._requests)
+            )
+        request_ids = tuple(self._requests)
+        return TokenBatch(
+            step, (), TokenColumns(request_ids, bytes(4 * len(request_ids)), pack_int32([token] * len(request_ids)))
+        )
 
     def close(self) -> None:
         self._router.close()

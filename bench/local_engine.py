@@ -13,6 +13,7 @@ from penstock.core.config.options import CpuKernels
 from penstock.core.scheduler import Scheduler
 from penstock.gpu_worker.model_runner import PendingStep
 from penstock.gpu_worker.start import start
+from penstock.ipc.deltas import deltas_of
 from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan
 
 _QUEUED = 4
@@ -101,8 +102,8 @@ class LocalEngine:
                 pending.append((step.plan, self.runner.launch(step.plan)))
             plan, launched = pending.popleft()
             result = launched.result()
-            for deltas in scheduler.process(result).values():
-                for delta in deltas:
+            for batch in scheduler.process(result).values():
+                for delta in deltas_of(batch):
                     if delta.finish_reason == "error":
                         raise RuntimeError(delta.error)
                     num_output_tokens += len(delta.token_ids)

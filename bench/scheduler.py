@@ -18,7 +18,7 @@ import msgspec
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.scheduler import Scheduler
 from penstock.core.worker_limits import WorkerLimits
-from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan, StepResult, TokenBatch
+from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan, StepResult
 
 PAGE_SIZE = 16
 PIPELINE_DEPTH = 1
@@ -64,12 +64,12 @@ def time_steps(scheduler: Scheduler, num_steps: int, *, with_codec: bool) -> lis
         started = time.perf_counter()
         if with_codec:
             result = decode_result(raw)
-        deltas = scheduler.process(result)
+        told = scheduler.process(result)
         planned = scheduler.schedule()
         if with_codec:
             encode(planned.plan if planned else None)
-            for owner_deltas in deltas.values():
-                encode(TokenBatch(result.step_id, tuple(owner_deltas)))
+            for batch in told.values():
+                encode(batch)
         times.append((time.perf_counter() - started) * 1e6)
         if planned is not None:
             plans.append(planned.plan)

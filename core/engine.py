@@ -183,7 +183,10 @@ class Engine:
         self._changed()
 
     def _send_deltas(self, peer: PeerId, step_id: int, deltas: Sequence[SequenceDelta]) -> None:
-        if not self.frontend_channel.send(peer, TokenBatch(step_id, tuple(deltas))) and peer in self._frontends:
+        self._send_tokens(peer, TokenBatch(step_id, tuple(deltas)))
+
+    def _send_tokens(self, peer: PeerId, batch: TokenBatch) -> None:
+        if not self.frontend_channel.send(peer, batch) and peer in self._frontends:
             self._drop_frontend(peer, "it does not take its messages")
 
     def _tell_frontends(self, message: Message) -> None:
@@ -286,8 +289,8 @@ class Engine:
             self._trace.returned(result.step_id, received, process_us, result.num_forward_us, result.num_idle_us)
         _before_tokens()
         self._pump()  # the worker first: its time is dearer than the clients'
-        for owner, deltas in output.items():
-            self._send_deltas(owner, result.step_id, deltas)
+        for owner, batch in output.items():
+            self._send_tokens(owner, batch)
         self._changed()
 
     # --- steps ------------------------------------------------------------------------------

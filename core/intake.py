@@ -5,9 +5,9 @@ from math import isfinite
 from typing import NamedTuple
 
 from penstock.core.config.options import SchedulerOptions
-from penstock.core.int32_buffer import unpack_int32
 from penstock.core.waiting_queue import WaitingQueue
 from penstock.core.worker_limits import WorkerLimits
+from penstock.ipc.int32_buffer import unpack_int32
 from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams
 
 

@@ -47,7 +47,7 @@ class KVPages:
 
     def append_page(self, seq: Sequence) -> int:
         """Give the sequence one more page (there is a free one) and return it."""
-        page_id = self.pool.allocate(1)[0]
+        page_id = self.pool.allocate_one()
         seq.page_ids.append(page_id)
         self.limit_launch(seq)
         return page_id
@@ -79,7 +79,8 @@ class KVPages:
         if node is None or self.cache is None:
             return
         page_size = self.page_size
-        for i in range(seq.num_tree_pages, seq.num_settled_tokens // page_size):
+        num_settled = len(seq.token_ids) - seq.num_unsettled_tokens
+        for i in range(seq.num_tree_pages, num_settled // page_size):
             tokens = seq.token_ids[i * page_size : (i + 1) * page_size].tobytes()
             node = self.cache.extend(node, tokens, seq.page_ids[i])
             seq.num_tree_pages = i + 1
@@ -89,7 +90,8 @@ class KVPages:
         """Return the count of settled tokens at which the sequence has a page to cache or its full length."""
         if self.cache is None:
             return seq.max_len - 1
-        return min((seq.num_tree_pages + 1) * self.page_size, seq.max_len - 1)
+        next_page, last = (seq.num_tree_pages + 1) * self.page_size, seq.max_len - 1
+        return next_page if next_page < last else last
 
     def release(self, seq: Sequence) -> None:
         """Take the sequence's pages back; those in the prefix cache stay there until they are evicted."""

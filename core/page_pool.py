@@ -51,6 +51,13 @@ class PagePool:
         self.num_used += count
         return pages
 
+    def allocate_one(self) -> int:
+        """Take a free page for one page table; there must be one."""
+        page_id = self._free.pop()
+        self._num_users[page_id] = 1
+        self.num_used += 1
+        return page_id
+
     def share(self, page_ids: Iterable[int]) -> None:
         """Count one more page table that holds these pages (of another table, or of the cache)."""
         num_users = self._num_users

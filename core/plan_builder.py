@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from penstock.core.int32_buffer import pack_int32
 from penstock.core.sequence import Sequence
+from penstock.core.token_columns import Audience
+from penstock.ipc.int32_buffer import pack_int32
 from penstock.ipc.messages import NewRow, StepPlan
 
 
@@ -13,16 +14,14 @@ class DecodeBatch:
 
     __slots__ = (
         "appends",
+        "audience",
         "epochs",
         "has_logprobs",
         "num_new",
-        "owners",
         "positions",
-        "request_ids",
         "rows",
         "samples",
         "seqs",
-        "sequence_idxs",
         "stop_token_ids",
     )
 
@@ -34,9 +33,7 @@ class DecodeBatch:
         self.samples = b"\x01" * len(seqs)
         self.positions = {seq: position for position, seq in enumerate(seqs)}
         self.appends = [seq.append_token for seq in seqs]
-        self.owners = [seq.owner for seq in seqs]
-        self.request_ids = [seq.request_id for seq in seqs]
-        self.sequence_idxs = [seq.sequence_idx for seq in seqs]
+        self.audience = Audience(seqs)
         self.has_logprobs = any(seq.num_logprobs >= 0 for seq in seqs)
         self.stop_token_ids = frozenset[int]().union(*{seq.stop_token_ids for seq in seqs})
 

@@ -2,9 +2,9 @@
 
 from collections import deque
 
-from penstock.core.int32_buffer import unpack_int32
 from penstock.core.logprobs import check_logprobs
 from penstock.core.plan_builder import InFlightStep
+from penstock.ipc.int32_buffer import unpack_int32
 from penstock.ipc.messages import StepResult
 
 

@@ -36,6 +36,8 @@ from penstock.ipc.messages import (
     FinishReason,
     SequenceDelta,
     StepResult,
+    TokenBatch,
+    TokenColumns,
     WorkerHello,
 )
 
@@ -273,8 +275,8 @@ class Scheduler:
 
     # --- results ----------------------------------------------------------------------------
 
-    def process(self, result: StepResult) -> Deltas:
-        """Apply the result of the oldest step in flight.
+    def process(self, result: StepResult) -> dict[Owner, TokenBatch]:
+        """Apply the result of the oldest step in flight; return what to tell each owner.
 
         Raises:
             UnexpectedResultError: it is not the result of that step; nothing was changed.
@@ -286,11 +288,14 @@ class Scheduler:
         step_id = step.step_id
         due = self.calendar.take(step_id)
         output: Deltas = {}
-        if step.num_left == self.running.num_left and step.decodes.stop_token_ids.isdisjoint(tokens):
-            self._settle_all_decodes(step, tokens, due, output)
-            num_dropped = 0
-        else:
+        columns: dict[Owner, TokenColumns] = {}
+        num_dropped = 0
+        has_left = step.num_left != self.running.num_left
+        if has_left or failed or step.has_logprobs or not step.decodes.stop_token_ids.isdisjoint(tokens):
             num_dropped = self._settle_decodes(step, tokens, output)
+        else:
+            ended = self._settle_all_decodes(step, tokens, due, output)
+            columns = step.decodes.audience.columns(result.token_ids, ended)
         position = len(step.decodes.seqs)
         for seq, epoch, _, num_new, samples, _ in step.chunks:
             if seq.running_epoch == epoch:
@@ -312,29 +317,30 @@ class Scheduler:
                 self.calendar.enter(seq, step_id)
         self.totals.num_output_tokens += step.num_samples - num_dropped
         self.totals.num_dropped_tokens += num_dropped
-        return output
+        owners = dict.fromkeys([*columns, *output])
+        return {owner: TokenBatch(step_id, tuple(output.get(owner, ())), columns.get(owner)) for owner in owners}
 
-    def _settle_all_decodes(self, step: InFlightStep, tokens: list[int], due: list[Sequence], output: Deltas) -> None:
-        """The usual case: nobody has left since the step was planned and no token stops anybody."""
+    def _settle_all_decodes(
+        self, step: InFlightStep, tokens: list[int], due: list[Sequence], output: Deltas
+    ) -> set[int]:
+        """The usual case: nobody has left since the step was planned, no token stops anybody, all have but a token.
+
+        Returns the positions of sequences that end here nevertheless; only they are in `output`.
+        """
         batch = step.decodes
-        # zip() and map() end with the batch: the tokens of the chunks follow.
-        deltas = list(map(SequenceDelta, batch.request_ids, batch.sequence_idxs, zip(tokens, strict=False)))
-        for append_token, token in zip(batch.appends, tokens, strict=False):
+        ended: set[int] = set()
+        for append_token, token in zip(batch.appends, tokens, strict=False):  # the tokens of the chunks follow
             append_token(token)
         for seq in due:
             position = batch.positions.get(seq)
             if position is None or seq.num_settled_tokens < seq.settle_event:
                 continue
             if seq.num_tokens >= seq.max_len:
-                deltas[position] = self._settle_sample(seq, tokens[position], step.step_id)
+                ended.add(position)
+                output.setdefault(seq.owner, []).append(self._settle_sample(seq, tokens[position], step.step_id))
             else:
                 self._settle_pages(seq, step.step_id)
-        owners = batch.owners
-        if owners and owners.count(owners[0]) == len(owners):
-            output[owners[0]] = deltas
-        else:
-            for owner, delta in zip(owners, deltas, strict=True):
-                output.setdefault(owner, []).append(delta)
+        return ended
 
     def _settle_decodes(self, step: InFlightStep, tokens: list[int], output: Deltas) -> int:
         """The general case; returns how many tokens were dropped."""

@@ -21,8 +21,8 @@ from collections.abc import Hashable
 
 from msgspec.structs import replace
 
-from penstock.core.int32_buffer import unpack_int32
 from penstock.core.prefix_cache import CacheNode
+from penstock.ipc.int32_buffer import unpack_int32
 from penstock.ipc.messages import AddRequest, ErrorCode, ResumedSequence, SamplingParams, SequenceDelta
 
 Owner = bytes

@@ -22,8 +22,10 @@ class SettleCalendar:
 
         Or earlier, if that is far off: entries of sequences that end meanwhile should not stay for long.
         """
-        due_step = step_id + min(seq.settle_event - seq.num_settled_tokens, MAX_STEPS_AHEAD)
-        seq.due_step = due_step
+        num_steps = seq.settle_event - (len(seq.token_ids) - seq.num_unsettled_tokens)
+        if num_steps > MAX_STEPS_AHEAD:
+            num_steps = MAX_STEPS_AHEAD
+        seq.due_step = due_step = step_id + num_steps
         entries = self._due.get(due_step)
         if entries is None:
             self._due[due_step] = [(seq, seq.epoch)]

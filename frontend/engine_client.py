@@ -22,6 +22,7 @@ from penstock.frontend.live_requests import MAX_LOSSES, DeltaSink, LiveRequest
 from penstock.ipc import faults
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
+from penstock.ipc.deltas import deltas_of
 from penstock.ipc.key_file import ChannelKeys
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
@@ -221,7 +222,7 @@ class EngineClient:
         self._progress_at = self._last_heard
         _before_tokens()
         requests = self._submitted
-        for delta in message.deltas:
+        for delta in deltas_of(message):
             live = requests.get(delta.request_id)
             if live is None or not live.take(delta):
                 continue  # aborted here, while the delta was under way

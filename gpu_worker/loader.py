@@ -114,11 +114,11 @@ def _make(
 ) -> Model:
     if library is None:
         return DenseModel(config, build_weights(config, dtype, device, read).in_memory())
-    stored = build_weights(config, torch.bfloat16 if is_bf16 else dtype, device, read)
     if dtype == torch.bfloat16 and computes_in_bf16():
         # Where the processor multiplies bf16 matrices, torch's products are the faster ones for long inputs.
-        dense = DenseModel(config, stored.in_memory())
+        dense = DenseModel(config, build_weights(config, dtype, device, read).in_memory())
         return NativeDenseModel(config, dense.weights, library, for_long_inputs=dense)
+    stored = build_weights(config, torch.bfloat16 if is_bf16 else dtype, device, read, are_packed=True)
     return NativeDenseModel(config, stored, library)
 
 

@@ -50,8 +50,14 @@ def is_ignored(name: str, config: ModelConfig) -> bool:
     return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)
 
 
-def build_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, read: Read) -> StoredWeights:
-    """Read every expected tensor once, and fuse what is computed together."""
+def build_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, read: Read, *, are_packed: bool = False
+) -> StoredWeights:
+    """Read every expected tensor once, and fuse what is computed together.
+
+    If the weights of products `are_packed` by the caller, who then keeps none of them, they are not copied where they
+    are right as they were read, which may be the file's own memory.
+    """
     expected = expected_tensors(config)
 
     def tensor(*names: str) -> Tensor:
@@ -62,8 +68,11 @@ def build_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
             part.copy_(read(name))
         return fused
 
+    def matrix(*names: str) -> Tensor:
+        return read(names[0]).to(device, dtype) if are_packed and len(names) == 1 else tensor(*names)
+
     def linear(*names: str) -> Linear:
-        weight = tensor(*(f"{name}.weight" for name in names))
+        weight = matrix(*(f"{name}.weight" for name in names))
         has_bias = f"{names[0]}.bias" in expected
         return Linear(weight, tensor(*(f"{name}.bias" for name in names)) if has_bias else None)
 
@@ -82,7 +91,7 @@ def build_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                 down=linear(f"{mlp}.down_proj"),
             )
 
-    embedding = tensor("model.embed_tokens.weight")
+    embedding = (matrix if config.tied_embeddings else tensor)("model.embed_tokens.weight")
     final_norm = tensor("model.norm.weight")
     lm_head = Linear(embedding) if config.tied_embeddings else linear("lm_head")
     return StoredWeights(embedding, layers(), final_norm, lm_head)

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Buffer = bytes
 """Raw little-endian numbers; the comment beside each field gives dtype and shape."""
@@ -205,11 +205,20 @@ class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
     prompt_logprobs: TokenLogprobs | None = None  # the next prompt tokens', in order; only of sequence 0
 
 
+class TokenColumns(Struct, frozen=True, array_like=True, gc=False):
+    """One token more, and nothing else, for each of k sequences."""
+
+    request_ids: tuple[str, ...]
+    sequence_idxs: Buffer  # int32[k]
+    token_ids: Buffer  # int32[k]
+
+
 class TokenBatch(Message, frozen=True):
-    """All that one step brought for the sequences of one frontend."""
+    """All that one step brought for the sequences of one frontend; each is in `deltas` or in `columns`."""
 
     step_id: int
-    deltas: tuple[SequenceDelta, ...]
+    deltas: tuple[SequenceDelta, ...]  # what is first or last, or has more to tell than a token
+    columns: TokenColumns | None = None  # the others, which are most
 
 
 class EngineStats(Message, frozen=True):

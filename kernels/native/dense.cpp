@@ -268,17 +268,26 @@ static int source_row(int n, int num_outputs, bool interleaved) {
 
 template <typename T>
 static void pack(const T* weight, int num_outputs, int num_inputs, bool interleaved, int num_packed, T* out) {
-  const int together = sizeof(T) == 2 ? 2 : 1;
+  const int together = sizeof(float) / sizeof(T);  // a pair of bf16 moves as one word
   const int inputs = round_up(num_inputs, together);
   team->run(kLargeWork, [&] {
     team->each(num_packed / kLanes, 1, [&](int group) {
+      const T* rows[kLanes];
+      for (int lane = 0; lane < kLanes; lane++) {
+        const int row = source_row(group * kLanes + lane, num_outputs, interleaved);
+        rows[lane] = row < 0 ? nullptr : weight + size_t(row) * num_inputs;
+      }
       T* to = out + size_t(group) * inputs * kLanes;
-      for (int k = 0; k < inputs; k += together)
+      int k = 0;
+      for (; k + kLanes * together <= num_inputs; k += kLanes * together) {
+        Floats columns[kLanes];
+        for (int lane = 0; lane < kLanes; lane++) columns[lane] = rows[lane] ? load<Floats>(rows[lane] + k) : Floats{};
+        transpose(columns);
+        for (int i = 0; i < kLanes; i++, to += kLanes * together) store(to, columns[i]);
+      }
+      for (; k < inputs; k += together)
         for (int lane = 0; lane < kLanes; lane++)
-          for (int j = 0; j < together; j++) {
-            const int row = source_row(group * kLanes + lane, num_outputs, interleaved);
-            *to++ = row < 0 || k + j >= num_inputs ? T{} : weight[size_t(row) * num_inputs + k + j];
-          }
+          for (int j = 0; j < together; j++) *to++ = !rows[lane] || k + j >= num_inputs ? T{} : rows[lane][k + j];
     });
   });
 }

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from penstock.core.config.options import SchedulerOptions
-from penstock.core.int32_buffer import pack_int32, unpack_int32
 from penstock.core.invariants import check_invariants
 from penstock.core.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
 from penstock.core.worker_limits import WorkerLimits
+from penstock.ipc.deltas import deltas_of
+from penstock.ipc.int32_buffer import pack_int32, unpack_int32
 from penstock.ipc.messages import (
+    PROTOCOL_VERSION,
     AddRequest,
     ResumedSequence,
     SamplingParams,
@@ -40,7 +42,7 @@ def make_limits(
 
 def hello(limits: WorkerLimits) -> WorkerHello:
     return WorkerHello(
-        protocol_version=1,
+        protocol_version=PROTOCOL_VERSION,
         name="w",
         rank=0,
         model_fingerprint="m",
@@ -143,7 +145,8 @@ class Driver:
         self.results.append(self.worker.execute(self.plans.popleft()))
 
     def process(self) -> Deltas:
-        deltas = self.scheduler.process(self.results.popleft())
+        told = self.scheduler.process(self.results.popleft())
+        deltas = {owner: list(deltas_of(batch)) for owner, batch in told.items()}
         self.take(deltas)
         check_invariants(self.scheduler)
         return deltas

@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.core.int32_buffer import pack_int32, unpack_int32
 from penstock.core.worker_limits import WorkerLimits
+from penstock.ipc.int32_buffer import pack_int32, unpack_int32
 from penstock.ipc.messages import SamplingParams, StepPlan, StepResult
 
 EMPTY = -1

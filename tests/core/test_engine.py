@@ -9,9 +9,10 @@ import zmq
 
 from penstock.core.config import Config, IpcOptions
 from penstock.core.engine import Engine
-from penstock.core.int32_buffer import pack_int32
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
+from penstock.ipc.deltas import deltas_of
+from penstock.ipc.int32_buffer import pack_int32
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequest,
@@ -83,7 +84,7 @@ class Peers:
     async def delta(self) -> SequenceDelta:
         while not isinstance(message := await asyncio.wait_for(self.to_frontend.get(), 5), TokenBatch):
             pass
-        return message.deltas[0]
+        return next(deltas_of(message))
 
     def close(self) -> None:
         self._watch.cancel()

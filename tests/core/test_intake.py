@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 
-from penstock.core.int32_buffer import pack_int32
 from penstock.ipc.codec import Codec, MalformedMessage
+from penstock.ipc.int32_buffer import pack_int32
 from penstock.ipc.messages import AddRequest, FromFrontend, FromWorker, ResumedSequence, SamplingParams, WorkerHello
 from tests.core.driver import Driver, make_request
 

@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from penstock.core.int32_buffer import unpack_int32
 from penstock.core.scheduler import ScheduledStep
+from penstock.ipc.int32_buffer import unpack_int32
 from tests.core.driver import Driver, make_limits, make_request
 
 LIMITS = make_limits(num_pages=200, page_size=64, max_num_batched_tokens=2048, max_model_len=8192)

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from penstock.core.int32_buffer import pack_int32, unpack_int32
 from penstock.core.scheduler import ScheduledStep, UnexpectedResultError
+from penstock.ipc.deltas import deltas_of
+from penstock.ipc.int32_buffer import pack_int32, unpack_int32
 from penstock.ipc.messages import AddRequest, SamplingParams, StepResult
 from tests.core.driver import OWNER, Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
@@ -265,3 +266,31 @@ def test_the_scheduler_needs_no_torch_no_clock_and_no_event_loop() -> None:
     )
     done = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_one_token_more_is_told_in_columns_to_each_owner() -> None:
+    driver = Driver(pipeline_depth=0)
+    for i, (name, owner, max_tokens) in enumerate([("a", b"x", 3), ("b", b"y", 6), ("c", b"x", 6)]):
+        driver.add(make_request(name, range(10 * i, 10 * i + 4), max_tokens), owner)
+    found = []
+    for _ in range(4):
+        driver.schedule()
+        driver.execute()
+        told = driver.scheduler.process(driver.results.popleft())
+        driver.take({owner: list(deltas_of(batch)) for owner, batch in told.items()})
+        found.append(
+            {
+                owner: ([delta.request_id for delta in batch.deltas], batch.columns and batch.columns.request_ids)
+                for owner, batch in told.items()
+            }
+        )
+    assert found == [
+        {b"x": (["a", "c"], None), b"y": (["b"], None)},  # first tokens
+        {b"x": ([], ("a", "c")), b"y": ([], ("b",))},
+        {b"x": (["a"], ("c",)), b"y": ([], ("b",))},  # the last one of a
+        {b"x": ([], ("c",)), b"y": ([], ("b",))},
+    ]
+    driver.run()
+    for name, (request, _) in driver.added.items():
+        prompt = list(unpack_int32(request.prompt_token_ids))
+        assert driver.outputs[name, 0] == solo_run(prompt, request.sampling, 0, driver.limits)

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from penstock.core.int32_buffer import unpack_int32
 from penstock.core.worker_limits import WorkerLimits
+from penstock.ipc.int32_buffer import unpack_int32
 from penstock.ipc.messages import AddRequest
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import score_of, solo_run

@@ -11,6 +11,7 @@ from penstock.core.config import Config, ModelOptions, SchedulerOptions, WorkerO
 from penstock.core.scheduler import Scheduler
 from penstock.gpu_worker.model_runner import PendingStep
 from penstock.gpu_worker.start import start
+from penstock.ipc.deltas import deltas_of
 from penstock.ipc.messages import AddRequest, SamplingParams, SequenceDelta
 
 
@@ -79,8 +80,8 @@ class Engine:
                 if step is None:
                     break
                 pending.append(self.runner.launch(step.plan))
-            for deltas in self.scheduler.process(pending.popleft().result()).values():
-                for delta in deltas:
+            for batch in self.scheduler.process(pending.popleft().result()).values():
+                for delta in deltas_of(batch):
                     self._take(delta)
         stats = self.scheduler.stats()
         assert stats.num_used_pages == 0

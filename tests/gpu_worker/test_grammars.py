@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.core.config.grammar import grammar_vocabulary
 from penstock.frontend.grammar_child import read_grammar
 from penstock.gpu_worker.grammars import Grammars
+from penstock.ipc.deltas import deltas_of
 from penstock.ipc.messages import SamplingParams, SequenceDelta
 from tests.e2e.checkpoints import make_checkpoint
 from tests.gpu_worker.engine_in_process import Engine
@@ -154,8 +155,8 @@ def test_a_lost_worker_costs_nothing_but_time(world: World) -> None:
     for _ in range(12):
         step = engine.scheduler.schedule()
         assert step is not None
-        for deltas in engine.scheduler.process(engine.runner.launch(step.plan).result()).values():
-            for delta in deltas:
+        for batch in engine.scheduler.process(engine.runner.launch(step.plan).result()).values():
+            for delta in deltas_of(batch):
                 engine._take(delta)
     engine.scheduler.reset_worker()
     engine.runner.clear_rows()

@@ -1,0 +1,31 @@
+"""A TokenBatch row by row."""
+
+import pytest
+
+from penstock.ipc.codec import Codec, MalformedMessage
+from penstock.ipc.deltas import deltas_of
+from penstock.ipc.int32_buffer import pack_int32
+from penstock.ipc.messages import SequenceDelta, ToFrontend, TokenBatch, TokenColumns
+
+
+def test_columns_follow_what_has_more_to_tell() -> None:
+    last = SequenceDelta("a", 1, (7,), "stop", 7)
+    sent = TokenBatch(5, (last,), TokenColumns(("a", "b"), pack_int32([0, 3]), pack_int32([8, 1 << 17])))
+    batch = Codec(ToFrontend).decode(Codec(ToFrontend).encode(sent))
+    assert isinstance(batch, TokenBatch)
+    assert list(deltas_of(batch)) == [last, SequenceDelta("a", 0, (8,)), SequenceDelta("b", 3, (1 << 17,))]
+    assert list(deltas_of(TokenBatch(5, (last,)))) == [last]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        TokenColumns(("a",), pack_int32([0]), pack_int32([1, 2])),
+        TokenColumns(("a", "b"), pack_int32([0]), pack_int32([1, 2])),
+        TokenColumns(("a",), b"\0\0\0", pack_int32([1])),
+        TokenColumns((), pack_int32([0]), b""),
+    ],
+)
+def test_columns_of_other_lengths_bring_nothing(columns: TokenColumns) -> None:
+    with pytest.raises(MalformedMessage, match="other lengths"):
+        deltas_of(TokenBatch(5, (SequenceDelta("a", 1, (7,)),), columns))
