@@ -11,7 +11,8 @@ from penstock.ipc.messages import SequenceDelta, ToFrontend, TokenBatch, TokenCo
 def test_columns_follow_what_has_more_to_tell() -> None:
     last = SequenceDelta("a", 1, (7,), "stop", 7)
     sent = TokenBatch(5, (last,), TokenColumns(("a", "b"), pack_int32([0, 3]), pack_int32([8, 1 << 17])))
-    batch = Codec(ToFrontend).decode(Codec(ToFrontend).encode(sent))
+    codec: Codec[ToFrontend] = Codec(ToFrontend)
+    batch = codec.decode(codec.encode(sent))
     assert isinstance(batch, TokenBatch)
     assert list(deltas_of(batch)) == [last, SequenceDelta("a", 0, (8,)), SequenceDelta("b", 3, (1 << 17,))]
     assert list(deltas_of(TokenBatch(5, (last,)))) == [last]
