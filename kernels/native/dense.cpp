@@ -268,8 +268,8 @@ static int source_row(int n, int num_outputs, bool interleaved) {
 
 template <typename T>
 static void pack(const T* weight, int num_outputs, int num_inputs, bool interleaved, int num_packed, T* out) {
-  const int together = sizeof(float) / sizeof(T);  // a pair of bf16 moves as one word
-  const int inputs = round_up(num_inputs, together);
+  const int per_word = sizeof(float) / sizeof(T);  // a pair of bf16 moves as one word
+  const int inputs = round_up(num_inputs, per_word);
   team->run(kLargeWork, [&] {
     team->each(num_packed / kLanes, 1, [&](int group) {
       const T* rows[kLanes];
@@ -279,15 +279,15 @@ static void pack(const T* weight, int num_outputs, int num_inputs, bool interlea
       }
       T* to = out + size_t(group) * inputs * kLanes;
       int k = 0;
-      for (; k + kLanes * together <= num_inputs; k += kLanes * together) {
+      for (; k + kLanes * per_word <= num_inputs; k += kLanes * per_word) {
         Floats columns[kLanes];
         for (int lane = 0; lane < kLanes; lane++) columns[lane] = rows[lane] ? load<Floats>(rows[lane] + k) : Floats{};
         transpose(columns);
-        for (int i = 0; i < kLanes; i++, to += kLanes * together) store(to, columns[i]);
+        for (int i = 0; i < kLanes; i++, to += kLanes * per_word) store(to, columns[i]);
       }
-      for (; k < inputs; k += together)
+      for (; k < inputs; k += per_word)
         for (int lane = 0; lane < kLanes; lane++)
-          for (int j = 0; j < together; j++) *to++ = !rows[lane] || k + j >= num_inputs ? T{} : rows[lane][k + j];
+          for (int j = 0; j < per_word; j++) *to++ = !rows[lane] || k + j >= num_inputs ? T{} : rows[lane][k + j];
     });
   });
 }
@@ -299,6 +299,7 @@ using namespace penstock;
 extern "C" {
 
 void penstock_set_threads(int num_threads, double worth_waking) {
+  if (team && team->size() == num_threads && team->worth_waking() == worth_waking) return;
   team.release();  // its threads sleep for ever; it changes in tests alone
   team.reset(new Team(num_threads, worth_waking));
 }

@@ -30,6 +30,7 @@ class Team {
   }
 
   int size() const { return size_; }
+  double worth_waking() const { return worth_waking_; }
 
   // Run a pass of about so many multiplications; the helpers are woken if that is worth it.
   template <typename Work>
