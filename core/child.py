@@ -88,7 +88,7 @@ class Child:
             running = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                self._module,
+                f"{self._module}.spare" if is_spare else self._module,
                 *argv,
                 pass_fds=passed,
                 process_group=0,  # a terminal's Ctrl-C reaches the supervisor alone, which ends all in the right order

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -82,6 +83,7 @@ async def test_workers_die_idle_during_aborts_and_during_drain(checkpoint: Check
         server.children()["penstock-worker-0"].kill()  # idle
         expected = await all_told(http, server, wanted)
         assert server.children()["penstock-worker-0"] == spare
+        assert spare.nice() == os.getpriority(os.PRIO_PROCESS, 0)  # lower while it imported
         await spare_is_there(server)
         begun = asyncio.Event()
         doomed = [asyncio.create_task(all_told(http, server, [body], begun.set)) for body in bodies(8, 150)]
