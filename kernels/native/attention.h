@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "vectors.h"
@@ -23,57 +24,67 @@ constexpr int kVectors = 4;  // of 16 keys in a block
 constexpr int kBlockKeys = kVectors * kLanes;
 constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// 16 keys, or fewer at the end: where each one's head lies in a layer's keys and in its values.
+// 16 keys of one head, and where each one's numbers lie; past the last key, zeros.
+template <typename Kv>
 struct Places {
-  int num_keys = 0;
-  size_t at[kLanes];
+  const Kv *keys[kLanes], *values[kLanes];
 };
 
-inline Places find_keys(const AttentionShape& shape, const int32_t* pages, int kv_head, int first, int end) {
-  Places places{std::clamp(end - first, 0, kLanes), {}};
+template <typename Kv>
+Places<Kv> find_keys(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const int32_t* pages,
+                     int kv_head, int first, int end, const Kv* zeros) {
+  Places<Kv> places;
   int page = first / shape.page_size, offset = first % shape.page_size;  // one division for all, not one a key
-  for (int j = 0; j < places.num_keys; j++, offset++) {
+  for (int j = 0; j < kLanes; j++, offset++) {
     if (offset == shape.page_size) {
       page++;
       offset = 0;
     }
-    places.at[j] = ((size_t(pages[page]) * shape.num_kv_heads + kv_head) * shape.page_size + offset) * shape.head_dim;
+    if (first + j < end) {
+      const size_t head = size_t(pages[page]) * shape.num_kv_heads + kv_head;
+      const size_t at = (head * shape.page_size + offset) * shape.head_dim;
+      places.keys[j] = k_pages + at;
+      places.values[j] = v_pages + at;
+    } else {
+      places.keys[j] = places.values[j] = zeros;
+    }
   }
   return places;
 }
 
-// 16 keys of one head: keys [padded dim][16], values [16][padded dim], in fp32.
+// Keys turned around, [padded dim][16], in fp32. On the way it asks for their values and for the `next` keys: pages are
+// no longer than what the processor's own prefetchers take to begin.
 template <typename Kv>
-void load_keys(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const Places& places, int padded,
-               float* keys, float* values) {
-  const int dim = shape.head_dim, num_keys = places.num_keys;
-  const size_t* at = places.at;
+void turn_keys(const Places<Kv>& places, const Places<Kv>& next, int dim, int padded, float* keys) {
   for (int d = 0; d < padded; d += kLanes) {
     Floats rows[kLanes];
-    if (num_keys == kLanes && d + kLanes <= dim) {
-      for (int j = 0; j < kLanes; j++) rows[j] = load16(k_pages + at[j] + d);
-      for (int j = 0; j < kLanes; j++) store(values + j * padded + d, load16(v_pages + at[j] + d));
-    } else {
-      for (int j = 0; j < kLanes; j++)
-        for (int i = 0; i < kLanes; i++) {
-          const bool is_there = j < num_keys && d + i < dim;
-          rows[j][i] = is_there ? widen(k_pages[at[j] + d + i]) : 0.0f;
-          values[j * padded + d + i] = is_there ? widen(v_pages[at[j] + d + i]) : 0.0f;
-        }
+    for (int j = 0; j < kLanes; j++) {
+      __builtin_prefetch(places.values[j] + d);
+      __builtin_prefetch(next.keys[j] + d);
+      if (d + kLanes <= dim)
+        rows[j] = load16(places.keys[j] + d);
+      else
+        for (int i = 0; i < kLanes; i++) rows[j][i] = d + i < dim ? widen(places.keys[j][d + i]) : 0.0f;
     }
     transpose(rows);
     for (int i = 0; i < kLanes; i++) store(keys + (d + i) * kLanes, rows[i]);
   }
 }
 
-// Asks for keys: a page is no longer than what the processor's own prefetchers take to begin.
+// Finds 16 values that are whole vectors of fp32: where they lie, or else made in `room`, [16][padded dim].
 template <typename Kv>
-void ask_for(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const Places& places) {
-  for (int j = 0; j < places.num_keys; j++)
-    for (int d = 0; d < shape.head_dim; d += 64 / sizeof(Kv)) {
-      __builtin_prefetch(k_pages + places.at[j] + d);
-      __builtin_prefetch(v_pages + places.at[j] + d);
+void find_values(const Places<Kv>& places, int dim, int padded, float* room, const float** values) {
+  if constexpr (std::is_same_v<Kv, float>)
+    if (dim == padded) {
+      std::copy_n(places.values, kLanes, values);
+      return;
     }
+  for (int j = 0; j < kLanes; j++, room += padded) {
+    int d = 0;
+    for (; d + kLanes <= dim; d += kLanes) store(room + d, load16(places.values[j] + d));
+    for (; d < padded; d++) room[d] = d < dim ? widen(places.values[j][d]) : 0.0f;
+    values[j] = room;
+  }
 }
 
 // Scores of the `kCount` vectors from `first` on. Two partial sums for each: fewer chains of additions would wait.
@@ -92,16 +103,17 @@ inline void score(const float* queries, const float* keys, int padded, int first
     for (int v = 0; v < kCount; v++) scores[r][first + v] = sums[r][v][0] + sums[r][v][1];
 }
 
-// What the values add up to, kFloats times 16 of it from `values` and `sums` on.
+// What the values add up to, kFloats times 16 of it from `at` on.
 template <int kFloats, int kTogether>
 inline void accumulate(const float (&weights)[kTogether][kBlockKeys], const float (&kept)[kTogether],
-                       const float* values, int num_keys, int padded, float* sums) {
+                       const float* const* values, int at, int num_keys, int padded, float* sums) {
+  sums += at;
   Floats sum[kTogether][kFloats];
   for (int r = 0; r < kTogether; r++)
     for (int f = 0; f < kFloats; f++) sum[r][f] = load16(sums + r * padded + f * kLanes) * kept[r];
   for (int j = 0; j < num_keys; j++) {
     Floats value[kFloats];
-    for (int f = 0; f < kFloats; f++) value[f] = load16(values + j * padded + f * kLanes);
+    for (int f = 0; f < kFloats; f++) value[f] = load16(values[j] + at + f * kLanes);
     for (int r = 0; r < kTogether; r++)
       for (int f = 0; f < kFloats; f++) sum[r][f] += weights[r][j] * value[f];
   }
@@ -112,8 +124,8 @@ inline void accumulate(const float (&weights)[kTogether][kBlockKeys], const floa
 // What kTogether pairs make of a block's first `num_vectors` times 16 keys: their running maxima, masses (a sum for each
 // lane) and sums are brought up to date. Keys that are left out, or that a query does not see, change no bit of it.
 template <int kTogether>
-inline void take_block(const float* queries, const float* keys, const float* values, const int* positions, int window,
-                       int block, int num_vectors, int padded, float* maxima, float* masses, float* sums) {
+inline void take_block(const float* queries, const float* keys, const float* const* values, const int* positions,
+                       int window, int block, int num_vectors, int padded, float* maxima, float* masses, float* sums) {
   Floats scores[kTogether][kVectors] = {};
   float weights[kTogether][kBlockKeys], kept[kTogether];
   int first = 0;
@@ -143,10 +155,12 @@ inline void take_block(const float* queries, const float* keys, const float* val
     }
     store(masses + r * kLanes, mass);
   }
+  // Few pairs: more floats at a time, so that sums do not wait for each other.
+  constexpr int kAtATime = kTogether <= 2 ? 4 : 2;
   int d = 0;
-  for (; d + 2 * kLanes <= padded; d += 2 * kLanes)
-    accumulate<2>(weights, kept, values + d, num_vectors * kLanes, padded, sums + d);
-  if (d < padded) accumulate<1>(weights, kept, values + d, num_vectors * kLanes, padded, sums + d);
+  for (; d + kAtATime * kLanes <= padded; d += kAtATime * kLanes)
+    accumulate<kAtATime>(weights, kept, values, d, num_vectors * kLanes, padded, sums);
+  for (; d < padded; d += kLanes) accumulate<1>(weights, kept, values, d, num_vectors * kLanes, padded, sums);
 }
 
 // One kv head's attention for `num_queries` <= kQueryTile neighbouring queries of one row.
@@ -162,14 +176,17 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
   const int room = (num_pairs + together - 1) / together * together;
   thread_local std::vector<Floats> scratch;  // a load across two lines of the cache takes twice as long
   thread_local std::vector<int> positions;
-  scratch.assign(size_t(padded) / kLanes * (2 * room + 2 * kBlockKeys) + 2 * room, Floats{});
+  scratch.resize(std::max(scratch.size(), size_t(padded) / kLanes * (2 * room + 2 * kBlockKeys + 1) + 2 * room));
   positions.assign(room, first_position + num_queries - 1);
   float* queries = reinterpret_cast<float*>(scratch.data());
   float* sums = queries + size_t(room) * padded;
-  float* keys = sums + size_t(room) * padded;
-  float* values = keys + size_t(kBlockKeys) * padded;
-  float* masses = values + size_t(kBlockKeys) * padded;  // [pairs][16]
+  float* zeros = sums + size_t(room) * padded;
+  float* masses = zeros + padded;  // [pairs][16]
   float* maxima = masses + size_t(room) * kLanes;
+  float* keys = maxima + size_t(room) * kLanes;
+  float* widened = keys + size_t(kBlockKeys) * padded;
+  const float* values[kBlockKeys];
+  std::fill(queries, maxima, 0.0f);
   for (int p = 0; p < num_pairs; p++) {
     const float* from = q + size_t(p / group) * stride + (kv_head * group + p % group) * dim;
     for (int d = 0; d < dim; d++) queries[p * padded + d] = from[d] * shape.scale;
@@ -178,13 +195,16 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
   std::fill(maxima, maxima + room, -INFINITY);
   const int last = first_position + num_queries - 1;
   const int begin = shape.window ? std::max(0, first_position - shape.window + 1) / kBlockKeys * kBlockKeys : 0;
-  Places here = find_keys(shape, pages, kv_head, begin, last + 1);
+  auto find = [&](int first) {
+    return find_keys(shape, k_pages, v_pages, pages, kv_head, first, last + 1, reinterpret_cast<const Kv*>(zeros));
+  };
+  Places<Kv> here = find(begin);
   for (int block = begin; block <= last; block += kBlockKeys) {
     const int num_vectors = (std::min(kBlockKeys, last + 1 - block) + kLanes - 1) / kLanes;
     for (int v = 0; v < num_vectors; v++) {
-      const Places next = find_keys(shape, pages, kv_head, block + (v + 1) * kLanes, last + 1);
-      ask_for(shape, k_pages, v_pages, next);
-      load_keys(shape, k_pages, v_pages, here, padded, keys + v * kLanes * padded, values + v * kLanes * padded);
+      const Places<Kv> next = find(block + (v + 1) * kLanes);
+      turn_keys(here, next, dim, padded, keys + v * kLanes * padded);
+      find_values(here, dim, padded, widened + v * kLanes * padded, values + v * kLanes);
       here = next;
     }
     for (int p = 0; p < num_pairs; p += together) {

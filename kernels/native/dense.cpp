@@ -206,6 +206,14 @@ static void forward(const Model& model, const Batch& batch) {
         const float* cos_sin = batch.cos_sin + size_t(t) * batch.rotary_dim;
         const int64_t slot = batch.slots[t];
         float* head = qkv + size_t(t) * qkv_stride;
+        auto place_of = [&](int h) {  // of a key's or a value's head in its page
+          const bool is_v = h >= model.num_q_heads + model.num_kv_heads;
+          const int kv_head = (h - model.num_q_heads) % model.num_kv_heads;
+          const size_t row = (slot / model.page_size * model.num_kv_heads + kv_head) * model.page_size;
+          return (is_v ? v_pages : k_pages) + (row + slot % model.page_size) * dim;
+        };
+        for (int h = model.num_q_heads; slot >= 0 && h < num_heads; h++)  // the pages were last used a step ago
+          for (size_t d = 0; d < size_t(dim); d += 64 / sizeof(Kv)) __builtin_prefetch(place_of(h) + d, 1);
         for (int h = 0; h < num_heads; h++, head += dim) {
           const bool is_q = h < model.num_q_heads, is_v = h >= model.num_q_heads + model.num_kv_heads;
           if (!is_v) {
@@ -214,10 +222,7 @@ static void forward(const Model& model, const Batch& batch) {
             rotate(head, cos_sin, batch.rotary_dim);
           }
           if (is_q || slot < 0) continue;
-          const int kv_head = (h - model.num_q_heads) % model.num_kv_heads;
-          const size_t at = (slot / model.page_size * model.num_kv_heads + kv_head) * model.page_size * dim +
-                            slot % model.page_size * dim;
-          Kv* to = (is_v ? v_pages : k_pages) + at;
+          Kv* to = place_of(h);
           for (int d = 0; d < dim; d++) narrow(head[d], to + d);
         }
       });
