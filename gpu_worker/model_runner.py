@@ -137,18 +137,16 @@ class ModelRunner:
                 hidden = hidden.index_select(0, sampling.logits_indices)
         logits = self._model.logits(hidden)
         tokens, drawn, row_errors = self._sample(logits, batch, sampling)
-        # The next step reads them from here, whether or not the host has seen them.
-        self._state.token_ids[sampling.rows, sampling.positions] = tokens
         return pack(tokens, drawn, prompt), row_errors
 
     def _sample(
         self, logits: Tensor, batch: HostBatch, sampling: SamplingRows
     ) -> tuple[Tensor, TokenScores | None, tuple[RowError, ...]]:
-        """Draw from [S, V] logits, and score what was drawn where a row asks for it."""
+        """Draw from [S, V] logits, and score what was drawn where a row asks for it. The next step reads the tokens from
+        the row state, whether or not the host has seen them."""
         state = self._state
         rows = batch.rows[batch.sample_idx]
         positions = (batch.start + batch.num_new)[batch.sample_idx]
-        needs = state.needs(rows, positions)
         asking = (state.num_logprobs[rows] >= 0).nonzero()[0] if state.has_logprobs else rows[:0]
         index, raw = None, None
         if asking.shape[0]:
@@ -156,7 +154,12 @@ class ModelRunner:
             raw = logits.index_select(0, index)  # a copy: sampling changes the logits
         row_errors = self._grammars.mask(logits)
         state.limit_tokens(logits, rows, positions)
-        tokens = sample(logits, sampling.rows, sampling.positions, state.sampling, needs)
+        if state.native_sampler is not None:
+            tokens = state.native_sampler.draw(logits, rows, positions)
+        else:
+            needs = state.needs(rows, positions)
+            tokens = sample(logits, sampling.rows, sampling.positions, state.sampling, needs)
+            state.token_ids[sampling.rows, sampling.positions] = tokens
         if index is None or raw is None:
             return tokens, None, row_errors
         return tokens, score(raw, tokens.index_select(0, index), int(state.num_logprobs[rows].max())), row_errors

@@ -15,6 +15,7 @@ import torch
 from penstock.gpu_worker.device import CpuDevice, Device, IntArray
 from penstock.gpu_worker.token_limits import TokenLimits
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
+from penstock.kernels.native.sampler import NativeSampler
 from penstock.kernels.row_updates import write_runs
 from penstock.kernels.sampling import SamplingNeeds, SamplingState
 
@@ -47,7 +48,7 @@ class RowState:
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.has_logprobs = False  # some row asks for some
         self._token_limits = TokenLimits(device)
-        self.sampling = self._sampling_state()
+        self._set_sampling()
 
     def clear(self) -> None:
         """No row holds a sequence any more."""
@@ -143,7 +144,7 @@ class RowState:
         for row, bias in with_bias:
             self._bias_ids[row, : len(bias)] = upload(np.array([i for i, _ in bias], dtype=np.int32))
             self._bias_values[row, : len(bias)] = upload(np.array([x for _, x in bias], dtype=np.float32))
-        self.sampling = self._sampling_state()
+        self._set_sampling()
 
     def _write(
         self,
@@ -161,10 +162,10 @@ class RowState:
         n = rows.shape[0]
         write_runs(table, packed[:n], packed[n : 2 * n], packed[2 * n : 3 * n], packed[3 * n :])
 
-    def _sampling_state(self) -> SamplingState:
+    def _set_sampling(self) -> None:
         temperature, top_p, min_p, repetition, presence, frequency = self._floats.unbind(0)
         seed, top_k, min_tokens, num_prompt_tokens = self._ints.unbind(0)
-        return SamplingState(
+        self.sampling = SamplingState(
             temperature=temperature,
             top_p=top_p,
             min_p=min_p,
@@ -179,8 +180,9 @@ class RowState:
             stop_ids=self._stop_ids,
             bias_ids=self._bias_ids,
             bias_values=self._bias_values,
-            native=self._device.library if isinstance(self._device, CpuDevice) else None,
         )
+        library = self._device.library if isinstance(self._device, CpuDevice) else None
+        self.native_sampler = None if library is None else NativeSampler(library, self.sampling)
 
 
 def _needs_of(params: SamplingParams) -> SamplingNeeds:

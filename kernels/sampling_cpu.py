@@ -31,8 +31,7 @@ def sample_cpu(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingS
         z, rows, positions, temperature = z[is_random], rows[is_random], positions[is_random], temperature[is_random]
     z.div_(temperature[:, None])
     thresholds = _thresholds(z, rows, state, needs)
-    draw = _gumbel_argmax if state.native is None else state.native.gumbel_argmax
-    drawn = draw(z, thresholds, state.seed[rows], positions)
+    drawn = _gumbel_argmax(z, thresholds, state.seed[rows], positions)
     if everything:
         return drawn.int()
     return greedy.index_copy_(0, is_random, drawn).int()

@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.kernels.native.library import Library
-
 
 class SamplingState(NamedTuple):
     """Per-row parameters and tokens on the device (R rows); -1 pads the ragged id lists."""
@@ -24,7 +22,6 @@ class SamplingState(NamedTuple):
     stop_ids: Tensor  # int32[R, K], masked until min_tokens outputs exist
     bias_ids: Tensor  # int32[R, B], each at most once a row
     bias_values: Tensor  # fp32[R, B]
-    native: Library | None = None  # the CPU's own kernels, where they are used
 
 
 class SamplingNeeds(NamedTuple):

@@ -22,7 +22,6 @@ constexpr int kQueryTile = 8;  // queries of one row that share a pass over the 
 constexpr int kMostTogether = 4;  // (query, head) pairs whose sums are kept in registers at a time
 constexpr int kVectors = 4;  // of 16 keys in a block
 constexpr int kBlockKeys = kVectors * kLanes;
-constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // 16 keys of one head, and where each one's numbers lie; past the last key, zeros.
 template <typename Kv>

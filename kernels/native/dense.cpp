@@ -135,7 +135,8 @@ static void embed(const Model& model, int id, float* out) {
 
 constexpr double kLargeWork = 1e12;  // worth all threads
 constexpr double kReading = 5;      // tokens: what it takes to read a weight, in the time of its multiplications
-constexpr double kPerDraw = 20;     // an exponential and a hash, in multiplications
+constexpr double kPerDraw = 200;   // a token of a random draw, in multiplications: a logarithm, a hash
+constexpr double kPerRead = 20;    // a token of a greedy one
 
 static double num_multiplications(const Linear& layer, int num_tokens) {
   return double(layer.num_outputs) * layer.num_inputs * (num_tokens + kReading);
@@ -368,12 +369,17 @@ void penstock_prepare(const int32_t* batch, int num_rows, const int32_t* token_i
   }
 }
 
-// For each of S rows of z [S, V], the token that is drawn; thresholds, keys, positions and out have a value per row.
-void penstock_gumbel_argmax(const float* z, const float* thresholds, const int64_t* keys, const int64_t* positions,
-                            int num_rows, int vocab_size, int64_t* out) {
-  team->run(kPerDraw * num_rows * vocab_size, [&] {
-    team->each(num_rows, 1, [&](int row) {
-      out[row] = gumbel_argmax(z + size_t(row) * vocab_size, vocab_size, thresholds[row], keys[row], positions[row]);
+// Draw a token for each of `count` rows from logits [count, V], and write it where the next step reads it: at its
+// position of the row.
+void penstock_draw(const Sampling* rows, const int32_t* drawn_rows, const int32_t* positions, int count, float* logits,
+                   int vocab_size, int32_t* out) {
+  double multiplications = 0;
+  for (int i = 0; i < count; i++)
+    multiplications += (rows->temperature[drawn_rows[i]] > 0 ? kPerDraw : kPerRead) * vocab_size;
+  team->run(multiplications, [&] {
+    team->each(count, 1, [&](int i) {
+      out[i] = draw(*rows, drawn_rows[i], positions[i], logits + size_t(i) * vocab_size, vocab_size);
+      rows->token_ids[int64_t(drawn_rows[i]) * rows->max_len + positions[i]] = out[i];
     });
   });
 }

@@ -135,20 +135,20 @@ class Library:
             num_threads: at most.
             worth_waking: multiplications in one call from which the second and further threads take part.
         """
-        self._functions = ctypes.CDLL(str(path))
+        self.functions = ctypes.CDLL(str(path))
         for name in (
             "set_threads",
             "advise_huge_pages",
             "pack",
             "forward",
             "logits",
-            "gumbel_argmax",
+            "draw",
             "mask_tokens",
             "prepare",
             "read",
         ):
-            getattr(self._functions, f"penstock_{name}").restype = None
-        self._functions.penstock_set_threads(c_int32(num_threads), ctypes.c_double(worth_waking))
+            getattr(self.functions, f"penstock_{name}").restype = None
+        self.functions.penstock_set_threads(c_int32(num_threads), ctypes.c_double(worth_waking))
         self.num_threads = num_threads
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, interleaved: bool = False) -> PackedLinear:
@@ -164,7 +164,7 @@ class Library:
         num_packed = 2 * _round_up(num_outputs // 2, _UNIT // 2) if interleaved else _round_up(num_outputs, _UNIT)
         num_bytes = num_packed * ((num_inputs + 1) // 2 * 4 if is_bf16 else num_inputs * 4)
         packed = self._memory(num_bytes)
-        self._functions.penstock_pack(
+        self.functions.penstock_pack(
             *(c_void_p(weight.contiguous().data_ptr()), c_int32(num_outputs), c_int32(num_inputs), c_int32(is_bf16)),
             *(c_int32(interleaved), c_int32(num_packed), c_void_p(packed.data_ptr())),
         )
@@ -189,7 +189,7 @@ class Library:
         begin = memory.data_ptr() + -memory.data_ptr() % _HUGE_PAGE
         num_bytes = memory.data_ptr() + memory.nbytes - begin
         if num_bytes >= _HUGE_PAGE:
-            self._functions.penstock_advise_huge_pages(c_void_p(begin), ctypes.c_size_t(num_bytes))
+            self.functions.penstock_advise_huge_pages(c_void_p(begin), ctypes.c_size_t(num_bytes))
 
     def prepare(
         self, batch: Tensor, num_tokens: int, token_ids: Tensor, page_table: Tensor, page_size: int, width: int,
@@ -216,7 +216,7 @@ class Library:
             page_table=torch.empty(num_rows, width, dtype=torch.int32),
             cos_sin=torch.empty(num_tokens, rotary_dim),
         )
-        self._functions.penstock_prepare(
+        self.functions.penstock_prepare(
             *(c_void_p(batch.data_ptr()), c_int32(num_rows)),
             *(c_void_p(token_ids.data_ptr()), c_int64(token_ids.stride(0))),
             *(c_void_p(page_table.data_ptr()), c_int64(page_table.stride(0)), c_int32(width), c_int32(page_size)),
@@ -224,27 +224,6 @@ class Library:
             *(c_void_p(tensor.data_ptr()) for tensor in made),
         )
         return made
-
-    def gumbel_argmax(self, z: Tensor, thresholds: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        """Draw a token per row, by the largest sum of logit and noise (`kernels/philox.py`).
-
-        Args:
-            z: fp32[S, V], tempered logits.
-            thresholds: fp32[S, 1], the least logit that may be drawn.
-            keys: int64[S], seeds.
-            positions: int64[S], of the drawn tokens.
-
-        Returns:
-            int64[S]
-        """
-        num_rows, vocab_size = z.shape
-        out = torch.empty(num_rows, dtype=torch.int64)
-        kept = [tensor.contiguous() for tensor in (z, thresholds, keys, positions)]
-        self._functions.penstock_gumbel_argmax(
-            *(c_void_p(tensor.data_ptr()) for tensor in kept),
-            *(c_int32(num_rows), c_int32(vocab_size), c_void_p(out.data_ptr())),
-        )
-        return out
 
     def mask_tokens(self, logits: Tensor, indices: IntArray, bits: IntArray) -> None:
         """Mask some rows in place, as `kernels/token_masks.py` does.
@@ -256,7 +235,7 @@ class Library:
         """
         if not logits.is_contiguous() or bits.shape != (indices.shape[0], -(-logits.shape[1] // 32)):
             raise ValueError(f"bits {bits.shape} of {indices.shape[0]} rows do not fit logits {tuple(logits.shape)}")
-        self._functions.penstock_mask_tokens(
+        self.functions.penstock_mask_tokens(
             *(c_void_p(logits.data_ptr()), c_int32(logits.shape[1])),
             *(c_void_p(indices.ctypes.data), c_int32(indices.shape[0]), c_void_p(bits.ctypes.data)),
         )
@@ -269,11 +248,11 @@ class Library:
         """
         if data.dtype != torch.float32 or not data.is_contiguous() or data.numel() % (1 << 16):
             raise ValueError(f"cannot read {data.numel()} numbers of {data.dtype}: 65,536 fp32 numbers go at a time")
-        self._functions.penstock_read(c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel()))
+        self.functions.penstock_read(c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel()))
 
     def model(self, shape: NativeShape, weights: NativeWeights) -> "NativeModel":
         """A model ready to run."""
-        return NativeModel(self._functions, shape, weights)
+        return NativeModel(self.functions, shape, weights)
 
 
 class NativeModel:

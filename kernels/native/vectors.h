@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 namespace penstock {
 
@@ -13,6 +16,7 @@ typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef uint16_t bf16;
+constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 template <typename Vector, typename T>
 inline Vector load(const T* at) {
@@ -52,6 +56,33 @@ inline Floats swapped(Floats v) {
   constexpr auto from = [](int i) { return i ^ n; };
   return __builtin_shufflevector(v, v, from(0), from(1), from(2), from(3), from(4), from(5), from(6), from(7), from(8),
                                  from(9), from(10), from(11), from(12), from(13), from(14), from(15));
+}
+
+// The 64 bits of each product. (A plain loop becomes sixteen scalar products where it is inlined into a larger one.)
+inline void multiply_words(Words a, uint32_t b, Words& high, Words& low) {
+#ifdef __AVX512F__
+  const __m512i factor = _mm512_set1_epi32(b), odd_lanes = _mm512_srli_epi64(__m512i(a), 32);
+  const __m512i even = _mm512_mul_epu32(__m512i(a), factor), odd = _mm512_mul_epu32(odd_lanes, factor);
+  low = Words(_mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32)));
+  high = Words(_mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd));
+#else
+  for (int i = 0; i < kLanes; i++) {
+    const uint64_t product = uint64_t(a[i]) * b;
+    high[i] = uint32_t(product >> 32);
+    low[i] = uint32_t(product);
+  }
+#endif
+}
+
+// Bit i is set where lane i is not zero.
+inline uint32_t bits_of(Ints lanes) {
+#ifdef __AVX512F__
+  return _mm512_test_epi32_mask(__m512i(lanes), __m512i(lanes));
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; i++) bits |= uint32_t(lanes[i] != 0) << i;
+  return bits;
+#endif
 }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }

@@ -1,16 +1,44 @@
-"""Sampling on the CPU: the reference's tokens, the right distribution, and noise that depends on nothing else."""
+"""Sampling on the CPU, by torch and by the own kernels: the reference's tokens, the right distribution, and noise that
+depends on nothing else."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.native import build
+from penstock.kernels.native.library import Library
+from penstock.kernels.native.sampler import NativeSampler
 from penstock.kernels.philox import gumbel_from_words, philox_reference, philox_words
 from penstock.kernels.sampling import SamplingNeeds, SamplingState, sample, sample_reference
 from penstock.kernels.top_logprobs import token_ranks, top_logprobs, top_logprobs_reference
 
 ALL = SamplingNeeds(random=True, bias=True, min_tokens=True, penalties=True, min_p=True, top_k=True, top_p=True)
+Draw = Callable[[Tensor, Tensor, Tensor, SamplingState, SamplingNeeds], Tensor]
+"""As `sample`."""
+
+
+@pytest.fixture(params=["torch", "native", "native, two threads"])
+def draw(request: pytest.FixtureRequest) -> Draw:
+    if request.param == "torch":
+        return sample
+    try:
+        library = Library(build.build(), 2 if "two" in request.param else 1, worth_waking=0)
+    except build.BuildError as error:
+        pytest.skip(str(error))
+
+    def draw_natively(
+        logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, _needs: SamplingNeeds
+    ) -> Tensor:
+        table = state.token_ids.clone()
+        drawn = NativeSampler(library, state).draw(logits, rows.int().numpy(), positions.int().numpy())
+        table[rows, positions] = drawn
+        assert torch.equal(state.token_ids, table)
+        return drawn
+
+    return draw_natively
 
 
 def make_state(num_rows: int, max_len: int = 12) -> SamplingState:
@@ -64,17 +92,17 @@ def random_state(num_rows: int, vocab: int, seed: int) -> SamplingState:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_equal_to_the_reference(seed: int) -> None:
+def test_equal_to_the_reference(draw: Draw, seed: int) -> None:
     num_rows, vocab = 40, 53
     state = random_state(num_rows, vocab, seed)
     logits = torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
     rows = torch.randperm(num_rows)
     positions = torch.randint(4, 12, (num_rows,))
     expected = sample_reference(logits, rows, positions, state)
-    assert torch.equal(sample(logits.clone(), rows, positions, state, ALL), expected)
+    assert torch.equal(draw(logits.clone(), rows, positions, state, ALL), expected)
 
 
-def test_top_p_beyond_the_best_thousand() -> None:
+def test_top_p_beyond_the_best_thousand(draw: Draw) -> None:
     """A flat distribution over a large vocabulary: the mass is not in the tokens sorted first."""
     vocab = 5000
     logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(1)) * 0.01
@@ -82,7 +110,7 @@ def test_top_p_beyond_the_best_thousand() -> None:
     rows, positions = torch.arange(4), torch.full((4,), 3)
     needs = SamplingNeeds(random=True, top_p=True)
     expected = sample_reference(logits, rows, positions, state)
-    assert torch.equal(sample(logits.clone(), rows, positions, state, needs), expected)
+    assert torch.equal(draw(logits.clone(), rows, positions, state, needs), expected)
 
 
 def test_philox() -> None:
@@ -109,23 +137,22 @@ def chi_square(counts: Tensor, probabilities: Tensor) -> float:
 
 
 @pytest.mark.parametrize("vary", ["seed", "position"])
-def test_the_distribution_is_the_softmax(vary: str) -> None:
+def test_the_distribution_is_the_softmax(draw: Draw, vary: str) -> None:
     """20,000 draws over 12 tokens, by seed or by position: chi-square with 11 degrees of freedom, p > 0.001."""
     num_draws, vocab = 20_000, 12
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(0))
     temperature = 0.7
-    state = make_state(num_draws)._replace(temperature=torch.full((num_draws,), temperature))
-    rows = torch.arange(num_draws)
-    positions = torch.full((num_draws,), 9)
-    if vary == "position":
-        state = state._replace(seed=torch.full((num_draws,), 42))
-        positions = torch.arange(num_draws)
-    drawn = sample(logits.expand(num_draws, -1).clone(), rows, positions, state, SamplingNeeds(random=True))
+    if vary == "seed":
+        state, rows, positions = make_state(num_draws), torch.arange(num_draws), torch.full((num_draws,), 9)
+    else:
+        state, rows, positions = make_state(1, num_draws), torch.zeros(num_draws).long(), torch.arange(num_draws)
+    state.temperature.fill_(temperature)
+    drawn = draw(logits.expand(num_draws, -1).clone(), rows, positions, state, SamplingNeeds(random=True))
     counts = torch.bincount(drawn, minlength=vocab)
     assert chi_square(counts, (logits / temperature).softmax(-1)) < 31.3
 
 
-def test_filters_keep_the_right_tokens() -> None:
+def test_filters_keep_the_right_tokens(draw: Draw) -> None:
     """Over many draws exactly the kept tokens appear."""
     num_draws = 4000
     probabilities = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
@@ -137,7 +164,7 @@ def test_filters_keep_the_right_tokens() -> None:
         for name, value in fields.items():
             tensor: Tensor = getattr(state, name)
             tensor.fill_(value)
-        return sorted(set(sample(logits.clone(), rows, positions, state, needs).tolist()))
+        return sorted(set(draw(logits.clone(), rows, positions, state, needs).tolist()))
 
     assert seen(SamplingNeeds(random=True)) == [0, 1, 2, 3, 4, 5]
     assert seen(SamplingNeeds(random=True, top_k=True), top_k=2) == [0, 1]
@@ -148,24 +175,53 @@ def test_filters_keep_the_right_tokens() -> None:
 
 
 @pytest.mark.parametrize("vocab", [50, 3001])
-def test_a_draw_does_not_depend_on_the_batch(vocab: int) -> None:
+def test_a_draw_does_not_depend_on_the_batch(draw: Draw, vocab: int) -> None:
     state = random_state(16, vocab, seed=3)
     logits = torch.randn(16, vocab, generator=torch.Generator().manual_seed(3)) * 2
     positions = torch.randint(4, 12, (16,))
-    together = sample(logits.clone(), torch.arange(16), positions, state, ALL)
+    together = draw(logits.clone(), torch.arange(16), positions, state, ALL)
     for row in range(16):
-        alone = sample(logits[row : row + 1].clone(), torch.tensor([row]), positions[row : row + 1], state, ALL)
+        alone = draw(logits[row : row + 1].clone(), torch.tensor([row]), positions[row : row + 1], state, ALL)
         assert alone[0] == together[row]
     backwards = torch.arange(15, -1, -1)
-    assert torch.equal(sample(logits[backwards], backwards, positions[backwards], state, ALL), together[backwards])
+    assert torch.equal(draw(logits[backwards], backwards, positions[backwards], state, ALL), together[backwards])
 
 
-def test_greedy_takes_the_first_of_equals() -> None:
+def test_greedy_takes_the_first_of_equals(draw: Draw) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]])
     row, position = torch.tensor([0]), torch.tensor([2])
-    assert sample(logits, row, position, make_state(1), SamplingNeeds()).tolist() == [1]
     state = make_state(1)._replace(temperature=torch.zeros(1))
-    assert sample(logits.clone(), row, position, state, ALL).tolist() == [1]
+    assert draw(logits, row, position, state, SamplingNeeds()).tolist() == [1]
+    assert draw(logits.clone(), row, position, state, ALL).tolist() == [1]
+
+
+def test_filters_of_large_vocabularies(draw: Draw) -> None:
+    """Peaked and flat rows, with equal logits among them and minus infinity, through each pair of filters."""
+    num_rows, vocab = 48, 1003
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(num_rows, vocab, generator=generator) * torch.logspace(-2, 1.3, num_rows)[:, None]
+    logits[::3] = logits[::3].round()
+    logits[::4, ::5] = -torch.inf
+    state = make_state(num_rows)._replace(
+        top_p=torch.linspace(0.05, 1.0, num_rows),
+        top_k=torch.tensor([0, 1, 40, 900] * 12),
+        min_p=torch.tensor([0, 0, 0, 0, 0.02, 1e-12] * 8),
+        temperature=torch.tensor([1.0, 0.4, 1.3] * 16),
+    )
+    rows, positions = torch.arange(num_rows), torch.full((num_rows,), 3)
+    expected = sample_reference(logits, rows, positions, state)
+    assert torch.equal(draw(logits.clone(), rows, positions, state, ALL), expected)
+
+
+def test_nothing_can_be_drawn(draw: Draw) -> None:
+    """Minus infinity throughout gives some token, and loses no other row."""
+    logits = torch.zeros(2, 37)
+    logits[0] = -torch.inf
+    logits[1, 20] = 9
+    state = make_state(2)._replace(top_k=torch.tensor([3, 1]), top_p=torch.tensor([0.5, 0.5]))
+    drawn = draw(logits, torch.arange(2), torch.full((2,), 3), state, ALL).tolist()
+    assert 0 <= drawn[0] < 37
+    assert drawn[1] == 20
 
 
 def test_wrong_shapes_are_refused() -> None:

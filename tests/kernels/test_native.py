@@ -17,7 +17,6 @@ from penstock.kernels.native import build
 from penstock.kernels.native.library import Library
 from penstock.kernels.paged_attention_cpu import plan_cpu_attention
 from penstock.kernels.prepare_inputs import prepare_inputs_reference
-from penstock.kernels.sampling_cpu import _gumbel_argmax
 from penstock.kernels.token_masks import mask_tokens_reference
 
 _TINY = {
@@ -215,23 +214,6 @@ def test_stored_bf16_weights_are_computed_with_exactly(library: Library) -> None
     found = world.run(NativeDenseModel(config, stored, library), whole(world))
     for one, other in zip(found, world.run(NativeDenseModel(config, widened, library), whole(world)), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("vocab_size", [1, 5, 64, 100, 4096, 5001])
-def test_draws_like_torch(library: Library, vocab_size: int) -> None:
-    generator = torch.Generator().manual_seed(3)
-    num_rows = 40
-    z = torch.empty(num_rows, vocab_size).normal_(0, 3, generator=generator)
-    z[:, ::7] = -torch.inf
-    z[0] = 1.5  # then noise alone decides
-    seeds = torch.randint(-(2**63), 2**63 - 1, (num_rows,), generator=generator)
-    positions = torch.arange(num_rows) * 1000
-    thresholds = z.amax(-1, keepdim=True) - torch.linspace(0, 20, num_rows)[:, None]
-    drawn = library.gumbel_argmax(z, thresholds, seeds, positions)
-    if vocab_size > 1:
-        assert torch.equal(drawn, _gumbel_argmax(z.clone(), thresholds, seeds, positions))
-    else:
-        assert not drawn.any()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300])
