@@ -6,13 +6,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from penstock.gpu_worker.device import CpuDevice, Device
+from penstock.gpu_worker.device import Device
 from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.dense import ForwardInputs
 from penstock.gpu_worker.rope import Rope
 from penstock.gpu_worker.row_state import RowState
 from penstock.ipc.messages import StepPlan
-from penstock.kernels.native.library import Library
 from penstock.kernels.paged_attention_cpu import plan_cpu_attention
 from penstock.kernels.prepare_inputs import prepare_inputs
 from penstock.kernels.qk_norm_rope_write import slot_cells
@@ -53,13 +52,9 @@ def make_inputs(
     """The device tensors of a step; one upload brings the batch, the rest is gathered there."""
     n, s = batch.rows.shape[0], batch.sample_idx.shape[0]
     packed = device.upload(np.concatenate((batch.rows, batch.start, batch.num_new, batch.sample_idx.astype(np.int32))))
-    library = device.library if isinstance(device, CpuDevice) else None
     needs_cpu_plan = not packed.is_cuda and model.needs_cpu_plan(int(batch.num_new.sum()))
-    if library is not None and rope.table is not None and not needs_cpu_plan:
-        inputs, logits_indices = _native_inputs(batch, packed[: 3 * n], state, rope.table, library, page_size)
-    else:
-        num_kv_heads = model.config.num_kv_heads if needs_cpu_plan else None
-        inputs, logits_indices = _torch_inputs(batch, packed[: 3 * n], state, rope, page_size, num_kv_heads)
+    num_kv_heads = model.config.num_kv_heads if needs_cpu_plan else None
+    inputs, logits_indices = _forward_inputs(batch, packed[: 3 * n], state, rope, page_size, num_kv_heads)
     rows, sample_idx = packed[:n], packed[3 * n :]
     if s == n:
         return inputs, SamplingRows(logits_indices, rows.long(), inputs.seq_lens.long())
@@ -71,38 +66,11 @@ def make_inputs(
     return inputs, sampling
 
 
-def _native_inputs(
-    batch: HostBatch, packed: Tensor, state: RowState, table: Tensor, library: Library, page_size: int
-) -> tuple[ForwardInputs, Tensor]:
-    """The inputs, and int32[N]: the index of each row's last token."""
-    max_seq_len = int((batch.start + batch.num_new).max())
-    made = library.prepare(
-        packed,
-        int(batch.num_new.sum()),
-        state.token_ids,
-        state.page_table,
-        page_size,
-        -(-max_seq_len // page_size),
-        table,
-    )
-    inputs = ForwardInputs(
-        input_ids=made.input_ids,
-        rope_positions=None,
-        cos_sin=made.cos_sin,
-        slot_mapping=made.slots,
-        query_start_loc=made.query_start_loc,
-        seq_lens=made.seq_lens,
-        page_table=made.page_table,
-        max_query_len=int(batch.num_new.max()),
-        max_seq_len=max_seq_len,
-    )
-    return inputs, made.query_start_loc[1:] - 1
-
-
-def _torch_inputs(
+def _forward_inputs(
     batch: HostBatch, packed: Tensor, state: RowState, rope: Rope, page_size: int, num_kv_heads: int | None
 ) -> tuple[ForwardInputs, Tensor]:
-    """As `_native_inputs`; `num_kv_heads` where torch's CPU kernels want their plan."""
+    """The inputs, and int32[N]: the index of each row's last token; `num_kv_heads` where torch's CPU kernels want their
+    plan."""
     rows, start, num_new = packed.chunk(3)
     num_tokens = int(batch.num_new.sum())
     step = prepare_inputs(rows, start, num_new, num_tokens, state.token_ids, state.page_table, page_size)

@@ -1,5 +1,7 @@
 """One step: apply the plan to the row state, run the model, sample, start the tokens' way to the host."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +17,12 @@ from penstock.gpu_worker.input_batch import HostBatch, SamplingRows, host_batch,
 from penstock.gpu_worker.logprobs import StepOutput, TokenScores, make_result, pack, prompt_scores, score
 from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.gpu_worker.rope import Rope
 from penstock.gpu_worker.row_state import RowState
 from penstock.ipc.messages import RowError, StepPlan, StepResult
 from penstock.kernels.copy_pages import copy_pages
+from penstock.kernels.native.library import StepTables
 from penstock.kernels.sampling import sample
 
 
@@ -66,6 +70,10 @@ class ModelRunner:
         num_rows = max_num_seqs + 1  # the last one is the dummy row
         self._state = RowState(num_rows, max_model_len, self._page_size, device)
         self._rope = Rope(config.rope, config.head_dim, max_model_len, num_rows, device)
+        self._native_step: Callable[..., Tensor] | None = None  # rows to logits in one call, where that can be
+        if isinstance(model, NativeDenseModel) and self._rope.table is not None:
+            tables = StepTables(self._state.token_ids, self._state.page_table, self._rope.table)
+            self._native_step = partial(model.step, tables=tables, kv=kv)
         self._grammars = Grammars(folder, config.vocab_size, device)
         self._graphs: DecodeGraphs | None = None
         self._ended: Mark | None = None  # the last step that was launched
@@ -121,29 +129,45 @@ class ModelRunner:
         batch = host_batch(plan)
         if batch.rows.shape[0] == 0:
             return None, ()
-        prompt = None
-        if self._graphs is not None and self._graphs.covers(batch):
+        prompt, sampling = None, None
+        if self._native_step is not None and self._computes_natively(batch):
             self._grammars.begin(batch.rows[batch.sample_idx])
-            hidden, sampling = self._graphs.replay(batch)
+            logits = self._native_step(batch.rows, batch.start, batch.num_new, batch.sample_idx)
         else:
-            inputs, sampling = make_inputs(batch, self._state, self._rope, self._device, self._page_size, self._model)
-            self._grammars.begin(batch.rows[batch.sample_idx])  # not earlier: two Python threads at a time are slow
-            hidden = self._model.forward(inputs, self._kv)
-            if self._state.has_logprobs:
-                prompt = prompt_scores(self._model, hidden, batch, self._state, self._device)
-            if batch.sample_idx.shape[0] == 0:
-                return pack(None, None, prompt), ()
-            if sampling.logits_indices.shape[0] != hidden.shape[0]:
-                hidden = hidden.index_select(0, sampling.logits_indices)
-        logits = self._model.logits(hidden)
+            hidden, sampling, prompt = self._forward(batch)
+            logits = self._model.logits(hidden) if hidden.shape[0] else hidden
+        if logits.shape[0] == 0:
+            return pack(None, None, prompt), ()
         tokens, drawn, row_errors = self._sample(logits, batch, sampling)
         return pack(tokens, drawn, prompt), row_errors
 
+    def _computes_natively(self, batch: HostBatch) -> bool:
+        """Whether a whole step is one call of the CPU's own kernels: nobody asks for hidden states in between."""
+        return not self._state.has_logprobs and not self._model.needs_cpu_plan(int(batch.num_new.sum()))
+
+    def _forward(self, batch: HostBatch) -> tuple[Tensor, SamplingRows, TokenScores | None]:
+        """Hidden states [S, H] of the rows that sample, where their tokens go, and scores of prompt tokens."""
+        if self._graphs is not None and self._graphs.covers(batch):
+            self._grammars.begin(batch.rows[batch.sample_idx])
+            return *self._graphs.replay(batch), None
+        inputs, sampling = make_inputs(batch, self._state, self._rope, self._device, self._page_size, self._model)
+        self._grammars.begin(batch.rows[batch.sample_idx])  # not earlier: two Python threads at a time are slow
+        hidden = self._model.forward(inputs, self._kv)
+        prompt = None
+        if self._state.has_logprobs:
+            prompt = prompt_scores(self._model, hidden, batch, self._state, self._device)
+        if sampling.logits_indices.shape[0] != hidden.shape[0]:
+            hidden = hidden.index_select(0, sampling.logits_indices)
+        return hidden, sampling, prompt
+
     def _sample(
-        self, logits: Tensor, batch: HostBatch, sampling: SamplingRows
+        self, logits: Tensor, batch: HostBatch, sampling: SamplingRows | None
     ) -> tuple[Tensor, TokenScores | None, tuple[RowError, ...]]:
-        """Draw from [S, V] logits, and score what was drawn where a row asks for it. The next step reads the tokens from
-        the row state, whether or not the host has seen them."""
+        """Draw from [S, V] logits, and score what was drawn where a row asks for it.
+
+        The next step reads the tokens from the row state, whether or not the host has seen them. The CPU's own kernels
+        need no `sampling`.
+        """
         state = self._state
         rows = batch.rows[batch.sample_idx]
         positions = (batch.start + batch.num_new)[batch.sample_idx]
@@ -157,6 +181,7 @@ class ModelRunner:
         if state.native_sampler is not None:
             tokens = state.native_sampler.draw(logits, rows, positions)
         else:
+            assert sampling is not None
             needs = state.needs(rows, positions)
             tokens = sample(logits, sampling.rows, sampling.positions, state.sampling, needs)
             state.token_ids[sampling.rows, sampling.positions] = tokens

@@ -5,7 +5,16 @@ from torch import Tensor
 from penstock.gpu_worker.layers import Linear
 from penstock.gpu_worker.model_config import ModelConfig
 from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs, StoredWeights
-from penstock.kernels.native.library import Library, NativeLayer, NativeShape, NativeWeights, PackedLinear
+from penstock.kernels.native.library import (
+    Int32Array,
+    IntArray,
+    Library,
+    NativeLayer,
+    NativeShape,
+    NativeWeights,
+    PackedLinear,
+    StepTables,
+)
 
 _LONG = 64
 """Tokens of a step from which on torch's bf16 products are used, where the processor has such. By this many, weights
@@ -70,6 +79,18 @@ class NativeDenseModel:
             inputs.page_table,
             kv,
         )
+
+    def step(
+        self,
+        rows: Int32Array,
+        start: Int32Array,
+        num_new: Int32Array,
+        samples: IntArray,
+        tables: StepTables,
+        kv: Tensor,
+    ) -> Tensor:
+        """A whole step in one call, from its rows to their logits; as `NativeModel.step`."""
+        return self._model.step(rows, start, num_new, samples, tables, kv)
 
     def needs_cpu_plan(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens runs on torch's kernels, which want `cpu_plan` and `cpu_cells`."""

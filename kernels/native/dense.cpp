@@ -48,6 +48,15 @@ struct Batch {  // T tokens, N rows
   float* out;                      // [T, H], normed
 };
 
+struct Rows {  // a step of N rows: what it computes, and the tables that its inputs are read from, a row in each
+  int32_t num_rows, num_samples, token_ids_stride, page_table_stride, rotary_dim;
+  const int32_t *rows, *start, *num_new;  // [N]: row, first position, number of positions
+  const int64_t* samples;                 // [S], ascending: which of the N give a token
+  const int32_t *token_ids, *page_table;
+  const float* cos_sin;  // [positions, rotary_dim]
+  void* kv;
+};
+
 static std::unique_ptr<Team> team;
 
 static void advise_huge_pages(void* begin, size_t num_bytes) {
@@ -264,6 +273,47 @@ static void forward(const Model& model, const Batch& batch) {
   });
 }
 
+// A batch's tensors, made from its rows; they are overwritten by the next step's.
+class Inputs {
+ public:
+  Batch of(const Model& model, const Rows& rows) {
+    int num_tokens = 0, width = 0;
+    for (int b = 0; b < rows.num_rows; b++) {
+      num_tokens += rows.num_new[b];
+      width = std::max(width, (rows.start[b] + rows.num_new[b] + model.page_size - 1) / model.page_size);
+    }
+    ids_.resize(num_tokens);
+    slots_.resize(num_tokens);
+    cos_sin_.resize(size_t(num_tokens) * rows.rotary_dim);
+    query_start_loc_.assign(1, 0);
+    seq_lens_.clear();
+    page_table_.resize(size_t(rows.num_rows) * width);
+    for (int b = 0; b < rows.num_rows; b++) add(model, rows, b, width);
+    float* out = hidden_.of(size_t(num_tokens) * model.hidden_size);
+    return {num_tokens,     rows.num_rows,           rows.rotary_dim,  width,              ids_.data(), cos_sin_.data(),
+            slots_.data(), query_start_loc_.data(), seq_lens_.data(), page_table_.data(), rows.kv,     out};
+  }
+
+ private:
+  void add(const Model& model, const Rows& rows, int b, int width) {
+    const int start = rows.start[b], count = rows.num_new[b], token = query_start_loc_.back();
+    const int32_t* pages = rows.page_table + int64_t(rows.rows[b]) * rows.page_table_stride;
+    std::copy_n(pages, width, page_table_.begin() + size_t(b) * width);
+    std::copy_n(rows.token_ids + int64_t(rows.rows[b]) * rows.token_ids_stride + start, count, ids_.begin() + token);
+    std::copy_n(rows.cos_sin + size_t(start) * rows.rotary_dim, size_t(count) * rows.rotary_dim,
+                cos_sin_.begin() + size_t(token) * rows.rotary_dim);
+    for (int i = 0; i < count; i++)
+      slots_[token + i] = int64_t(pages[(start + i) / model.page_size]) * model.page_size + (start + i) % model.page_size;
+    seq_lens_.push_back(start + count);
+    query_start_loc_.push_back(token + count);
+  }
+
+  std::vector<int32_t> ids_, query_start_loc_, seq_lens_, page_table_;
+  std::vector<int64_t> slots_;
+  std::vector<float> cos_sin_;
+  Buffer hidden_;
+};
+
 // Source row of packed output n: `interleaved` weights are [2 * half, K], gates above ups.
 static int source_row(int n, int num_outputs, bool interleaved) {
   if (!interleaved) return n < num_outputs ? n : -1;
@@ -348,27 +398,6 @@ void penstock_forward(const Model* model, const Batch* batch) {
     forward<float>(*model, *batch);
 }
 
-// A step's inputs from the rows' state; the arguments are those of `kernels/prepare_inputs.py`.
-// batch: rows [N], starts [N], numbers of new tokens [N]. cos_sin [T, rotary_dim] is gathered from `table`.
-void penstock_prepare(const int32_t* batch, int num_rows, const int32_t* token_ids, int64_t token_ids_stride,
-                      const int32_t* page_table, int64_t page_table_stride, int width, int page_size,
-                      const float* table, int rotary_dim, int32_t* input_ids, int64_t* slots,
-                      int32_t* query_start_loc, int32_t* seq_lens, int32_t* batch_page_table, float* cos_sin) {
-  int64_t token = 0;
-  query_start_loc[0] = 0;
-  for (int b = 0; b < num_rows; b++) {
-    const int row = batch[b], start = batch[num_rows + b], count = batch[2 * num_rows + b];
-    const int32_t* pages = page_table + row * page_table_stride;
-    std::copy_n(pages, width, batch_page_table + size_t(b) * width);
-    std::copy_n(token_ids + row * token_ids_stride + start, count, input_ids + token);
-    std::copy_n(table + size_t(start) * rotary_dim, size_t(count) * rotary_dim, cos_sin + token * rotary_dim);
-    for (int position = start; position < start + count; position++)
-      slots[token++] = int64_t(pages[position / page_size]) * page_size + position % page_size;
-    seq_lens[b] = start + count;
-    query_start_loc[b + 1] = int32_t(token);
-  }
-}
-
 // Draw a token for each of `count` rows from logits [count, V], and write it where the next step reads it: at its
 // position of the row.
 void penstock_draw(const Sampling* rows, const int32_t* drawn_rows, const int32_t* positions, int count, float* logits,
@@ -416,5 +445,18 @@ void penstock_logits(const Model* model, const float* x, int num_tokens, float* 
         for (int i = 0; i < vocab - output; i++) at[i] = sum[i];
     });
   });
+}
+
+// Compute the rows' tokens; logits [S, V] of those that give one.
+void penstock_step(const Model* model, const Rows* rows, float* logits) {
+  static Inputs inputs;
+  const Batch batch = inputs.of(*model, *rows);
+  penstock_forward(model, &batch);
+  for (int i = 0; i < rows->num_samples; i++) {  // the last token's of each, at or after where it goes
+    const int from = batch.query_start_loc[rows->samples[i] + 1] - 1;
+    if (from != i) std::copy_n(batch.out + size_t(from) * model->hidden_size, model->hidden_size,
+                               batch.out + size_t(i) * model->hidden_size);
+  }
+  if (rows->num_samples) penstock_logits(model, batch.out, rows->num_samples, logits);
 }
 }

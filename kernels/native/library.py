@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_void_p
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 IntArray = npt.NDArray[np.integer]
+Int32Array = npt.NDArray[np.int32]
 
 _WORTH_WAKING = 20e6  # half a millisecond of one core: less is over before a second one has helped much
 _GROUP, _UNIT = 16, 64  # outputs of a weight that are stored together, and whose number is padded (linear.h)
@@ -67,6 +68,17 @@ class _Batch(ctypes.Structure):
     )
 
 
+class _Rows(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, c_int32)
+            for name in ("num_rows", "num_samples", "token_ids_stride", "page_table_stride", "rotary_dim")
+        ),
+        *((name, c_void_p) for name in ("rows", "start", "num_new", "samples", "token_ids", "page_table", "cos_sin")),
+        ("kv", c_void_p),
+    )
+
+
 class PackedLinear(NamedTuple):
     """A weight [N, K] in groups of 16 outputs, padded to whole units, as linear.h describes them."""
 
@@ -77,15 +89,12 @@ class PackedLinear(NamedTuple):
     is_bf16: bool
 
 
-class PreparedInputs(NamedTuple):
-    """What one step reads (T tokens, N rows), in the order of `penstock_prepare`'s results."""
+class StepTables(NamedTuple):
+    """What the inputs of a step are read from."""
 
-    input_ids: Tensor  # int32[T]
-    slots: Tensor  # int64[T]
-    query_start_loc: Tensor  # int32[N + 1]
-    seq_lens: Tensor  # int32[N]
-    page_table: Tensor  # int32[N, width]
-    cos_sin: Tensor  # fp32[T, rotary_dim]
+    token_ids: Tensor  # int32[R, L], known and sampled ids by position
+    page_table: Tensor  # int32[R, max_pages]
+    cos_sin: Tensor  # fp32[positions, rotary_dim], cosines in the first half of a row, sines in the second
 
 
 class NativeLayer(NamedTuple):
@@ -141,10 +150,10 @@ class Library:
             "advise_huge_pages",
             "pack",
             "forward",
+            "step",
             "logits",
             "draw",
             "mask_tokens",
-            "prepare",
             "read",
         ):
             getattr(self.functions, f"penstock_{name}").restype = None
@@ -190,40 +199,6 @@ class Library:
         num_bytes = memory.data_ptr() + memory.nbytes - begin
         if num_bytes >= _HUGE_PAGE:
             self.functions.penstock_advise_huge_pages(c_void_p(begin), ctypes.c_size_t(num_bytes))
-
-    def prepare(
-        self, batch: Tensor, num_tokens: int, token_ids: Tensor, page_table: Tensor, page_size: int, width: int,
-        table: Tensor,
-    ) -> PreparedInputs:  # fmt: skip
-        """A step's inputs in one call; they are what `kernels.prepare_inputs` makes.
-
-        Args:
-            batch: int32[3 * N]: rows, starts, numbers of new tokens.
-            num_tokens: T, the sum of the last ones.
-            token_ids: int32[R, L], known and sampled ids by position.
-            page_table: int32[R, max_pages].
-            page_size: tokens per page.
-            width: pages of the longest row of the batch.
-            table: fp32[positions, rotary_dim], as `NativeModel.forward` takes its rows.
-        """
-        num_rows = batch.shape[0] // 3
-        rotary_dim = table.shape[1]
-        made = PreparedInputs(
-            input_ids=torch.empty(num_tokens, dtype=torch.int32),
-            slots=torch.empty(num_tokens, dtype=torch.int64),
-            query_start_loc=torch.empty(num_rows + 1, dtype=torch.int32),
-            seq_lens=torch.empty(num_rows, dtype=torch.int32),
-            page_table=torch.empty(num_rows, width, dtype=torch.int32),
-            cos_sin=torch.empty(num_tokens, rotary_dim),
-        )
-        self.functions.penstock_prepare(
-            *(c_void_p(batch.data_ptr()), c_int32(num_rows)),
-            *(c_void_p(token_ids.data_ptr()), c_int64(token_ids.stride(0))),
-            *(c_void_p(page_table.data_ptr()), c_int64(page_table.stride(0)), c_int32(width), c_int32(page_size)),
-            *(c_void_p(table.data_ptr()), c_int32(rotary_dim)),
-            *(c_void_p(tensor.data_ptr()) for tensor in made),
-        )
-        return made
 
     def mask_tokens(self, logits: Tensor, indices: IntArray, bits: IntArray) -> None:
         """Mask some rows in place, as `kernels/token_masks.py` does.
@@ -307,16 +282,56 @@ class NativeModel:
         Returns:
             fp32[T, H], the final hidden states, normed.
         """
-        model, batch = self._model, self._batch
-        model.kv_is_bf16, model.num_pages, model.page_size = kv.dtype == torch.bfloat16, kv.shape[2], kv.shape[4]
+        batch = self._batch
+        self._set_pages(kv)
         out = torch.empty(input_ids.shape[0], self._shape.hidden_size)
         batch.num_tokens, batch.num_rows = input_ids.shape[0], seq_lens.shape[0]
         batch.rotary_dim, batch.page_table_stride = cos_sin.shape[1], page_table.stride(0)
         batch.input_ids, batch.cos_sin, batch.slots = input_ids.data_ptr(), cos_sin.data_ptr(), slots.data_ptr()
         batch.query_start_loc, batch.seq_lens = query_start_loc.data_ptr(), seq_lens.data_ptr()
         batch.page_table, batch.kv, batch.out = page_table.data_ptr(), kv.data_ptr(), out.data_ptr()
-        self._functions.penstock_forward(ctypes.byref(model), ctypes.byref(batch))
+        self._functions.penstock_forward(ctypes.byref(self._model), ctypes.byref(batch))
         return out
+
+    def step(
+        self,
+        rows: Int32Array,
+        start: Int32Array,
+        num_new: Int32Array,
+        samples: IntArray,
+        tables: StepTables,
+        kv: Tensor,
+    ) -> Tensor:
+        """Compute N rows from what the tables say of them.
+
+        Args:
+            rows: int32[N].
+            start: int32[N], the first position that is computed.
+            num_new: int32[N], how many are.
+            samples: int64[S], ascending: which of the N give a token.
+            tables: of all rows.
+            kv: as for `forward`.
+
+        Returns:
+            fp32[S, V], the logits of each one's last position.
+        """
+        self._set_pages(kv)
+        logits = torch.empty(samples.shape[0], self._shape.vocab_size)
+        step = _Rows(
+            rows.shape[0],
+            samples.shape[0],
+            tables.token_ids.stride(0),
+            tables.page_table.stride(0),
+            tables.cos_sin.shape[1],
+            *(array.ctypes.data for array in (rows, start, num_new, samples)),
+            *(tensor.data_ptr() for tensor in (*tables, kv)),
+        )
+        self._functions.penstock_step(ctypes.byref(self._model), ctypes.byref(step), c_void_p(logits.data_ptr()))
+        return logits
+
+    def _set_pages(self, kv: Tensor) -> None:
+        model = self._model
+        model.kv_is_bf16, model.num_pages, model.page_size = kv.dtype == torch.bfloat16, kv.shape[2], kv.shape[4]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32[S, H] -> fp32[S, V]"""

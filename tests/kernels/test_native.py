@@ -1,10 +1,11 @@
 """The CPU's own kernels: against the torch path, and bit for bit against themselves in other batches."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +15,8 @@ from penstock.gpu_worker.model_config import ModelConfig, parse_model_config
 from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.kernels.native import build
-from penstock.kernels.native.library import Library
+from penstock.kernels.native.library import Library, StepTables
 from penstock.kernels.paged_attention_cpu import plan_cpu_attention
-from penstock.kernels.prepare_inputs import prepare_inputs_reference
 from penstock.kernels.token_masks import mask_tokens_reference
 
 _TINY = {
@@ -231,20 +231,32 @@ def test_masks_like_the_reference(library: Library, vocab_size: int, num_masked:
         library.mask_tokens(torch.zeros(2, vocab_size + 32), indices.numpy(), bits.numpy())
 
 
-def test_inputs_are_the_reference_s(library: Library) -> None:
-    generator = torch.Generator().manual_seed(4)
-    token_ids = torch.randint(100, (6, 50), generator=generator, dtype=torch.int32)
-    page_table = torch.randint(30, (6, 13), generator=generator, dtype=torch.int32)
-    rows, start, num_new = (torch.tensor(values, dtype=torch.int32) for values in ([4, 0, 5], [0, 17, 44], [9, 1, 5]))
-    table = torch.randn(50, 8, generator=generator)
-    made = library.prepare(torch.cat((rows, start, num_new)), 15, token_ids, page_table, 4, 13, table)
-    expected = prepare_inputs_reference(rows, start, num_new, 15, token_ids, page_table, 4)
-    assert torch.equal(made.input_ids, expected.input_ids)
-    assert torch.equal(made.slots, expected.slot_mapping)
-    assert torch.equal(made.query_start_loc, expected.query_start_loc)
-    assert torch.equal(made.seq_lens, expected.seq_lens)
-    assert torch.equal(made.page_table, page_table[rows.long()])
-    assert torch.equal(made.cos_sin, table[expected.positions])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("batches", [whole, by_token, in_chunks])
+@torch.inference_mode()
+def test_a_step_reads_its_inputs_from_the_tables(
+    library: Library, page_size: int, batches: Callable[[World], list[list[Piece]]]
+) -> None:
+    """The same bits as from inputs that are made outside, for those rows that are asked for."""
+    world = World(parse_model_config(_TINY), page_size)
+    model = NativeDenseModel(world.config, weights(world.config, torch.float32), library)
+    expected = world.run(model, alone(world))
+    world.kv.zero_()
+    row_of = [5, 0, 3, 2]  # of each sequence
+    token_ids = torch.zeros(6, max(world.lens) + 3, dtype=torch.int32)
+    page_table = torch.zeros(6, world.table.shape[1] + 2, dtype=torch.int32)
+    for row, ids, pages in zip(row_of, world.ids, world.table, strict=True):
+        token_ids[row, : len(ids)] = ids
+        page_table[row, : len(pages)] = pages
+    tables = StepTables(token_ids, page_table, world.cos_sin)
+    for i, pieces in enumerate(batches(world)):
+        columns = np.array([(row_of[s], first, count) for s, first, count in pieces], dtype=np.int32).T
+        rows, start, num_new = np.ascontiguousarray(columns)
+        samples = np.flatnonzero(np.arange(len(pieces)) % 3 != i % 4)
+        logits = model.step(rows, start, num_new, samples, tables, world.kv)
+        assert logits.shape == (len(samples), world.config.vocab_size)
+        for found, (s, first, count) in zip(logits, (pieces[j] for j in samples), strict=True):
+            assert torch.equal(found, expected[s][first + count - 1])
 
 
 @torch.inference_mode()
