@@ -120,8 +120,9 @@ inline void accumulate(const float (&weights)[kTogether][kBlockKeys], const floa
     for (int f = 0; f < kFloats; f++) store(sums + r * padded + f * kLanes, sum[r][f]);
 }
 
-// What kTogether pairs make of a block's first `num_vectors` times 16 keys: their running maxima, masses (a sum for each
-// lane) and sums are brought up to date. Keys that are left out, or that a query does not see, change no bit of it.
+// What kTogether pairs make of a block's first `num_vectors` times 16 keys: their running maxima, masses (a sum for
+// each lane) and sums are brought up to date. Keys that are left out, or that a query does not see, change no bit of
+// it.
 template <int kTogether>
 inline void take_block(const float* queries, const float* keys, const float* const* values, const int* positions,
                        int window, int block, int num_vectors, int padded, float* maxima, float* masses, float* sums) {

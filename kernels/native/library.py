@@ -18,7 +18,7 @@ Int32Array = npt.NDArray[np.int32]
 _WORTH_WAKING = 20e6  # half a millisecond of one core: less is over before a second one has helped much
 _GROUP, _UNIT = 16, 64  # outputs of a weight that are stored together, and whose number is padded (linear.h)
 _HUGE_PAGE = 2 << 20
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # as enum Activation in dense.cpp
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # as enum Activation in dense.h
 
 
 class _Linear(ctypes.Structure):

@@ -1,5 +1,5 @@
-// Drawing a row's token as `kernels/sampling.py` says, in passes over its logits: bias, mask and penalties, temperature,
-// filters, and the Gumbel-max draw over counter-based noise (`kernels/philox.py` has the convention).
+// Drawing a row's token as `kernels/sampling.py` says, in passes over its logits: bias, mask and penalties,
+// temperature, filters, and the Gumbel-max draw over counter-based noise (`kernels/philox.py` has the convention).
 #pragma once
 
 #include <algorithm>
@@ -70,8 +70,7 @@ struct Sampling {  // as _Sampling in sampler.py: the rows' parameters, as kerne
 };
 
 constexpr float kNoiseRange = 20.0f;  // noise lies in [-2.82, 16.64]: a token this far below the best one cannot win
-
-constexpr float kFewRange = 8.0f;     // few tokens are so near the best one, and mostly they have the mass that top-p keeps
+constexpr float kFewRange = 8.0f;     // few tokens are so near the best one; mostly they have the mass that top-p keeps
 
 // 16 logits, or fewer at the end of a row.
 inline Floats load_logits(const float* z, int count) {
@@ -104,9 +103,11 @@ inline int argmax(const float* z, int vocab_size) {
 // Lane i of four vectors' every fourth number from the j-th on: number 4 * i + j.
 template <int j>
 inline Floats every_fourth(const Floats (&z)[4]) {
-  constexpr int k = j + 16;
-  const Floats low = __builtin_shufflevector(z[0], z[1], j, j + 4, j + 8, j + 12, k, k + 4, k + 8, k + 12, j, j, j, j, j, j, j, j);
-  const Floats high = __builtin_shufflevector(z[2], z[3], j, j + 4, j + 8, j + 12, k, k + 4, k + 8, k + 12, j, j, j, j, j, j, j, j);
+  constexpr auto of_two = [](Floats a, Floats b) {  // in the first eight lanes
+    constexpr int k = j + 16;
+    return __builtin_shufflevector(a, b, j, j + 4, j + 8, j + 12, k, k + 4, k + 8, k + 12, j, j, j, j, j, j, j, j);
+  };
+  const Floats low = of_two(z[0], z[1]), high = of_two(z[2], z[3]);
   return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
 }
 
@@ -143,10 +144,13 @@ inline void penalise(const Sampling& rows, int64_t row, int position, float* z, 
   if (known.size() < size_t(vocab_size)) known.resize(vocab_size);
   const int32_t* tokens = rows.token_ids + row * rows.max_len;
   for (int i = 0; i < position; i++)
-    if (tokens[i] < vocab_size) known[tokens[i]] = (known[tokens[i]] | kIsKnown) + (i >= rows.num_prompt_tokens[row]);
+    if (uint32_t(tokens[i]) < uint32_t(vocab_size)) {
+      int32_t& state = known[tokens[i]];
+      state = (state | kIsKnown) + (i >= rows.num_prompt_tokens[row]);
+    }
   for (int i = 0; i < position; i++) {
     const int id = tokens[i];
-    if (id >= vocab_size || !known[id]) continue;
+    if (uint32_t(id) >= uint32_t(vocab_size) || !known[id]) continue;
     const int count = known[id] & ~kIsKnown;
     known[id] = 0;
     z[id] = z[id] > 0 ? z[id] / repetition : z[id] * repetition;
@@ -233,6 +237,7 @@ inline float least_kept(const Sampling& rows, int64_t row, const float* z, int v
   for (const bool is_last : {!is_of_all, true}) {
     float least = is_last ? floor : std::max(floor, top - kFewRange);
     candidates.clear();
+    size_t enough = 4 * k + 4 * kLanes;  // to look for the k largest of them
     Floats of_all = {};
     for (int first = 0; first < vocab_size; first += kLanes) {
       const Floats logits = load_logits(z + first, vocab_size - first);
@@ -244,7 +249,10 @@ inline float least_kept(const Sampling& rows, int64_t row, const float* z, int v
         const int i = __builtin_ctz(found);
         candidates.push_back({logits[i], weights[i]});
       }
-      if (candidates.size() > 4 * k + 4 * kLanes) least = keep_largest(candidates, k, least);
+      if (candidates.size() > enough) {
+        least = keep_largest(candidates, k, least);
+        enough = std::max(enough, 2 * candidates.size());  // many may be equal to the k-th
+      }
     }
     least = keep_largest(candidates, k, least);
     if (p >= 1) return least;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 
 namespace penstock {
@@ -113,5 +114,9 @@ class Team {
   alignas(64) std::atomic<uint64_t> phase_{0};  // parts in the upper half, how many of them are taken in the lower
   alignas(64) std::atomic<uint32_t> num_done_{0};
 };
+
+static std::unique_ptr<Team> team;  // of this library
+
+constexpr double kLargeWork = 1e12;  // multiplications that are worth all threads
 
 }  // namespace penstock

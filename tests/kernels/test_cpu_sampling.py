@@ -202,6 +202,7 @@ def test_filters_of_large_vocabularies(draw: Draw) -> None:
     logits = torch.randn(num_rows, vocab, generator=generator) * torch.logspace(-2, 1.3, num_rows)[:, None]
     logits[::3] = logits[::3].round()
     logits[::4, ::5] = -torch.inf
+    logits[7] = 0.25  # all are equal to the k-th
     state = make_state(num_rows)._replace(
         top_p=torch.linspace(0.05, 1.0, num_rows),
         top_k=torch.tensor([0, 1, 40, 900] * 12),

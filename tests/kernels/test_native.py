@@ -315,7 +315,7 @@ def test_what_others_could_have_written_is_not_loaded(tmp_path: Path, monkeypatc
 def test_libraries_for_families_of_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "_FOLDER", tmp_path)
-    (tmp_path / "dense.cpp").write_text("// some source")
+    (tmp_path / "library.cpp").write_text("// some source")
     compiler = tmp_path / "cxx"
     compiler.write_text('#!/bin/sh\nall="$*"\nwhile [ "$1" != -o ]; do shift; done\necho "$all" > "$2"\n')
     compiler.chmod(0o755)
@@ -331,5 +331,5 @@ def test_libraries_for_families_of_processors(tmp_path: Path, monkeypatch: pytes
     own = build.build()
     assert "-march=native" in own.read_text()
     assert build.built_library() == own
-    (tmp_path / "dense.cpp").write_text("// a newer source")
+    (tmp_path / "library.cpp").write_text("// a newer source")
     assert build.built_library() is None

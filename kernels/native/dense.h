@@ -1,15 +1,12 @@
 // The forward pass of the dense decoder on a CPU, all layers in one call. Activations are fp32 throughout; weights
 // are fp32 or bf16 as stored, keys and values fp32 or bf16.
-#include <sys/mman.h>
+#pragma once
 
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "attention.h"
 #include "linear.h"
-#include "sampling.h"
+#include "memory.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -48,47 +45,7 @@ struct Batch {  // T tokens, N rows
   float* out;                      // [T, H], normed
 };
 
-struct Rows {  // a step of N rows: what it computes, and the tables that its inputs are read from, a row in each
-  int32_t num_rows, num_samples, token_ids_stride, page_table_stride, rotary_dim;
-  const int32_t *rows, *start, *num_new;  // [N]: row, first position, number of positions
-  const int64_t* samples;                 // [S], ascending: which of the N give a token
-  const int32_t *token_ids, *page_table;
-  const float* cos_sin;  // [positions, rotary_dim]
-  void* kv;
-};
-
-static std::unique_ptr<Team> team;
-
-static void advise_huge_pages(void* begin, size_t num_bytes) {
-#ifdef MADV_HUGEPAGE
-  madvise(begin, num_bytes, MADV_HUGEPAGE);
-#endif
-}
-
-// Memory that only grows, on huge pages where there are some: rows lie pages apart.
-class Buffer {
- public:
-  ~Buffer() { std::free(data_); }
-
-  float* of(size_t num_floats) {
-    if (num_floats > size_) {
-      std::free(data_);
-      const size_t bytes = (num_floats * sizeof(float) + kHugePage - 1) / kHugePage * kHugePage;
-      data_ = static_cast<float*>(std::aligned_alloc(kHugePage, bytes));
-      size_ = data_ ? num_floats : 0;
-      if (!data_) throw std::bad_alloc();
-      advise_huge_pages(data_, bytes);
-    }
-    return data_;
-  }
-
- private:
-  static constexpr size_t kHugePage = 2 << 20;
-  float* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-static void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+inline void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
   Floats squares = {};
   int i = 0;
   for (; i + kLanes <= n; i += kLanes) {
@@ -101,7 +58,7 @@ static void rms_norm(const float* x, const float* weight, int n, float eps, floa
   for (i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
 }
 
-static void rotate(float* head, const float* cos_sin, int rotary_dim) {
+inline void rotate(float* head, const float* cos_sin, int rotary_dim) {
   const int half = rotary_dim / 2;
   for (int d = 0; d < half; d++) {
     const float a = head[d], b = head[d + half], c = cos_sin[d], s = cos_sin[half + d];
@@ -110,7 +67,7 @@ static void rotate(float* head, const float* cos_sin, int rotary_dim) {
   }
 }
 
-static Floats activated(int activation, Floats gate, Floats up) {
+inline Floats activated(int activation, Floats gate, Floats up) {
   if (activation == kSilu) return gate / (1.0f + exp16(-gate)) * up;
   Floats out;
   for (int i = 0; i < kLanes; i++) {
@@ -122,7 +79,7 @@ static Floats activated(int activation, Floats gate, Floats up) {
 }
 
 // Row `id` of a packed [N, K] as floats.
-static void unpack_row(const Linear& layer, int id, float* out) {
+inline void unpack_row(const Linear& layer, int id, float* out) {
   const int group = id / kLanes, lane = id % kLanes;
   if (layer.is_bf16) {
     const size_t pairs = (layer.num_inputs + 1) / 2;
@@ -134,7 +91,7 @@ static void unpack_row(const Linear& layer, int id, float* out) {
   }
 }
 
-static void embed(const Model& model, int id, float* out) {
+inline void embed(const Model& model, int id, float* out) {
   if (!model.embedding) return unpack_row(model.lm_head, id, out);
   const size_t at = size_t(id) * model.hidden_size;
   for (int i = 0; i < model.hidden_size; i++)
@@ -142,16 +99,13 @@ static void embed(const Model& model, int id, float* out) {
                                      : static_cast<const float*>(model.embedding)[at + i];
 }
 
-constexpr double kLargeWork = 1e12;  // worth all threads
-constexpr double kReading = 5;      // tokens: what it takes to read a weight, in the time of its multiplications
-constexpr double kPerDraw = 200;   // a token of a random draw, in multiplications: a logarithm, a hash
-constexpr double kPerRead = 20;    // a token of a greedy one
+constexpr double kReading = 5;  // tokens: what it takes to read a weight, in the time of its multiplications
 
-static double num_multiplications(const Linear& layer, int num_tokens) {
+inline double num_multiplications(const Linear& layer, int num_tokens) {
   return double(layer.num_outputs) * layer.num_inputs * (num_tokens + kReading);
 }
 
-static double num_multiplications(const Model& model, const Batch& batch) {
+inline double num_multiplications(const Model& model, const Batch& batch) {
   const Layer& layer = model.layers[0];
   double in_layer = 0;
   for (const Linear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
@@ -164,14 +118,14 @@ static double num_multiplications(const Model& model, const Batch& batch) {
 }
 
 // Rows of so many floats that are worth being taken by another core.
-static int together(int num_floats) { return std::max(1, 4096 / num_floats); }
+inline int together(int num_floats) { return std::max(1, 4096 / num_floats); }
 
 struct Task {  // some queries of one row
   int row, first, count;
 };
 
 template <typename Kv>
-static void forward(const Model& model, const Batch& batch) {
+static void forward_with(const Model& model, const Batch& batch) {
   const int hidden = model.hidden_size, dim = model.head_dim, num_tokens = batch.num_tokens;
   const int num_heads = model.num_q_heads + 2 * model.num_kv_heads;
   const int q_size = model.num_q_heads * dim;
@@ -236,7 +190,8 @@ static void forward(const Model& model, const Batch& batch) {
           for (int d = 0; d < dim; d++) narrow(head[d], to + d);
         }
       });
-      const AttentionShape shape{model.num_q_heads, model.num_kv_heads, dim, model.page_size, layer.window, model.scale};
+      const AttentionShape shape{model.num_q_heads, model.num_kv_heads, dim,
+                                 model.page_size,   layer.window,       model.scale};
       team->each(int(tasks.size()) * model.num_kv_heads, 1, [&](int n) {
         // Later queries see more keys: they come first, so that no thread is left with a long one at the end.
         const Task& task = tasks[tasks.size() - 1 - n / model.num_kv_heads];
@@ -273,156 +228,16 @@ static void forward(const Model& model, const Batch& batch) {
   });
 }
 
-// A batch's tensors, made from its rows; they are overwritten by the next step's.
-class Inputs {
- public:
-  Batch of(const Model& model, const Rows& rows) {
-    int num_tokens = 0, width = 0;
-    for (int b = 0; b < rows.num_rows; b++) {
-      num_tokens += rows.num_new[b];
-      width = std::max(width, (rows.start[b] + rows.num_new[b] + model.page_size - 1) / model.page_size);
-    }
-    ids_.resize(num_tokens);
-    slots_.resize(num_tokens);
-    cos_sin_.resize(size_t(num_tokens) * rows.rotary_dim);
-    query_start_loc_.assign(1, 0);
-    seq_lens_.clear();
-    page_table_.resize(size_t(rows.num_rows) * width);
-    for (int b = 0; b < rows.num_rows; b++) add(model, rows, b, width);
-    float* out = hidden_.of(size_t(num_tokens) * model.hidden_size);
-    return {num_tokens,     rows.num_rows,           rows.rotary_dim,  width,              ids_.data(), cos_sin_.data(),
-            slots_.data(), query_start_loc_.data(), seq_lens_.data(), page_table_.data(), rows.kv,     out};
-  }
-
- private:
-  void add(const Model& model, const Rows& rows, int b, int width) {
-    const int start = rows.start[b], count = rows.num_new[b], token = query_start_loc_.back();
-    const int32_t* pages = rows.page_table + int64_t(rows.rows[b]) * rows.page_table_stride;
-    std::copy_n(pages, width, page_table_.begin() + size_t(b) * width);
-    std::copy_n(rows.token_ids + int64_t(rows.rows[b]) * rows.token_ids_stride + start, count, ids_.begin() + token);
-    std::copy_n(rows.cos_sin + size_t(start) * rows.rotary_dim, size_t(count) * rows.rotary_dim,
-                cos_sin_.begin() + size_t(token) * rows.rotary_dim);
-    for (int i = 0; i < count; i++)
-      slots_[token + i] = int64_t(pages[(start + i) / model.page_size]) * model.page_size + (start + i) % model.page_size;
-    seq_lens_.push_back(start + count);
-    query_start_loc_.push_back(token + count);
-  }
-
-  std::vector<int32_t> ids_, query_start_loc_, seq_lens_, page_table_;
-  std::vector<int64_t> slots_;
-  std::vector<float> cos_sin_;
-  Buffer hidden_;
-};
-
-// Source row of packed output n: `interleaved` weights are [2 * half, K], gates above ups.
-static int source_row(int n, int num_outputs, bool interleaved) {
-  if (!interleaved) return n < num_outputs ? n : -1;
-  const int half = num_outputs / 2, row = n / (2 * kLanes) * kLanes + n % kLanes;
-  if (row >= half) return -1;
-  return n / kLanes % 2 ? half + row : row;
-}
-
-template <typename T>
-static void pack(const T* weight, int num_outputs, int num_inputs, bool interleaved, int num_packed, T* out) {
-  const int per_word = sizeof(float) / sizeof(T);  // a pair of bf16 moves as one word
-  const int inputs = round_up(num_inputs, per_word);
-  team->run(kLargeWork, [&] {
-    team->each(num_packed / kLanes, 1, [&](int group) {
-      const T* rows[kLanes];
-      for (int lane = 0; lane < kLanes; lane++) {
-        const int row = source_row(group * kLanes + lane, num_outputs, interleaved);
-        rows[lane] = row < 0 ? nullptr : weight + size_t(row) * num_inputs;
-      }
-      T* to = out + size_t(group) * inputs * kLanes;
-      int k = 0;
-      for (; k + kLanes * per_word <= num_inputs; k += kLanes * per_word) {
-        Floats columns[kLanes];
-        for (int lane = 0; lane < kLanes; lane++) columns[lane] = rows[lane] ? load<Floats>(rows[lane] + k) : Floats{};
-        transpose(columns);
-        for (int i = 0; i < kLanes; i++, to += kLanes * per_word) store(to, columns[i]);
-      }
-      for (; k < inputs; k += per_word)
-        for (int lane = 0; lane < kLanes; lane++)
-          for (int j = 0; j < per_word; j++) *to++ = !rows[lane] || k + j >= num_inputs ? T{} : rows[lane][k + j];
-    });
-  });
-}
-
-}  // namespace penstock
-
-using namespace penstock;
-
-extern "C" {
-
-void penstock_set_threads(int num_threads, double worth_waking) {
-  if (team && team->size() == num_threads && team->worth_waking() == worth_waking) return;
-  team.release();  // its threads sleep for ever; it changes in tests alone
-  team.reset(new Team(num_threads, worth_waking));
-}
-
-// Ask for huge pages before a range is first touched: fewer address translations where weights stream by.
-void penstock_advise_huge_pages(void* begin, size_t num_bytes) {
-  advise_huge_pages(begin, num_bytes);
-}
-
-// Read a range, as fast as it goes: what a measurement holds steps against.
-void penstock_read(const float* data, size_t num_floats) {
-  constexpr size_t kPart = 1 << 16, kFloatsAhead = 512;  // floats
-  std::atomic<uint32_t> seen = 0;  // keeps the compiler from leaving the reading out
-  team->run(kLargeWork, [&] {
-    team->each(int(num_floats / kPart), 1, [&](int i) {
-      Floats sums[4] = {};
-      for (size_t k = 0; k < kPart / 4; k += kLanes)
-        for (int j = 0; j < 4; j++) {  // four streams, as the products have
-          const float* at = data + i * kPart + j * kPart / 4 + k;
-          __builtin_prefetch(at + kFloatsAhead);
-          sums[j] += load16(at);
-        }
-      seen += uint32_t(sum_of(sums[0] + sums[1] + sums[2] + sums[3])[0]);
-    });
-  });
-}
-
-void penstock_pack(const void* weight, int num_outputs, int num_inputs, int is_bf16, int interleaved, int num_packed,
-                   void* out) {
-  if (is_bf16)
-    pack(static_cast<const bf16*>(weight), num_outputs, num_inputs, interleaved, num_packed, static_cast<bf16*>(out));
+static void forward(const Model& model, const Batch& batch) {
+  if (model.kv_is_bf16)
+    forward_with<bf16>(model, batch);
   else
-    pack(static_cast<const float*>(weight), num_outputs, num_inputs, interleaved, num_packed, static_cast<float*>(out));
-}
-
-void penstock_forward(const Model* model, const Batch* batch) {
-  if (model->kv_is_bf16)
-    forward<bf16>(*model, *batch);
-  else
-    forward<float>(*model, *batch);
-}
-
-// Draw a token for each of `count` rows from logits [count, V], and write it where the next step reads it: at its
-// position of the row.
-void penstock_draw(const Sampling* rows, const int32_t* drawn_rows, const int32_t* positions, int count, float* logits,
-                   int vocab_size, int32_t* out) {
-  double multiplications = 0;
-  for (int i = 0; i < count; i++)
-    multiplications += (rows->temperature[drawn_rows[i]] > 0 ? kPerDraw : kPerRead) * vocab_size;
-  team->run(multiplications, [&] {
-    team->each(count, 1, [&](int i) {
-      out[i] = draw(*rows, drawn_rows[i], positions[i], logits + size_t(i) * vocab_size, vocab_size);
-      rows->token_ids[int64_t(drawn_rows[i]) * rows->max_len + positions[i]] = out[i];
-    });
-  });
-}
-
-// logits [., V]; words [num_masked, ceil(V / 32)]: a row's token t may be drawn where bit t % 32 of word t / 32 is set.
-void penstock_mask_tokens(float* logits, int vocab_size, const int64_t* rows, int num_masked, const int32_t* words) {
-  const int num_words = (vocab_size + 31) / 32;
-  for (int i = 0; i < num_masked; i++)
-    mask_tokens(logits + rows[i] * vocab_size, vocab_size, words + size_t(i) * num_words);
+    forward_with<float>(model, batch);
 }
 
 // x [num_tokens, H] -> out [num_tokens, V]
-void penstock_logits(const Model* model, const float* x, int num_tokens, float* out) {
-  const int hidden = model->hidden_size, vocab = model->vocab_size;
+static void project(const Model& model, const float* x, int num_tokens, float* out) {
+  const int hidden = model.hidden_size, vocab = model.vocab_size;
   const float* rows = x;
   const int stride = round_up(hidden, 2);  // the product reads inputs in pairs
   static Buffer buffer;
@@ -435,8 +250,8 @@ void penstock_logits(const Model* model, const float* x, int num_tokens, float* 
     }
     rows = padded;
   }
-  team->run(num_multiplications(model->lm_head, num_tokens), [&] {
-    linear(*team, model->lm_head, rows, stride, num_tokens, packed, [&](int t, int output, Floats sum) {
+  team->run(num_multiplications(model.lm_head, num_tokens), [&] {
+    linear(*team, model.lm_head, rows, stride, num_tokens, packed, [&](int t, int output, Floats sum) {
       float* at = out + size_t(t) * vocab + output;
       if (output >= vocab) return;
       if (output + kLanes <= vocab)
@@ -447,16 +262,4 @@ void penstock_logits(const Model* model, const float* x, int num_tokens, float* 
   });
 }
 
-// Compute the rows' tokens; logits [S, V] of those that give one.
-void penstock_step(const Model* model, const Rows* rows, float* logits) {
-  static Inputs inputs;
-  const Batch batch = inputs.of(*model, *rows);
-  penstock_forward(model, &batch);
-  for (int i = 0; i < rows->num_samples; i++) {  // the last token's of each, at or after where it goes
-    const int from = batch.query_start_loc[rows->samples[i] + 1] - 1;
-    if (from != i) std::copy_n(batch.out + size_t(from) * model->hidden_size, model->hidden_size,
-                               batch.out + size_t(i) * model->hidden_size);
-  }
-  if (rows->num_samples) penstock_logits(model, batch.out, rows->num_samples, logits);
-}
-}
+}  // namespace penstock

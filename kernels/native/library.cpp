@@ -1,0 +1,82 @@
+// What library.py and sampler.py call.
+#include "dense.h"
+#include "memory.h"
+#include "pack.h"
+#include "sampling.h"
+#include "step.h"
+#include "team.h"
+#include "vectors.h"
+
+constexpr double kPerDraw = 200;  // a token of a random draw, in multiplications: a logarithm, a hash
+constexpr double kPerRead = 20;   // a token of a greedy one
+
+using namespace penstock;
+
+extern "C" {
+
+void penstock_set_threads(int num_threads, double worth_waking) {
+  if (team && team->size() == num_threads && team->worth_waking() == worth_waking) return;
+  team.release();  // its threads sleep for ever; it changes in tests alone
+  team.reset(new Team(num_threads, worth_waking));
+}
+
+// Ask for huge pages before a range is first touched: fewer address translations where weights stream by.
+void penstock_advise_huge_pages(void* begin, size_t num_bytes) { advise_huge_pages(begin, num_bytes); }
+
+// Read a range, as fast as it goes: what a measurement holds steps against.
+void penstock_read(const float* data, size_t num_floats) {
+  constexpr size_t kPart = 1 << 16, kFloatsAhead = 512;  // floats
+  std::atomic<uint32_t> seen = 0;  // keeps the compiler from leaving the reading out
+  team->run(kLargeWork, [&] {
+    team->each(int(num_floats / kPart), 1, [&](int i) {
+      Floats sums[4] = {};
+      for (size_t k = 0; k < kPart / 4; k += kLanes)
+        for (int j = 0; j < 4; j++) {  // four streams, as the products have
+          const float* at = data + i * kPart + j * kPart / 4 + k;
+          __builtin_prefetch(at + kFloatsAhead);
+          sums[j] += load16(at);
+        }
+      seen += uint32_t(sum_of(sums[0] + sums[1] + sums[2] + sums[3])[0]);
+    });
+  });
+}
+
+void penstock_pack(const void* weight, int num_outputs, int num_inputs, int is_bf16, int interleaved, int num_packed,
+                   void* out) {
+  if (is_bf16)
+    pack(static_cast<const bf16*>(weight), num_outputs, num_inputs, interleaved, num_packed, static_cast<bf16*>(out));
+  else
+    pack(static_cast<const float*>(weight), num_outputs, num_inputs, interleaved, num_packed, static_cast<float*>(out));
+}
+
+void penstock_forward(const Model* model, const Batch* batch) { forward(*model, *batch); }
+
+void penstock_logits(const Model* model, const float* x, int num_tokens, float* out) {
+  project(*model, x, num_tokens, out);
+}
+
+void penstock_step(const Model* model, const Rows* rows, float* logits) { compute(*model, *rows, logits); }
+
+// Draw a token for each of `count` rows from logits [count, V], and write it where the next step reads it: at its
+// position of the row.
+void penstock_draw(const Sampling* rows, const int32_t* drawn_rows, const int32_t* positions, int count, float* logits,
+                   int vocab_size, int32_t* out) {
+  double multiplications = 0;
+  for (int i = 0; i < count; i++)
+    multiplications += (rows->temperature[drawn_rows[i]] > 0 ? kPerDraw : kPerRead) * vocab_size;
+  team->run(multiplications, [&] {
+    team->each(count, 1, [&](int i) {
+      out[i] = draw(*rows, drawn_rows[i], positions[i], logits + size_t(i) * vocab_size, vocab_size);
+      rows->token_ids[int64_t(drawn_rows[i]) * rows->max_len + positions[i]] = out[i];
+    });
+  });
+}
+
+// logits [., V]; words [num_masked, ceil(V / 32)]: a row's token t may be drawn where bit t % 32 of word t / 32 is set.
+void penstock_mask_tokens(float* logits, int vocab_size, const int64_t* rows, int num_masked, const int32_t* words) {
+  const int num_words = (vocab_size + 31) / 32;
+  for (int i = 0; i < num_masked; i++)
+    mask_tokens(logits + rows[i] * vocab_size, vocab_size, words + size_t(i) * num_words);
+}
+
+}  // extern "C"
