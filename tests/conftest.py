@@ -1,6 +1,11 @@
 """What holds for all tests."""
 
 import pytest
+import structlog
+
+# Servers in threads log while pytest puts another object in the place of `sys.stdout`: `print` then writes to one that
+# is gone, and Python 3.11 crashes. A file of our own on the same descriptor stays, and is captured all the same.
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(open(1, "w", closefd=False)))  # noqa: SIM115
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
