@@ -4,7 +4,8 @@
 
 Weights are random, in the checkpoint's own dtype; `--dtype auto` computes as `penstock serve` would. `step` is the
 median time between the results of two decode steps, `of memory` the bytes that the native kernels' step must read
-over the rate at which this machine reads memory with the same threads, measured in the same run.
+over the rate at which this machine reads memory with the same threads, measured in the same run. Tokens are drawn
+without filters, and once more for the largest batch as chat models are set: top-k, top-p and a repetition penalty.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.bench.decode_step import bytes_read, decode_times
 from penstock.bench.grammar import demo_folder
@@ -30,11 +32,16 @@ from penstock.gpu_worker.loader import load_model_config
 KERNELS: tuple[CpuKernels, ...] = ("native", "torch")
 
 
-def decode_ms(engine: LocalEngine, vocab_size: int, batch: int, context: int, num_steps: int) -> list[float]:
+def decode_ms(
+    engine: LocalEngine, vocab_size: int, batch: int, context: int, num_steps: int, is_filtered: bool = False
+) -> list[float]:
     """Milliseconds of decode steps of the whole batch."""
     rng = np.random.default_rng(0)
     prompts = rng.integers(5, vocab_size, (batch, context)).tolist()
-    run = engine.run(prompts, sampling_of([num_steps] * batch))
+    sampling = sampling_of([num_steps] * batch)
+    if is_filtered:
+        sampling = [replace(p, temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05) for p in sampling]
+    run = engine.run(prompts, sampling)
     return [1e3 * seconds for seconds in decode_times(run, batch)]
 
 
@@ -74,17 +81,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     rate = read_rate(args.threads)
     rows: list[dict[str, Any]] = []
-    for batch in batches:
+    for batch, is_filtered in [*((batch, False) for batch in batches), (max(batches), True)]:
         times: dict[str, list[float]] = {kernels: [] for kernels in KERNELS}
         for engine in engines.values():
-            decode_ms(engine, model.vocab_size, batch, args.context, 5)  # warm
+            decode_ms(engine, model.vocab_size, batch, args.context, 5, is_filtered)  # warm
         for _ in range(args.rounds):
             for kernels, engine in engines.items():
-                times[kernels] += decode_ms(engine, model.vocab_size, batch, args.context, args.steps)
+                times[kernels] += decode_ms(engine, model.vocab_size, batch, args.context, args.steps, is_filtered)
         step: dict[str, float] = {kernels: statistics.median(found) for kernels, found in times.items()}
         needed = bytes_read(model, batch, args.context + args.steps / 2)
         of_memory = needed / rate / (step["native"] / 1e3)
-        rows.append({"what": f"decode, {batch} rows", "of_memory": of_memory} | step)
+        what = f"decode, {batch} rows" + ", filters" * is_filtered
+        rows.append({"what": what, "of_memory": of_memory} | step)
     prefills: dict[str, Any] = {
         kernels: min(prefill_ms(engine, model.vocab_size, args.prefill) for _ in range(3))
         for kernels, engine in engines.items()
