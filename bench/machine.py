@@ -66,11 +66,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def has_bf16() -> bool:
-    """Whether the processor multiplies bf16 numbers, and does not make fp32 of each first."""
-    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_cpuinfo("flags").split())
-
-
 def _cpuinfo(field: str) -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.is_file() else []

@@ -16,10 +16,10 @@ import msgspec
 
 from penstock.bench.load_job import Job, Outcome, PlannedRequest
 from penstock.bench.load_processes import run
-from penstock.bench.machine import has_bf16
 from penstock.bench.peers_envs import Environment, PeerError, make
 from penstock.bench.peers_model import to_gguf, to_openvino
 from penstock.bench.server_process import free_port, running, stop
+from penstock.gpu_worker.device import computes_in_bf16
 from penstock.kernels.native.build import built_library
 
 PENSTOCK = "penstock"
@@ -78,7 +78,7 @@ def _penstock(checkpoint: Path, threads: int, flags: list[str]) -> System:
 
 def _vllm(env: Environment, checkpoint: Path, threads: int, flags: list[str]) -> System:
     # In bf16 without instructions for it, its steps of four rows and its prefills take four times as long.
-    dtype = "bfloat16" if has_bf16() else "float32"
+    dtype = "bfloat16" if computes_in_bf16() else "float32"
     own = ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN), "--dtype", dtype]
     cores = sorted(os.sched_getaffinity(0))[:threads]
     settings = {

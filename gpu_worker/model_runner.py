@@ -73,7 +73,7 @@ class ModelRunner:
         self._native_step: Callable[..., Tensor] | None = None  # rows to logits in one call, where that can be
         if isinstance(model, NativeDenseModel) and self._rope.table is not None:
             tables = StepTables(self._state.token_ids, self._state.page_table, self._rope.table)
-            self._native_step = partial(model.step, tables=tables, kv=kv)
+            self._native_step = partial(model.native.step, tables=tables, kv=kv)
         self._grammars = Grammars(folder, config.vocab_size, device)
         self._graphs: DecodeGraphs | None = None
         self._ended: Mark | None = None  # the last step that was launched

@@ -5,16 +5,7 @@ from torch import Tensor
 from penstock.gpu_worker.layers import Linear
 from penstock.gpu_worker.model_config import ModelConfig
 from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs, StoredWeights
-from penstock.kernels.native.library import (
-    Int32Array,
-    IntArray,
-    Library,
-    NativeLayer,
-    NativeShape,
-    NativeWeights,
-    PackedLinear,
-    StepTables,
-)
+from penstock.kernels.native.library import Library, NativeLayer, NativeShape, NativeWeights, PackedLinear
 
 _LONG = 64
 """Tokens of a step from which on torch's bf16 products are used, where the processor has such. By this many, weights
@@ -64,13 +55,13 @@ class NativeDenseModel:
             final_norm=weights.final_norm.float(),
             lm_head=_pack(weights.lm_head, library),
         )
-        self._model = library.model(shape, packed)
+        self.native = library.model(shape, packed)  # which computes whole steps, too
 
     def forward(self, inputs: ForwardInputs, kv: Tensor) -> Tensor:
         """As `DenseModel.forward`; fp32[T, H]."""
         if self._for_long_inputs is not None and self.needs_cpu_plan(inputs.input_ids.shape[0]):
             return self._for_long_inputs.forward(inputs, kv).float()
-        return self._model.forward(
+        return self.native.forward(
             inputs.input_ids,
             inputs.cos_sin,
             inputs.slot_mapping,
@@ -80,25 +71,13 @@ class NativeDenseModel:
             kv,
         )
 
-    def step(
-        self,
-        rows: Int32Array,
-        start: Int32Array,
-        num_new: Int32Array,
-        samples: IntArray,
-        tables: StepTables,
-        kv: Tensor,
-    ) -> Tensor:
-        """A whole step in one call, from its rows to their logits; as `NativeModel.step`."""
-        return self._model.step(rows, start, num_new, samples, tables, kv)
-
     def needs_cpu_plan(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens runs on torch's kernels, which want `cpu_plan` and `cpu_cells`."""
         return self._for_long_inputs is not None and num_tokens >= _LONG
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32[S, H] of the rows that sample -> fp32[S, V]"""
-        return self._model.logits(hidden)
+        return self.native.logits(hidden)
 
 
 def _pack(linear: Linear, library: Library, interleaved: bool = False) -> PackedLinear:

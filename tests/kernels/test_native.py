@@ -253,7 +253,7 @@ def test_a_step_reads_its_inputs_from_the_tables(
         columns = np.array([(row_of[s], first, count) for s, first, count in pieces], dtype=np.int32).T
         rows, start, num_new = np.ascontiguousarray(columns)
         samples = np.flatnonzero(np.arange(len(pieces)) % 3 != i % 4)
-        logits = model.step(rows, start, num_new, samples, tables, world.kv)
+        logits = model.native.step(rows, start, num_new, samples, tables, world.kv)
         assert logits.shape == (len(samples), world.config.vocab_size)
         for found, (s, first, count) in zip(logits, (pieces[j] for j in samples), strict=True):
             assert torch.equal(found, expected[s][first + count - 1])
