@@ -79,9 +79,8 @@ class KVPages:
         if node is None or self.cache is None:
             return
         page_size = self.page_size
-        num_settled = (
-            len(seq.token_ids) - seq.num_unsettled_tokens
-        )  # the property; a call less for each page that fills
+        # The property, written out: a call less for each page that fills.
+        num_settled = len(seq.token_ids) - seq.num_unsettled_tokens
         for i in range(seq.num_tree_pages, num_settled // page_size):
             tokens = seq.token_ids[i * page_size : (i + 1) * page_size].tobytes()
             node = self.cache.extend(node, tokens, seq.page_ids[i])
