@@ -21,7 +21,7 @@ MAY_IMPORT = {
 WITHOUT_TORCH = ("core", "frontend", "ipc")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "misc.py"}
-MAX_LINES = 400
+MAX_LINES = 600
 
 
 def sources(*folders: str) -> list[Path]:
