@@ -148,7 +148,13 @@ def markdown(record: Record) -> str:
 
 
 def _figures_table(record: Record, systems: Sequence[str]) -> list[str]:
-    lines = [_line("", *systems), _line("---", *("---:" for _ in systems))]
+    head = [_line("", *systems), _line("---", *("---:" for _ in systems))]
+    return head + [_line(*row) for row in figures_rows(record, systems)]
+
+
+def figures_rows(record: Record, systems: Sequence[str]) -> list[list[str]]:
+    """The table of figures as cells: a row's name, then each system's median over the rounds."""
+    rows = []
     for row in rows_of(record):
         cells = []
         for system in systems:
@@ -157,8 +163,8 @@ def _figures_table(record: Record, systems: Sequence[str]) -> list[str]:
             if values and row.workload in record["decode_bytes"]:
                 share = record["decode_bytes"][row.workload] / (_read_rate(record) * 1e9)
                 cells[-1] += f" ({share / (_median(values) / 1e3):.0%} of memory)"
-        lines.append(_line(row.label, *cells))
-    return lines
+        rows.append([row.label, *cells])
+    return rows
 
 
 def _ratio_table(record: Record, systems: Sequence[str]) -> list[str]:

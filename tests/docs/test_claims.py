@@ -1,0 +1,110 @@
+"""What README and docs say of Penstock, held against the program wherever a program can tell."""
+
+import json
+import re
+import struct
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.peers_report import figures_rows
+from penstock.core.config.flags import flags
+from penstock.gpu_worker.model_config import ARCHITECTURES, ROPE_KINDS
+from tests.docs.fences import PAGES, ROOT
+
+README = (ROOT / "README.md").read_text()
+RECORD = ROOT / "bench/results/2026-11-21-xeon-2-cores/peers-3.json"
+"""The comparison that README's table shows."""
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def code_spans(page: Path) -> Iterator[str]:
+    """What stands between backticks, outside blocks."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    yield from re.findall(r"`([^`\n]+)`", text)
+
+
+def test_the_comparison_shows_every_row_of_its_record() -> None:
+    """Those that Penstock loses, too."""
+    table = README[README.index("## How fast") : README.index("## The API")]
+    shown = [
+        [cell.strip(" *") for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith("| ") and "---" not in line
+    ]
+    record = json.loads(RECORD.read_text())
+    measured = [
+        [re.sub(r" \(.*\)", "", cell) for cell in row[1:]] for row in figures_rows(record, list(record["systems"]))
+    ]
+    assert sorted(row[1:] for row in shown[1:]) == sorted(measured)
+
+
+def test_the_best_figure_of_each_row_is_bold() -> None:
+    table = README[README.index("## How fast") : README.index("## The API")]
+    for line in table.splitlines():
+        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("| ") or "---" in line or not any(char.isdigit() for char in cells[0]):
+            continue
+        values = [float(cell.strip("*").replace(",", "")) for cell in cells]
+        best = max(values) if "tok/s" in name else min(values)
+        assert [cell.startswith("**") for cell in cells] == [value == best for value in values], name
+
+
+def test_the_demo_model_is_as_large_as_told() -> None:
+    with (ROOT / "demo/model/model.safetensors").open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    count = sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    assert f"{count / 1e6:.1f} million\nparameters" in README or f"{count / 1e6:.1f} million parameters" in README
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/checkpoints.md"], ids=lambda path: path.name)
+def test_the_models_that_are_named_are_those_that_load(page: Path) -> None:
+    named = set(re.findall(r"`(\w+ForCausalLM)`", page.read_text()))
+    assert named == set(ARCHITECTURES)
+    assert set(ROPE_KINDS) - {"default"} <= set(code_spans(page))
+    assert "longrope" not in page.read_text()
+
+
+@each_page
+def test_flags_that_are_named_exist(page: Path) -> None:
+    if page.name == "options.md":
+        return  # written from the options themselves, and checked by `docs/options_page.py --check`
+    known = {flag.name for flag in flags()} | {"--help"}
+    known |= {"--no-" + name.removeprefix("--") for name in known}
+    sources = [path for folder in ("bench", "core", "demo", "kernels") for path in (ROOT / folder).rglob("*.[ps][yh]")]
+    known |= {name for path in sources for name in re.findall(r"--[a-z][a-z-]+", path.read_text())}
+    of_compose = {"--scale", "--profile", "--build", "--detach", "--wait", "--gpus"}
+    named = {span.split()[0].split("=")[0] for span in code_spans(page) if re.match(r"--[a-z]", span)}
+    assert named - known - of_compose == set()
+
+
+@each_page
+def test_defaults_that_are_told_are_the_defaults(page: Path) -> None:
+    defaults = {flag.name: str(flag.default) for flag in flags()}
+    told = re.findall(r"`(--[a-z-]+)[^`]*`[,\s(]*(?:by )?default:?\s+`?([\d.]+\d|\d)", page.read_text())
+    for name, value in told:
+        assert defaults.get(name) in (value, value + ".0"), f"{page.name} says that {name} defaults to {value}"
+
+
+@each_page
+def test_files_that_are_named_exist(page: Path) -> None:
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - {"build"}
+    for span in code_spans(page):
+        path = span.split()[0].rstrip("/")
+        if not re.fullmatch(r"[\w./*-]+", path) or path.split("/")[0] not in folders or "/" not in path:
+            continue
+        found = list(ROOT.glob(path)) if "*" in path else [ROOT / path]
+        assert found, f"{page.name} names {path}"
+        assert all(place.exists() for place in found), f"{page.name} names {path}"
+
+
+@each_page
+def test_metrics_that_are_named_exist(page: Path) -> None:
+    source = "".join(path.read_text() for path in (ROOT / "frontend").rglob("*.py"))
+    for name in re.findall(r"\bpenstock_[a-z_]+\b", page.read_text()):
+        stem = re.sub(r"_(total|bucket|sum|count|created)$", "", name)
+        assert stem in source or stem.removeprefix("penstock_") in source, f"{page.name} names {name}"
