@@ -8,6 +8,7 @@ tag, so that the text equals `tokenizer.apply_chat_template(..., tokenize=False)
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -23,12 +24,12 @@ from jinja2.utils import Namespace
 from penstock.core.config import ConfigError
 from penstock.core.config.checkpoint import read_json
 from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
+from penstock.frontend.template_calls import CallStyle, Chat, find_style
 
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-
-Chat = list[dict[str, Any]]
+_PROBE_CHARS = 1 << 20
 
 
 class ChatTemplate:
@@ -65,18 +66,34 @@ class ChatTemplate:
             TemplateFailed: if the template refuses the conversation, or fails on it.
             ContextLengthExceeded: if it writes more than `max_chars`.
         """
-        chat = [_with_reasoning_names({k: v for k, v in message.items() if v is not None}) for message in messages]
+        style = self._call_style if any(message.get("tool_calls") for message in messages) else CallStyle()
+        chat = [_with_reasoning_names(style.apply(message)) for message in messages]
         final = ""
         if continue_final_message:
             final = _mark_final_message(chat)
+        text = self._write(chat, tools, add_generation_prompt, variables or {}, max_chars)
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+    @cached_property
+    def _call_style(self) -> CallStyle:
+        return find_style(lambda chat, tools: self._write(chat, tools, True, {}, _PROBE_CHARS))
+
+    def _write(
+        self,
+        chat: Chat,
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: dict[str, Any],
+        max_chars: int,
+    ) -> str:
         try:
-            text = _joined(
+            return _joined(
                 self._template.generate(
                     messages=chat,
                     tools=tools,
                     documents=None,
                     add_generation_prompt=add_generation_prompt,
-                    **{**self._special_tokens, **(variables or {})},
+                    **{**self._special_tokens, **variables},
                 ),
                 max_chars,
             )
@@ -86,7 +103,6 @@ class ChatTemplate:
             raise TemplateFailed(
                 f"the chat template fails on these messages: {type(error).__name__}: {error}", param="messages"
             ) from None
-        return _cut_at_mark(text, final) if continue_final_message else text
 
 
 def _joined(pieces: Iterator[str], max_chars: int) -> str:

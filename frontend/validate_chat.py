@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend.chat_template import Chat, ChatTemplate
+from penstock.frontend.chat_template import ChatTemplate
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
 from penstock.frontend.schema import ChatRequest
+from penstock.frontend.template_calls import Chat
 from penstock.frontend.validate import Rules, ValidRequest, check_text_size, validate_common
 from penstock.frontend.validate_tools import ValidTools, validate_tools
 
