@@ -24,6 +24,7 @@ from penstock.frontend.errors import (
 )
 from penstock.frontend.replies import Reply, RequestRecord, StreamReply, error_reply
 from penstock.frontend.service import Service
+from penstock.frontend.warnings_header import warning_headers
 
 log = structlog.get_logger()
 
@@ -147,11 +148,14 @@ def _reply_to_error(record: RequestRecord, error: Exception) -> Reply:
 
 def _response(record: RequestRecord, reply: Reply) -> web.Response:
     headers = {"Content-Type": reply.content_type, "x-request-id": record.request_id, **reply.headers}
+    headers |= warning_headers(record.warnings)
     return web.Response(body=reply.body, status=reply.status, headers=headers)
 
 
 async def _send_stream(record: RequestRecord, reply: StreamReply, request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={**reply.headers, "x-request-id": record.request_id})
+    response = web.StreamResponse(
+        headers={**reply.headers, "x-request-id": record.request_id, **warning_headers(record.warnings)}
+    )
     try:
         await response.prepare(request)
         write = response.write

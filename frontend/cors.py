@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 _METHODS = "GET, POST, DELETE"
-_EXPOSED = "Retry-After, x-request-id, x-should-retry"
+_EXPOSED = "Retry-After, x-request-id, x-should-retry, x-penstock-warning"
 _MAX_AGE_SECONDS = 600
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9._-]+(, ?[A-Za-z0-9._-]+)*")
 

@@ -35,6 +35,7 @@ class RequestRecord:
     first_token_at: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
     error: ApiError | None = None
+    warnings: list[str] = field(default_factory=list)  # for the client; see `warnings_header.py`
     query: dict[str, str] = field(default_factory=dict)
 
 

@@ -235,6 +235,7 @@ class Service:
             key_use.use_prompt(num_prompt_tokens)
         record.num_prompt_tokens = num_prompt_tokens
         record.is_stream = valid.stream
+        record.warnings += valid.warnings
         record.wants_timings = valid.return_timings
         on_tokens = None if key_use is None else key_use.use_outputs
         generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.note, on_tokens)

@@ -92,6 +92,7 @@ class ValidRequest:
     bad_words: tuple[str, ...]
     num_kept_prompt_tokens: int | None  # the last ones; -1: as many as leave room for the output; None: all
     grammar: GrammarSource | None = None  # what the output must match, before `Service.with_grammar` has read it
+    warnings: tuple[str, ...] = ()  # for the client; see `warnings_header.py`
 
     def truncated(self, prompt: list[int]) -> list[int]:
         """What is kept of a prompt."""
