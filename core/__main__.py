@@ -13,6 +13,7 @@ import zmq
 from penstock.core.config import Config, ConfigError
 from penstock.core.engine import Engine
 from penstock.ipc import process
+from penstock.ipc.logs import refuse
 
 log = structlog.get_logger()
 
@@ -26,7 +27,7 @@ async def run(config: Config, on_hung_worker: Callable[[int], None]) -> int:
     try:
         engine = Engine(config, on_hung_worker)
     except (zmq.ZMQError, OSError, ConfigError) as error:
-        log.error("cannot start", reason=str(error), addresses=[config.ipc.frontend_address, config.ipc.worker_address])
+        refuse(f"{error} (addresses {config.ipc.frontend_address}, {config.ipc.worker_address})")
         return 1
     failed: list[BaseException | None] = []
 

@@ -7,6 +7,7 @@ import asyncio
 import importlib.metadata
 import json
 import sys
+from typing import IO, cast
 
 import structlog
 import zmq
@@ -18,11 +19,13 @@ from penstock.core.config import Config, FrontendOptions, channel_keys
 from penstock.core.config.checkpoint import fingerprint, model_dir, read_json, served_model_names
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
+from penstock.ipc.log_sink import LogSink, SinkStream
 from penstock.ipc.messages import PROTOCOL_VERSION, EngineReady, FrontendHello, Heartbeat, SayHello, ToFrontend
 
 log = structlog.get_logger()
 
 _CHAT_TOKENS = 1024
+_FLUSH_SECONDS = 1.0
 
 
 class Banner:
@@ -30,7 +33,10 @@ class Banner:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._console = Console(highlight=False, soft_wrap=True) if sys.stdout.isatty() else None
+        self._output = LogSink(1)  # the terminal may go away before the server does
+        self._console: Console | None = None
+        if sys.stdout.isatty():
+            self._console = Console(file=cast(IO[str], SinkStream(self._output, 1)), highlight=False, soft_wrap=True)
         self._folder = model_dir(config)
         self._name = served_model_names(config)[0]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -117,6 +123,7 @@ class Banner:
         """Leave the scheduler's list of peers."""
         self._channel.close()
         self._context.term()
+        self._output.flush(_FLUSH_SECONDS)
 
     def _field(self, name: str, text: str) -> None:
         self._say(f"  [cyan]{name:<9}[/cyan]{text}")

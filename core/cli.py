@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses
@@ -38,6 +39,7 @@ _TOOLS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (2: the options cannot work)."""
+    process.open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     for command, (_, module) in _TOOLS.items():
         words = command.split()
@@ -50,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run_server(namespace.command, config_from(namespace, os.environ))
     except (ConfigError, AddressError) as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        with suppress(OSError):  # a full disk, say
+            print(f"penstock: {error}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
 
 

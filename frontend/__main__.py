@@ -7,14 +7,12 @@ import socket
 import sys
 from pathlib import Path
 
-import structlog
 import uvloop
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.listening import addresses, bind, has_files
 from penstock.ipc import process
-
-log = structlog.get_logger()
+from penstock.ipc.logs import refuse
 
 EXIT_CONFIG = 2
 """For a configuration that cannot work: starting again would not help."""
@@ -37,13 +35,13 @@ def main() -> int:
         try:
             listeners.append(bind(host, port, is_shared=config.frontend.num_frontends > 1))
         except OSError as error:
-            log.error("cannot listen", host=host, port=port, reason=error.strerror)
+            refuse(f"cannot listen on {host}:{port}: {error.strerror}")
             return EXIT_CONFIG
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(config, name, listeners, argv))
     except ConfigError as error:
-        log.error("cannot start", reason=str(error))
+        refuse(str(error))
         return EXIT_CONFIG
 
 

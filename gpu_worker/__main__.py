@@ -17,6 +17,7 @@ from penstock.gpu_worker.worker_loop import EXIT_FAILED, EXIT_REFUSED, run_worke
 from penstock.ipc import faults, process
 from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec
+from penstock.ipc.logs import refuse
 from penstock.ipc.messages import ToWorker
 
 log = structlog.get_logger()
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
         if config.worker.profile:
             profiler = StepProfiler(config.worker.profile)
     except ConfigError as error:
-        log.error("cannot start", reason=str(error))
+        refuse(str(error))
         return EXIT_REFUSED
     except Exception as error:
         log.error("cannot start", reason=failure_reason(error), exc_info=not is_out_of_memory(error))

@@ -66,10 +66,14 @@ class StepProfiler:
     def close(self) -> None:
         """Write what has been recorded, if that has not happened yet."""
         running, self._profile = self._profile, None
-        if running is not None:
+        if running is None:
+            return
+        try:
             running.stop()
             if not self.file.stat().st_size:  # ended before the window
                 self.file.unlink()
+        except (OSError, RuntimeError) as error:  # a full disk, a folder that is gone: serving goes on
+            log.error("the profile could not be written", file=str(self.file), reason=str(error))
 
     def _write(self, recorded: profile) -> None:
         recorded.export_chrome_trace(str(self.file))

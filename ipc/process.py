@@ -1,7 +1,6 @@
 """Habits that all processes share: name, log lines, configuration from the parent, end with the parent."""
 
 import ctypes
-import logging
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ import setproctitle
 import structlog
 
 from penstock.ipc import faults
+from penstock.ipc.logs import setup_logging
 
 if TYPE_CHECKING:  # workers come here, too, and have no event loop
     import asyncio
@@ -34,27 +34,14 @@ def begin(process_name: str, level: str = "auto", log_format: str = "auto") -> N
         structlog.get_logger().warning("this process was started with faults", faults=[f"{f}" for f in faults.ARMED])
 
 
-def setup_logging(process_name: str, level: str = "auto", log_format: str = "auto") -> None:
-    """structlog to stderr, one line per event: readable on a terminal, JSON elsewhere (`auto`). `auto` logs info."""
-    is_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if is_console else structlog.processors.JSONRenderer()
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if is_console else "iso", utc=not is_console),
-            *([] if is_console else [structlog.processors.dict_tracebacks]),
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.INFO if level == "auto" else getattr(logging, level.upper())
-        ),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # one write a line: processes share the pipe
-        cache_logger_on_first_use=True,
-    )
-    structlog.contextvars.bind_contextvars(process=process_name)
+def open_standard_streams() -> None:
+    """Put /dev/null where stdin, stdout or stderr is closed: else the next file or socket takes its number, and gets
+    what is meant for people."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
 def pass_config(config: msgspec.Struct) -> int:
