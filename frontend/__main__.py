@@ -1,6 +1,7 @@
 """Entry of a frontend process: `python -m penstock.frontend --config-fd N [--index I]`."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -56,6 +57,7 @@ async def _run(config: Config, name: str, listeners: list[socket.socket], argv: 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stopped.set)
     await server.start(*listeners, on_ready=lambda: process.report_ready(argv))
+    gc.freeze()  # what was loaded stays: the collector need not look at it again between two requests
     await server.stopped.wait()
     await server.close()
     return server.exit_code

@@ -70,7 +70,7 @@ _QUIET = frozenset({"/health", "/ready", "/metrics"})
 def make_app(service: Service, part: Part = "all") -> web.Application:
     """The application with the routes of one listener; `service` must outlive it."""
     app = web.Application(middlewares=[_unrouted(service)])
-    app[_BODIES] = BodyReader(service.config.frontend.max_body_bytes)
+    app[_BODIES] = BodyReader(lambda: service.max_body_bytes)
     routes: list[tuple[str, str, Handler]] = [
         *(("POST", path, handler) for path, handler in (POST_ROUTES | ACTION_ROUTES).items()),
         *(("GET", path, handler) for path, handler in GET_ROUTES.items()),

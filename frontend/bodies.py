@@ -1,10 +1,17 @@
 """Bodies of requests, read with bounds: on each, and on what all of them that are still coming in hold together."""
 
+from collections.abc import Callable
+
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from penstock.frontend.errors import BodyTooLarge, MalformedBody, Unavailable, UnsupportedMediaType
+from penstock.frontend.errors import BodyTooLarge, MalformedBody, TooManyValues, Unavailable, UnsupportedMediaType
+from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.replies import JSON
+
+BASE_BODY_BYTES = 2 << 20
+BODY_BYTES_PER_TOKEN = 32
+"""A body may have this much, and this much for each token of context: tokens are a few bytes, escapes are more."""
 
 MAX_HELD_BODIES = 32
 """Bodies of the greatest size that may be held half-read: a client may take its time with each last byte."""
@@ -15,8 +22,8 @@ _RETRY_SECONDS = 5
 class BodyReader:
     """Reads the bodies of one process."""
 
-    def __init__(self, max_bytes: int) -> None:
-        """`max_bytes` is the most that one body may have."""
+    def __init__(self, max_bytes: Callable[[], int]) -> None:
+        """`max_bytes` tells the most that one body may have now."""
         self._max_bytes = max_bytes
         self._num_held = 0  # bytes of bodies that are not whole yet
 
@@ -26,31 +33,38 @@ class BodyReader:
         Raises:
             UnsupportedMediaType: it is something else, or compressed.
             BodyTooLarge: it has too many bytes.
+            TooManyValues: it would be too many objects, or too deep ones.
             MalformedBody: its transfer is no HTTP.
             Unavailable: too much is held for others already.
         """
         _check_type(request)
-        if request.content_length is not None and request.content_length > self._max_bytes:
-            raise self._too_large(str(request.content_length))
+        max_bytes = self._max_bytes()
+        if request.content_length is not None and request.content_length > max_bytes:
+            raise _too_large(max_bytes, str(request.content_length))
         pieces: list[bytes] = []
         num_bytes = 0
+        size = JsonSize()
         try:
             while piece := await request.content.readany():
                 pieces.append(piece)
                 num_bytes += len(piece)
                 self._num_held += len(piece)
-                if num_bytes > self._max_bytes:
-                    raise self._too_large("more")
-                if self._num_held > MAX_HELD_BODIES * self._max_bytes:
+                if num_bytes > max_bytes:
+                    raise _too_large(max_bytes, "more")
+                if self._num_held > MAX_HELD_BODIES * max_bytes:
                     raise Unavailable("too many large bodies are being received", retry_after=_RETRY_SECONDS)
+                size.feed(piece)
+        except TooManyValuesError as error:
+            raise TooManyValues(f"the body is too large: {error}") from None
         except (HttpProcessingError, ValueError):
             raise MalformedBody("the body is not valid HTTP: its chunks, or what follows them") from None
         finally:
             self._num_held -= num_bytes
         return b"".join(pieces)
 
-    def _too_large(self, got: str) -> BodyTooLarge:
-        return BodyTooLarge(f"the body may have {self._max_bytes} bytes at most, got {got}")
+
+def _too_large(max_bytes: int, got: str) -> BodyTooLarge:
+    return BodyTooLarge(f"the body may have {max_bytes} bytes at most, got {got}")
 
 
 def _check_type(request: web.Request) -> None:

@@ -6,6 +6,7 @@ tag, so that the text equals `tokenizer.apply_chat_template(..., tokenize=False)
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import cached_property
@@ -44,6 +45,8 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             raise ConfigError(f"the chat template does not compile: {error}") from None
         self.source = source
+        self.words = frozenset(re.findall(r"\w+", source))
+        """Every name that the template may read, among others."""
         self._special_tokens = special_tokens
         variables = finder.undeclared_identifiers
         self.reads_tools = "tools" in variables

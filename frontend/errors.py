@@ -3,6 +3,7 @@
     ApiError                          status  type                    code
     |-- InvalidRequest                400     invalid_request_error
     |   |-- MalformedBody             400                             malformed_body
+    |   |-- TooManyValues             400                             too_many_values
     |   |-- InvalidParameter          400                             invalid_value
     |   |-- UnsupportedParameter      400                             unsupported_parameter
     |   |-- ContextLengthExceeded     400                             context_length_exceeded
@@ -63,6 +64,12 @@ class MalformedBody(InvalidRequest):
     """The body is not the JSON object that it should be."""
 
     code = "malformed_body"
+
+
+class TooManyValues(InvalidRequest):
+    """The body, or a JSON text in it, holds more values than are taken."""
+
+    code = "too_many_values"
 
 
 class InvalidParameter(InvalidRequest):

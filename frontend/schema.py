@@ -6,6 +6,8 @@ another type of it, and that alone goes on.
 """
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -347,10 +349,9 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         MalformedBody: if they are no JSON object.
         InvalidParameter: if a field has another type; names the field.
     """
-    is_collecting = gc.isenabled()
-    gc.disable()  # nothing made here is garbage yet; to look for some among a million lists takes seconds
     try:
-        return decoder.decode(body)
+        with without_collecting():
+            return decoder.decode(body)
     except msgspec.ValidationError as error:
         what, found, path = str(error).rpartition(" - at `")
         if not found:
@@ -361,6 +362,15 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise MalformedBody("the body is not valid JSON: nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedBody(f"the body is not valid JSON in UTF-8: {error}") from None
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """While JSON is read: nothing made there is garbage yet, and to look for some among many lists takes long."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if is_collecting:
             gc.enable()

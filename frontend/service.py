@@ -17,6 +17,7 @@ from penstock.core.config import Config, ConfigError
 from penstock.core.config.api_keys import load_api_keys
 from penstock.core.config.checkpoint import eos_token_ids, model_dir, read_json, served_model_names
 from penstock.frontend.access import Access
+from penstock.frontend.bodies import BASE_BODY_BYTES, BODY_BYTES_PER_TOKEN
 from penstock.frontend.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.deadlines import exceeded
 from penstock.frontend.engine_client import EngineClient
@@ -187,6 +188,12 @@ class Service:
         """Prompt plus output tokens of one sequence; None as long as no engine has said."""
         facts = self.engine.last_facts
         return facts.max_model_len if facts is not None else None
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The most that a request's body may have: as configured, else what a prompt that fits can need."""
+        given = self.config.frontend.max_body_bytes
+        return given or BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * (self.max_model_len or 0)
 
     def generate(
         self,

@@ -39,6 +39,13 @@ def with_calls(
         raise InvalidParameter(f"{common.grammar.field} and {what} exclude each other", param=field)
     if common.bad_words or common.user_stop_token_ids.issuperset(common.sampling.stop_token_ids):
         raise InvalidParameter(f"{what} excludes ignore_eos and bad_words", param=field)
+    num_bytes = len(msgspec.json.encode(_wanted(tools)))
+    if num_bytes > MAX_GRAMMAR_BYTES:  # before they are walked
+        raise InvalidParameter(
+            f"tools that a call is forced of, or that are strict, may have {MAX_GRAMMAR_BYTES} bytes at most, "
+            f"got {num_bytes}",
+            param="tools",
+        )
     try:
         lark = _forced(tools, tokenizer) if tools.is_forced else _free(tools, tokenizer, reasoning)
         text = msgspec.json.encode([lark, _schema(tools)]).decode()

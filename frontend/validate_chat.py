@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.chat_template import ChatTemplate
-from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
-from penstock.frontend.schema import ChatRequest
+from penstock.frontend.errors import InvalidParameter, InvalidRequest, TooManyValues, UnsupportedParameter
+from penstock.frontend.json_size import JsonSize, TooManyValuesError
+from penstock.frontend.schema import ChatRequest, without_collecting
 from penstock.frontend.template_calls import Chat
 from penstock.frontend.validate import Rules, ValidRequest, check_text_size, validate_common
 from penstock.frontend.validate_tools import ValidTools, validate_tools
@@ -16,6 +17,10 @@ from penstock.frontend.validate_tools import ValidTools, validate_tools
 MAX_MESSAGES = 2048
 MAX_TOOL_CALLS = 128
 MAX_TEMPLATE_VARIABLES = 32
+
+_MESSAGE_FIELDS = frozenset(
+    ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+)
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -106,7 +111,8 @@ def validate_conversation(
         raise InvalidParameter(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
-    chat = [_message(f"messages[{index}]", message, template) for index, message in enumerate(messages)]
+    size = JsonSize()
+    chat = [_message(f"messages[{index}]", message, template, size) for index, message in enumerate(messages)]
     for index, message in enumerate(chat):
         if isinstance(message.get("content"), str):
             check_text_size(f"messages[{index}].content", message["content"], rules)
@@ -119,8 +125,11 @@ def validate_conversation(
     )
 
 
-def _message(field: str, message: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
-    """A message as the template sees it; unknown fields go along, a template may read them."""
+def _message(field: str, message: dict[str, Any], template: ChatTemplate, size: JsonSize) -> dict[str, Any]:
+    """A message as the template sees it. Unknown fields go along if the template has their name in it.
+
+    `size` has counted the values of the messages before.
+    """
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise InvalidParameter(
@@ -132,9 +141,10 @@ def _message(field: str, message: dict[str, Any], template: ChatTemplate) -> dic
     content = _content(f"{field}.content", message.get("content"))
     if content is None and role != "assistant":
         raise InvalidParameter(f"{field}.content is required", param=f"{field}.content")
-    known = {**message, "role": role, "content": content}
+    known = {name: value for name, value in message.items() if name in _MESSAGE_FIELDS or name in template.words}
+    known |= {"role": role, "content": content}
     if message.get("tool_calls") is not None:
-        known["tool_calls"] = _tool_calls(f"{field}.tool_calls", message["tool_calls"])
+        known["tool_calls"] = _tool_calls(f"{field}.tool_calls", message["tool_calls"], size)
     return known
 
 
@@ -158,23 +168,34 @@ def _content(field: str, content: Any) -> str | None:
     return "\n".join(texts)
 
 
-def _tool_calls(field: str, tool_calls: Any) -> list[Any]:
+def _tool_calls(field: str, tool_calls: Any, size: JsonSize) -> list[Any]:
     """Past calls of an assistant message. Templates want their arguments as objects, clients send JSON text."""
     if not isinstance(tool_calls, list) or not all(isinstance(call, dict) for call in tool_calls):
         raise InvalidParameter(f"{field}: expected a list of objects", param=field)
     if len(tool_calls) > MAX_TOOL_CALLS:
         raise InvalidParameter(f"{field} may hold {MAX_TOOL_CALLS} at most, got {len(tool_calls)}", param=field)
-    calls = []
+    calls: list[Any] = []
     for call in tool_calls:
         function = call.get("function")
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            try:
-                arguments = msgspec.json.decode(function["arguments"])
-            except (msgspec.DecodeError, RecursionError):
-                arguments = function["arguments"]
+            arguments = _arguments(f"{field}[{len(calls)}].function.arguments", function["arguments"], size)
             call = {**call, "function": {**function, "arguments": arguments}}
         calls.append(call)
     return calls
+
+
+def _arguments(field: str, text: str, size: JsonSize) -> Any:
+    """What the text says, or the text if that is no JSON."""
+    written = text.encode(errors="replace")
+    try:
+        size.begin()
+        size.feed(written)
+        with without_collecting():
+            return msgspec.json.decode(written)
+    except TooManyValuesError as error:
+        raise TooManyValues(f"{field}: in the messages together {error}", param=field) from None
+    except (msgspec.DecodeError, RecursionError):
+        return text
 
 
 def _variables(variables: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:

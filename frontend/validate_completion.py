@@ -1,6 +1,7 @@
 """Checks of completions requests: prompts, echo. See `validate.py`."""
 
 from dataclasses import dataclass
+from typing import cast
 
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.schema import CompletionRequest
@@ -53,15 +54,14 @@ def _prompts(prompt: str | list[str | int | list[int]], rules: Rules) -> list[st
     kind = type(prompt[0])
     if kind is not int and len(prompt) > MAX_PROMPTS:
         raise InvalidParameter(f"prompt may hold {MAX_PROMPTS} prompts at most, got {len(prompt)}", param="prompt")
-    if len(set(map(type, prompt))) > 1:  # there may be millions
+    if len(set(map(type, prompt))) > 1:
         index = next(i for i, part in enumerate(prompt) if type(part) is not kind)
         raise InvalidParameter(
             f"prompt[{index}] must be of prompt[0]'s kind: all texts, all token ids or all lists of token ids",
             param="prompt",
         )
-    token_ids = [part for part in prompt if isinstance(part, int)]
-    if token_ids:
-        return [check_token_ids("prompt", token_ids, rules.vocab_size)]
+    if kind is int:  # all are, and there may be many: no loop of our own
+        return [check_token_ids("prompt", cast("list[int]", prompt), rules.vocab_size)]
     texts = [part for part in prompt if isinstance(part, str)]
     for index, text in enumerate(texts):
         check_text_size(f"prompt[{index}]", text, rules)

@@ -167,7 +167,10 @@ class FrontendOptions(Options, frozen=True):
     tls_key: Annotated[
         str, Meta(description="PEM file with the certificate's private key. With both, connections are TLS (https).")
     ] = ""
-    max_body_bytes: Annotated[int, Meta(description="Largest request body.", ge=1024)] = 8 << 20
+    max_body_bytes: Annotated[
+        int,
+        Meta(description="Largest request body; 0 for 2 MiB and 32 bytes for each token of context.", ge=0),
+    ] = 0
     max_connections: Annotated[
         int,
         Meta(description="Most open connections of each frontend process; more are answered with status 503.", ge=1),

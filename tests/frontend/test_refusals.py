@@ -1,20 +1,22 @@
 """Bad requests: the status, the code, the field named, the limit and the value; and the server goes on."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from penstock.frontend.schema import CHAT, COMPLETION
+from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import HELLO, chat, complete, error_of, get, post, send
-from tests.frontend.live_server import LiveServer
+from tests.frontend.live_server import LiveServer, live_server
 
 BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n"),
     ({"n": 65}, "n"),
     ({"n": 10**9}, "n"),
-    ({"n": 10**400}, "n"),
+    ({"n": 10**100}, "n"),
     ({"n": -1}, "n"),
     ({"n": True}, "n"),
     ({"n": "2"}, "n"),
@@ -91,7 +93,7 @@ def test_bad_sampling_fields(live: LiveServer, fields: dict[str, Any], param: st
     [
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": 21}, "logprobs"),
-        ({"logprobs": 10**400}, "logprobs"),
+        ({"logprobs": 10**100}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"best_of": 2, "n": 3}, "best_of"),
         ({"best_of": 65}, "best_of"),
@@ -313,13 +315,14 @@ MALFORMED: list[bytes] = [
 def test_malformed_bodies(live: LiveServer, body: bytes) -> None:
     for path in ("/v1/chat/completions", "/v1/completions"):
         error = error_of(post(live, path, body), 400)
-        assert error["code"] in ("malformed_body", "invalid_value")
+        assert error["code"] in ("malformed_body", "invalid_value", "too_many_values")
     assert post(live, "/tokenize", body).status in (200, 400)  # it does not know all of the fields
     assert complete(live).status == 200
 
 
 def test_body_size(live: LiveServer) -> None:
-    limit = live.server.service.config.frontend.max_body_bytes
+    limit = live.server.service.max_body_bytes
+    assert limit == (2 << 20) + 32 * 512  # the context's length
     error = error_of(post(live, "/v1/completions", b" " * (limit + 1)), 413)
     assert error["code"] == "content_too_large"
     assert str(limit) in error["message"]
@@ -327,7 +330,7 @@ def test_body_size(live: LiveServer) -> None:
     body = json.dumps({"prompt": "Hello"}).encode()
     assert post(live, "/v1/completions", body + b" " * (limit - len(body))).status == 200
     # Without a length: the bound holds for what arrives.
-    connection_body = iter([b" " * (1 << 20)] * 9)
+    connection_body = iter([b" " * (1 << 20)] * 3)
     response = send(live, "POST", "/v1/completions", connection_body, **{"Content-Type": "application/json"})  # type: ignore[arg-type]
     assert error_of(response, 413)["code"] == "content_too_large"
 
@@ -387,3 +390,37 @@ def test_what_is_odd_and_accepted(live: LiveServer) -> None:
     plain = post(live, "/tokenize", {"messages": HELLO}).json()["tokens"]
     special = post(live, "/tokenize", {"messages": [{"role": "user", "content": "<|im_start|>"}]}).json()["tokens"]
     assert special.count(1) == plain.count(1) + 1
+
+
+TOO_MANY: list[tuple[str, bytes, str]] = [
+    (
+        "/v1/chat/completions",
+        b'{"messages":[{"role":"user","content":"x","y":[%s]}]}' % b",".join([b"[]"] * 70_000),
+        "",
+    ),
+    ("/v1/completions", b'{"prompt":[%s]}' % b",".join([b"7"] * 400_000), ""),
+    ("/v1/responses", b'{"input":"x","made_up":%s%s}' % (b"[" * 200, b"]" * 200), ""),
+    ("/tokenize", b'{"prompt":"x","made_up":%s}' % (b"7" * 1000), ""),
+    (
+        "/v1/chat/completions",
+        b'{"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[{"id":"c","type":"function",'
+        b'"function":{"name":"f","arguments":"[%s]"}}]}]}' % b",".join([b"[]"] * 70_000),
+        "messages[1].tool_calls[0].function.arguments",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), TOO_MANY, ids=lambda value: str(value)[:30])
+def test_bodies_that_would_be_too_many_objects(live: LiveServer, path: str, body: bytes, param: str) -> None:
+    error = error_of(post(live, path, body), 400)
+    assert error["code"] == "too_many_values"
+    assert (error["param"] or "") == param
+
+
+def test_a_message_brings_only_what_its_template_may_read(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].plan }}{{ messages[0] | length }}")
+    with live_server(checkpoint, sockets, frontend={"chat_template": str(template)}) as live:
+        message = {"role": "user", "content": "x", "plan": "go", "made_up": [1], "names": "no"}
+        assert chat(live, messages=[message]).status == 200
+        assert live.tokenizer.decode(prompt_ids(live.scheduler.added[-1])) == "go3"

@@ -1,0 +1,169 @@
+"""Request bodies that are as much work as their size allows: every route, every type of field, every kind of value."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.frontend.app import POST_ROUTES
+from penstock.frontend.openapi import OPERATIONS
+
+
+@dataclass(frozen=True)
+class HeavyBody:
+    """One body; its content is made when it is sent."""
+
+    name: str
+    route: str
+    make: Callable[[int], bytes]  # for so many bytes at most
+
+    def __str__(self) -> str:
+        return f"{self.route} {self.name}"
+
+
+def _repeated(opening: str, unit: str, closing: str) -> Callable[[int], bytes]:
+    """As many units, with commas between, as the size allows."""
+
+    def make(size: int) -> bytes:
+        num = max((size - len(opening) - len(closing)) // (len(unit.encode()) + 1), 1)
+        return f"{opening}{','.join([unit] * num)}{closing}".encode()
+
+    return make
+
+
+def _text(unit: str) -> Callable[[int], bytes]:
+    """A string of this, as JSON writes it."""
+
+    def make(size: int) -> bytes:
+        return b'"' + unit.encode() * ((size - 2) // len(unit.encode())) + b'"'
+
+    return make
+
+
+def _members(size: int) -> bytes:
+    return b"{" + b",".join(b'"%d":[]' % i for i in range(size // 13)) + b"}"
+
+
+VALUES: dict[str, Callable[[int], bytes]] = {
+    "empty lists": _repeated("[", "[]", "]"),
+    "empty objects": _repeated("[", "{}", "]"),
+    "members": _members,
+    "nested lists": _repeated("[", "[" * 40 + "]" * 40, "]"),
+    "nested objects": _repeated("[", '{"a":' * 20 + "{}" + "}" * 20, "]"),
+    "one deep list": lambda size: b"[" * (size // 2) + b"]" * (size // 2),
+    "empty strings": _repeated("[", '""', "]"),
+    "short strings": _repeated("[", '"ab"', "]"),
+    "equal strings": _repeated("[", '"tool"', "]"),
+    "ids": _repeated("[", "7", "]"),
+    "lists of ids": _repeated("[", "[7]", "]"),
+    "nulls": _repeated("[", "null", "]"),
+    "floats": _repeated("[", "1.7976931348623157e308", "]"),
+    "large integers": _repeated("[", "9" * 4000, "]"),
+    "long floats": _repeated("[", "1." + "9" * 700, "]"),
+    "one number": lambda size: b"9" * size,
+    "one fraction": lambda size: b"0." + b"9" * (size - 2),
+    "letters": _text("a"),
+    "words": _text("water runs down the pipe "),
+    "escaped letters": _text("\\u0041"),
+    "line breaks": _text("\\n"),
+    "quotes": _text('\\"'),
+    "backslashes": _text("\\\\"),
+    "wide characters": _text("\U0001f6b0"),
+    "marks": _text("[{,:}]"),
+    "blanks": lambda size: b"[" + b" " * (size - 2) + b"]",
+    "tools": _repeated(
+        "[", '{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{}}}}', "]"
+    ),
+    "messages": _repeated("[", '{"role":"user","content":"a"}', "]"),
+    "parts": _repeated('[{"role":"user","content":[', '{"type":"text","text":"a"}', "]}]"),
+}
+"""Values by what they are full of."""
+
+_MESSAGE = '[{"role":"user","content":"Hello"}]'
+
+ENOUGH = {
+    "/v1/chat/completions": {"messages": _MESSAGE},
+    "/v1/completions": {"prompt": '"Hello"'},
+    "/v1/responses": {"input": '"Hello"'},
+    "/tokenize": {"prompt": '"Hello"'},
+    "/detokenize": {"tokens": "[7]"},
+}
+"""The least that a request must say. A route that is missing here is tried with its heavy fields alone."""
+
+_TOOL = '"tools":[{"type":"function","function":{"name":"f","strict":true,"parameters":{"type":"object","x":@}}}]'
+_FLAT_TOOL = '"tools":[{"type":"function","name":"f","strict":true,"parameters":{"type":"object","x":@}}]'
+_CALL = '{"id":"c","type":"function","function":{"name":"f","arguments":@}}'
+
+PLACES = {
+    "/v1/chat/completions": {
+        "unknown field of a message": '{"messages":[{"role":"user","content":"a","x":@}]}',
+        "content": '{"messages":[{"role":"user","content":@}]}',
+        "text of a part": '{"messages":[{"role":"user","content":[{"type":"text","text":@}]}]}',
+        "arguments of a call": '{"messages":[{"role":"user","content":"a"},{"role":"assistant","tool_calls":['
+        + _CALL
+        + "]}]}",
+        "strict tool": '{"messages":' + _MESSAGE + "," + _TOOL + "}",
+        "forced tool": '{"messages":' + _MESSAGE + ',"tool_choice":"required",' + _TOOL + "}",
+        "schema": '{"messages":'
+        + _MESSAGE
+        + ',"response_format":{"type":"json_schema","json_schema":{"name":"s","schema":{"type":"object","x":@}}}}',
+        "grammar": '{"messages":' + _MESSAGE + ',"structured_outputs":{"grammar":@}}',
+    },
+    "/v1/completions": {
+        "many prompts, many answers": '{"n":64,"max_tokens":1,"echo":true,"prompt":[' + ",".join(["@"] * 64) + "]}",
+        "ids of many answers": '{"n":64,"max_tokens":1,"return_token_ids":true,"prompt":['
+        + ",".join(["@"] * 64)
+        + "]}",
+        "regex": '{"prompt":"a","structured_outputs":{"regex":@}}',
+    },
+    "/v1/responses": {
+        "unknown field of an item": '{"input":[{"role":"user","content":"a","x":@}]}',
+        "content": '{"input":[{"role":"user","content":@}]}',
+        "text of a part": '{"input":[{"role":"user","content":[{"type":"input_text","text":@}]}]}',
+        "arguments of a call": '{"input":[{"type":"function_call","call_id":"c","name":"f","arguments":@},'
+        '{"type":"function_call_output","call_id":"c","output":"a"}]}',
+        "strict tool": '{"input":"a",' + _FLAT_TOOL + "}",
+        "schema": '{"input":"a","text":{"format":{"type":"json_schema","name":"s","schema":{"type":"object","x":@}}}}',
+    },
+    "/tokenize": {
+        "content": '{"messages":[{"role":"user","content":@}]}',
+        "text": '{"return_token_strs":true,"prompt":@}',
+    },
+}
+"""Deeper places than a request's own fields: `@` stands for the heavy value."""
+
+
+def _in_place(template: str, value: Callable[[int], bytes], is_quoted: bool = False) -> Callable[[int], bytes]:
+    pieces = template.encode().split(b"@")
+
+    def make(size: int) -> bytes:
+        room = (size - sum(map(len, pieces))) // (len(pieces) - 1)
+        if is_quoted:
+            return json.dumps(value(room * 3 // 4).decode()).encode().join(pieces)[:size]
+        return value(room).join(pieces)
+
+    return make
+
+
+def _in_field(route: str, field: str, value: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    fields = ENOUGH.get(route, {}) | {field: "@"}
+    return _in_place("{" + ",".join(f'"{name}":{content}' for name, content in fields.items()) + "}", value)
+
+
+def heavy_bodies() -> Iterator[HeavyBody]:
+    """All of them: routes times their fields and deeper places, times kinds of values."""
+    body_types = {operation.path: operation.body for operation in OPERATIONS if operation.method == "post"}
+    for route in POST_ROUTES:
+        body_type = body_types[route]
+        assert body_type is not None
+        # Of fields of one type the first stands for all: they are read by the same code.
+        fields = {str(field.type): field.encode_name for field in reversed(msgspec.structs.fields(body_type))}
+        for kind, value in VALUES.items():
+            yield HeavyBody(f"body: {kind}", route, value)
+            for field in [*fields.values(), "an_unknown_field"]:
+                yield HeavyBody(f"{field}: {kind}", route, _in_field(route, field, value))
+            for place, template in PLACES.get(route, {}).items():
+                yield HeavyBody(f"{place}: {kind}", route, _in_place(template, value))
+                if place.startswith("arguments"):
+                    yield HeavyBody(f"{place}, as text: {kind}", route, _in_place(template, value, is_quoted=True))
