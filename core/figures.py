@@ -22,6 +22,7 @@ def engine_stats(
         num_used_pages=kv.pool.num_used,
         num_steps=totals.num_steps,
         num_preemptions=totals.num_preemptions,
+        num_invalid_logits=totals.num_invalid_logits,
         num_prompt_tokens=totals.num_prompt_tokens,
         num_cached_tokens=totals.num_cached_tokens,
         num_output_tokens=totals.num_output_tokens,

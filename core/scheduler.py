@@ -311,7 +311,7 @@ class Scheduler:
             position += samples
         if step.has_logprobs:
             attach_logprobs(step, result, output)
-        end_failed(failed, output, self._remove)
+        self.totals.num_invalid_logits += end_failed(failed, output, self._remove)
         for seq in due:
             if seq.row >= 0 and seq.due_step == step_id:  # it was not in this step after all
                 self.calendar.enter(seq, step_id)

@@ -6,6 +6,7 @@ from penstock.frontend.errors import (
     EndsWorkers,
     EngineFailed,
     GrammarFailed,
+    InvalidLogits,
     InvalidRequest,
     Overloaded,
 )
@@ -23,6 +24,8 @@ def failure_of(delta: SequenceDelta, stats: EngineStats | None, num_seqs: int, n
         return InvalidRequest(delta.error)
     if delta.error_code == "grammar":
         return GrammarFailed(delta.error)
+    if delta.error_code == "invalid_logits":
+        return InvalidLogits(delta.error)
     if delta.error_code == "ends_workers":
         return EndsWorkers(delta.error)
     if delta.finish_reason == "abort":

@@ -21,6 +21,7 @@
     |-- RateLimitExceeded             429     rate_limit_error        rate_limit_exceeded
     `-- ServerError                   500     server_error            internal_error
         |-- EngineFailed              500                             engine_error
+        |-- InvalidLogits             500                             invalid_logits
         |-- EndsWorkers               500                             request_ends_workers
         |-- ClientTooSlow             500                             client_too_slow
         |-- DeadlineExceeded          504                             deadline_exceeded
@@ -182,6 +183,13 @@ class EngineFailed(ServerError):
     """The engine ended this request with an error."""
 
     code = "engine_error"
+
+
+class InvalidLogits(ServerError):
+    """The model's logits for this text are such that no token can be drawn; they would be the same again."""
+
+    code = "invalid_logits"
+    may_retry = False
 
 
 class EndsWorkers(ServerError):

@@ -203,6 +203,10 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily(name, about, value=value)
         counters = {
             "penstock_engine_steps": ("Forward passes.", stats.num_steps),
+            "penstock_invalid_logits": (
+                "Sequences that ended because no token could be drawn from the model's logits.",
+                stats.num_invalid_logits,
+            ),
             "penstock_num_preemptions": ("Running sequences whose pages were taken back.", stats.num_preemptions),
             "penstock_engine_prompt_tokens": ("Prompt tokens admitted.", stats.num_prompt_tokens),
             "penstock_prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.num_cached_tokens),

@@ -105,6 +105,8 @@ class GrammarRow:
         return self._error
 
     def _follow(self, token_id: int) -> None:
+        if token_id < 0:
+            self._error = "no token could be drawn"  # of which the step's result says more
         self._num_outputs += 1
         if self._error or self._has_stopped or self._matcher is None:
             return

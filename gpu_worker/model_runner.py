@@ -20,6 +20,7 @@ from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.gpu_worker.rope import Rope
 from penstock.gpu_worker.row_state import RowState
+from penstock.gpu_worker.undrawn import drawn_tokens
 from penstock.ipc.messages import RowError, StepPlan, StepResult
 from penstock.kernels.copy_pages import copy_pages
 from penstock.kernels.native.library import StepTables
@@ -47,7 +48,10 @@ class PendingStep(NamedTuple):
         values = b"" if self.output is None else self.output.wait()
         num_idle_us = 0 if self.ended_before is None else self.began.us_since(self.ended_before)
         result = make_result(self.step_id, values, self.sizes, self.ended.us_since(self.began), num_idle_us)
-        return replace(result, row_errors=self.row_errors) if self.row_errors else result
+        token_ids, undrawn = drawn_tokens(result.token_ids)
+        if self.row_errors or undrawn:
+            return replace(result, token_ids=token_ids, row_errors=self.row_errors + undrawn)
+        return result
 
 
 class ModelRunner:
@@ -184,7 +188,7 @@ class ModelRunner:
             assert sampling is not None
             needs = state.needs(rows, positions)
             tokens = sample(logits, sampling.rows, sampling.positions, state.sampling, needs)
-            state.token_ids[sampling.rows, sampling.positions] = tokens
         if index is None or raw is None:
             return tokens, None, row_errors
-        return tokens, score(raw, tokens.index_select(0, index), int(state.num_logprobs[rows].max())), row_errors
+        drawn = tokens.index_select(0, index).clamp_(min=0)  # a row without a token is scored, too
+        return tokens, score(raw, drawn, int(state.num_logprobs[rows].max())), row_errors

@@ -24,7 +24,7 @@ Buffer = bytes
 """Raw little-endian numbers; the comment beside each field gives dtype and shape."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
-ErrorCode = Literal["queue_full", "too_long", "internal", "grammar", "ends_workers", "queue_timeout"]
+ErrorCode = Literal["queue_full", "too_long", "internal", "grammar", "invalid_logits", "ends_workers", "queue_timeout"]
 ShortText = Annotated[str, Meta(max_length=256)]
 Count = Annotated[int, Meta(ge=1, le=2**26)]
 """How many there are of something that the scheduler keeps a list of: more than any machine has, and no more."""
@@ -244,6 +244,7 @@ class EngineStats(Message, frozen=True):
     num_dropped_from_frontends: int = 0  # malformed or senseless messages since start, on the socket for frontends
     num_dropped_from_workers: int = 0  # on the socket for workers
     num_dropped_by_worker: int = 0  # on the present worker's own
+    num_invalid_logits: int = 0  # sequences that ended because no token could be drawn from their logits
 
 
 # --- scheduler <-> worker -------------------------------------------------------------------
@@ -311,6 +312,7 @@ class RowError(Struct, frozen=True, array_like=True, gc=False):
 
     sample_idx: int  # among the step's sampling rows
     reason: str
+    code: ErrorCode = "grammar"
 
 
 class StepResult(Message, frozen=True):

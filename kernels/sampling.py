@@ -2,6 +2,8 @@
 
 Order: logit bias, mask of stop ids below min_tokens, penalties, temperature, min-p, top-k, top-p, draw.
 Each filter is a threshold on the tempered logits, and a token that ties with the last one kept is kept.
+
+Logits that no softmax could be taken of give no token but one of the negative numbers below, in every path.
 """
 
 import math
@@ -11,24 +13,25 @@ from torch import Tensor
 
 from penstock.kernels.philox import philox_reference
 from penstock.kernels.sampling_cpu import sample_cpu
-from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
+from penstock.kernels.sampling_state import NOT_FINITE, NOTHING_LEFT, SamplingNeeds, SamplingState
 
-__all__ = ["SamplingNeeds", "SamplingState", "sample", "sample_reference"]
+__all__ = ["NOTHING_LEFT", "NOT_FINITE", "SamplingNeeds", "SamplingState", "sample", "sample_reference"]
 
 
 def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
-    """Draw one token per sampling row.
+    """Draw one token per sampling row, and write it to its position of `state.token_ids`.
 
     Args:
         logits: [S, V], any float type; overwritten if fp32.
         rows: int32 or int64 [S], the row of `state` for each.
-        positions: int32 or int64 [S], the position that the drawn token will have; those before it are known.
+        positions: int32 or int64 [S], where the drawn token goes; those before it are known.
         state: parameters of all rows.
         needs: which of the steps some row needs; the others are skipped for all.
 
     Returns:
         int32 [S]. Equal logits: the lowest id wins. The randomness is as `philox.py` says: it depends on
-        (seed, position, token id), never on the batch.
+        (seed, position, token id), never on the batch. `NOT_FINITE` or `NOTHING_LEFT` where there is no token to draw;
+        token 0 is written then, for a step that is under way reads it before anybody hears of this.
     """
     if logits.ndim != 2 or rows.shape != positions.shape or rows.shape[0] != logits.shape[0]:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit rows {tuple(rows.shape)}")
@@ -36,13 +39,14 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState
         from penstock.kernels.triton.sampling import sample_triton
 
         return sample_triton(logits, rows, positions, state, needs)
-    if needs.nothing:
-        return logits.argmax(-1).int()
-    return sample_cpu(logits, rows.long(), positions.long(), state, needs)
+    rows, positions = rows.long(), positions.long()
+    tokens = sample_cpu(logits, rows, positions, state, needs)
+    state.token_ids[rows, positions] = tokens.clamp(min=0)
+    return tokens
 
 
 def sample_reference(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
-    """Row by row in plain Python; leaves `logits` alone."""
+    """Row by row in plain Python; leaves its arguments alone."""
     drawn = []
     for s, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
         drawn.append(_draw(adjusted_logits_reference(logits[s], row, position, state), row, position, state))
@@ -96,6 +100,10 @@ def kept_reference(z: list[float], row: int, state: SamplingState) -> list[int]:
 
 def _draw(z: list[float], row: int, position: int, state: SamplingState) -> int:
     temperature = float(state.temperature[row])
+    if any(math.isnan(x) or x == math.inf for x in z):
+        return NOT_FINITE
+    if max(z) == -math.inf:
+        return NOTHING_LEFT
     if temperature <= 0:
         return max(range(len(z)), key=lambda i: (z[i], -i))
     z = [x / temperature for x in z]

@@ -1,10 +1,12 @@
-"""The CPU path of sampling. Noise is made only for tokens that can still win."""
+"""The CPU path of sampling by torch. Noise is made only for tokens that can still win."""
+
+import math
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.philox import gumbel_from_words, philox_words
-from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
+from penstock.kernels.sampling_state import NOT_FINITE, NOTHING_LEFT, SamplingNeeds, SamplingState
 
 # Gumbel noise from 23-bit u lies in [-2.82, 16.64]: a token this far below the best one cannot win.
 _NOISE_RANGE = 20.0
@@ -13,7 +15,9 @@ _DENSE_ELEMENTS = 1 << 16  # noise made at once
 
 
 def sample_cpu(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
-    """Arguments and result as in `sampling.sample`; rows and positions are int64."""
+    """Arguments and result as in `sampling.sample`; rows and positions are int64. Nothing is written."""
+    if needs.nothing:
+        return _best(logits)
     z = logits.float()
     if needs.bias:
         _add_bias(z, rows, state)
@@ -22,19 +26,35 @@ def sample_cpu(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingS
     if needs.penalties:
         _penalise(z, rows, positions, state)
     if not needs.random:
-        return z.argmax(-1).int()
+        return _best(z)
     temperature = state.temperature[rows]
     is_random = (temperature > 0).nonzero().squeeze(1)
     everything = is_random.shape[0] == rows.shape[0]
     if not everything:
-        greedy = z.argmax(-1)
+        greedy = _best(z)
         z, rows, positions, temperature = z[is_random], rows[is_random], positions[is_random], temperature[is_random]
     z.div_(temperature[:, None])
-    thresholds = _thresholds(z, rows, state, needs)
-    drawn = _gumbel_argmax(z, thresholds, state.seed[rows], positions)
+    top = z.amax(-1, keepdim=True)
+    thresholds = _thresholds(z, top, rows, state, needs)
+    drawn = _unless_broken(_gumbel_argmax(z, thresholds, state.seed[rows], positions), top)
     if everything:
-        return drawn.int()
-    return greedy.index_copy_(0, is_random, drawn).int()
+        return drawn
+    return greedy.index_copy_(0, is_random, drawn)
+
+
+def _best(z: Tensor) -> Tensor:
+    """int32 [S]: the argmax, which NaN wins."""
+    tokens = z.argmax(-1, keepdim=True)
+    return _unless_broken(tokens.squeeze(1), z.gather(1, tokens))
+
+
+def _unless_broken(tokens: Tensor, top: Tensor) -> Tensor:
+    """int32 [S]: the tokens [S] of rows whose largest logit, NaN if there is one, is a finite number; top [S, 1]."""
+    values = top.tolist()
+    if not all(math.isfinite(value) for (value,) in values):
+        failures = [NOTHING_LEFT if value == -math.inf else NOT_FINITE for (value,) in values]
+        tokens = torch.where(top.isfinite().squeeze(1), tokens, torch.tensor(failures))
+    return tokens.int()
 
 
 def _add_bias(z: Tensor, rows: Tensor, state: SamplingState) -> None:
@@ -73,9 +93,8 @@ def _penalise(z: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) 
     z[wanted] = x
 
 
-def _thresholds(z: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
-    """fp32 [S, 1]: the least tempered logit that may be drawn."""
-    top = z.amax(-1, keepdim=True)
+def _thresholds(z: Tensor, top: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
+    """fp32 [S, 1]: the least tempered logit that may be drawn; `top` is the largest."""
     threshold = top - _NOISE_RANGE
     filtered = torch.full_like(top, -torch.inf)
     if needs.min_p:

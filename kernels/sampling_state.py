@@ -4,6 +4,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+NOT_FINITE = -1
+"""In place of a row's token: some of its logits are NaN or plus infinity."""
+NOTHING_LEFT = -2
+"""In place of a row's token: all of its logits are minus infinity."""
+
 
 class SamplingState(NamedTuple):
     """Per-row parameters and tokens on the device (R rows); -1 pads the ragged id lists."""

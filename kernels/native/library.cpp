@@ -58,7 +58,7 @@ void penstock_logits(const Model* model, const float* x, int num_tokens, float* 
 void penstock_step(const Model* model, const Rows* rows, float* logits) { compute(*model, *rows, logits); }
 
 // Draw a token for each of `count` rows from logits [count, V], and write it where the next step reads it: at its
-// position of the row.
+// position of the row. A negative number says why a row has none.
 void penstock_draw(const Sampling* rows, const int32_t* drawn_rows, const int32_t* positions, int count, float* logits,
                    int vocab_size, int32_t* out) {
   double multiplications = 0;
@@ -67,7 +67,8 @@ void penstock_draw(const Sampling* rows, const int32_t* drawn_rows, const int32_
   team->run(multiplications, [&] {
     team->each(count, 1, [&](int i) {
       out[i] = draw(*rows, drawn_rows[i], positions[i], logits + size_t(i) * vocab_size, vocab_size);
-      rows->token_ids[int64_t(drawn_rows[i]) * rows->max_len + positions[i]] = out[i];
+      // A row without a token ends; what its next step, which may be under way, reads is a token nevertheless.
+      rows->token_ids[int64_t(drawn_rows[i]) * rows->max_len + positions[i]] = std::max(out[i], 0);
     });
   });
 }

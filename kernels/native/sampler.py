@@ -35,7 +35,7 @@ class NativeSampler:
         self._sampling = _Sampling(*(getattr(state, name).data_ptr() for name in _TABLES), *widths)
 
     def draw(self, logits: Tensor, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> Tensor:
-        """Draw one token per sampling row, and write it to its position of `token_ids`.
+        """Draw one token per sampling row, and write it to its position of `token_ids`, as `sample` does.
 
         Args:
             logits: fp32[S, V], contiguous; overwritten.
@@ -43,7 +43,7 @@ class NativeSampler:
             positions: int32[S], where the drawn tokens go; those before are known.
 
         Returns:
-            int32[S]
+            int32[S]; negative where there is no token.
         """
         num_rows, vocab_size = logits.shape
         if (

@@ -69,6 +69,8 @@ struct Sampling {  // as _Sampling in sampler.py: the rows' parameters, as kerne
   int32_t max_len, num_stop_ids, num_bias_ids;
 };
 
+constexpr int kNotFinite = -1, kNothingLeft = -2;  // in place of a token, as in kernels/sampling_state.py
+
 constexpr float kNoiseRange = 20.0f;  // noise lies in [-2.82, 16.64]: a token this far below the best one cannot win
 constexpr float kFewRange = 8.0f;     // few tokens are so near the best one; mostly they have the mass that top-p keeps
 
@@ -80,6 +82,17 @@ inline Floats load_logits(const float* z, int count) {
   return logits;
 }
 
+// Whether there is NaN among the logits. `sum` is theirs, in any order: only if that is NaN is it worth looking.
+inline bool has_nan(const float* z, int vocab_size, Floats sum) {
+  return std::isnan(sum_of(sum)[0]) && std::any_of(z, z + vocab_size, [](float logit) { return std::isnan(logit); });
+}
+
+// Why no token can be drawn from logits whose largest one this is; 0 if one can.
+inline int failure_of(bool is_nan, float top) {
+  if (is_nan || top == INFINITY) return kNotFinite;
+  return top == -INFINITY ? kNothingLeft : 0;
+}
+
 // The id of the largest lane, the lowest of equals.
 inline int winner_of(Floats best, Ints ids) {
   int winner = 0;
@@ -88,16 +101,19 @@ inline int winner_of(Floats best, Ints ids) {
   return ids[winner];
 }
 
+// The id of the largest logit, the lowest of equals; or why there is none.
 inline int argmax(const float* z, int vocab_size) {
-  Floats best = splat(-INFINITY);
+  Floats best = splat(-INFINITY), sum = {};
   Ints best_id = {};
   for (int first = 0; first < vocab_size; first += kLanes) {
     const Floats logits = load_logits(z + first, vocab_size - first);
     const Ints wins = logits > best;
     best = wins ? logits : best;
     best_id = wins ? kLaneNumbers + first : best_id;
+    sum += logits;
   }
-  return winner_of(best, best_id);
+  const int failure = failure_of(has_nan(z, vocab_size, sum), max_of(best)[0]);
+  return failure ? failure : winner_of(best, best_id);
 }
 
 // Lane i of four vectors' every fourth number from the j-th on: number 4 * i + j.
@@ -170,18 +186,22 @@ inline void adjust(const Sampling& rows, int64_t row, int position, float* z, in
   penalise(rows, row, position, z, vocab_size);
 }
 
-// Divides the logits; their maximum.
+// Divides the logits; their maximum, or NaN if there is one among them.
 inline float temper(float* z, int vocab_size, float temperature) {
-  Floats most = splat(-INFINITY);
+  Floats most = splat(-INFINITY), sum = {};
   int i = 0;
   for (; i + kLanes <= vocab_size; i += kLanes) {
     const Floats logits = load16(z + i) / temperature;
     store(z + i, logits);
     most = larger(most, logits);
+    sum += logits;
   }
   float top = max_of(most)[0];
-  for (; i < vocab_size; i++) top = std::max(top, z[i] /= temperature);
-  return top;
+  for (; i < vocab_size; i++) {
+    top = std::max(top, z[i] /= temperature);
+    sum += z[i];
+  }
+  return has_nan(z, vocab_size, sum) ? NAN : top;
 }
 
 struct Candidate {
@@ -264,11 +284,12 @@ inline float least_kept(const Sampling& rows, int64_t row, const float* z, int v
   return floor;
 }
 
-// The token of a row whose tokens before `position` are known; z [vocab_size] is overwritten.
+// The token of a row whose tokens before `position` are known, or why there is none; z [vocab_size] is overwritten.
 inline int draw(const Sampling& rows, int64_t row, int position, float* z, int vocab_size) {
   adjust(rows, row, position, z, vocab_size);
   if (rows.temperature[row] <= 0) return argmax(z, vocab_size);
   const float top = temper(z, vocab_size, rows.temperature[row]);
+  if (const int failure = failure_of(std::isnan(top), top)) return failure;
   float least = top - kNoiseRange;
   if (rows.min_p[row] > 0) least = std::max(least, top + std::log(rows.min_p[row]));
   if (rows.top_k[row] > 0 || rows.top_p[row] < 1) least = least_kept(rows, row, z, vocab_size, top, least);

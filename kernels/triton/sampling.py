@@ -13,6 +13,12 @@ from penstock.kernels.triton.sampling_filter import filter_bounds, tempered
 
 
 @triton.jit
+def larger_or_nan(a, b):
+    """The maximum, and NaN if one of them is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def draw_kernel(
     logits_ptr,
     rows_ptr,
@@ -28,7 +34,10 @@ def draw_kernel(
     FILTER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (ceil(V / BLOCK), S): the best score of a block of ids, and the lowest id that has it."""
+    """Grid (ceil(V / BLOCK), S): the best score of a block of ids, and the lowest id that has it.
+
+    A block with NaN in it has the best score NaN: filters must not drop it.
+    """
     block = tl.program_id(0)
     s = tl.program_id(1).to(tl.int64)
     first = block * BLOCK
@@ -43,27 +52,37 @@ def draw_kernel(
         if FILTER:
             below = tl.load(bounds_ptr + 2 * s)
             floor = tl.load(bounds_ptr + 2 * s + 1)
-            z = tl.where((z > below) & (z >= floor), z, float("-inf"))
+            z = tl.where((z <= below) | (z < floor), float("-inf"), z)
         # Blocks that the filters emptied need no noise.
-        if (temperature > 0.0) & (tl.max(z, 0) > float("-inf")):
+        if (temperature > 0.0) & (tl.max(z, 0) > float("-inf")):  # of NaN and others, either does
             position = tl.load(positions_ptr + s)
             z += token_noise(tl.load(seed_ptr + row), position, first // 4, BLOCK)
-    top = tl.max(z, 0)
-    # Ids past V read -inf; NaN logits match nothing: both must still give an id of the vocabulary.
-    top_id = tl.minimum(tl.min(tl.where(z == top, ids, vocab - 1), 0), vocab - 1)
+    top = tl.reduce(z, 0, larger_or_nan)
+    top_id = tl.min(tl.where(z == top, ids, vocab), 0)
     tl.store(best_ptr + s * tl.num_programs(0) + block, top)
     tl.store(best_id_ptr + s * tl.num_programs(0) + block, top_id)
 
 
 @triton.jit
-def pick_kernel(best_ptr, best_id_ptr, out_ptr, num_blocks, BLOCK: tl.constexpr):
-    """Grid (S,): the best of a row's blocks; equal scores go to the lowest id."""
+def pick_kernel(
+    best_ptr, best_id_ptr, rows_ptr, positions_ptr, token_ids_ptr, out_ptr, num_blocks, stride_ids, BLOCK: tl.constexpr
+):
+    """Grid (S,): the best of a row's blocks; equal scores go to the lowest id.
+
+    A best score of NaN or plus infinity gives -1, minus infinity -2; the table then gets token 0.
+    """
     s = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     score = tl.load(best_ptr + s * num_blocks + at, mask=at < num_blocks, other=float("-inf"))
     ids = tl.load(best_id_ptr + s * num_blocks + at, mask=at < num_blocks, other=2147483647)
-    last = tl.load(best_id_ptr + s * num_blocks + num_blocks - 1)
-    tl.store(out_ptr + s, tl.minimum(tl.min(tl.where(score == tl.max(score, 0), ids, 2147483647), 0), last))
+    top = tl.reduce(score, 0, larger_or_nan)
+    drawn = tl.min(tl.where(score == top, ids, 2147483647), 0)
+    is_finite = (top > float("-inf")) & (top < float("inf"))
+    drawn = tl.where(is_finite, drawn, tl.where(top == float("-inf"), -2, -1))
+    tl.store(out_ptr + s, drawn)
+    row = tl.load(rows_ptr + s).to(tl.int64)
+    position = tl.load(positions_ptr + s).to(tl.int64)
+    tl.store(token_ids_ptr + row * stride_ids + position, tl.maximum(drawn, 0))
 
 
 def sample_triton(
@@ -92,5 +111,8 @@ def sample_triton(
         logits, rows, positions, state.temperature, state.seed, bounds, best, best_id, vocab, logits.stride(0),
         RANDOM=needs.random, FILTER=filtered, BLOCK=block, num_warps=8,
     )  # fmt: skip
-    pick_kernel[(num_samples,)](best, best_id, out, num_blocks, BLOCK=next_power_of_two(num_blocks), num_warps=1)
+    pick_kernel[(num_samples,)](
+        best, best_id, rows, positions, state.token_ids, out, num_blocks, state.token_ids.stride(0),
+        BLOCK=next_power_of_two(num_blocks), num_warps=1,
+    )  # fmt: skip
     return out

@@ -43,11 +43,12 @@ def end(live: LiveServer, how: str) -> None:
         case "malformed":
             assert post(live, "/v1/completions", b"{").status == 400
         case "engine error":
-            live.gives([5], error="made up", error_code="ends_workers")
-            answer = complete(live)
-            assert answer.status == 500
-            assert answer.headers["x-should-retry"] == "false"
-            assert answer.json()["error"]["code"] == "request_ends_workers"
+            for error_code, code in (("ends_workers", "request_ends_workers"), ("invalid_logits", "invalid_logits")):
+                live.gives([5], error="made up", error_code=error_code)
+                answer = complete(live)
+                assert answer.status == 500
+                assert answer.headers["x-should-retry"] == "false"
+                assert answer.json()["error"]["code"] == code
         case _:
             live.says("Water", hangs=True)
             before = len(live.scheduler.added)

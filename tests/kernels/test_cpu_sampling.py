@@ -12,7 +12,7 @@ from penstock.kernels.native import build
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.sampler import NativeSampler
 from penstock.kernels.philox import gumbel_from_words, philox_reference, philox_words
-from penstock.kernels.sampling import SamplingNeeds, SamplingState, sample, sample_reference
+from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT, SamplingNeeds, SamplingState, sample, sample_reference
 from penstock.kernels.top_logprobs import token_ranks, top_logprobs, top_logprobs_reference
 
 ALL = SamplingNeeds(random=True, bias=True, min_tokens=True, penalties=True, min_p=True, top_k=True, top_p=True)
@@ -34,7 +34,7 @@ def draw(request: pytest.FixtureRequest) -> Draw:
     ) -> Tensor:
         table = state.token_ids.clone()
         drawn = NativeSampler(library, state).draw(logits, rows.int().numpy(), positions.int().numpy())
-        table[rows, positions] = drawn
+        table[rows, positions] = drawn.clamp(min=0)
         assert torch.equal(state.token_ids, table)
         return drawn
 
@@ -100,6 +100,29 @@ def test_equal_to_the_reference(draw: Draw, seed: int) -> None:
     positions = torch.randint(4, 12, (num_rows,))
     expected = sample_reference(logits, rows, positions, state)
     assert torch.equal(draw(logits.clone(), rows, positions, state, ALL), expected)
+
+
+@pytest.mark.parametrize("needs", [SamplingNeeds(), ALL], ids=["greedy", "all"])
+@pytest.mark.parametrize("vocab", [53, 5000])
+def test_rows_without_a_token_are_told(draw: Draw, needs: SamplingNeeds, vocab: int) -> None:
+    """NaN anywhere, plus infinity, and nothing but minus infinity; the others draw as ever."""
+    num_rows = 40
+    state = random_state(num_rows, vocab, 3) if needs.random else make_state(num_rows)
+    if not needs.random:
+        state = state._replace(temperature=torch.zeros(num_rows))
+    logits = torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(3)) * 3
+    rows, positions = torch.randperm(num_rows), torch.full((num_rows,), 11)
+    expected = sample_reference(logits, rows, positions, state)
+    logits[0::8] = math.nan
+    logits[1::8, vocab - 1] = math.nan
+    logits[2::8, 0] = -math.nan
+    logits[3::8, 7] = math.inf
+    logits[4::8] = -math.inf
+    for first, failure in enumerate((NOT_FINITE, NOT_FINITE, NOT_FINITE, NOT_FINITE, NOTHING_LEFT)):
+        expected[first::8] = failure
+    assert torch.equal(draw(logits.clone(), rows, positions, state, needs), expected)
+    assert torch.equal(state.token_ids[rows, positions], expected.clamp(min=0))
+    assert torch.equal(sample_reference(logits, rows, positions, state), expected)
 
 
 def test_top_p_beyond_the_best_thousand(draw: Draw) -> None:
@@ -215,14 +238,13 @@ def test_filters_of_large_vocabularies(draw: Draw) -> None:
 
 
 def test_nothing_can_be_drawn(draw: Draw) -> None:
-    """Minus infinity throughout gives some token, and loses no other row."""
+    """Minus infinity throughout is told, and loses no other row."""
     logits = torch.zeros(2, 37)
     logits[0] = -torch.inf
     logits[1, 20] = 9
     state = make_state(2)._replace(top_k=torch.tensor([3, 1]), top_p=torch.tensor([0.5, 0.5]))
     drawn = draw(logits, torch.arange(2), torch.full((2,), 3), state, ALL).tolist()
-    assert 0 <= drawn[0] < 37
-    assert drawn[1] == 20
+    assert drawn == [NOTHING_LEFT, 20]
 
 
 def test_wrong_shapes_are_refused() -> None:

@@ -54,7 +54,7 @@ def make_state(device: str, vocab: int = VOCAB, num_rows: int = 8) -> SamplingSt
 
 def rows_and_positions(device: str, count: int) -> tuple[Tensor, Tensor]:
     rows = torch.arange(count, device=device).flip(0) % 8
-    return rows, torch.tensor([40, 41, 77, 50, 60, 33, 1000000, 35], device=device)[rows].clamp(max=80)
+    return rows, torch.tensor([40, 41, 77, 50, 60, 33, 79, 35], device=device)[rows]
 
 
 @triton.jit
@@ -128,7 +128,10 @@ def test_draws_equal_the_reference(device: str, vocab: int) -> None:
     state, (rows, positions) = make_state(device, vocab), rows_and_positions(device, 8)
     logits = 3 * torch.randn(8, vocab, device=device)
     expected = sample_reference(logits, rows, positions, state)
+    table = state.token_ids.clone()
     assert sample_triton(logits.clone(), rows, positions, state, ALL).tolist() == expected.tolist()
+    table[rows, positions] = expected
+    assert torch.equal(state.token_ids, table)
     assert len(set(expected.tolist())) > 4
     alone = [
         sample_triton(logits[s : s + 1].clone(), rows[s : s + 1], positions[s : s + 1], state, ALL) for s in range(8)
@@ -146,10 +149,34 @@ def test_greedy_takes_the_first_of_equals(device: str) -> None:
     assert sample_triton(logits, rows, rows, state, SamplingNeeds(random=True)).tolist() == [50, 4095, 0]
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy in the interpreter: NaN, infinity less infinity
+@pytest.mark.parametrize("needs", [SamplingNeeds(), SamplingNeeds(random=True), ALL], ids=["greedy", "plain", "all"])
+def test_rows_without_a_token_are_told(device: str, needs: SamplingNeeds) -> None:
+    """NaN anywhere, plus infinity, and nothing but minus infinity; the others draw as ever."""
+    vocab = 5000
+    state, (rows, positions) = make_state(device, vocab), rows_and_positions(device, 8)
+    logits = 3 * torch.randn(8, vocab, device=device)
+    expected = sample_triton(logits.clone(), rows, positions, state, needs)
+    logits[1] = math.nan
+    logits[2, 4500] = math.nan
+    logits[3, 7] = math.inf
+    logits[5] = -math.inf
+    logits[6, :4990] = -math.nan
+    drawn = sample_triton(logits.clone(), rows, positions, state, needs)
+    expected[[1, 2, 3, 5, 6]] = torch.tensor([-1, -1, -1, -2, -1], dtype=torch.int32, device=device)
+    assert drawn.tolist() == expected.tolist()
+    assert state.token_ids[rows, positions].tolist() == expected.clamp(min=0).tolist()
+    if needs == ALL:
+        assert sample_reference(logits, rows, positions, state).tolist() == expected.tolist()
+
+
 def test_draws_follow_the_distribution(device: str) -> None:
     """Chi-square over 8 tokens; the seed is fixed, so this cannot flicker."""
     draws = 64 if device == "cpu" else 20000
-    state = make_state(device)._replace(temperature=torch.ones(8, device=device))
+    state = make_state(device)._replace(
+        temperature=torch.ones(8, device=device),
+        token_ids=torch.zeros(8, draws, dtype=torch.int32, device=device),
+    )
     line = torch.tensor([0.0, 0.5, 1.0, -1.0, 2.0, 0.1, -3.0, 1.5], device=device)
     rows = torch.ones(draws, dtype=torch.int32, device=device)
     positions = torch.arange(draws, dtype=torch.int32, device=device)
