@@ -39,5 +39,5 @@ WORKDIR /tmp
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["penstock"]
-# Inside a container every address is the container's own: who reaches it is for `docker run -p` to say.
-CMD ["serve", "--host", "0.0.0.0", "--insecure-bind"]
+# `docker run -p 8000:8000` opens the port to the whole network, so this wants API keys or PENSTOCK_INSECURE_BIND=true.
+CMD ["serve", "--host", "0.0.0.0"]

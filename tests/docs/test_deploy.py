@@ -51,6 +51,7 @@ def test_every_option_reaches_its_service() -> None:
 def test_the_example_names_variables_that_exist() -> None:
     known = {flag.variable for flag in flags()} | {KEY_VARIABLE}
     known |= {"PENSTOCK_MODEL_DIR", "PENSTOCK_HTTP_ADDRESS", "GRAFANA_ADDRESS"}
+    known |= {"FRONTEND_MEMORY", "SCHEDULER_MEMORY", "WORKER_MEMORY"}
     text = (ROOT / "deploy" / "env.example").read_text()
     assert set(re.findall(r"^#?([A-Z_]+)=", text, flags=re.MULTILINE)) <= known
 
@@ -74,6 +75,24 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     asked = {name for p in dashboard["panels"] for t in p["targets"] for name in re.findall(r"penstock_\w+", t["expr"])}
     assert asked
     assert asked <= known
+
+
+def test_every_service_of_ours_is_bounded() -> None:
+    """In processes, memory and privileges."""
+    services = yaml.load((ROOT / "compose.yaml").read_text(), Loader)["services"]
+    for name in ("frontend", "scheduler", "worker"):
+        assert services[name]["pids_limit"] == 1024
+        assert services[name]["mem_limit"]
+        assert (services[name]["cap_drop"], services[name]["read_only"]) == (["ALL"], True)
+
+
+def test_the_image_does_not_open_itself_to_everybody() -> None:
+    [command] = re.findall(r"^CMD (.*)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert json.loads(command) == [
+        "serve",
+        "--host",
+        "0.0.0.0",
+    ]  # refused without keys: tests/frontend/test_listening.py
 
 
 def test_prometheus_looks_for_the_frontends_where_they_listen() -> None:
