@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from penstock.core.config import Config
@@ -43,12 +43,23 @@ class _Started:
 class Child:
     """One process that should run: what to start, and the one that runs now."""
 
-    def __init__(self, name: str, module: str, config: Config, index: int = 0, *, has_spare: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        config: Config,
+        index: int = 0,
+        *,
+        has_spare: bool = False,
+        shared_fds: Mapping[str, int] | None = None,
+    ) -> None:
+        """`shared_fds`: descriptors that every start of it inherits, by the flags that name them to it."""
         self.name = name
         self._module = module
         self._config = config
         self._index = index
         self._has_spare = has_spare
+        self._shared_fds = shared_fds or {}
         self._spare: _Started | None = None
         self._spare_start: asyncio.Task[None] | None = None
         self._spare_timer: asyncio.TimerHandle | None = None
@@ -80,6 +91,8 @@ class Child:
         turn_read, turn_write = os.pipe() if is_spare else (None, None)
         argv = ["--config-fd", str(config_fd), "--ready-fd", str(ready_write)]
         argv += ["--parent", str(os.getpid()), "--index", str(self._index)]
+        for flag, descriptor in self._shared_fds.items():
+            argv += [flag, str(descriptor)]
         passed = [config_fd, ready_write]
         if turn_read is not None:
             argv += ["--turn-fd", str(turn_read)]
@@ -90,7 +103,7 @@ class Child:
                 "-m",
                 f"{self._module}.spare" if is_spare else self._module,
                 *argv,
-                pass_fds=passed,
+                pass_fds=[*passed, *self._shared_fds.values()],
                 process_group=0,  # a terminal's Ctrl-C reaches the supervisor alone, which ends all in the right order
             )
         finally:

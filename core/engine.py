@@ -26,6 +26,7 @@ from penstock.ipc import faults
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec, MalformedMessage
 from penstock.ipc.curve import Doorkeeper
+from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequest,
@@ -80,7 +81,7 @@ class Engine:
         self._progress_at = 0.0  # last result, or first plan after none was in flight
         self._frontends = Peers(config.ipc.heartbeat_timeout)
         self._pump_is_scheduled = False
-        self._num_dropped_by_worker = 0
+        self._worker_says = Heartbeat()  # its latest
         self._drain = DrainRate()
         self._queue_timeouts = QueueTimeouts(config.scheduler.queue_timeout)
         self._stats_timer: asyncio.TimerHandle | None = None
@@ -209,7 +210,7 @@ class Engine:
                 log.error("worker failed", step_id=message.step_id, reason=message.reason)
                 self._lose_worker(message.reason, is_out_of_memory=message.is_out_of_memory)
             case Heartbeat():
-                self._num_dropped_by_worker = message.num_dropped
+                self._worker_says = message
 
     def _on_worker_hello(self, peer: PeerId, hello: WorkerHello) -> None:
         refusal = self._why_not(hello.protocol_version, hello.model_fingerprint)
@@ -340,7 +341,9 @@ class Engine:
             self._scheduler.stats(is_ready=self._worker is not None),
             num_dropped_from_frontends=self.frontend_channel.num_dropped,
             num_dropped_from_workers=self.worker_channel.num_dropped,
-            num_dropped_by_worker=self._num_dropped_by_worker,
+            num_dropped_by_worker=self._worker_says.num_dropped,
+            num_log_lines_dropped=num_dropped_log_lines(),
+            num_log_lines_dropped_by_worker=self._worker_says.num_log_lines_dropped,
             drained_seqs_per_second=self._drain.seqs_per_second,
             drained_tokens_per_second=self._drain.tokens_per_second,
         )

@@ -13,6 +13,7 @@ Children end with this process (the kernel signals them), so there are no orphan
 """
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -45,7 +46,11 @@ class Supervisor:
     def __init__(self, config: Config) -> None:
         self._config = config
         frontends = range(config.frontend.num_frontends)
-        self._frontends = [Child(f"penstock-frontend-{i}", "penstock.frontend", config, i) for i in frontends]
+        # Frontends share their metrics in memory that outlives each of them.
+        shared = {"--metrics-fd": os.memfd_create("penstock-metrics")} if len(frontends) > 1 else {}
+        self._frontends = [
+            Child(f"penstock-frontend-{i}", "penstock.frontend", config, i, shared_fds=shared) for i in frontends
+        ]
         self._engine = [
             Child("penstock-scheduler", "penstock.core", config),
             Child("penstock-worker-0", "penstock.gpu_worker", config, has_spare=config.worker.spare_worker),

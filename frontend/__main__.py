@@ -6,12 +6,13 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 
 import uvloop
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.listening import addresses, bind, has_files
+from penstock.frontend.metrics_board import MetricsBoard
+from penstock.frontend.server import Server
 from penstock.ipc import process
 from penstock.ipc.logs import refuse
 
@@ -27,10 +28,6 @@ def main() -> int:
     name = f"penstock-frontend-{index}"
     process.begin(name, config.log.log_level, config.log.log_format)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # requests are the parallelism
-    if config.frontend.num_frontends > 1 and config.ipc.runtime_dir:
-        metrics_dir = Path(config.ipc.runtime_dir) / "metrics"
-        metrics_dir.mkdir(mode=0o700, exist_ok=True)
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
     listeners = []
     for host, port in addresses(config.frontend):
         try:
@@ -47,13 +44,15 @@ def main() -> int:
 
 
 async def _run(config: Config, name: str, listeners: list[socket.socket], argv: list[str]) -> int:
-    from penstock.frontend.server import Server  # only now: prometheus_client reads its variable when imported
-
+    arguments = dict(zip(argv[::2], argv[1::2], strict=False))
+    board = None
+    if (shared := arguments.get("--metrics-fd")) is not None:
+        board = MetricsBoard(int(shared), int(arguments["--index"]), config.frontend.num_frontends)
     server: Server
     loop = asyncio.get_running_loop()
     if has_files(config.frontend):
         process.on_hangup(loop, lambda: server.reload())  # when the loop runs on: the server is there by then
-    server = Server(config, name)
+    server = Server(config, name, board)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stopped.set)
     await server.start(*listeners, on_ready=lambda: process.report_ready(argv))

@@ -1,25 +1,25 @@
 """Prometheus metrics, named in vLLM's style.
 
 What requests bring is counted here; what the engine says of itself (queue, rows, pages) is read from
-its latest `EngineStats` when somebody scrapes. With several frontends on one port (PROMETHEUS_MULTIPROC_DIR
-set before this module is imported) every process writes to files and any of them answers for all.
+its latest `EngineStats` when somebody scrapes. Several frontends on one port share their counts (`metrics_board.py`),
+so that any of them answers for all.
 """
 
-import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample as PrometheusSample
 
+from penstock.frontend.metrics_board import MetricsBoard, Sample, Snapshot
 from penstock.frontend.replies import RequestRecord
+from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import EngineStats
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
-MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 _TTFT_BUCKETS = (
     0.001,
@@ -78,13 +78,12 @@ class BatchedHistogram(Histogram):
 class Metrics:
     """All metrics of one frontend process."""
 
-    def __init__(self, engine_stats: Callable[[], EngineStats | None]) -> None:
-        """`engine_stats` gives the engine's latest word, None before the first."""
-        self._is_multiprocess = MULTIPROCESS_VARIABLE in os.environ
+    def __init__(self, engine_stats: Callable[[], EngineStats | None], board: MetricsBoard | None = None) -> None:
+        """`engine_stats` gives the engine's latest word, None before the first; `board` is shared with siblings."""
         self._engine_collector = EngineCollector(engine_stats)
-        registry = CollectorRegistry()
+        self._board = board
+        registry = CollectorRegistry()  # what this process counts
         self._registry = registry
-        registry.register(self._engine_collector)
         self.requests = Counter(
             "penstock_requests", "HTTP requests by endpoint and status.", ["endpoint", "status"], registry=registry
         )
@@ -97,6 +96,12 @@ class Metrics:
         self.dropped_messages = Counter(
             "penstock_dropped_messages", "Messages from the scheduler that are none.", registry=registry
         )
+        self.dropped_log_lines = Counter(
+            "penstock_frontend_log_lines_dropped",
+            "Log lines of the frontends that could not be written, or that nobody read.",
+            registry=registry,
+        )
+        self._num_dropped_log_lines = 0
         self.sequences = Counter(
             "penstock_request_success", "Sequences by what ended them.", ["finished_reason"], registry=registry
         )
@@ -109,7 +114,6 @@ class Metrics:
             "penstock_num_requests_in_frontend",
             "HTTP requests being answered.",
             registry=registry,
-            multiprocess_mode="livesum",
         )
         self.time_to_first_token = Histogram(
             "penstock_time_to_first_token_seconds",
@@ -158,19 +162,69 @@ class Metrics:
             self.time_to_first_token.observe(record.first_token_at - record.arrived)
 
     def exposition(self) -> bytes:
-        """All metrics as Prometheus' text."""
-        self.inter_token_latency.flush()
-        if not self._is_multiprocess:
-            return prometheus_client.generate_latest(self._registry)
-        everyone = CollectorRegistry()
-        MultiProcessCollector(everyone)
-        everyone.register(self._engine_collector)  # each frontend hears the same stats: not to be summed
-        return prometheus_client.generate_latest(everyone)
+        """All metrics as Prometheus' text: of all frontends that share a board."""
+        self._bring_up_to_date()
+        shown = CollectorRegistry(auto_describe=False)
+        shown.register(self._engine_collector)
+        if self._board is None:
+            shown.register(_Families(_without_times(self._registry.collect())))
+        else:
+            # Published first: whoever is asked next must not tell less than this one does now.
+            families = self._publish(self._board)
+            add(families, self._board.others())
+            shown.register(_Families(families))
+        return prometheus_client.generate_latest(shown)
 
-    def close(self) -> None:
-        """This process ends: its gauges of what is live no longer count."""
-        if self._is_multiprocess:
-            mark_process_dead(os.getpid())
+    def share(self) -> None:
+        """Let the other frontends read what has been counted so far."""
+        if self._board is not None:
+            self._bring_up_to_date()
+            self._publish(self._board)
+
+    def _publish(self, board: MetricsBoard) -> list[Metric]:
+        families = _without_times(self._registry.collect())
+        add([family for family in families if family.type != "gauge"], [board.inherited])
+        board.publish({family.name: [Sample(*sample[:3]) for sample in family.samples] for family in families})
+        return families
+
+    def _bring_up_to_date(self) -> None:
+        self.inter_token_latency.flush()
+        num_lost = num_dropped_log_lines()
+        self.dropped_log_lines.inc(num_lost - self._num_dropped_log_lines)
+        self._num_dropped_log_lines = num_lost
+
+
+class _Families(Collector):
+    """Metrics that are there already."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+def _without_times(families: Iterable[Metric]) -> list[Metric]:
+    """Leave out when each counter was made: of several processes' counters that means nothing."""
+    found = list(families)
+    for family in found:
+        family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+    return found
+
+
+def add(families: list[Metric], snapshots: list[Snapshot]) -> None:
+    """Add what others counted to `families`."""
+    for family in families:
+        sums = {(sample.name, *sample.labels.items()): sample for sample in family.samples}
+        for snapshot in snapshots:
+            for name, labels, value in snapshot.get(family.name, ()):
+                key = (name, *labels.items())
+                found = sums.get(key)
+                if found is None:
+                    sums[key] = PrometheusSample(name, labels, value)
+                else:
+                    sums[key] = found._replace(value=found.value + value)
+        family.samples = list(sums.values())
 
 
 class EngineCollector(Collector):
@@ -223,3 +277,11 @@ class EngineCollector(Collector):
         dropped.add_metric(["workers"], stats.num_dropped_from_workers)
         dropped.add_metric(["worker"], stats.num_dropped_by_worker)
         yield dropped
+        lost = CounterMetricFamily(
+            "penstock_engine_log_lines_dropped",
+            "Log lines that could not be written, or that nobody read, by the process of the engine.",
+            labels=["process"],
+        )
+        lost.add_metric(["scheduler"], stats.num_log_lines_dropped)
+        lost.add_metric(["worker"], stats.num_log_lines_dropped_by_worker)
+        yield lost

@@ -16,18 +16,20 @@ from penstock.frontend.app import Part, make_app
 from penstock.frontend.connections import BoundedRunner, Timeouts
 from penstock.frontend.engine_client import EngineClient, EngineLink
 from penstock.frontend.metrics import Metrics
+from penstock.frontend.metrics_board import MetricsBoard
 from penstock.frontend.service import Service, load_text_model
 
 log = structlog.get_logger()
 
 KEEPALIVE_SECONDS = 75.0
+_SHARE_SECONDS = 1.0  # how old the figures of other frontends may be
 
 
 class Server:
     """Make it inside a running event loop, `start`, wait for `stopped`, `close`."""
 
-    def __init__(self, config: Config, name: str) -> None:
-        """Load the text side of the model and connect to the scheduler.
+    def __init__(self, config: Config, name: str, board: MetricsBoard | None = None) -> None:
+        """Load the text side of the model and connect to the scheduler. `board`: for metrics, with several frontends.
 
         Raises:
             ConfigError: if the checkpoint cannot be served, or a file that the options name cannot be used.
@@ -47,7 +49,7 @@ class Server:
             config.ipc.heartbeat_timeout,
             channel_keys(config),
         )
-        metrics = Metrics(lambda: engine.stats)
+        metrics = Metrics(lambda: engine.stats, board)
         engine = EngineClient(link, self._context, self._on_refused, metrics.dropped_messages.inc)
         self.service = Service(config, model, engine, metrics)
         parts: tuple[Part, ...] = ("public", "admin") if config.frontend.admin_port else ("all",)
@@ -85,6 +87,7 @@ class Server:
         self._tasks.append(asyncio.create_task(self.service.prompts.warm()))
         self._tasks.append(asyncio.create_task(self.service.keep_alive()))
         self._tasks.append(asyncio.create_task(self._announce(on_ready)))
+        self._tasks.append(asyncio.create_task(self._share_metrics()))
 
     def reload(self) -> None:
         """Read the files of keys and certificate again; one that cannot be used changes nothing."""
@@ -116,12 +119,17 @@ class Server:
         await self.service.prompts.close()
         self.service.model.tokenizer.close()
         self._context.term()
-        self.service.metrics.close()
+        self.service.metrics.share()
         log.info("stopped")
 
     async def _announce(self, on_ready: Callable[[], None]) -> None:
         await self.service.engine.ready.wait()
         on_ready()
+
+    async def _share_metrics(self) -> None:
+        while True:
+            self.service.metrics.share()
+            await asyncio.sleep(_SHARE_SECONDS)
 
     def _on_refused(self, reason: str) -> None:
         self.exit_code = 2

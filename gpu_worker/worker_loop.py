@@ -7,6 +7,7 @@ from typing import Protocol
 import structlog
 
 from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
+from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
     Heartbeat,
     Message,
@@ -91,7 +92,7 @@ def run_worker(
                     if on_step is not None:
                         on_step()
                 case None if not pending:
-                    channel.send(Heartbeat(channel.num_dropped))
+                    channel.send(Heartbeat(channel.num_dropped, num_dropped_log_lines()))
                 case Welcome():
                     pending.clear()  # of a scheduler that is gone
                     runner.clear_rows()

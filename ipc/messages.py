@@ -44,6 +44,7 @@ class Heartbeat(Message, frozen=True):
     """Nothing to say, still here. Sent by a side that has been silent for a while."""
 
     num_dropped: int = 0  # a worker's: what came to it since its start and was no message
+    num_log_lines_dropped: int = 0  # a worker's, since its start
 
 
 class SayHello(Message, frozen=True):
@@ -245,6 +246,8 @@ class EngineStats(Message, frozen=True):
     num_dropped_from_workers: int = 0  # on the socket for workers
     num_dropped_by_worker: int = 0  # on the present worker's own
     num_invalid_logits: int = 0  # sequences that ended because no token could be drawn from their logits
+    num_log_lines_dropped: int = 0  # by the scheduler, since its start
+    num_log_lines_dropped_by_worker: int = 0  # by the present one
 
 
 # --- scheduler <-> worker -------------------------------------------------------------------

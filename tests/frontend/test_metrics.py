@@ -1,13 +1,16 @@
 """GET /metrics: what requests brought, and what the engine said last."""
 
 import os
-import subprocess
-import sys
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.frontend.metrics import Metrics
+from penstock.frontend.metrics_board import _HEADER, _SLOT_BYTES, MetricsBoard, Sample
+from penstock.frontend.replies import RequestRecord
 from tests.frontend.http_client import HELLO, chat, complete, get, post
 from tests.frontend.live_server import LiveServer, live_server
 from tests.frontend.test_disconnects import begin, leave
@@ -90,27 +93,85 @@ def test_a_client_that_left_counts(live: LiveServer) -> None:
         assert after[key] == before.get(key, 0) + 1
 
 
-_WRITER = """
-import sys
-from penstock.frontend.metrics import Metrics
-from penstock.frontend.replies import RequestRecord
-metrics = Metrics(lambda: None)
-record = RequestRecord("id", "/v1/completions", 0.0, status=200, num_prompt_tokens=int(sys.argv[1]))
-record.finish_reasons.append("stop")
-metrics.note(record, 1.0)
-sys.stdout.buffer.write(metrics.exposition())
-"""
+def note_request(metrics: Metrics, num_prompt_tokens: int, endpoint: str = "/v1/completions") -> None:
+    record = RequestRecord("id", endpoint, 0.0, status=200, num_prompt_tokens=num_prompt_tokens)
+    record.finish_reasons.append("stop")
+    metrics.note(record, 1.0)
 
 
-def test_several_frontends_answer_as_one(tmp_path: Path) -> None:
-    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+def told(metrics: Metrics) -> Samples:
+    return samples(metrics.exposition().decode())
 
-    def run(num_prompt_tokens: int) -> Samples:
-        command = [sys.executable, "-c", _WRITER, str(num_prompt_tokens)]
-        return samples(subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout)
 
-    assert run(5)["penstock_prompt_tokens_total", ()] == 5
-    found = run(7)
-    assert found["penstock_prompt_tokens_total", ()] == 12
+@pytest.fixture
+def shared_memory() -> Iterator[int]:
+    descriptor = os.memfd_create("metrics")
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_several_frontends_answer_as_one(shared_memory: int) -> None:
+    first, second = (Metrics(lambda: None, MetricsBoard(shared_memory, i, 2)) for i in range(2))
+    note_request(first, 5)
+    note_request(second, 7)
+    note_request(second, 1, endpoint="/v1/chat/completions")
+    first.live_requests.inc()
+    first.share()
+    found = told(second)
+    assert found["penstock_prompt_tokens_total", ()] == 13
     assert found["penstock_requests_total", (("endpoint", "/v1/completions"), ("status", "200"))] == 2
-    assert found["penstock_e2e_request_latency_seconds_count", ()] == 2
+    assert found["penstock_requests_total", (("endpoint", "/v1/chat/completions"), ("status", "200"))] == 1
+    assert found["penstock_e2e_request_latency_seconds_count", ()] == 3
+    assert found["penstock_num_requests_in_frontend", ()] == 1
+    assert told(first) == found
+
+
+def test_what_one_told_the_other_does_not_take_back(shared_memory: int) -> None:
+    """A counter that falls would count as a restart, and all of it once more."""
+    frontends = [Metrics(lambda: None, MetricsBoard(shared_memory, i, 2)) for i in range(2)]
+    draw, last = random.Random(0), 0.0
+    for i in range(200):
+        note_request(draw.choice(frontends), 1)
+        if i % 7 == 0:
+            draw.choice(frontends).share()
+        found = told(draw.choice(frontends))["penstock_prompt_tokens_total", ()]
+        assert found >= last
+        last = found
+    for metrics in frontends:
+        metrics.share()
+    assert told(frontends[0])["penstock_prompt_tokens_total", ()] == 200
+
+
+def test_a_frontend_goes_on_counting_where_its_predecessor_died(shared_memory: int) -> None:
+    first, second = (Metrics(lambda: None, MetricsBoard(shared_memory, i, 2)) for i in range(2))
+    note_request(first, 5)
+    first.live_requests.inc()
+    first.share()
+    note_request(second, 7)
+    successor = Metrics(lambda: None, MetricsBoard(shared_memory, 0, 2))
+    note_request(successor, 1)
+    successor.share()
+    found = told(second)
+    assert found["penstock_prompt_tokens_total", ()] == 13
+    assert found["penstock_num_requests_in_frontend", ()] == 0
+
+
+def test_a_torn_snapshot_is_not_read(shared_memory: int) -> None:
+    board = MetricsBoard(shared_memory, 0, 2)
+    for value in (1.0, 2.0):
+        board.publish({"a": [Sample("a_total", {}, value)]})
+    latest = 2 * 0 * _SLOT_BYTES  # the second snapshot's place
+    os.pwrite(shared_memory, b"\xff", latest + _HEADER.size + 3)  # as if its writer had died within
+    assert MetricsBoard(shared_memory, 1, 2).others() == [{"a": [Sample("a_total", {}, 1.0)]}]
+
+
+def test_no_memory_to_share_in_is_survived() -> None:
+    full = os.open("/dev/full", os.O_RDWR)  # reads zeros, takes nothing
+    try:
+        first, second = (Metrics(lambda: None, MetricsBoard(full, i, 2)) for i in range(2))
+        note_request(first, 5)
+        note_request(second, 7)
+        assert told(first)["penstock_prompt_tokens_total", ()] == 5
+        assert told(second)["penstock_prompt_tokens_total", ()] == 7
+    finally:
+        os.close(full)

@@ -196,6 +196,7 @@ for descriptor in range(3):
     os.close(descriptor)
 from penstock.ipc.process import open_standard_streams
 open_standard_streams()
-sys.exit(not all(os.path.samestat(os.fstat(d), os.stat(os.devnull)) for d in range(3)))
+good = all(os.path.samestat(os.fstat(d), os.stat(os.devnull)) and os.get_inheritable(d) for d in range(3))
+sys.exit(not good)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
