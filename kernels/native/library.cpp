@@ -7,77 +7,112 @@
 #include "team.h"
 #include "vectors.h"
 
+#include <new>
+#include <stdexcept>
+
 constexpr double kPerDraw = 200;  // a token of a random draw, in multiplications: a logarithm, a hash
 constexpr double kPerRead = 20;   // a token of a greedy one
 
 using namespace penstock;
 
+// What a function answers: no exception may leave it, for its caller is no C++.
+enum Answer { kDone, kNoMemory, kFailed };  // as in library.py
+
+template <typename Work>
+static int answer(Work work) {
+  try {
+    work();
+    return kDone;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  } catch (const std::length_error&) {  // of a vector: larger than any memory
+    return kNoMemory;
+  } catch (...) {
+    return kFailed;
+  }
+}
+
 extern "C" {
 
-void penstock_set_threads(int num_threads, double worth_waking) {
-  if (team && team->size() == num_threads && team->worth_waking() == worth_waking) return;
-  team.release();  // its threads sleep for ever; it changes in tests alone
-  team.reset(new Team(num_threads, worth_waking));
+int penstock_set_threads(int num_threads, double worth_waking) {
+  return answer([&] {
+    if (team && team->size() == num_threads && team->worth_waking() == worth_waking) return;
+    team.release();  // its threads sleep for ever; it changes in tests alone
+    team.reset(new Team(num_threads, worth_waking));
+  });
 }
 
 // Ask for huge pages before a range is first touched: fewer address translations where weights stream by.
-void penstock_advise_huge_pages(void* begin, size_t num_bytes) { advise_huge_pages(begin, num_bytes); }
+int penstock_advise_huge_pages(void* begin, size_t num_bytes) {
+  advise_huge_pages(begin, num_bytes);
+  return kDone;
+}
 
 // Read a range, as fast as it goes: what a measurement holds steps against.
-void penstock_read(const float* data, size_t num_floats) {
+int penstock_read(const float* data, size_t num_floats) {
   constexpr size_t kPart = 1 << 16, kFloatsAhead = 512;  // floats
   std::atomic<uint32_t> seen = 0;  // keeps the compiler from leaving the reading out
-  team->run(kLargeWork, [&] {
-    team->each(int(num_floats / kPart), 1, [&](int i) {
-      Floats sums[4] = {};
-      for (size_t k = 0; k < kPart / 4; k += kLanes)
-        for (int j = 0; j < 4; j++) {  // four streams, as the products have
-          const float* at = data + i * kPart + j * kPart / 4 + k;
-          __builtin_prefetch(at + kFloatsAhead);
-          sums[j] += load16(at);
-        }
-      seen += uint32_t(sum_of(sums[0] + sums[1] + sums[2] + sums[3])[0]);
+  return answer([&] {
+    team->run(kLargeWork, [&] {
+      team->each(int(num_floats / kPart), 1, [&](int i) {
+        Floats sums[4] = {};
+        for (size_t k = 0; k < kPart / 4; k += kLanes)
+          for (int j = 0; j < 4; j++) {  // four streams, as the products have
+            const float* at = data + i * kPart + j * kPart / 4 + k;
+            __builtin_prefetch(at + kFloatsAhead);
+            sums[j] += load16(at);
+          }
+        seen += uint32_t(sum_of(sums[0] + sums[1] + sums[2] + sums[3])[0]);
+      });
     });
   });
 }
 
-void penstock_pack(const void* weight, int num_outputs, int num_inputs, int is_bf16, int interleaved, int num_packed,
-                   void* out) {
-  if (is_bf16)
-    pack(static_cast<const bf16*>(weight), num_outputs, num_inputs, interleaved, num_packed, static_cast<bf16*>(out));
-  else
-    pack(static_cast<const float*>(weight), num_outputs, num_inputs, interleaved, num_packed, static_cast<float*>(out));
+int penstock_pack(const void* weight, int num_outputs, int num_inputs, int is_bf16, int interleaved, int num_packed,
+                  void* out) {
+  auto pack_as = [&](auto type) {
+    using T = decltype(type);
+    pack(static_cast<const T*>(weight), num_outputs, num_inputs, interleaved, num_packed, static_cast<T*>(out));
+  };
+  return answer([&] { is_bf16 ? pack_as(bf16()) : pack_as(float()); });
 }
 
-void penstock_forward(const Model* model, const Batch* batch) { forward(*model, *batch); }
-
-void penstock_logits(const Model* model, const float* x, int num_tokens, float* out) {
-  project(*model, x, num_tokens, out);
+int penstock_forward(const Model* model, const Batch* batch) {
+  return answer([&] { forward(*model, *batch); });
 }
 
-void penstock_step(const Model* model, const Rows* rows, float* logits) { compute(*model, *rows, logits); }
+int penstock_logits(const Model* model, const float* x, int num_tokens, float* out) {
+  return answer([&] { project(*model, x, num_tokens, out); });
+}
+
+int penstock_step(const Model* model, const Rows* rows, float* logits) {
+  return answer([&] { compute(*model, *rows, logits); });
+}
 
 // Draw a token for each of `count` rows from logits [count, V], and write it where the next step reads it: at its
 // position of the row. A negative number says why a row has none.
-void penstock_draw(const Sampling* rows, const int32_t* drawn_rows, const int32_t* positions, int count, float* logits,
-                   int vocab_size, int32_t* out) {
+int penstock_draw(const Sampling* rows, const int32_t* drawn_rows, const int32_t* positions, int count, float* logits,
+                  int vocab_size, int32_t* out) {
   double multiplications = 0;
   for (int i = 0; i < count; i++)
     multiplications += (rows->temperature[drawn_rows[i]] > 0 ? kPerDraw : kPerRead) * vocab_size;
-  team->run(multiplications, [&] {
-    team->each(count, 1, [&](int i) {
-      out[i] = draw(*rows, drawn_rows[i], positions[i], logits + size_t(i) * vocab_size, vocab_size);
-      // A row without a token ends; what its next step, which may be under way, reads is a token nevertheless.
-      rows->token_ids[int64_t(drawn_rows[i]) * rows->max_len + positions[i]] = std::max(out[i], 0);
+  return answer([&] {
+    team->run(multiplications, [&] {
+      team->each(count, 1, [&](int i) {
+        out[i] = draw(*rows, drawn_rows[i], positions[i], logits + size_t(i) * vocab_size, vocab_size);
+        // A row without a token ends; what its next step, which may be under way, reads is a token nevertheless.
+        rows->token_ids[int64_t(drawn_rows[i]) * rows->max_len + positions[i]] = std::max(out[i], 0);
+      });
     });
   });
 }
 
 // logits [., V]; words [num_masked, ceil(V / 32)]: a row's token t may be drawn where bit t % 32 of word t / 32 is set.
-void penstock_mask_tokens(float* logits, int vocab_size, const int64_t* rows, int num_masked, const int32_t* words) {
+int penstock_mask_tokens(float* logits, int vocab_size, const int64_t* rows, int num_masked, const int32_t* words) {
   const int num_words = (vocab_size + 31) / 32;
   for (int i = 0; i < num_masked; i++)
     mask_tokens(logits + rows[i] * vocab_size, vocab_size, words + size_t(i) * num_words);
+  return kDone;
 }
 
 }  // extern "C"

@@ -18,6 +18,7 @@ Int32Array = npt.NDArray[np.int32]
 _WORTH_WAKING = 20e6  # half a millisecond of one core: less is over before a second one has helped much
 _GROUP, _UNIT = 16, 64  # outputs of a weight that are stored together, and whose number is padded (linear.h)
 _HUGE_PAGE = 2 << 20
+_NO_MEMORY = 1
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # as enum Activation in dense.h
 
 
@@ -156,7 +157,7 @@ class Library:
             "mask_tokens",
             "read",
         ):
-            getattr(self.functions, f"penstock_{name}").restype = None
+            getattr(self.functions, f"penstock_{name}").restype = _checked
         self.functions.penstock_set_threads(c_int32(num_threads), ctypes.c_double(worth_waking))
         self.num_threads = num_threads
 
@@ -342,6 +343,14 @@ class NativeModel:
             *(c_int32(hidden.shape[0]), c_void_p(out.data_ptr())),
         )
         return out
+
+
+def _checked(answer: int) -> None:
+    """Raise what a function's answer stands for (enum Answer in library.cpp)."""
+    if answer == _NO_MEMORY:
+        raise MemoryError("the CPU kernels found no memory")
+    if answer:
+        raise RuntimeError("the CPU kernels failed")
 
 
 def _round_up(n: int, unit: int) -> int:

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <thread>
+#include <utility>
 
 namespace penstock {
 
@@ -33,16 +35,20 @@ class Team {
   int size() const { return size_; }
   double worth_waking() const { return worth_waking_; }
 
-  // Run a pass of about so many multiplications; the helpers are woken if that is worth it.
+  // Run a pass of about so many multiplications; the helpers are woken if that is worth it. What a unit throws ends
+  // the pass, and is thrown here.
   template <typename Work>
   void run(double multiplications, Work work) {
+    struct Closing {
+      std::atomic<bool>& is_open;
+      ~Closing() { is_open.store(false, std::memory_order_release); }
+    } closing{is_open_};
     is_open_.store(size_ > 1 && multiplications >= worth_waking_, std::memory_order_release);
     if (is_open()) {
       generation_.fetch_add(1, std::memory_order_release);
       generation_.notify_all();
     }
     work();
-    is_open_.store(false, std::memory_order_release);
   }
 
   // Within `run`: units 0..n-1, in no order. They are taken `together` at a time: what is quickly done is not worth
@@ -64,6 +70,10 @@ class Team {
     phase_.store(uint64_t(parts) << 32, std::memory_order_release);
     take_part();
     for (int spins = 0; num_done_.load(std::memory_order_acquire) != parts;) wait(spins);
+    if (has_failed_.load(std::memory_order_relaxed)) {
+      has_failed_.store(false, std::memory_order_relaxed);
+      std::rethrow_exception(std::exchange(failure_, nullptr));
+    }
   }
 
  private:
@@ -86,7 +96,11 @@ class Team {
       seen = phase_.fetch_add(1, std::memory_order_acq_rel);
       if (uint32_t(seen) >= seen >> 32) break;
       const int begin = int(uint32_t(seen)) * together_;
-      call_(unit_, begin, std::min(begin + together_, num_units_));
+      try {
+        call_(unit_, begin, std::min(begin + together_, num_units_));
+      } catch (...) {  // the leader throws it again, when nobody works on the phase any more
+        if (!has_failed_.exchange(true, std::memory_order_relaxed)) failure_ = std::current_exception();
+      }
       num_done_.fetch_add(1, std::memory_order_release);
       has_taken = true;
     }
@@ -113,6 +127,8 @@ class Team {
   std::atomic<bool> is_open_{false};
   alignas(64) std::atomic<uint64_t> phase_{0};  // parts in the upper half, how many of them are taken in the lower
   alignas(64) std::atomic<uint32_t> num_done_{0};
+  std::atomic<bool> has_failed_{false};
+  std::exception_ptr failure_;  // of the part that failed first; its `num_done_` publishes it
 };
 
 static std::unique_ptr<Team> team;  // of this library
