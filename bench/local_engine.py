@@ -14,7 +14,7 @@ from penstock.core.scheduler import Scheduler
 from penstock.gpu_worker.model_runner import PendingStep
 from penstock.gpu_worker.start import start
 from penstock.ipc.deltas import deltas_of
-from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan
+from penstock.ipc.messages import AddRequest, PrepareGrammar, SamplingParams, StepPlan
 
 _QUEUED = 4
 """Plans under way at a time while recorded ones are executed again: enough that the device never waits for one."""
@@ -97,9 +97,12 @@ class LocalEngine:
         while scheduler.has_work or pending:
             while scheduler.can_schedule:
                 step = scheduler.schedule()
+                self._prepare_grammars()
                 if step is None:
                     break
                 pending.append((step.plan, self.runner.launch(step.plan)))
+            if not pending:
+                continue  # a grammar has become ready
             plan, launched = pending.popleft()
             result = launched.result()
             for batch in scheduler.process(result).values():
@@ -112,6 +115,17 @@ class LocalEngine:
             steps.append(StepTimes(len(plan.rows) // 4, num_tokens, *times))
             plans.append(plan)
         return Run(time.perf_counter() - began, num_output_tokens, steps, plans)
+
+    def _prepare_grammars(self) -> None:
+        store = self.runner.grammar_store
+        for message in self._scheduler.grammars.take_messages():
+            if isinstance(message, PrepareGrammar):
+                store.prepare(message)
+            else:
+                store.drop(message.grammar_id)
+        for prepared in store.take_prepared(wait=True):
+            for deltas in self._scheduler.grammar_prepared(prepared).values():
+                raise RuntimeError(deltas[0].error)
 
     def repeat(self, plans: Sequence[StepPlan], num_untimed: int) -> tuple[float, float]:
         """Execute a run's plans again, several queued at a time, so that the device never waits for a scheduler.

@@ -1,5 +1,6 @@
 """Admission: which waiting sequences enter a row in this step. It never preempts anybody."""
 
+from penstock.core.grammar_gate import GrammarGate
 from penstock.core.kv_pages import KVPages
 from penstock.core.plan_builder import PlanBuilder
 from penstock.core.prefix_start import Start, find_start, is_sibling_ready
@@ -14,16 +15,23 @@ from penstock.core.waiting_queue import WaitingQueue
 class Admissions:
     """Moves sequences from waiting to running, in policy order, while budget, rows and pages last."""
 
-    __slots__ = ("_blocked", "_is_held", "_kv", "_running", "_suspects", "_totals", "_waiting")
+    __slots__ = ("_blocked", "_grammars", "_is_held", "_kv", "_running", "_suspects", "_totals", "_waiting")
 
     def __init__(
-        self, waiting: WaitingQueue, running: RunningSet, kv: KVPages, totals: Totals, suspects: Suspects
+        self,
+        waiting: WaitingQueue,
+        running: RunningSet,
+        kv: KVPages,
+        totals: Totals,
+        suspects: Suspects,
+        grammars: GrammarGate,
     ) -> None:
         self._waiting = waiting
         self._running = running
         self._kv = kv
         self._totals = totals
         self._suspects = suspects
+        self._grammars = grammars
         self._is_held = False
         self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
 
@@ -58,6 +66,8 @@ class Admissions:
             start = find_start(seq, self._kv) if self._suspects.may_run(seq.request) else None
             if start is None:
                 waiting.park(seq.request)
+                continue
+            if seq.request.sampling.grammar and not self._grammars.admits(seq.request):
                 continue
             if not self._enter(seq, start, builder):
                 return "no free pages"

@@ -38,6 +38,7 @@ from penstock.ipc.messages import (
     FromWorker,
     FrontendHello,
     Goodbye,
+    GrammarPrepared,
     Heartbeat,
     Message,
     PauseRequest,
@@ -206,6 +207,8 @@ class Engine:
         match message:
             case StepResult():
                 self._on_step_result(message)
+            case GrammarPrepared():
+                self._on_grammar_prepared(message)
             case WorkerFailed():
                 log.error("worker failed", step_id=message.step_id, reason=message.reason)
                 self._lose_worker(message.reason, is_out_of_memory=message.is_out_of_memory)
@@ -294,6 +297,12 @@ class Engine:
             self._send_tokens(owner, batch)
         self._changed()
 
+    def _on_grammar_prepared(self, message: GrammarPrepared) -> None:
+        assert self._scheduler is not None
+        for owner, deltas in self._scheduler.grammar_prepared(message).items():
+            self._send_deltas(owner, 0, deltas)
+        self._changed()
+
     # --- steps ------------------------------------------------------------------------------
 
     def _pump(self) -> None:
@@ -307,6 +316,9 @@ class Engine:
             if not scheduler.in_flight:
                 self._progress_at = started
             step = scheduler.schedule(with_record=self._trace is not None)
+            if scheduler.grammars.messages:
+                for message in scheduler.grammars.take_messages():
+                    self.worker_channel.send(self._worker, message)  # one that does not arrive is noticed at the plan
             if step is None:
                 return
             if self._trace is not None:

@@ -85,6 +85,7 @@ class PlanBuilder:
                 seq.request.num_prompt_tokens,
                 seq.sampling(),
                 pack_int32(seq.page_ids),
+                seq.request.grammar_id,
             )
         )
 

@@ -13,6 +13,7 @@ from collections import deque
 from penstock.core.admission import Admissions
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.figures import engine_stats
+from penstock.core.grammar_gate import GrammarGate
 from penstock.core.intake import Refusal, check_request
 from penstock.core.kv_pages import KVPages
 from penstock.core.logprobs import attach_logprobs
@@ -33,7 +34,9 @@ from penstock.core.worker_limits import WorkerLimits
 from penstock.ipc.messages import (
     AddRequest,
     EngineStats,
+    ErrorCode,
     FinishReason,
+    GrammarPrepared,
     SequenceDelta,
     StepResult,
     TokenBatch,
@@ -61,6 +64,7 @@ class Scheduler:
         self.suspects = Suspects()
         self.step_size = StepSize(options)
         self._pace = PrefillPace(options.max_prefill_ms)
+        self.grammars = GrammarGate(self.waiting, limits.max_num_seqs)
         self._set_limits(limits)
 
     @classmethod
@@ -73,7 +77,7 @@ class Scheduler:
         self.kv = KVPages(limits.num_pages, limits.page_size, enable_prefix_caching=self._options.enable_prefix_caching)
         self.running = RunningSet(limits.max_num_seqs)
         self.in_flight: deque[InFlightStep] = deque()
-        self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals, self.suspects)
+        self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals, self.suspects, self.grammars)
         self._is_stalled = False  # in this step, a decode waits for pages of sequences that end for sure
         self._preempted: list[Preemption] = []  # since the last record
         self.calendar = SettleCalendar()
@@ -109,6 +113,8 @@ class Scheduler:
                 self._vacate(seq)
                 self._admissions.sequence_left()
             self.waiting.pause(request)
+            if request.sampling.grammar:
+                self.grammars.leave(request)
 
     def proceed(self, request_id: str) -> None:
         """Let a paused request go on, at its place in the order. Unknown ids are fine."""
@@ -138,10 +144,10 @@ class Scheduler:
             self.running.leave(seq)
             self.waiting.put_back(seq)
         self._set_limits(self.limits if hello is None else WorkerLimits.of(self.step_size.options, hello))
+        culprits = self.grammars.reset(self.limits.max_num_seqs, has_died=has_died)
         deltas: Deltas = {}
-        for seq in [] if culprit is None else list(culprit.waiting):
-            self._remove(seq)
-            deltas.setdefault(seq.owner, []).append(seq.error_delta(ENDS_WORKERS, "ends_workers"))
+        for request in culprits if culprit is None else [culprit, *culprits]:
+            self._end(request, ENDS_WORKERS, "ends_workers", deltas)
         max_len = self.limits.max_sequence_len
         for request in list(self.waiting.requests()):
             request.limit_length(max_len)
@@ -151,6 +157,13 @@ class Scheduler:
                     self._remove(seq)
                     error = f"the sequence has {seq.num_tokens} tokens; the worker that is there now takes {max_len}"
                     deltas.setdefault(request.owner, []).append(seq.error_delta(error))
+        return deltas
+
+    def grammar_prepared(self, message: GrammarPrepared) -> Deltas:
+        """A grammar is ready, or will never be; return the ends of the sequences that wanted it then."""
+        deltas: Deltas = {}
+        for request in self.grammars.prepared(message):
+            self._end(request, message.error, "grammar", deltas)
         return deltas
 
     def reset_prefix_cache(self) -> int:
@@ -392,6 +405,14 @@ class Scheduler:
             self.waiting.remove(seq)
         if not request.is_live:
             del self.requests[request.request_id]
+            if request.sampling.grammar:
+                self.grammars.leave(request)
+
+    def _end(self, request: Request, error: str, code: ErrorCode, deltas: Deltas) -> None:
+        """All sequences of a request that waits end with an error."""
+        for seq in list(request.waiting):
+            self._remove(seq)
+            deltas.setdefault(seq.owner, []).append(seq.error_delta(error, code))
 
     # --- figures ----------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class Request:
     """What a client asked for. Holds its live sequences only; finished ones are forgotten."""
 
     __slots__ = (
+        "grammar_id",
         "is_parked",
         "is_paused",
         "is_queued",
@@ -66,6 +67,7 @@ class Request:
             for seq, resumed in zip(self.waiting, message.resume, strict=True):
                 seq.resume(resumed)
         self.running: list[Sequence] = []
+        self.grammar_id = 0  # in the worker; 0 if there is none, or it has not been asked for it
         self.is_queued = False
         self.is_parked = False
         self.is_paused = False  # its client does not read
@@ -173,6 +175,8 @@ class Sequence:
     def sampling(self) -> SamplingParams:
         """Return the parameters with the sequence's own seed and what it still asks for."""
         params = self.request.sampling
+        if params.grammar:
+            params = replace(params, grammar="")  # the worker has it already
         if params.prompt_logprobs >= 0 and not self.owes_prompt_logprobs:
             params = replace(params, prompt_logprobs=-1)
         if not self.sequence_idx:

@@ -16,6 +16,7 @@ from penstock.ipc.messages import StepPlan
 MAX_WAITING_SHOWN = 64
 SIBLING = "sibling's prompt"
 IN_LINE = "behind the first"
+GRAMMAR = "its grammar is being made ready"
 ON_TRIAL = "a worker died: others are tried first"
 
 
@@ -76,15 +77,17 @@ def make_record(
     head = waiting.head()
     parked = waiting.parked()
     num_parked = sum(len(request.waiting) for request in parked)
+    num_held = sum(len(request.waiting) for request in waiting.held())
     num_after_siblings = sum(len(request.waiting) for request in parked if request.running)
     reasons = {
         SIBLING: num_after_siblings,
         ON_TRIAL: num_parked - num_after_siblings,
+        GRAMMAR: num_held,
         blocked_by: int(head is not None),
-        IN_LINE: waiting.num_seqs - num_parked - (head is not None),
+        IN_LINE: waiting.num_seqs - num_parked - num_held - (head is not None),
     }
     shown = [
-        (seq.request_id, seq.sequence_idx, _parked_for(seq) or (blocked_by if seq is head else IN_LINE))
+        (seq.request_id, seq.sequence_idx, _parked_for(seq, waiting) or (blocked_by if seq is head else IN_LINE))
         for seq in waiting.first(MAX_WAITING_SHOWN)
     ]
     return StepRecord(
@@ -102,6 +105,8 @@ def make_record(
     )
 
 
-def _parked_for(seq: Sequence) -> str:
+def _parked_for(seq: Sequence, waiting: WaitingQueue) -> str:
     request = seq.request
+    if waiting.is_held(request):
+        return GRAMMAR
     return "" if not request.is_parked else SIBLING if request.running else ON_TRIAL

@@ -16,17 +16,19 @@ class WaitingQueue:
 
     A request whose sequences wait for a sibling to compute their common prompt is parked beside the
     heap, so that it does not hold up those behind it; so is one that must wait until it is known who ended a worker.
+    A request whose grammar is not ready is held, until it is released.
     A request whose client does not read is paused: it counts as waiting no more until it may proceed.
     Entries of requests that have nothing waiting
     any more, or are paused, are dropped when they reach the top, or all at once when they are the majority.
     """
 
-    __slots__ = ("_heap", "_num_stale", "_parked", "_paused", "num_seqs", "num_tokens")
+    __slots__ = ("_heap", "_held", "_num_stale", "_parked", "_paused", "num_seqs", "num_tokens")
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Request]] = []
         self._num_stale = 0
         self._parked: dict[Request, None] = {}
+        self._held: dict[Request, None] = {}  # as parked, but somebody says when it is over
         self._paused: dict[Request, None] = {}
         self.num_seqs = 0
         self.num_tokens = 0  # known ones, prompts and outputs, of each sequence that waits
@@ -74,17 +76,13 @@ class WaitingQueue:
         if request.waiting:
             return
         if request.is_parked:
-            request.is_parked = False
-            del self._parked[request]
+            self._leave_side(request)
         elif request.is_queued:
             self._add_stale()
 
     def park(self, request: Request) -> None:
         """Set the request at the head aside."""
-        assert self._heap[0][1] is request
-        heappop(self._heap)
-        request.is_queued = False
-        request.is_parked = True
+        self._set_aside(request)
         self._parked[request] = None
 
     def parked(self) -> list[Request]:
@@ -92,9 +90,31 @@ class WaitingQueue:
         return list(self._parked)
 
     def unpark(self, request: Request) -> None:
-        del self._parked[request]
-        request.is_parked = False
+        self._leave_side(request)
         self._enqueue(request)
+
+    def hold(self, request: Request) -> None:
+        """Set the request at the head aside until `release`: nobody looks at it in between."""
+        self._set_aside(request)
+        self._held[request] = None
+
+    def release(self, request: Request) -> bool:
+        """Queue a held request again, at its place in the order; whether it was held."""
+        if request not in self._held:
+            return False
+        self.unpark(request)
+        return True
+
+    def release_all(self) -> None:
+        for request in list(self._held):
+            self.unpark(request)
+
+    def is_held(self, request: Request) -> bool:
+        return request in self._held
+
+    def held(self) -> list[Request]:
+        """Return the requests that wait to be released."""
+        return list(self._held)
 
     def pause(self, request: Request) -> None:
         """Set a request aside, none of whose sequences runs, until `proceed`."""
@@ -103,8 +123,7 @@ class WaitingQueue:
         self.num_seqs -= len(request.waiting)
         self.num_tokens -= sum(seq.num_tokens for seq in request.waiting)
         if request.is_parked:
-            request.is_parked = False
-            del self._parked[request]
+            self._leave_side(request)
         elif request.is_queued:
             self._add_stale()
 
@@ -127,6 +146,7 @@ class WaitingQueue:
         """Yield every request with a waiting sequence, in no order; for resets and checks."""
         yield from (entry[1] for entry in self._heap if entry[1].waiting and not entry[1].is_paused)
         yield from self._parked
+        yield from self._held
         yield from self._paused
 
     def first(self, limit: int) -> list[Sequence]:
@@ -143,6 +163,16 @@ class WaitingQueue:
     def _enqueue(self, request: Request) -> None:
         heappush(self._heap, (request.order, request))
         request.is_queued = True
+
+    def _set_aside(self, request: Request) -> None:
+        assert self._heap[0][1] is request
+        heappop(self._heap)
+        request.is_queued = False
+        request.is_parked = True
+
+    def _leave_side(self, request: Request) -> None:
+        request.is_parked = False
+        del (self._held if request in self._held else self._parked)[request]
 
     def _add_stale(self) -> None:
         self._num_stale += 1

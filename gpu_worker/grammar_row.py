@@ -1,19 +1,26 @@
 """One row that follows a grammar: what it may draw next, told by the tokens that it drew."""
 
+from array import array
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
-from penstock.core.config.grammar import make_matcher
 from penstock.gpu_worker.device import Download
+from penstock.gpu_worker.grammar_store import Prototype
 from penstock.ipc.messages import SamplingParams
 
 Words = npt.NDArray[np.int32]
+
+_FULL = "too many states"
+"""The library's words for an automaton that has grown to its bound."""
+
+_MIN_TOKENS_PER_RENEWAL = 16
+"""A row that fills a new automaton in fewer tokens would go on making new ones."""
 
 
 class DrawnToken(NamedTuple):
@@ -30,13 +37,17 @@ class DrawnToken(NamedTuple):
 class GrammarRow:
     """Everything but `expect` runs in the thread that fills masks."""
 
-    def __init__(self, sampling: SamplingParams, output_token_ids: Iterable[int]) -> None:
+    def __init__(self, prototype: Prototype | None, sampling: SamplingParams, output_token_ids: Iterable[int]) -> None:
         """`output_token_ids`: those known already, after a preemption or a restart."""
+        self._prototype = prototype
         self._sampling = sampling
         self._known = list(output_token_ids)
         self._drawn: deque[DrawnToken] = deque()
         self._matcher: LLMatcher | None = None
         self._mask: Words = np.zeros((1, 0), dtype=np.int32)
+        self._generation = 0  # of the automaton that the matcher follows
+        self._followed = array("i")  # the tokens that the matcher has seen
+        self._renewed_at = -_MIN_TOKENS_PER_RENEWAL
         self._num_outputs = 0
         self._has_stopped = False  # by a stop token: what is drawn after it is dropped
         self._error = ""
@@ -45,12 +56,13 @@ class GrammarRow:
         """A step was launched that draws the row's next token."""
         self._drawn.append(token)
 
-    def prepare(self, vocabulary: LLTokenizer) -> None:
-        """Read the grammar and follow the known tokens."""
-        self._matcher = make_matcher(vocabulary, self._sampling.grammar)
-        self._mask = np.zeros((1, -(-vocabulary.vocab_size // 32)), dtype=np.int32)
-        if self._matcher.is_error():
-            self._error = f"the grammar cannot be used: {self._matcher.get_error()[:200]}"
+    def prepare(self) -> None:
+        """Go to where the known tokens lead."""
+        if self._prototype is None:
+            self._error = "the grammar was not made ready"
+            return
+        self._matcher, self._generation = self._prototype.copy()
+        self._mask = np.zeros((1, -(-self._prototype.vocabulary.vocab_size // 32)), dtype=np.int32)
         for token_id in self._known:
             self._follow(token_id)
 
@@ -73,15 +85,8 @@ class GrammarRow:
         words[:] = -1
         if self._error or self._has_stopped:
             return self._error
-        matcher = self._matcher
-        assert matcher is not None, "prepare comes first"
-        is_complete = matcher.is_stopped()
-        self._mask[:] = 0
-        if not is_complete:
-            fill_next_token_bitmask(matcher, self._mask)
-            is_complete = matcher.is_accepting()
-        if matcher.is_error():
-            self._error = f"the grammar cannot go on after {self._num_outputs} tokens: {matcher.get_error()[:200]}"
+        is_complete = self._fill_mask()
+        if self._error:
             return self._error
         params = self._sampling
         width = min(self._mask.shape[1], words.shape[0])
@@ -104,6 +109,33 @@ class GrammarRow:
             )
         return self._error
 
+    def _fill_mask(self) -> bool:
+        """Put what the matcher allows into the mask; whether the text may end here."""
+        matcher = self._matcher
+        assert matcher is not None, "prepare comes first"
+        is_complete = matcher.is_stopped()
+        self._mask[:] = 0
+        if not is_complete:
+            fill_next_token_bitmask(matcher, self._mask)
+            is_complete = matcher.is_accepting()
+        if not matcher.is_error():
+            return is_complete
+        if self._renew():
+            return self._fill_mask()
+        self._error = f"the grammar cannot go on after {self._num_outputs} tokens: {matcher.get_error()[:200]}"
+        return False
+
+    def _renew(self) -> bool:
+        """Go on with a new automaton, if the one that is shared with other rows is full."""
+        matcher, prototype = self._matcher, self._prototype
+        if matcher is None or prototype is None or _FULL not in matcher.get_error():
+            return False
+        if self._num_outputs - self._renewed_at < _MIN_TOKENS_PER_RENEWAL or not prototype.renew(self._generation):
+            return False
+        self._renewed_at = self._num_outputs
+        self._matcher, self._generation = prototype.copy()
+        return bool(self._matcher.consume_tokens(self._followed.tolist()))
+
     def _follow(self, token_id: int) -> None:
         if token_id < 0:
             self._error = "no token could be drawn"  # of which the step's result says more
@@ -112,7 +144,9 @@ class GrammarRow:
             return
         if token_id in self._sampling.stop_token_ids:
             self._has_stopped = True
-        elif not self._matcher.consume_token(token_id):
+        elif self._matcher.consume_token(token_id) or (self._renew() and self._matcher.consume_token(token_id)):
+            self._followed.append(token_id)
+        else:
             self._error = (
                 f"the grammar does not allow token {token_id}, the {self._num_outputs}th of the output: "
                 "other parameters of the request left nothing else to draw"

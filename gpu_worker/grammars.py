@@ -5,7 +5,8 @@
                  sampling is queued        |
 
 Only the launch of the sampling waits for the thread, never the device for the host as long as a forward pass
-takes longer than a mask. A step without such rows does nothing here.
+takes longer than a mask. A step without such rows does nothing here. Grammars are made ready before a row may use
+them, beside the steps (`grammar_store.py`).
 """
 
 from collections.abc import Callable
@@ -18,13 +19,11 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 import torch
-from llguidance import LLTokenizer
 from torch import Tensor
 
-from penstock.core.config import ConfigError
-from penstock.core.config.grammar import grammar_vocabulary
 from penstock.gpu_worker.device import CpuDevice, Device, Download, IntArray
 from penstock.gpu_worker.grammar_row import DrawnToken, GrammarRow, Words
+from penstock.gpu_worker.grammar_store import GrammarStore
 from penstock.ipc.messages import NewRow, RowError, StepPlan
 from penstock.kernels.token_masks import mask_tokens
 
@@ -44,16 +43,17 @@ class Grammars:
 
     def __init__(self, folder: Path, vocab_size: int, device: Device) -> None:
         """`folder` is the checkpoint's; its tokenizer is read when the first grammar comes."""
-        self._folder = folder
+        self.store = GrammarStore(folder)
         self._vocab_size = vocab_size
         self._device = device
         self._rows: dict[int, GrammarRow] = {}
-        self._reader: _Reader | None = None
+        self._filler: _Filler | None = None
         self._asked: list[tuple[int, GrammarRow]] = []  # of the step being launched: sampling index, row
 
     def clear(self) -> None:
-        """No row follows a grammar."""
+        """No row follows a grammar, and none is ready."""
         self._rows.clear()
+        self.store.clear()
 
     def apply(self, plan: StepPlan) -> None:
         """Take in freed and new rows."""
@@ -61,7 +61,7 @@ class Grammars:
             for row in np.frombuffer(plan.freed_rows, dtype=np.int32).tolist():
                 self._rows.pop(row, None)
         for new in plan.new_rows:
-            if new.sampling.grammar:
+            if new.grammar_id:
                 self._enter(new)
             elif self._rows:
                 self._rows.pop(new.row, None)
@@ -76,15 +76,15 @@ class Grammars:
             return
         self._asked = [(i, self._rows[row]) for i, row in enumerate(rows.tolist()) if row in self._rows]
         if self._asked:
-            assert self._reader is not None
-            self._reader.fill(self._asked, self._vocab_size)
+            assert self._filler is not None
+            self._filler.fill(self._asked, self._vocab_size)
 
     def mask(self, logits: Tensor) -> tuple[RowError, ...]:
         """Apply the masks to the step's logits [S, V], in place; the rows without a next token."""
         if not self._asked:
             return ()
-        assert self._reader is not None
-        masks = self._reader.masks()
+        assert self._filler is not None
+        masks = self._filler.masks()
         library = self._device.library if isinstance(self._device, CpuDevice) else None
         if library is not None and logits.dtype == torch.float32:
             library.mask_tokens(logits, masks.indices, masks.words)
@@ -99,30 +99,28 @@ class Grammars:
         self._asked = []
 
     def _enter(self, new: NewRow) -> None:
-        if self._reader is None:
-            self._reader = _Reader(self._folder)
+        if self._filler is None:
+            self._filler = _Filler()
         outputs = np.frombuffer(new.token_ids, dtype=np.int32)[new.num_prompt_tokens :].tolist()
-        row = GrammarRow(new.sampling, outputs)
+        row = GrammarRow(self.store.get(new.grammar_id), new.sampling, outputs)
         self._rows[new.row] = row
-        self._reader.prepare(row)
+        self._filler.prepare(row)
 
 
-class _Reader:
-    """Reads grammars over the checkpoint's tokens, in a thread of its own, one thing after the other.
+class _Filler:
+    """Fills masks in a thread of its own, one after the other.
 
     Two queues, and not an executor: its locks would cost the step's thread as much as the masks cost this one.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._vocabulary: LLTokenizer | None = None
+    def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._filled: SimpleQueue[_Masks] = SimpleQueue()
         Thread(target=self._run, name="grammar", daemon=True).start()
 
     def prepare(self, row: GrammarRow) -> None:
         """Make a row ready, before any mask of it; what goes wrong is that row's error alone."""
-        self._work.put(partial(self._prepare, row))
+        self._work.put(partial(_prepare, row))
 
     def fill(self, asked: list[tuple[int, GrammarRow]], vocab_size: int) -> None:
         """Start to fill the masks of rows; each call is followed by one of `masks`."""
@@ -139,16 +137,13 @@ class _Reader:
     def _fill(self, asked: list[tuple[int, GrammarRow]], vocab_size: int) -> None:
         self._filled.put(_fill(asked, vocab_size))
 
-    def _prepare(self, row: GrammarRow) -> None:
-        try:
-            if self._vocabulary is None:
-                self._vocabulary = grammar_vocabulary(self._folder)
-            row.prepare(self._vocabulary)
-        except ConfigError as error:
-            row.fail(str(error))
-        except Exception as error:
-            log.exception("grammar failed")
-            row.fail(f"the grammar failed: {type(error).__name__}")
+
+def _prepare(row: GrammarRow) -> None:
+    try:
+        row.prepare()
+    except Exception as error:
+        log.exception("grammar failed")
+        row.fail(f"the grammar failed: {type(error).__name__}")
 
 
 def _fill(asked: list[tuple[int, GrammarRow]], vocab_size: int) -> _Masks:

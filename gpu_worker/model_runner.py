@@ -79,6 +79,7 @@ class ModelRunner:
             tables = StepTables(self._state.token_ids, self._state.page_table, self._rope.table)
             self._native_step = partial(model.native.step, tables=tables, kv=kv)
         self._grammars = Grammars(folder, config.vocab_size, device)
+        self.grammar_store = self._grammars.store
         self._graphs: DecodeGraphs | None = None
         self._ended: Mark | None = None  # the last step that was launched
 

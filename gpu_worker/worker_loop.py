@@ -2,15 +2,19 @@
 
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import Protocol
 
 import structlog
 
+from penstock.gpu_worker.grammar_store import GrammarStore
 from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
 from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
+    DropGrammar,
     Heartbeat,
     Message,
+    PrepareGrammar,
     Refused,
     SayHello,
     StepPlan,
@@ -27,6 +31,9 @@ EXIT_FAILED, EXIT_REFUSED = 1, 2
 _LOOK_AT_DEVICE_MS = 0
 """While a GPU computes, the loop spins between socket and device: a step lasts about as long as the shortest
 wait that the poller offers. On a CPU a launched step is done, so nothing spins."""
+
+_LOOK_AT_GRAMMARS_MS = 2
+"""While a grammar is being made ready, and nothing else is to be done."""
 
 
 class Channel(Protocol):
@@ -60,6 +67,10 @@ class PendingResult(Protocol):
 class Runner(Protocol):
     """What executes plans (`ModelRunner`)."""
 
+    @property
+    def grammar_store(self) -> GrammarStore:
+        """Where grammars are made ready."""
+
     def launch(self, plan: StepPlan) -> PendingResult:
         """Begin a step."""
 
@@ -80,19 +91,31 @@ def run_worker(
     device goes from step to step without waiting for the host. `on_step` is called after each launch.
     """
     pending: deque[PendingResult] = deque()
+    grammars = runner.grammar_store
+    beat_at = monotonic()
     channel.send(hello)
     while True:
         try:
             while pending and pending[0].is_ready():
                 channel.send(pending.popleft().result())
-            message = channel.receive(_LOOK_AT_DEVICE_MS if pending else heartbeat_ms)
+            if grammars.is_preparing:
+                for prepared in grammars.take_prepared():
+                    channel.send(prepared)
+            idle_ms = _LOOK_AT_GRAMMARS_MS if grammars.is_preparing else heartbeat_ms
+            message = channel.receive(_LOOK_AT_DEVICE_MS if pending else idle_ms)
             match message:
                 case StepPlan():
                     pending.append(runner.launch(message))
                     if on_step is not None:
                         on_step()
                 case None if not pending:
-                    channel.send(Heartbeat(channel.num_dropped, num_dropped_log_lines()))
+                    if idle_ms == heartbeat_ms or monotonic() - beat_at > heartbeat_ms / 1000:
+                        channel.send(Heartbeat(channel.num_dropped, num_dropped_log_lines()))
+                        beat_at = monotonic()
+                case PrepareGrammar():
+                    grammars.prepare(message)
+                case DropGrammar():
+                    grammars.drop(message.grammar_id)
                 case Welcome():
                     pending.clear()  # of a scheduler that is gone
                     runner.clear_rows()

@@ -10,15 +10,15 @@ Directions:
     frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, PauseRequest, ProceedRequest,
                              Heartbeat, Goodbye, ResetPrefixCache
     scheduler -> frontend    EngineReady, EngineNotReady, TokenBatch, EngineStats, SayHello, Refused, Heartbeat
-    worker    -> scheduler   WorkerHello, StepResult, WorkerFailed, Heartbeat
-    scheduler -> worker      Welcome, StepPlan, SayHello, Refused, Heartbeat
+    worker    -> scheduler   WorkerHello, StepResult, GrammarPrepared, WorkerFailed, Heartbeat
+    scheduler -> worker      Welcome, StepPlan, PrepareGrammar, DropGrammar, SayHello, Refused, Heartbeat
 """
 
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Buffer = bytes
 """Raw little-endian numbers; the comment beside each field gives dtype and shape."""
@@ -117,6 +117,7 @@ class SamplingParams(Struct, frozen=True, array_like=True, gc=False):
     ] = ()  # sequences of output tokens that are never completed
     allowed_token_ids: _Ints = ()  # nothing else is drawn; empty: anything
     grammar: str = ""  # what the output must match, as llguidance reads it; checked by the frontend; empty: anything
+    grammar_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 0  # of memory that the grammar takes, made ready
 
 
 class ResumedSequence(Struct, frozen=True, array_like=True, gc=False):
@@ -285,6 +286,24 @@ class NewRow(Struct, frozen=True, array_like=True, gc=False):
     num_prompt_tokens: int
     sampling: SamplingParams  # seed is already the sequence's own
     page_ids: Buffer  # int32[k]: the pages it starts with (prefix hit, plus those for its first chunk)
+    grammar_id: int = 0  # of one that was prepared; 0: none. Its text is not in `sampling` any more
+
+
+class PrepareGrammar(Message, frozen=True):
+    """Make a grammar ready, beside the steps; `GrammarPrepared` answers. No row uses it before.
+
+    The worker keeps it until it is dropped, or until the worker says hello again.
+    """
+
+    grammar_id: int  # never used twice
+    grammar: str  # as in `SamplingParams`
+    num_bytes: int = 0  # that it takes, about
+
+
+class DropGrammar(Message, frozen=True):
+    """No row will use this grammar any more; the worker may remember it for another one of the same text."""
+
+    grammar_id: int
 
 
 class StepPlan(Message, frozen=True):
@@ -339,6 +358,13 @@ class StepResult(Message, frozen=True):
     row_errors: tuple[RowError, ...] = ()  # the tokens of these rows mean nothing
 
 
+class GrammarPrepared(Message, frozen=True):
+    """A grammar is ready for rows, or cannot be made ready."""
+
+    grammar_id: int
+    error: str = ""  # why not, for the client
+
+
 class WorkerFailed(Message, frozen=True):
     """The worker cannot go on (out of memory, device error); it exits after this."""
 
@@ -351,5 +377,5 @@ FromFrontend = (
     FrontendHello | AddRequest | AbortRequest | PauseRequest | ProceedRequest | Heartbeat | Goodbye | ResetPrefixCache
 )
 ToFrontend = EngineReady | EngineNotReady | TokenBatch | EngineStats | SayHello | Refused | Heartbeat
-FromWorker = WorkerHello | StepResult | WorkerFailed | Heartbeat
-ToWorker = Welcome | StepPlan | SayHello | Refused | Heartbeat
+FromWorker = WorkerHello | StepResult | GrammarPrepared | WorkerFailed | Heartbeat
+ToWorker = Welcome | StepPlan | PrepareGrammar | DropGrammar | SayHello | Refused | Heartbeat

@@ -15,6 +15,9 @@ from penstock.core.config.options import ConfigError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+MAX_LEXER_STATES = 20_000
+"""Of the automaton that all copies of a matcher share; 1 to 2 kB each."""
+
 
 def grammar_vocabulary(folder: Path) -> LLTokenizer:
     """The checkpoint's tokens, as a grammar sees them: their bytes, which are special, which one ends a text.
@@ -45,13 +48,13 @@ def grammar_vocabulary(folder: Path) -> LLTokenizer:
 def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     """A matcher at the beginning of a text; `is_error` tells what is wrong with the grammar.
 
-    The limits keep one mask's time to a few milliseconds and one matcher's memory to tens of megabytes,
-    whatever the grammar.
+    The limits keep one mask's time to a few milliseconds, and the memory of what a matcher and its copies share to tens
+    of megabytes, whatever the grammar.
     """
     import llguidance
 
     limits = llguidance.LLParserLimits(
-        max_lexer_states=20_000,  # 1 to 2 kB each
+        max_lexer_states=MAX_LEXER_STATES,
         step_max_items=20_000,  # about 1 ms
         step_lexer_fuel=100_000,  # about 7 ms
         verbose_errors=False,

@@ -70,6 +70,8 @@ def make_request(
     salt: str = "",
     num_logprobs: int = -1,
     prompt_logprobs: int = -1,
+    grammar: str = "",
+    grammar_bytes: int = 0,
 ) -> AddRequest:
     sampling = SamplingParams(
         max_tokens,
@@ -78,6 +80,8 @@ def make_request(
         stop_token_ids=stop,
         num_logprobs=num_logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
+        grammar_bytes=grammar_bytes,
     )
     return AddRequest(request_id, pack_int32(prompt), sampling, n, priority, salt)
 
@@ -139,7 +143,16 @@ class Driver:
         if step is not None:
             self.plans.append(step.plan)
             self.steps.append(step)
+        self.worker.take(self.scheduler.grammars.take_messages())
         return step
+
+    def prepare(self) -> bool:
+        """Let the worker make one grammar ready, or fail to; False if it is asked for none."""
+        if not self.worker.asked:
+            return False
+        self.take(self.scheduler.grammar_prepared(self.worker.prepare()))
+        check_invariants(self.scheduler)
+        return True
 
     def execute(self) -> None:
         self.results.append(self.worker.execute(self.plans.popleft()))
@@ -176,6 +189,8 @@ class Driver:
         """Fill the pipeline, then let one step return; False if nothing is left to do."""
         while self.schedule() is not None:
             pass
+        if not self.plans and not self.results and self.prepare():
+            return True
         if not self.plans and not self.results:
             assert not self.scheduler.has_work, "work is left, but nothing is scheduled or in flight"
             return False
@@ -231,3 +246,6 @@ class Driver:
         assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
         assert self.scheduler.running.num_free_rows == self.limits.max_num_seqs
         assert not self.scheduler.requests
+        assert not len(self.scheduler.grammars)
+        self.worker.take(self.scheduler.grammars.take_messages())
+        assert not self.worker.grammars

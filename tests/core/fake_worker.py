@@ -6,12 +6,13 @@ So a token that was lost, doubled, or comes from somebody else's page changes ev
 import struct
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.core.worker_limits import WorkerLimits
 from penstock.ipc.int32_buffer import pack_int32, unpack_int32
-from penstock.ipc.messages import SamplingParams, StepPlan, StepResult
+from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar, SamplingParams, StepPlan, StepResult
 
 EMPTY = -1
 
@@ -46,6 +47,30 @@ class FakeWorker:
         self.rows: dict[int, Row] = {}
         self.num_computed = 0
         self.num_copies = 0
+        self.asked: deque[PrepareGrammar] = deque()  # grammars that are not ready
+        self.grammars: dict[int, str] = {}  # those that are not dropped
+        self.ready: set[int] = set()
+        self.num_prepared = 0
+
+    def take(self, messages: Iterable[PrepareGrammar | DropGrammar]) -> None:
+        """What the scheduler says of grammars."""
+        for message in messages:
+            if isinstance(message, PrepareGrammar):
+                assert message.grammar_id not in self.grammars
+                assert message.grammar not in self.grammars.values(), "asked once per text"
+                self.grammars[message.grammar_id] = message.grammar
+                self.asked.append(message)
+            else:
+                del self.grammars[message.grammar_id]
+
+    def prepare(self) -> GrammarPrepared:
+        """Make the oldest grammar that was asked for ready; one that says so fails."""
+        message = self.asked.popleft()
+        self.num_prepared += 1
+        if message.grammar.startswith("bad"):
+            return GrammarPrepared(message.grammar_id, f"{message.grammar} cannot be used")
+        self.ready.add(message.grammar_id)
+        return GrammarPrepared(message.grammar_id)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
@@ -94,6 +119,8 @@ class FakeWorker:
         new = {new_row.row for new_row in plan.new_rows}
         for new_row in plan.new_rows:
             assert new_row.row not in self.rows
+            assert not new_row.sampling.grammar, "it has been told"
+            assert not new_row.grammar_id or new_row.grammar_id in self.ready
             self.rows[new_row.row] = Row(
                 list(unpack_int32(new_row.token_ids)),
                 list(unpack_int32(new_row.page_ids)),

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from penstock.core.grammar_gate import MAX_BYTES
 from penstock.core.worker_limits import WorkerLimits
 from penstock.ipc.int32_buffer import unpack_int32
 from penstock.ipc.messages import AddRequest
@@ -33,6 +34,7 @@ def random_requests(rng: Random, limits: WorkerLimits) -> deque[AddRequest]:
     max_prompt = limits.max_sequence_len - 1
     stems = [[rng.randrange(limits.vocab_size) for _ in range(max_prompt)] for _ in range(2)]
     requests: deque[AddRequest] = deque()
+    grammars = rng.choice([[""], ["", "a"], ["a", "b", "c", ""]])
     for i in range(rng.randint(3, 14)):
         length = rng.randint(1, rng.choice([max_prompt, max_prompt // 3]))
         stem = rng.choice(stems)
@@ -51,6 +53,8 @@ def random_requests(rng: Random, limits: WorkerLimits) -> deque[AddRequest]:
                 salt=rng.choice(["", "", "salt"]),
                 num_logprobs=rng.choice([-1, -1, -1, 0, 2]),
                 prompt_logprobs=rng.choice([-1, -1, -1, 0, 3]),
+                grammar=rng.choice(grammars),
+                grammar_bytes=rng.choice([0, 0, MAX_BYTES]),
             )
         )
     return requests
@@ -83,8 +87,10 @@ def random_trace(seed: int) -> Driver:
             may: list[Callable[[], object]] = [driver.schedule] * 2
             may += [driver.execute] * bool(driver.plans)
             may += [driver.process] * bool(driver.results)
+            may += [driver.prepare] * bool(driver.worker.asked)
             rng.choice(may)()
-            if not to_add and not driver.plans and not driver.results and driver.scheduler.has_work:
+            is_idle = not to_add and not driver.plans and not driver.results and not driver.worker.asked
+            if is_idle and driver.scheduler.has_work and driver.schedule() is None and not driver.worker.asked:
                 assert driver.schedule() is not None, "work is left, but nothing is scheduled or in flight"
     while driver.plans or driver.results:  # sequences aborted while their last steps were in flight
         driver.step()

@@ -1,8 +1,10 @@
 """Structured output against the real server: the official client's helpers, faults, neighbours."""
 
 import asyncio
+import itertools
 import json
 import signal
+import time
 from typing import Annotated, Any, Literal
 
 import aiohttp
@@ -115,3 +117,37 @@ async def test_the_process_that_reads_grammars_ends_with_its_frontend(checkpoint
         await asyncio.to_thread(psutil.wait_procs, [reader], 5)
         assert not reader.is_running() or reader.status() == psutil.STATUS_ZOMBIE
         await server.logged("listening", after=position)
+
+
+SLOW_TO_READ = 'start: %json {"type": "integer", "multipleOf": 49999}'
+"""A fifth of a second, each time it is read; a helper on a busy machine has two seconds for it."""
+
+
+async def test_a_grammar_that_is_slow_to_read_stalls_no_other_stream(checkpoint: Checkpoint) -> None:
+    async with serving(checkpoint.folder, *FLAGS, "--max-n", "64") as server, aiohttp.ClientSession() as http:
+        arrivals: list[float] = []
+        go_on = asyncio.Event()
+
+        async def honest() -> None:
+            while not go_on.is_set():
+                body = {"model": "m", "prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": True}
+                async for _ in stream(http, f"{server.url}/v1/completions", body):
+                    arrivals.append(time.monotonic())
+
+        beside = asyncio.create_task(honest())
+        slow = {"structured_outputs": {"grammar": SLOW_TO_READ}, "n": 60, "max_tokens": 3, "prompt": [5], "model": "m"}
+        async with http.post(f"{server.url}/v1/completions", json=slow) as response:
+            assert response.status == 200, await response.text()
+            texts = [choice["text"] for choice in (await response.json())["choices"]]
+        began = time.monotonic()
+        async with http.post(f"{server.url}/v1/completions", json=slow | {"seed": 5}) as response:
+            assert response.status == 200
+        assert len(texts) == 60
+        server.children()["penstock-worker-0"].kill()  # the next one reads it again: once, and beside its steps
+        async with http.post(f"{server.url}/v1/completions", json=slow) as response:
+            assert response.status == 200
+        go_on.set()
+        await beside
+        gaps = [after - before for before, after in itertools.pairwise(arrivals) if after < began]
+        assert max(gaps) < 4, "sixty readings would last longer"
+        await server.settled(http)

@@ -12,7 +12,7 @@ from penstock.core.scheduler import Scheduler
 from penstock.gpu_worker.model_runner import PendingStep
 from penstock.gpu_worker.start import start
 from penstock.ipc.deltas import deltas_of
-from penstock.ipc.messages import AddRequest, SamplingParams, SequenceDelta
+from penstock.ipc.messages import AddRequest, PrepareGrammar, SamplingParams, SequenceDelta
 
 
 def make_config(folder: Path, **options: Any) -> Config:
@@ -77,15 +77,30 @@ class Engine:
         while self.scheduler.has_work or pending:
             while self.scheduler.can_schedule:
                 step = self.scheduler.schedule()
+                self.exchange_grammars()
                 if step is None:
                     break
                 pending.append(self.runner.launch(step.plan))
+            if not pending:
+                continue  # a grammar has become ready
             for batch in self.scheduler.process(pending.popleft().result()).values():
                 for delta in deltas_of(batch):
                     self._take(delta)
         stats = self.scheduler.stats()
         assert stats.num_used_pages == 0
         assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
+
+    def exchange_grammars(self) -> None:
+        """Have the grammars ready that the scheduler asks for."""
+        for message in self.scheduler.grammars.take_messages():
+            if isinstance(message, PrepareGrammar):
+                self.runner.grammar_store.prepare(message)
+            else:
+                self.runner.grammar_store.drop(message.grammar_id)
+        for prepared in self.runner.grammar_store.take_prepared(wait=True):
+            for deltas in self.scheduler.grammar_prepared(prepared).values():
+                for delta in deltas:
+                    self._take(delta)
 
     def _take(self, delta: SequenceDelta) -> None:
         key = (delta.request_id, delta.sequence_idx)

@@ -1,17 +1,22 @@
 """The loop's order of things, with a device that is slower than the host."""
 
+import time
 from collections import deque
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import structlog
 
 from penstock.gpu_worker.device import CpuDevice
+from penstock.gpu_worker.grammar_store import GrammarStore
 from penstock.gpu_worker.model_runner import ModelRunner, PendingStep
-from penstock.gpu_worker.worker_loop import EXIT_REFUSED, run_worker
+from penstock.gpu_worker.worker_loop import _LOOK_AT_GRAMMARS_MS, EXIT_REFUSED, run_worker
 from penstock.ipc.messages import (
+    GrammarPrepared,
     Heartbeat,
     Message,
+    PrepareGrammar,
     Refused,
     SayHello,
     StepPlan,
@@ -34,6 +39,7 @@ class SlowDevice:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.events: list[str] = []
+        self.grammar_store = GrammarStore(Path("nowhere"))
         self._error = error
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -74,6 +80,8 @@ class Scripted:
 
     def receive(self, timeout_ms: int | None = None) -> Any:
         assert timeout_ms is not None
+        if timeout_ms == _LOOK_AT_GRAMMARS_MS:
+            time.sleep(timeout_ms / 1000)
         return self._script.popleft()
 
 
@@ -94,6 +102,15 @@ def test_idle_welcome_and_hello() -> None:
     assert run(device, channel) == EXIT_REFUSED
     assert channel.sent == [HELLO, Heartbeat(3), HELLO]  # the result was for a scheduler that is gone
     assert device.events == ["launch 0", "clear"]
+
+
+def test_grammars_are_answered_beside_the_steps() -> None:
+    device, channel = SlowDevice(), Scripted(PrepareGrammar(1, "x"), *[None] * 2000, plan(0), *[None] * 8, END)
+    with structlog.testing.capture_logs():
+        assert run(device, channel) == EXIT_REFUSED
+    [answer] = [message for message in channel.sent if isinstance(message, GrammarPrepared)]
+    assert "cannot be used with this model's tokenizer" in answer.error
+    assert [m.step_id for m in channel.sent if isinstance(m, StepResult)] == [0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""Which waiting requests may enter a row as far as their grammars go: those whose grammar the worker has ready.
+
+    head of the queue ── admits? ──▶ ready: it enters
+                             │ not yet: the worker is asked once per text, the request is held beside the queue
+                             ▼
+    PrepareGrammar ──▶ worker, off its steps ──▶ GrammarPrepared: who was held for it is queued again
+
+A grammar is live from the moment when the worker is asked until no request wants it any more. Live grammars are bounded
+in number and in bytes, so that no load makes the worker's memory explode; whoever finds no room is held until some is
+free. Pure bookkeeping, like the scheduler that owns it.
+"""
+
+from collections import deque
+
+from penstock.core.sequence import Request
+from penstock.core.waiting_queue import WaitingQueue
+from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar
+
+MAX_BYTES = 1 << 30
+"""Of all live grammars in the worker, as they are estimated."""
+
+BYTES_IN_USE = 4 << 20
+"""What an ordinary grammar's automaton grows to while rows follow it, beside its size when it is new."""
+
+MAX_DEATHS = 2
+"""Workers that may die while they prepare the same grammar."""
+
+Messages = list[PrepareGrammar | DropGrammar]
+
+
+class _Live:
+    """A grammar that the worker has, or is to make."""
+
+    __slots__ = ("grammar_id", "is_ready", "num_bytes", "text", "users")
+
+    def __init__(self, grammar_id: int, text: str, num_bytes: int) -> None:
+        self.grammar_id = grammar_id
+        self.text = text
+        self.num_bytes = num_bytes
+        self.users: dict[Request, None] = {}
+        self.is_ready = False
+
+
+class GrammarGate:
+    """The live grammars of one scheduler. Requests that are paused or have ended `leave`."""
+
+    __slots__ = ("_deaths", "_ids", "_live", "_max_live", "_no_room", "_num_bytes", "_num_made", "_waiting", "messages")
+
+    def __init__(self, waiting: WaitingQueue, max_live: int) -> None:
+        self._waiting = waiting
+        self._max_live = max_live
+        self._live: dict[str, _Live] = {}  # by text, in the order in which the worker was asked
+        self._ids: dict[int, _Live] = {}
+        self._num_made = 0  # an id is never used again
+        self._num_bytes = 0
+        self._no_room: deque[Request] = deque()  # held without a live grammar; may have left since
+        self.messages: Messages = []  # for the worker, until they are taken
+        self._deaths: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def admits(self, request: Request) -> bool:
+        """Whether the request at the head of the queue may enter a row; else it is held, and no longer the head."""
+        sampling = request.sampling
+        live = self._live.get(sampling.grammar)
+        if live is None:
+            num_bytes = sampling.grammar_bytes + BYTES_IN_USE
+            has_room = len(self._live) < self._max_live and self._num_bytes + num_bytes <= MAX_BYTES
+            if self._live and not has_room:
+                self._no_room.append(request)
+                self._waiting.hold(request)
+                return False
+            live = self._add(sampling.grammar, num_bytes)
+        live.users[request] = None
+        request.grammar_id = live.grammar_id
+        if not live.is_ready:
+            self._waiting.hold(request)
+        return live.is_ready
+
+    def prepared(self, message: GrammarPrepared) -> list[Request]:
+        """The worker has a grammar ready: who was held for it is queued. Returned is who cannot use it: it failed."""
+        live = self._ids.get(message.grammar_id)
+        if live is None or live.is_ready:
+            return []  # nobody wants it any more
+        if message.error:
+            return list(live.users)
+        live.is_ready = True
+        self._deaths.pop(live.text, None)
+        for request in live.users:
+            self._waiting.release(request)
+        return []
+
+    def leave(self, request: Request) -> None:
+        """A request has ended, or is paused: it wants its grammar no more."""
+        live = self._ids.get(request.grammar_id)
+        request.grammar_id = 0
+        if live is not None:
+            del live.users[request]
+            if live.users:
+                return
+            del self._live[live.text], self._ids[live.grammar_id]
+            self._num_bytes -= live.num_bytes
+            self.messages.append(DropGrammar(live.grammar_id))
+        # Also if it had none: it may have been the one that was to use the room of somebody who left before.
+        while self._no_room and len(self._live) < self._max_live:
+            if self._waiting.release(self._no_room.popleft()):
+                return  # at the head it asks again
+
+    def take_messages(self) -> Messages:
+        """What the worker is to be told now, in this order."""
+        messages, self.messages = self.messages, []
+        return messages
+
+    def reset(self, max_live: int, *, has_died: bool) -> list[Request]:
+        """Another worker is there, and has no grammar: all are asked for again when their requests' turn comes.
+
+        Returned is who wants a grammar over which `MAX_DEATHS` workers have died.
+        """
+        self._max_live = max_live
+        culprits: list[Request] = []
+        unready = next((live for live in self._live.values() if not live.is_ready), None)
+        if has_died and unready is not None:  # the worker makes one at a time
+            deaths = self._deaths[unready.text] = self._deaths.get(unready.text, 0) + 1
+            if deaths >= MAX_DEATHS:
+                del self._deaths[unready.text]
+                culprits = list(unready.users)
+        for live in self._live.values():
+            for request in live.users:
+                request.grammar_id = 0
+        self._live.clear()
+        self._ids.clear()
+        self._num_bytes = 0
+        self._no_room.clear()
+        self.messages.clear()
+        self._waiting.release_all()
+        return culprits
+
+    def _add(self, text: str, num_bytes: int) -> _Live:
+        self._num_made += 1
+        live = _Live(self._num_made, text, num_bytes)
+        self._live[text] = self._ids[live.grammar_id] = live
+        self._num_bytes += num_bytes
+        self.messages.append(PrepareGrammar(live.grammar_id, text, live.num_bytes))
+        return live

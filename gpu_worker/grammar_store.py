@@ -1,0 +1,194 @@
+"""Grammars made ready beside the steps: each text once, in a thread of its own, and copied for every row.
+
+    PrepareGrammar ──▶ known: ready at once
+                   └─▶ unknown: the thread makes it, at a low priority ──▶ `take_prepared` ──▶ GrammarPrepared
+
+The library gives Python's lock back while it works, so a grammar that takes a second stalls no step.
+
+Copies share one automaton, which grows while they follow it, up to a bound. When it is full, rows that need more of it
+go on with a copy of a new one (`Prototype.renew`). A grammar that no row may use any more is remembered for a while.
+"""
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+import structlog
+from llguidance import LLMatcher, LLTokenizer
+
+from penstock.core.config import ConfigError
+from penstock.core.config.grammar import grammar_vocabulary, make_matcher
+from penstock.ipc.messages import GrammarPrepared, PrepareGrammar
+
+log = structlog.get_logger()
+
+MAX_IDLE = 256
+MAX_IDLE_BYTES = 256 << 20
+"""Of the grammars that are remembered beside those in use."""
+
+MAX_COPIES = 512
+"""Rows that follow one automaton, one after the other, before the next request gets a new one."""
+
+MAX_RENEWAL_SECONDS = 0.05
+"""A grammar that takes longer is not made anew in the middle of a step."""
+
+_PRIORITY = 10  # as `nice`: steps come first
+
+
+class Prototype:
+    """A grammar at the beginning of a text. Used by the thread that fills masks, once it is made."""
+
+    def __init__(self, vocabulary: LLTokenizer, text: str, num_bytes: int) -> None:
+        self.vocabulary = vocabulary
+        self.num_bytes = num_bytes
+        self.num_copies = 0
+        self._text = text
+        began = time.perf_counter()
+        self._matcher = make_matcher(vocabulary, text)
+        self._seconds = time.perf_counter() - began
+        self._generation = 0
+
+    @property
+    def error(self) -> str:
+        """What is wrong with the grammar; empty if it can be used."""
+        if not self._matcher.is_error():
+            return ""
+        return f"the grammar cannot be used: {self._matcher.get_error()[:200]}"
+
+    def copy(self) -> tuple[LLMatcher, int]:
+        """A matcher for a row, and the generation of its automaton."""
+        self.num_copies += 1
+        return self._matcher.deep_copy(), self._generation
+
+    def renew(self, generation: int) -> bool:
+        """The automaton of this generation is full: from now on copies have another one. False if that takes long."""
+        if generation == self._generation:
+            if self._seconds > MAX_RENEWAL_SECONDS:
+                return False
+            self._matcher = make_matcher(self.vocabulary, self._text)
+            self._generation += 1
+        return True
+
+
+class _Made(NamedTuple):
+    """What the thread answers."""
+
+    epoch: int
+    grammar_id: int
+    text: str
+    prototype: Prototype | None
+    error: str
+
+
+class GrammarStore:
+    """All but the making happens in the worker's own thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is the checkpoint's; its tokenizer is read when the first grammar comes."""
+        self._folder = folder
+        self._vocabulary: LLTokenizer | None = None
+        self._live: dict[int, str] = {}  # texts by id
+        self._known: OrderedDict[str, Prototype] = OrderedDict()  # least recently asked for first
+        self._work: SimpleQueue[tuple[int, PrepareGrammar]] = SimpleQueue()
+        self._made: SimpleQueue[_Made] = SimpleQueue()
+        self._prepared: list[GrammarPrepared] = []
+        self._num_pending = 0
+        self._thread: threading.Thread | None = None
+        self._epoch = 0
+
+    @property
+    def is_preparing(self) -> bool:
+        """Something is to be taken now or soon."""
+        return bool(self._num_pending or self._prepared)
+
+    @property
+    def num_known(self) -> int:
+        """Grammars in memory, live or remembered."""
+        return len(self._known)
+
+    def clear(self) -> None:
+        """No grammar is live; what was asked for is not answered."""
+        self._epoch += 1
+        self._live.clear()
+        self._prepared.clear()
+        self._forget_idle()
+
+    def prepare(self, message: PrepareGrammar) -> None:
+        """Make a grammar ready."""
+        text = message.grammar
+        known = self._known.get(text)
+        if known is not None and known.num_copies < MAX_COPIES:
+            self._known.move_to_end(text)
+            self._live[message.grammar_id] = text
+            self._prepared.append(GrammarPrepared(message.grammar_id))
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+            self._thread.start()
+        self._num_pending += 1
+        self._work.put((self._epoch, message))
+
+    def drop(self, grammar_id: int) -> None:
+        """No row will use it any more."""
+        self._live.pop(grammar_id, None)
+        self._forget_idle()
+
+    def take_prepared(self, *, wait: bool = False) -> list[GrammarPrepared]:
+        """What has become ready since the last call; with `wait`, once all that was asked for is."""
+        while self._num_pending:
+            try:
+                made = self._made.get(block=wait)
+            except Empty:
+                break
+            self._num_pending -= 1
+            if made.prototype is not None:
+                self._known[made.text] = made.prototype
+                self._known.move_to_end(made.text)
+            if made.epoch == self._epoch:
+                if made.prototype is not None:
+                    self._live[made.grammar_id] = made.text
+                self._prepared.append(GrammarPrepared(made.grammar_id, made.error))
+            self._forget_idle()
+        prepared, self._prepared = self._prepared, []
+        return prepared
+
+    def get(self, grammar_id: int) -> Prototype | None:
+        """A grammar that is ready; None if there is none of this id."""
+        text = self._live.get(grammar_id)
+        return None if text is None else self._known[text]
+
+    def _forget_idle(self) -> None:
+        in_use = set(self._live.values())
+        idle = [text for text in self._known if text not in in_use]
+        num_bytes = sum(self._known[text].num_bytes for text in idle)
+        for num_left, text in zip(range(len(idle), 0, -1), idle, strict=True):
+            if num_left <= MAX_IDLE and num_bytes <= MAX_IDLE_BYTES:
+                return
+            num_bytes -= self._known.pop(text).num_bytes
+
+    # --- in the thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with suppress(OSError):  # not every system has priorities of threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
+        while True:
+            epoch, message = self._work.get()
+            prototype, error = self._make(message)
+            self._made.put(_Made(epoch, message.grammar_id, message.grammar, prototype, error))
+
+    def _make(self, message: PrepareGrammar) -> tuple[Prototype | None, str]:
+        try:
+            if self._vocabulary is None:
+                self._vocabulary = grammar_vocabulary(self._folder)
+            prototype = Prototype(self._vocabulary, message.grammar, message.num_bytes)
+        except ConfigError as error:
+            return None, str(error)
+        except Exception as error:
+            log.exception("grammar failed")
+            return None, f"the grammar failed: {type(error).__name__}"
+        return (None, prototype.error) if prototype.error else (prototype, "")
