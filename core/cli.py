@@ -6,17 +6,20 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses
 from penstock.core.config.checkpoint import model_dir
-from penstock.core.config.flags import add_flags, config_from
+from penstock.core.config.flags import add_flags, config_from, flags
+from penstock.core.config.foreign_flags import unknown_flag, unknown_variables, without_foreign_flags
 from penstock.core.config.listening import check_listening
 from penstock.core.output_files import check_output_files
 from penstock.ipc import process
 from penstock.ipc.addresses import AddressError, private_dir
 
 EXIT_CONFIG = 2
+_MODEL_HELP = "checkpoint folder, or ORG/NAME of one that `hf download` has put into the local cache"
 
 # command -> (help, option groups, takes MODEL)
 _SERVERS: dict[str, tuple[str, tuple[str, ...], bool]] = {
@@ -37,6 +40,16 @@ _TOOLS = {
 }
 
 
+# command of others -> what to do here
+_OTHER_COMMANDS = {
+    "pull": "`hf download ORG/NAME` downloads a checkpoint; then `penstock serve ORG/NAME`",
+    "run": "`penstock serve MODEL` serves a checkpoint; `penstock chat` talks to it",
+    "list": "a server serves one checkpoint folder; `hf cache ls` lists what has been downloaded",
+    "launch": "`penstock serve MODEL` serves a checkpoint",
+    "complete": "`penstock serve MODEL` serves a checkpoint; `penstock chat` talks to it",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (2: the options cannot work)."""
     process.open_standard_streams()
@@ -45,32 +58,70 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = command.split()
         if arguments[: len(words)] == words:
             os.execv(sys.executable, [sys.executable, "-m", module, *arguments[len(words) :]])
-    namespace = _parser().parse_args(arguments)
-    if namespace.command == "version":
-        print(f"penstock {importlib.metadata.version('penstock')}")
-        return 0
     try:
-        return _run_server(namespace.command, config_from(namespace, os.environ))
+        return _run(arguments)
     except (ConfigError, AddressError) as error:
-        with suppress(OSError):  # a full disk, say
-            print(f"penstock: {error}", file=sys.stderr, flush=True)
+        _complain(str(error))
         return EXIT_CONFIG
 
 
-def _parser() -> argparse.ArgumentParser:
+def _run(arguments: list[str]) -> int:
+    parser, commands = _parsers()
+    name = arguments[0] if arguments else ""
+    if name in ("--version", "-V", "version"):
+        print(f"penstock {importlib.metadata.version('penstock')}")
+        return 0
+    if name == "bench":  # of its own: there is but one kind
+        print(_bench_help())
+        return 0 if arguments[1:] in (["-h"], ["--help"]) else EXIT_CONFIG
+    if not arguments:
+        parser.print_help()
+        return EXIT_CONFIG
+    if not name.startswith("-") and name not in commands:
+        near = get_close_matches(name, commands, n=1)
+        hint = _OTHER_COMMANDS.get(name) or (f"did you mean {near[0]}?" if near else "see `penstock --help`")
+        raise ConfigError(f"there is no command {name!r}; {hint}")
+    namespace, unknown = parser.parse_known_args(without_foreign_flags(arguments))
+    if unknown:
+        raise ConfigError(_surplus(unknown, [flag.name for flag in flags(_SERVERS[namespace.command][1])]))
+    for sentence in unknown_variables():
+        _complain(sentence)
+    return _run_server(namespace.command, config_from(namespace, os.environ))
+
+
+def _surplus(unknown: list[str], known: list[str]) -> str:
+    for word in unknown:
+        if word.startswith("-"):
+            return unknown_flag(word, known)
+    return f"{unknown[0]!r} is one word too many; an option with several values takes them as A,B"
+
+
+def _complain(sentence: str) -> None:
+    with suppress(OSError):  # a full disk, say
+        print(f"penstock: {sentence}", file=sys.stderr, flush=True)
+
+
+def _bench_help() -> str:
+    lines = ["usage: penstock bench COMMAND", ""]
+    lines += [f"  {name}  {text}" for name, (text, _) in _TOOLS.items() if name.startswith("bench ")]
+    return "\n".join([*lines, "", "`penstock bench serve --help` lists its options."])
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The whole one, and those of the commands."""
     parser = argparse.ArgumentParser(prog="penstock", description="An LLM inference engine.")
+    parser.add_argument("-V", "--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    made: dict[str, argparse.ArgumentParser] = {}
     for name, (text, groups, takes_model) in _SERVERS.items():
-        command = commands.add_parser(name, help=text, description=text)
+        command = made[name] = commands.add_parser(name, help=text, description=text)
         if takes_model:
-            command.add_argument(
-                "model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="checkpoint folder"
-            )
+            command.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=_MODEL_HELP)
         add_flags(command, groups)
     for name, (text, _) in _TOOLS.items():
-        commands.add_parser(name, help=text, add_help=False)
-    commands.add_parser("version", help="print the version")
-    return parser
+        made[name] = commands.add_parser(name, help=text, add_help=False)
+    made["version"] = commands.add_parser("version", help="print the version")
+    return parser, made
 
 
 def _run_server(command: str, config: Config) -> int:

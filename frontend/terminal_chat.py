@@ -149,6 +149,11 @@ async def first_model(url: str, headers: dict[str, str]) -> str:
             if response.status != 200:
                 raise ChatError(_error_text(await response.text(), response.status))
             return str((await response.json())["data"][0]["id"])
+    except aiohttp.ClientConnectorError as error:
+        raise ChatError(
+            f"no model at {url}: no server answers there ({error.strerror or error}); `penstock serve` starts one, "
+            "and --url says where another one is"
+        ) from None
     except (aiohttp.ClientError, TimeoutError, KeyError, IndexError, ValueError) as error:
         raise ChatError(f"no model at {url}: {error}") from None
 

@@ -60,7 +60,8 @@ def add_flags(parser: argparse.ArgumentParser, groups: Iterable[str]) -> None:
         elif get_origin(flag.type) is Literal:
             section.add_argument(flag.name, choices=get_args(flag.type), **common)
         elif get_origin(flag.type) is tuple:
-            section.add_argument(flag.name, nargs="+", metavar="NAME", **common)
+            # One word, which may hold commas, and again: `nargs="+"` would take the MODEL that follows for a name.
+            section.add_argument(flag.name, action="append", metavar="NAME[,NAME...]", **common)
         else:
             section.add_argument(flag.name, type=flag.type, metavar=flag.type.__name__.upper(), **common)
 
@@ -82,7 +83,7 @@ def config_from(namespace: argparse.Namespace, environment: Mapping[str, str]) -
             continue
         if get_origin(flag.type) is tuple:
             words = [value] if isinstance(value, str) else value
-            value = [part for word in words for part in word.split(",")]
+            value = [part.strip() for word in words for part in word.split(",") if part.strip()]
         options: type[Options] = get_type_hints(Config)[flag.group]
         annotation = get_type_hints(options, include_extras=True)[flag.field]
         try:  # lax: the environment has only strings

@@ -32,13 +32,14 @@ def test_flags_win_over_variables_and_variables_over_defaults() -> None:
 
 
 def test_switches_lists_and_numbers() -> None:
-    config = parse("--no-enable-prefix-caching", "--served-model-name", "a", "b", "--gpu-memory-utilization", "0.5")
+    config = parse("--no-enable-prefix-caching", "--served-model-name", "a,b", "--gpu-memory-utilization", "0.5")
     assert not config.scheduler.enable_prefix_caching
     assert config.model.served_model_name == ("a", "b")
     assert config.worker.gpu_memory_utilization == 0.5
     assert parse(PENSTOCK_ENABLE_PREFIX_CACHING="false").scheduler.enable_prefix_caching is False
     assert parse(PENSTOCK_SERVED_MODEL_NAME="a,b").model.served_model_name == ("a", "b")
-    assert parse("--served-model-name", "a,b", "c").model.served_model_name == ("a", "b", "c")
+    twice = parse("--served-model-name", "a,b", "--served-model-name", "c")
+    assert twice.model.served_model_name == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(

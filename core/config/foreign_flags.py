@@ -1,0 +1,159 @@
+"""Options of other engines, which people try first: what they are called here, or that they are not supported yet.
+
+A value that asks for what Penstock does anyway is accepted, so that a command from elsewhere works where it can.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from penstock.core.config.flags import ENVIRONMENT_PREFIX, flags
+from penstock.core.config.options import ConfigError
+
+
+class ForeignFlag(NamedTuple):
+    """What to say of one; `same` are the values that change nothing here ("" for a switch without a value)."""
+
+    use: str = ""  # what does the same here
+    why: str = ""  # or why there is nothing
+    same: tuple[str, ...] = ()
+
+
+_ONE_WORKER = ForeignFlag(
+    why="one worker process serves the model; several servers behind a proxy share load", same=("1",)
+)
+_QUANTIZED = ForeignFlag(why="serve a checkpoint in bfloat16, float16 or float32", same=("none", "None", "null"))
+_ADAPTERS = ForeignFlag(why="merge the adapter into the model (PEFT: merge_and_unload) and serve the result")
+_DRAFTS = ForeignFlag(why="every token is computed by the model itself")
+_ON_ALREADY = ForeignFlag(why="it is always on", same=("", "true", "True"))
+
+FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
+    # vLLM
+    "--tensor-parallel-size": _ONE_WORKER,
+    "-tp": _ONE_WORKER,
+    "--pipeline-parallel-size": _ONE_WORKER,
+    "-pp": _ONE_WORKER,
+    "--data-parallel-size": _ONE_WORKER,
+    "-dp": _ONE_WORKER,
+    "--enable-expert-parallel": ForeignFlag(why="mixtures of experts are not served"),
+    "--distributed-executor-backend": ForeignFlag(why="there is one worker process"),
+    "--quantization": _QUANTIZED,
+    "-q": _QUANTIZED,
+    "--kv-cache-dtype": ForeignFlag(why="the KV pool has the type that --dtype says", same=("auto",)),
+    "--enable-lora": _ADAPTERS,
+    "--lora-modules": _ADAPTERS,
+    "--max-loras": _ADAPTERS,
+    "--max-lora-rank": _ADAPTERS,
+    "--trust-remote-code": ForeignFlag(why="code that comes with a checkpoint is never run"),
+    "--speculative-config": _DRAFTS,
+    "--speculative-model": _DRAFTS,
+    "--num-speculative-tokens": _DRAFTS,
+    "--swap-space": ForeignFlag(why="pages that are taken back are computed again", same=("0",)),
+    "--cpu-offload-gb": ForeignFlag(why="weights are on one device", same=("0",)),
+    "--block-size": ForeignFlag(use="--page-size"),
+    "--num-gpu-blocks-override": ForeignFlag(use="--num-pages"),
+    "--api-key": ForeignFlag(use="--api-keys-file, or the variable PENSTOCK_API_KEY"),
+    "--ssl-certfile": ForeignFlag(use="--tls-certificate"),
+    "--ssl-keyfile": ForeignFlag(use="--tls-key"),
+    "--allowed-origins": ForeignFlag(use="--cors-origins"),
+    "--api-server-count": ForeignFlag(use="--num-frontends"),
+    "--disable-log-requests": ForeignFlag(use="--log-level warning"),
+    "--no-enable-log-requests": ForeignFlag(use="--log-level warning"),
+    "--uvicorn-log-level": ForeignFlag(use="--log-level"),
+    "--download-dir": ForeignFlag(use="the variable HF_HUB_CACHE"),
+    "--revision": ForeignFlag(use="the folder of the snapshot as MODEL"),
+    "--tokenizer": ForeignFlag(why="the checkpoint's own tokenizer is used"),
+    "--tokenizer-mode": ForeignFlag(why="tokenizer.json is read", same=("auto", "hf")),
+    "--hf-overrides": ForeignFlag(why="change config.json"),
+    "--rope-scaling": ForeignFlag(why="config.json says it (rope_scaling)"),
+    "--seed": ForeignFlag(why="each request may have a seed"),
+    "--config": ForeignFlag(use="flags, or variables PENSTOCK_..."),
+    "--runner": ForeignFlag(why="models that generate text are served", same=("auto", "generate")),
+    "--task": ForeignFlag(why="models that generate text are served", same=("auto", "generate")),
+    "--guided-decoding-backend": ForeignFlag(why="grammars have one backend", same=("auto", "guidance")),
+    "--limit-mm-per-prompt": ForeignFlag(why="models that take images or sound are not served"),
+    "--enable-chunked-prefill": _ON_ALREADY,
+    "--enable-auto-tool-choice": _ON_ALREADY,
+    "--enable-reasoning": _ON_ALREADY,
+    "--async-scheduling": _ON_ALREADY,
+    # SGLang
+    "--model-path": ForeignFlag(use="--model"),
+    "--tp-size": _ONE_WORKER,
+    "--tp": _ONE_WORKER,
+    "--dp-size": _ONE_WORKER,
+    "--dp": _ONE_WORKER,
+    "--pp-size": _ONE_WORKER,
+    "--context-length": ForeignFlag(use="--max-model-len"),
+    "--mem-fraction-static": ForeignFlag(use="--gpu-memory-utilization"),
+    "--max-running-requests": ForeignFlag(use="--max-num-seqs"),
+    "--chunked-prefill-size": ForeignFlag(use="--max-num-batched-tokens"),
+    "--disable-radix-cache": ForeignFlag(use="--no-enable-prefix-caching"),
+    "--disable-cuda-graph": ForeignFlag(use="--enforce-eager"),
+    "--schedule-policy": ForeignFlag(use="--scheduling-policy"),
+    # llama.cpp
+    "--ctx-size": ForeignFlag(use="--max-model-len"),
+    "-c": ForeignFlag(use="--max-model-len"),
+    "--n-gpu-layers": ForeignFlag(use="--device"),
+    "-ngl": ForeignFlag(use="--device"),
+    "--threads": ForeignFlag(use="--num-threads"),
+    "-t": ForeignFlag(use="--num-threads"),
+    "--parallel": ForeignFlag(use="--max-num-seqs"),
+    "-np": ForeignFlag(use="--max-num-seqs"),
+    "--alias": ForeignFlag(use="--served-model-name"),
+    "-a": ForeignFlag(use="--served-model-name"),
+    "-m": ForeignFlag(use="--model"),
+    "--jinja": _ON_ALREADY,
+}
+
+_OTHER_VARIABLES = {"API_KEY", "FAULTS", "FAULTS_ONCE", "CACHE_DIR", "MODEL_DIR", "HTTP_ADDRESS", "IMAGE", "GPU_IMAGE"}
+"""Of Penstock, but no options: keys, faults for tests, the cache of built kernels, those of the compose files."""
+
+_NOT_OURS = ("TEST_", "SOAK", "SERVICE_", "PORT_")
+"""How the names begin that tests use, and those that Kubernetes sets for a service of the name penstock."""
+
+
+def without_foreign_flags(arguments: Sequence[str]) -> list[str]:
+    """Leave out those that ask for what is done anyway.
+
+    Raises:
+        ConfigError: naming one that asks for something else, and what to use.
+    """
+    left: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return [*left, word, *words]
+        name, has_value, value = word.partition("=")
+        flag = FOREIGN_FLAGS.get(name.replace("_", "-") if name.startswith("--") else name)
+        if flag is None:
+            left.append(word)
+            continue
+        if not has_value and "" not in flag.same and words and not words[0].startswith("-"):
+            value = words.pop(0)
+        if value not in flag.same:
+            shown = f"{name} {value}".strip() if flag.same else name  # a value may be a secret, or the MODEL
+            if flag.use:
+                raise ConfigError(f"{shown} is an option of another engine; here it is {flag.use}")
+            raise ConfigError(f"{shown} is not supported{'' if flag is _ON_ALREADY else ' yet'}: {flag.why}")
+    return left
+
+
+def unknown_flag(name: str, known: Iterable[str]) -> str:
+    """What to say of an option that does not exist."""
+    near = get_close_matches(name.partition("=")[0], list(known), n=1, cutoff=0.7)
+    return f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else "; see --help")
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A sentence for each variable that looks like an option and is none."""
+    known = {flag.variable for flag in flags()} | {ENVIRONMENT_PREFIX + name for name in _OTHER_VARIABLES}
+    said = []
+    for name in sorted(environment):
+        rest = name.removeprefix(ENVIRONMENT_PREFIX)
+        if rest == name or name in known or rest.startswith(_NOT_OURS):
+            continue
+        near = get_close_matches(name, known, n=1, cutoff=0.7)
+        said.append(f"the variable {name} means nothing" + (f"; did you mean {near[0]}?" if near else ""))
+    return said

@@ -1,0 +1,124 @@
+"""The command line as people type it, who may know another engine's."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.core.config import ConfigError
+from penstock.core.config.flags import flags
+from penstock.core.config.foreign_flags import FOREIGN_FLAGS, unknown_variables, without_foreign_flags
+
+
+def penstock(*arguments: str | Path, **environment: str) -> tuple[int, str, str]:
+    """Run a command to its end: exit code, stdout, stderr."""
+    command = [sys.executable, "-m", "penstock.core.cli", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment or None)
+    return done.returncode, done.stdout, done.stderr
+
+
+LISTS = [flag.name for flag in flags(("model", "scheduler", "worker", "frontend", "ipc", "log")) if flag.default == ()]
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_does_not_swallow_the_model(name: str, tmp_path: Path) -> None:
+    """The folder after it is the model: it has no config.json, which is what must be said."""
+    value = "https://a.example" if "origins" in name else "foo"
+    code, _, said = penstock("serve", name, value, tmp_path)
+    assert code == 2
+    assert str(tmp_path) in said
+    assert "config.json" in said
+    code, _, said = penstock("serve", tmp_path, name, value, "b")
+    assert code == 2
+    assert "'b' is one word too many" in said
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("-V",), ("version",)])
+def test_version(arguments: tuple[str, ...]) -> None:
+    code, said, _ = penstock(*arguments)
+    assert code == 0
+    assert said.startswith("penstock ")
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(("bench", "--help"), 0), (("bench",), 2)])
+def test_bench_lists_its_commands(arguments: tuple[str, ...], code: int) -> None:
+    found, said, _ = penstock(*arguments)
+    assert found == code
+    assert "bench serve" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("pull", "llama3"), ("hf download", "penstock serve")),
+        (("run", "llama3"), ("penstock serve", "penstock chat")),
+        (("srve",), ("did you mean serve",)),
+        (("serve", "--max-num-seks", "3"), ("did you mean --max-num-seqs",)),
+        (("serve", "--nothing-like-it"), ("--nothing-like-it", "--help")),
+        (("serve", "--tensor-parallel-size", "2"), ("--tensor-parallel-size 2", "not supported yet")),
+        (("serve", "--tensor_parallel_size=4"), ("4", "not supported yet")),
+        (("serve", "--kv-cache-dtype", "fp8"), ("fp8", "not supported yet", "--dtype")),
+        (("serve", "--ctx-size", "4096"), ("--max-model-len",)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_what_does_not_exist_is_said_with_what_does(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    code, _, said = penstock(*arguments)
+    assert code == 2
+    assert len(said.splitlines()) == 1
+    assert all(word in said for word in words)
+
+
+def test_foreign_flags_are_not_ours() -> None:
+    """An option that Penstock has is never taken for another engine's; and what is named in its place exists."""
+    ours = {flag.name for flag in flags()}
+    assert not ours & FOREIGN_FLAGS.keys()
+    named = {word.strip(",") for flag in FOREIGN_FLAGS.values() for word in flag.use.split() if word.startswith("--")}
+    assert named <= ours | {"--no-enable-prefix-caching"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [
+        (["serve", "--tensor-parallel-size", "1", "m"], ["serve", "m"]),
+        (["serve", "-tp=1", "m"], ["serve", "m"]),
+        (["serve", "--enable-chunked-prefill", "m"], ["serve", "m"]),
+        (["serve", "--kv-cache-dtype", "auto", "--port", "1"], ["serve", "--port", "1"]),
+    ],
+)
+def test_what_is_done_anyway_may_be_asked_for(arguments: list[str], left: list[str]) -> None:
+    assert without_foreign_flags(arguments) == left
+
+
+@pytest.mark.parametrize("flag", FOREIGN_FLAGS)
+def test_each_foreign_flag_is_explained(flag: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        without_foreign_flags(["serve", flag + "=something else"])
+    assert flag in str(caught.value)
+
+
+def test_a_secret_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        without_foreign_flags(["serve", "--api-key", "sk-secret"])
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_unknown_variables_are_told() -> None:
+    said = unknown_variables(
+        {"PENSTOCK_MAX_NUM_SEQ": "3", "PENSTOCK_PORT": "1", "PENSTOCK_SERVICE_HOST": "x", "HOME": ""}
+    )
+    assert said == ["the variable PENSTOCK_MAX_NUM_SEQ means nothing; did you mean PENSTOCK_MAX_NUM_SEQS?"]
+    code, _, told = penstock("serve", "/nowhere", PENSTOCK_MAX_NUM_SEQ="3")
+    assert code == 2
+    assert said[0] in told
+
+
+def test_chat_without_a_server_says_how_to_start_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    code, _, said = penstock("chat", "--url", url)
+    assert code == 1
+    assert "penstock serve" in said
+    assert "ssl:default" not in said
