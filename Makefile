@@ -11,7 +11,9 @@ SOURCES := bench core demo frontend gpu_worker ipc kernels
 # A folder's time stamp changes when a file in it comes or goes: then the editable install is made again.
 FOLDERS := $(shell find $(SOURCES) -type d -not -name __pycache__)
 
-.PHONY: serve test soak check docs format clean
+AGENTS := .venv-agents
+
+.PHONY: serve test test-agents soak check docs format clean
 .DEFAULT_GOAL := serve
 
 NEEDS := pyproject.toml constraints.txt $(FOLDERS)
@@ -38,6 +40,16 @@ serve: $(VENV)/.made  ## Serve the demo model, or MODEL=folder
 test: $(VENV)/.made-dev  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(FLAGS)
 
+$(AGENTS)/.made: tests/agents/requirements.txt tests/agents/javascript/package-lock.json
+	test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
+	$(AGENTS)/bin/pip install -q --no-compile --no-deps -r tests/agents/requirements.txt
+	cd tests/agents/javascript && npm ci --silent --no-audit --no-fund
+	touch $@
+
+test-agents: $(VENV)/.made $(AGENTS)/.made  ## Run the loops of agent frameworks (Python and Node.js) against a server
+	PENSTOCK_AGENTS=1 PENSTOCK_PYTHON=$(abspath $(BIN)/python) \
+		$(AGENTS)/bin/python -m pytest -n $(JOBS) --dist loadfile --confcutdir tests/agents -W ignore tests/agents $(FLAGS)
+
 soak: $(VENV)/.made-dev  ## The long forms of the fault and attack tests, then MINUTES of mixed load with deaths
 	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 tests/faults tests/attack tests/frontend/test_leaks.py $(FLAGS)
 	mkdir -p build
@@ -61,4 +73,4 @@ format: $(VENV)/.made-dev  ## Format, and mend what the linter can mend
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove what the other targets made
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(AGENTS) tests/agents/javascript/node_modules build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -60,9 +60,13 @@ class ClockworkModel(DenseModel):
         ends = (inputs.query_start_loc[1:] - 1).tolist()
         for end, num_tokens, table in zip(ends, inputs.seq_lens.tolist(), inputs.page_table.numpy(), strict=True):
             tokens = pages[table[: -(-num_tokens // page_size)]].reshape(-1)[:num_tokens]
-            hidden[end, 0] = _digest(tokens.astype("<i4").tobytes())
+            hidden[end, 0] = self.summary(tokens.astype("<i4"))
         time.sleep(max(0.0, ends_at - time.monotonic()))
         return hidden
+
+    def summary(self, tokens: npt.NDArray[np.int32]) -> int:
+        """What `logits` gets of a row's tokens: one number, exact in fp32."""
+        return _digest(tokens.tobytes())
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, 1] of the rows that sample -> [S, V]."""
