@@ -2,8 +2,9 @@
 
 The asyncio ones drain the socket from `loop.add_reader` and hand every message to a callback, which
 costs about 20 us a message less than a future per receive. ZeroMQ's descriptor is edge-triggered:
-it becomes readable when something *changed*, so each event drains the socket whole, and each send
-(which may consume the edge) looks again.
+it becomes readable when something *changed*, so each event drains the socket whole. Every other call
+on the socket may consume the change unseen, and does so whether it succeeds or fails: whoever makes one
+looks again afterwards, on every path out.
 """
 
 import asyncio
@@ -54,6 +55,9 @@ class _AsyncChannel:
             except MalformedMessage:
                 self.num_dropped += 1
                 self._on_dropped()
+            except BaseException:  # the callback's own; what waits behind this message is not to be forgotten
+                self._schedule_drain()
+                raise
         self._schedule_drain()
 
     def _deliver(self, frames: list[bytes]) -> None:
@@ -65,7 +69,7 @@ class _AsyncChannel:
             self._loop.call_soon(self._drain)
 
     def _look_again(self) -> None:
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if not self._is_closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._schedule_drain()
 
     def close(self) -> None:
@@ -102,7 +106,8 @@ class Router(_AsyncChannel, Generic[In]):
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False
             raise
-        self._look_again()
+        finally:
+            self._look_again()
         return True
 
     def _deliver(self, frames: list[bytes]) -> None:
@@ -134,7 +139,8 @@ class Dealer(_AsyncChannel, Generic[In]):
             self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self._look_again()
+        finally:
+            self._look_again()
         return True
 
     def _deliver(self, frames: list[bytes]) -> None:
