@@ -58,6 +58,7 @@ def main(argv: list[str]) -> int:
             started.hello,
             int(config.ipc.heartbeat_interval * 1000),
             None if profiler is None else profiler.step,
+            max_silence_ms=int(config.ipc.heartbeat_timeout * 1000),
         )
         if code == EXIT_FAILED:
             time.sleep(_LAST_WORDS)

@@ -68,3 +68,6 @@ class _FaultyChannel:
 
     def receive(self, timeout_ms: int | None = None) -> ToWorker | None:
         return self._channel.receive(timeout_ms)
+
+    def connect_again(self) -> None:
+        self._channel.connect_again()

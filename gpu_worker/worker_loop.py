@@ -49,6 +49,9 @@ class Channel(Protocol):
     def receive(self, timeout_ms: int | None = None) -> ToWorker | None:
         """The next message, or None if none came in time."""
 
+    def connect_again(self) -> None:
+        """Give up the connection, and what is queued in it, for a new one."""
+
 
 class PendingResult(Protocol):
     """A launched step."""
@@ -84,15 +87,21 @@ def run_worker(
     hello: WorkerHello,
     heartbeat_ms: int,
     on_step: Callable[[], None] | None = None,
+    *,
+    max_silence_ms: int = 10_000,
 ) -> int:
     """Serve one scheduler until it refuses or a step fails; the process's exit code.
 
     A plan that is queued already is launched before the loop waits for the result of an older one, so the
     device goes from step to step without waiting for the host. `on_step` is called after each launch.
+
+    A scheduler sends heartbeats. One that has sent nothing for `max_silence_ms`, while this loop had nothing to do but
+    to listen, may not have heard the hello: it is said again, over a new connection.
     """
     pending: deque[PendingResult] = deque()
     grammars = runner.grammar_store
     beat_at = monotonic()
+    has_heard, silence_ms = False, 0
     channel.send(hello)
     while True:
         try:
@@ -103,13 +112,22 @@ def run_worker(
                     channel.send(prepared)
             idle_ms = _LOOK_AT_GRAMMARS_MS if grammars.is_preparing else heartbeat_ms
             message = channel.receive(_LOOK_AT_DEVICE_MS if pending else idle_ms)
+            if message is not None:
+                has_heard, silence_ms = True, 0
             match message:
                 case StepPlan():
                     pending.append(runner.launch(message))
                     if on_step is not None:
                         on_step()
                 case None if not pending:
-                    if idle_ms == heartbeat_ms or monotonic() - beat_at > heartbeat_ms / 1000:
+                    silence_ms += idle_ms
+                    if silence_ms >= max_silence_ms:
+                        if has_heard:
+                            log.warning("scheduler silent, connecting again", seconds=silence_ms / 1000)
+                        has_heard, silence_ms = False, 0
+                        channel.connect_again()
+                        channel.send(hello)
+                    elif idle_ms == heartbeat_ms or monotonic() - beat_at > heartbeat_ms / 1000:
                         channel.send(Heartbeat(channel.num_dropped, num_dropped_log_lines()))
                         beat_at = monotonic()
                 case PrepareGrammar():

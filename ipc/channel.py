@@ -160,11 +160,16 @@ class SyncDealer(Generic[In]):
         codec: Codec[In],
         keys: ChannelKeys | None = None,
     ) -> None:
-        self._socket = sockets.dealer(context, address, name, keys)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        identity = sockets.new_identity(name)
+        self._connect: Callable[[], zmq.Socket[bytes]] = lambda: sockets.dealer(context, address, name, keys, identity)
         self._codec = codec
         self.num_dropped = 0
+        self._open()
+
+    def _open(self) -> None:
+        self._socket = self._connect()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
 
     def send(self, message: Message) -> None:
         """Queue a message; blocks only when the queue is full."""
@@ -185,6 +190,11 @@ class SyncDealer(Generic[In]):
             except MalformedMessage:
                 pass
             self.num_dropped += 1
+
+    def connect_again(self) -> None:
+        """Take a new socket, as the same peer; what is queued in the old one is dropped."""
+        self._socket.close()
+        self._open()
 
     def close(self) -> None:
         """Close the socket; what is queued is dropped."""

@@ -37,16 +37,25 @@ def router(
     return socket
 
 
+def new_identity(name: str) -> bytes:
+    """The name with a random part: two processes of one name stay two peers."""
+    return f"{name}.{secrets.token_hex(4)}".encode()
+
+
 def dealer(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, name: str, keys: ChannelKeys | None = None
+    context: zmq.Context[zmq.Socket[bytes]],
+    address: str,
+    name: str,
+    keys: ChannelKeys | None = None,
+    identity: bytes | None = None,
 ) -> zmq.Socket[bytes]:
     """A connecting DEALER. It reconnects by itself, under the same identity, for as long as it lives.
 
-    The identity is the name with a random part: two processes of one name stay two peers. `keys` are needed where the
-    listener at a tcp:// address has them.
+    The identity is a new one for the name, or that of an earlier socket, whose place this one takes at the listener.
+    `keys` are needed where the listener at a tcp:// address has them.
     """
     socket = _bounded(context.socket(zmq.DEALER))
-    socket.setsockopt(zmq.ROUTING_ID, f"{name}.{secrets.token_hex(4)}".encode())
+    socket.setsockopt(zmq.ROUTING_ID, identity or new_identity(name))
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     if keys is not None and is_tcp(address):

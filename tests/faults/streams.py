@@ -101,3 +101,12 @@ def check_equal(found: Sequence[Told], expected: Sequence[Told]) -> None:
         assert one.status == 200
         assert one.ends in (["length", "[DONE]"], ["stop", "[DONE]"])
         assert one.num_tokens == len(one.tokens)
+
+
+async def spare_is_there(server: Server) -> None:
+    """Wait for it: without one a replacement takes as long as a start."""
+    for _ in range(300):
+        if "penstock-worker-0-spare" in server.children():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("no spare worker")

@@ -9,7 +9,7 @@ from penstock.ipc.faults import FAULTS
 from tests.e2e.servers import serving
 from tests.faults.clockwork import expected_tokens, make_clockwork
 from tests.faults.soak import only_in_soak, sized
-from tests.faults.streams import client, told
+from tests.faults.streams import client, spare_is_there, told
 
 FLAGS = ("--served-model-name", "m", "--num-pages", "4096")
 
@@ -59,3 +59,16 @@ async def test_a_slow_scheduler_and_a_slow_frontend_lose_nothing(tmp_path: Path)
             assert one.tokens == expected_tokens(prompt, 50)
             assert one.ends == ["length", "[DONE]"]
             assert one.gap >= 0.7
+
+
+async def test_a_worker_that_dies_while_the_scheduler_is_busy(tmp_path: Path) -> None:
+    """Its successor's hello is there before the scheduler misses it, by a plan that it cannot send."""
+    folder = make_clockwork(tmp_path / "m", step_seconds=0.01)
+    faults = {FAULTS: "scheduler.plan:delay=2.0@1"}
+    async with serving(folder, *FLAGS, "--spare-worker", **faults) as server, client() as http:
+        await spare_is_there(server)
+        running = asyncio.create_task(told(http, server, body([5], 20)))
+        await asyncio.sleep(0.5)
+        server.children()["penstock-worker-0"].kill()
+        found = await asyncio.wait_for(running, 30)
+        assert found.tokens == expected_tokens([5], 20)

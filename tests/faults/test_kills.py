@@ -13,21 +13,12 @@ import pytest
 
 from penstock.ipc.faults import FAULTS, ONCE
 from tests.e2e.conftest import Checkpoint
-from tests.e2e.servers import Server, serving
+from tests.e2e.servers import serving
 from tests.faults.soak import only_in_soak
-from tests.faults.streams import SCHEMA, Told, all_told, bodies, check_equal, client
+from tests.faults.streams import SCHEMA, Told, all_told, bodies, check_equal, client, spare_is_there
 
 FLAGS = ("--served-model-name", "m", "--dtype", "float32", "--spare-worker", "--max-num-batched-tokens", "64")
 MAX_GAP = 5.0
-
-
-async def spare_is_there(server: Server) -> None:
-    """Wait for it: without one a replacement takes as long as a start."""
-    for _ in range(300):
-        if "penstock-worker-0-spare" in server.children():
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError("no spare worker")
 
 
 def longest_gap(found: list[Told], what: str) -> float:

@@ -74,6 +74,7 @@ class Scripted:
         self._script = deque(script)
         self.sent: list[Message] = []
         self.num_dropped = 3
+        self.num_connections = 1
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
@@ -84,9 +85,12 @@ class Scripted:
             time.sleep(timeout_ms / 1000)
         return self._script.popleft()
 
+    def connect_again(self) -> None:
+        self.num_connections += 1
+
 
 def run(device: SlowDevice, channel: Scripted) -> int:
-    return run_worker(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100)
+    return run_worker(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, max_silence_ms=300)
 
 
 def test_a_queued_plan_is_launched_before_an_older_result_is_awaited() -> None:
@@ -111,6 +115,21 @@ def test_grammars_are_answered_beside_the_steps() -> None:
     [answer] = [message for message in channel.sent if isinstance(message, GrammarPrepared)]
     assert "cannot be used with this model's tokenizer" in answer.error
     assert [m.step_id for m in channel.sent if isinstance(m, StepResult)] == [0]
+
+
+def test_a_silent_scheduler_is_told_hello_again_over_a_new_connection() -> None:
+    channel = Scripted(Welcome(1), None, None, Heartbeat(), None, None, None, Welcome(1), END)
+    device = SlowDevice()
+    assert run(device, channel) == EXIT_REFUSED
+    assert channel.sent == [HELLO, *[Heartbeat(3)] * 4, HELLO]
+    assert channel.num_connections == 2
+    assert device.events == ["clear", "clear"]
+
+
+def test_a_device_that_computes_for_long_is_no_silence() -> None:
+    channel = Scripted(plan(0), *[None] * 3, Heartbeat(), END)
+    assert run(SlowDevice(), channel) == EXIT_REFUSED
+    assert channel.num_connections == 1
 
 
 @pytest.mark.parametrize(

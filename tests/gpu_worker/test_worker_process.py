@@ -56,14 +56,15 @@ def decode_plan(step_id: int, position: int, row: int = 0) -> StepPlan:
 class Peer:
     """The scheduler's socket, and the process that connects to it."""
 
-    def __init__(self, folder: Path, run_dir: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, run_dir: Path, heartbeat_timeout: float = 10.0, **options: Any) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         address = f"ipc://{run_dir}/w"
         self.socket = sockets.router(self._context, address)
         self._codec: Codec[Any] = Codec(FromWorker)
         self._worker = b""
         config: Config = msgspec.structs.replace(
-            make_config(folder, **options), ipc=IpcOptions(worker_address=address, heartbeat_interval=0.05)
+            make_config(folder, **options),
+            ipc=IpcOptions(worker_address=address, heartbeat_interval=0.05, heartbeat_timeout=heartbeat_timeout),
         )
         descriptor = process.pass_config(config)
         ready_read, ready_write = os.pipe()
@@ -157,6 +158,18 @@ def test_a_worker_s_life(checkpoint: Callable[..., Checkpoint], start_worker: St
     assert isinstance(again, StepResult)
     assert again.token_ids == expected[0]
     peer.send(first_plan(1))
+    assert isinstance(peer.receive(), StepResult)
+
+
+def test_a_scheduler_that_does_not_answer_is_told_hello_again_by_the_same_peer(
+    checkpoint: Callable[..., Checkpoint], start_worker: StartWorker
+) -> None:
+    peer = start_worker(checkpoint("llama")[0], heartbeat_timeout=0.5)
+    hello, first = peer.receive(), peer._worker
+    assert peer.receive() == hello
+    assert peer._worker == first
+    peer.send(Welcome(PROTOCOL_VERSION))
+    peer.send(first_plan(0))
     assert isinstance(peer.receive(), StepResult)
 
 

@@ -24,9 +24,16 @@ _TO_DEALER: Codec[ToFrontend] = Codec(ToFrontend)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it does not come")
+
+
+def keep_the_loop_busy() -> None:
+    """Meanwhile the sockets' own threads bring what was sent."""
+    time.sleep(0.3)
 
 
 @LOOPS
@@ -45,7 +52,7 @@ def test_a_hello_that_came_before_a_send_which_failed(tmp_path: Path, new_loop: 
         await asyncio.sleep(0.1)
         second = sockets.dealer(context, router.address, "second")
         second.send(_TO_ROUTER.encode(FrontendHello(1, "second", "m")))
-        time.sleep(0.3)  # the loop is busy; the socket's own thread takes the hello in
+        keep_the_loop_busy()
         assert not router.send(heard[0][0], Heartbeat())
         await until(lambda: len(heard) == 2)
         second.send(_TO_ROUTER.encode(Heartbeat()))
@@ -76,7 +83,7 @@ def test_an_answer_that_came_before_a_send_for_which_there_was_no_room(
             num_refused = 0 if is_sent else num_refused + 1
             await asyncio.sleep(0 if is_sent else 0.02)
         router.send_multipart([peer, _TO_DEALER.encode(EngineNotReady("one"))])
-        time.sleep(0.3)
+        keep_the_loop_busy()
         assert not dealer.send(Heartbeat())
         await until(lambda: len(heard) == 1)
         dealer.close()
@@ -103,7 +110,7 @@ def test_messages_behind_one_whose_callback_fails(tmp_path: Path, new_loop: NewL
         await asyncio.sleep(0.2)  # connected
         for _ in range(3):
             peer.send(_TO_ROUTER.encode(Heartbeat()))
-        time.sleep(0.3)
+        keep_the_loop_busy()
         await until(lambda: len(heard) == 3)
         assert len(failures) == 1
         router.close()
