@@ -4,7 +4,6 @@ import asyncio
 import gc
 import signal
 import sys
-from collections.abc import Callable
 
 import structlog
 import uvloop
@@ -14,18 +13,20 @@ from penstock.core.config import Config, ConfigError
 from penstock.core.engine import Engine
 from penstock.ipc import process
 from penstock.ipc.logs import refuse
+from penstock.ipc.parent import Parent, Word
 
 log = structlog.get_logger()
 
 
-async def run(config: Config, on_hung_worker: Callable[[int], None]) -> int:
+async def run(config: Config, parent: Parent) -> int:
     """Serve until SIGTERM; the exit code."""
     loop = asyncio.get_running_loop()
+    process.on_hangup(loop, lambda: log.info("nothing to read again"))
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     try:
-        engine = Engine(config, on_hung_worker)
+        engine = Engine(config, lambda pid: parent.tell(Word.HUNG, pid))
     except (zmq.ZMQError, OSError, ConfigError) as error:
         refuse(f"{error} (addresses {config.ipc.frontend_address}, {config.ipc.worker_address})")
         return 1
@@ -41,11 +42,21 @@ async def run(config: Config, on_hung_worker: Callable[[int], None]) -> int:
     loop.set_exception_handler(on_callback_error)
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(engine.watch())
+        alive = tasks.create_task(_keep_telling(parent, engine, config.ipc.heartbeat_interval))
+        parent.tell(Word.READY)
         log.info("ready", frontends=engine.frontend_channel.address, workers=engine.worker_channel.address)
         await stopped.wait()
         watch.cancel()
+        alive.cancel()
     engine.close()
     return 1 if failed else 0
+
+
+async def _keep_telling(parent: Parent, engine: Engine, interval: float) -> None:
+    """Say that the event loop turns, and whether there is a worker, for as long as the process runs."""
+    while True:
+        parent.tell(Word.ALIVE if engine.has_worker else Word.ALONE)
+        await asyncio.sleep(interval)
 
 
 def main() -> int:
@@ -53,7 +64,7 @@ def main() -> int:
     config = process.inherited_config(sys.argv[1:], Config)
     process.begin("penstock-scheduler", config.log.log_level, config.log.log_format)
     gc.freeze()  # what was imported stays: the collector need not look at it again between two steps
-    return uvloop.run(run(config, process.hung_process_reporter(sys.argv[1:])))
+    return uvloop.run(run(config, Parent.of(sys.argv[1:])))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,28 @@
-"""One process under the supervisor: started, started again when it died, with a spare at hand if that takes long.
+"""One process under the supervisor: started, started again when it died, and watched.
 
-A spare is a second process that has imported everything and waits for its turn: it has no weights and no socket. When
-the first one dies, the spare is told to go on as it, and loading is all that is left to do.
+Where a start takes long, a spare process is kept that has imported everything: `core/spare.py`. It is never waited for:
+as long as it is not ready, or if it does not answer, a new process is started instead.
 """
 
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Protocol
 
+import structlog
+
+from penstock.core.child_pipe import ChildPipe
 from penstock.core.config import Config
+from penstock.core.spare import Forked, Spare
 from penstock.ipc import process
+from penstock.ipc.parent import Word
+
+log = structlog.get_logger()
 
 _MAX_DEATHS, _MAX_DEATHS_AT_WORK = 5, 40
 """One that never gets ready has no future. One that dies at work may do so because of a request, and finding that
@@ -23,21 +32,23 @@ _DEATHS_WINDOW = 60.0
 _SPARE_DELAY = 3.0
 """Seconds from ready to the start of a spare. It takes a core for a while, and who waited for ready comes first."""
 
+_FORK_SECONDS = 5.0
+"""What a fork takes at most, on a busy machine; a spare that takes longer is stopped, or ill."""
 
-class _Started:
-    """A process, and the ends of its pipes that are ours."""
 
-    def __init__(self, running: asyncio.subprocess.Process, ready_read: int, turn_write: int | None) -> None:
-        self.running = running
-        self.ready_read = ready_read
-        self.turn_write = turn_write  # of a spare that waits
+class Running(Protocol):
+    """A process that can be waited for."""
 
-    def take_turn(self) -> None:
-        """Let a spare go on; a process that is no spare does so by itself."""
-        if self.turn_write is not None:
-            os.write(self.turn_write, process.READY)
-            os.close(self.turn_write)
-            self.turn_write = None
+    @property
+    def pid(self) -> int:
+        """Its id."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    async def wait(self) -> int:
+        """Its exit code, when it has ended."""
 
 
 class Child:
@@ -60,70 +71,123 @@ class Child:
         self._index = index
         self._has_spare = has_spare
         self._shared_fds = shared_fds or {}
-        self._spare: _Started | None = None
+        self._spare: Spare | None = None
+        self._spare_pipe: ChildPipe | None = None
         self._spare_start: asyncio.Task[None] | None = None
         self._spare_timer: asyncio.TimerHandle | None = None
+        self._pipe: ChildPipe | None = None
+        self._forked: asyncio.Future[int] | None = None
+        self._num_starts = 0
         self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
         self._deaths_at_work: deque[float] = deque(maxlen=_MAX_DEATHS_AT_WORK)
-        self.process: asyncio.subprocess.Process | None = None
+        self._is_watched = False
+        self._silent_seconds = 0.0
+        self.process: Running | None = None
         self.is_ready = asyncio.Event()
+        self.is_alone = False
+        """It has said last that it has no worker (the scheduler)."""
         self.on_hung: Callable[[int], None] = lambda pid: None
         """Told the ids of processes that this one found hanging."""
 
     async def start(self) -> None:
-        """Start the process, or let the spare be it; `is_ready` is set once it says so."""
+        """Start the process, or let the spare fork it; `is_ready` is set once it says so."""
         self.is_ready.clear()
+        self.is_alone = self._is_watched = False
+        self._silent_seconds = 0.0
         self._cancel_spare_timer()
-        if self._spare_start is not None:
-            await asyncio.shield(self._spare_start)
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.running.returncode is not None:
-            _close(spare)
-            spare = None
-        started = spare or await self._start(is_spare=False)
-        self.process = started.running
-        started.take_turn()
-        asyncio.get_running_loop().add_reader(started.ready_read, self._on_ready_pipe, started.ready_read)
+        self.process = await self._fork() or await self._exec()
+        self._num_starts += 1
 
-    async def _start(self, *, is_spare: bool) -> _Started:
+    # --- what it says -------------------------------------------------------------------------
+
+    def _new_pipe(self) -> ChildPipe:
+        if self._pipe is not None:
+            self._pipe.close()
+        self._pipe = ChildPipe(self._on_word)
+        return self._pipe
+
+    def _on_word(self, word: Word, number: int) -> None:
+        self._silent_seconds = 0.0
+        match word:
+            case Word.STARTED:
+                self._is_watched = True
+                if self._forked is not None and not self._forked.done():
+                    self._forked.set_result(number)
+            case Word.READY:
+                self.is_ready.set()
+                self._plan_spare()
+            case Word.ALIVE | Word.ALONE:
+                self._is_watched = True
+                self.is_alone = word is Word.ALONE
+            case Word.HUNG:
+                self.on_hung(number)
+
+    def silent_for(self, passed: float) -> float:
+        """Seconds without a word from a process that has begun to say that it is alive.
+
+        Args:
+            passed: how long this process has watched since the last call. Time in which nobody watched (this process,
+                or the whole machine, did not run) is nobody's silence.
+        """
+        if self._is_watched and self.process is not None and self.process.returncode is None:
+            self._silent_seconds += passed
+        return self._silent_seconds
+
+    # --- the ways to start it -----------------------------------------------------------------
+
+    async def _fork(self) -> Running | None:
+        """A process made by the spare; None if there is none that can do it now."""
+        if self._spare is None or not self._spare.is_imported:
+            return None
+        pipe = self._new_pipe()
+        self._forked = asyncio.get_running_loop().create_future()
+        try:
+            if self._spare.ask(pipe.theirs):
+                pipe.given()
+                async with asyncio.timeout(_FORK_SECONDS):
+                    return Forked(await self._forked)
+            pipe.given()
+        except (TimeoutError, OSError) as error:
+            log.warning("the spare does not answer", child=self.name, error=repr(error))
+        finally:
+            self._forked = None
+        await self._drop_spare()
+        return None
+
+    async def _exec(self) -> Running:
+        pipe = self._new_pipe()
+        try:
+            return await self._spawn(self._module, pipe, *(["--replaces", "1"] if self._num_starts else []))
+        finally:
+            pipe.given()
+
+    async def _spawn(
+        self, module: str, pipe: ChildPipe, *more: str, fd: int | None = None
+    ) -> asyncio.subprocess.Process:
         config_fd = process.pass_config(self._config)
-        ready_read, ready_write = os.pipe()
-        turn_read, turn_write = os.pipe() if is_spare else (None, None)
-        argv = ["--config-fd", str(config_fd), "--ready-fd", str(ready_write)]
-        argv += ["--parent", str(os.getpid()), "--index", str(self._index)]
+        argv = ["--config-fd", str(config_fd), "--parent-fd", str(pipe.theirs)]
+        argv += ["--parent", str(os.getpid()), "--index", str(self._index), *more]
         for flag, descriptor in self._shared_fds.items():
             argv += [flag, str(descriptor)]
-        passed = [config_fd, ready_write]
-        if turn_read is not None:
-            argv += ["--turn-fd", str(turn_read)]
-            passed.append(turn_read)
         try:
-            running = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                f"{self._module}.spare" if is_spare else self._module,
+                module,
                 *argv,
-                pass_fds=[*passed, *self._shared_fds.values()],
+                pass_fds=[config_fd, pipe.theirs, *([] if fd is None else [fd]), *self._shared_fds.values()],
                 process_group=0,  # a terminal's Ctrl-C reaches the supervisor alone, which ends all in the right order
             )
         finally:
-            for descriptor in passed:
-                os.close(descriptor)
-        return _Started(running, ready_read, turn_write)
+            os.close(config_fd)
 
-    def _on_ready_pipe(self, descriptor: int) -> None:
-        lines = os.read(descriptor, 4096).split()
-        for line in lines:
-            if line == process.READY:
-                self.is_ready.set()
-                if self._has_spare and self._spare is None:
-                    self._cancel_spare_timer()
-                    self._spare_timer = asyncio.get_running_loop().call_later(_SPARE_DELAY, self._begin_spare)
-            else:
-                self.on_hung(int(line))
-        if not lines:
-            asyncio.get_running_loop().remove_reader(descriptor)
-            os.close(descriptor)
+    # --- the spare ----------------------------------------------------------------------------
+
+    def _plan_spare(self) -> None:
+        is_there = self._spare is not None and self._spare.running.returncode is None
+        if self._has_spare and not is_there:
+            self._cancel_spare_timer()
+            self._spare_timer = asyncio.get_running_loop().call_later(_SPARE_DELAY, self._begin_spare)
 
     def _begin_spare(self) -> None:
         self._spare_start = asyncio.get_running_loop().create_task(self._start_spare())
@@ -133,7 +197,51 @@ class Child:
             self._spare_timer.cancel()
 
     async def _start_spare(self) -> None:
-        self._spare = await self._start(is_spare=True)
+        await self._drop_spare()
+        ours, theirs = socket.socketpair()
+        pipe = ChildPipe(self._on_spare_word)
+        try:
+            turn = ["--turn-fd", str(theirs.fileno())]
+            running = await self._spawn(f"{self._module}.spare", pipe, *turn, fd=theirs.fileno())
+        except OSError as error:
+            log.warning("no spare process can be started", child=self.name, reason=str(error))
+            ours.close()
+            pipe.close()
+        else:
+            self._spare, self._spare_pipe = Spare(running, ours), pipe
+        finally:
+            theirs.close()
+            pipe.given()
+
+    def _on_spare_word(self, word: Word, _number: int) -> None:
+        if word is Word.IMPORTED and self._spare is not None:
+            self._spare.is_imported = True
+
+    async def _drop_spare(self) -> None:
+        spare = self._spare
+        if self._spare_pipe is not None:
+            self._spare_pipe.close()
+            self._spare_pipe = None
+        if spare is not None:
+            spare.is_imported = False
+            await spare.end()
+            self._spare = None
+
+    async def end_spare(self) -> None:
+        """End the spare, if there is one; there will be no other."""
+        self._has_spare = False
+        self._cancel_spare_timer()
+        if self._spare_start is not None:
+            await self._spare_start
+        await self._drop_spare()
+
+    # --- its end ------------------------------------------------------------------------------
+
+    @property
+    def pids(self) -> set[int]:
+        """Of the process and its spare."""
+        running = [self.process, self._spare.running if self._spare is not None else None]
+        return {each.pid for each in running if each is not None}
 
     def may_restart(self, now: float) -> bool:
         """Note a death; False if there were too many of late."""
@@ -144,7 +252,7 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if it runs."""
         if self.process is not None and self.process.returncode is None:
-            # Not its own send_signal: that would take the exit code of a process that has just died for itself.
+            # Not a subprocess's own send_signal: that would take the exit code of one that has just died for itself.
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
 
@@ -152,23 +260,3 @@ class Child:
         """Wait for the end; the exit code."""
         assert self.process is not None
         return await self.process.wait()
-
-    async def end_spare(self) -> None:
-        """End the process that waits for its turn, if there is one; there will be no other."""
-        self._has_spare = False
-        self._cancel_spare_timer()
-        if self._spare_start is not None:
-            await self._spare_start
-        if self._spare is not None:
-            if self._spare.running.returncode is None:
-                self._spare.running.kill()
-            await self._spare.running.wait()
-            _close(self._spare)
-            self._spare = None
-
-
-def _close(spare: _Started) -> None:
-    """Close the pipes of a spare that never had its turn."""
-    os.close(spare.ready_read)
-    if spare.turn_write is not None:
-        os.close(spare.turn_write)

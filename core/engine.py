@@ -101,6 +101,11 @@ class Engine:
             keys,
         )
 
+    @property
+    def has_worker(self) -> bool:
+        """Whether a worker is connected."""
+        return self._worker is not None
+
     # --- frontends --------------------------------------------------------------------------
 
     def _on_frontend_message(self, peer: PeerId, message: FromFrontend) -> None:

@@ -2,12 +2,14 @@
 
     start        scheduler, worker, frontends, all at once; they find each other in any order
     a death      the process is started again; its peers say hello anew
-    hanging      the scheduler tells of a worker that does not answer: killed, which is a death
+    hanging      a process that has not said for too long that it is alive, and a worker of which the scheduler
+                 tells that it does not answer, is killed, which is a death; so are scheduler and worker both
+                 if each is well but they do not find each other
     SIGTERM      frontends drain (running streams finish, whatever dies meanwhile), then scheduler and worker end;
                  exit 0; a second one (or Ctrl-C) does not wait for the streams
     SIGHUP       frontends read the files of keys and certificate again, if there are any
     giving up    a process that refuses its configuration (exit code 2), or that dies too often (`child.py`),
-                 ends everything with a non-zero code
+                 ends everything with a non-zero code; so does an error in here
 
 Children end with this process (the kernel signals them), so there are no orphans.
 """
@@ -18,6 +20,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 
 import msgspec
@@ -29,6 +32,7 @@ from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import with_addresses
 from penstock.core.config.checkpoint import model_dir
 from penstock.core.config.listening import addresses, bind, has_files
+from penstock.core.spare import adopt_orphans, reap_strangers
 from penstock.ipc import process
 from penstock.ipc.addresses import private_dir
 
@@ -38,6 +42,13 @@ EXIT_CONFIG = 2
 """A child's exit code for a configuration that cannot work: starting it again would not help."""
 
 _END_GRACE = 5.0  # seconds between SIGTERM (after draining) and SIGKILL
+
+_PATIENCE, _MORE_PATIENCE = 1, 3
+"""Heartbeat timeouts that a process may be silent. With a frontend its clients' connections end; and of a worker the
+scheduler judges by its results, so that this is only a second look at it."""
+
+_APART = 2
+"""Heartbeat timeouts that a scheduler without a worker and a worker that is ready may take to meet."""
 
 
 class Supervisor:
@@ -55,8 +66,9 @@ class Supervisor:
             Child("penstock-scheduler", "penstock.core", config),
             Child("penstock-worker-0", "penstock.gpu_worker", config, has_spare=config.worker.spare_worker),
         ]
-        for child in self._engine:
-            child.on_hung = self._kill_hung
+        self._scheduler, self._worker = self._engine
+        self._scheduler.on_hung = self._kill_hung
+        self._seconds_apart = 0.0
         self._exit_code = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -67,14 +79,15 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        if has_files(self._config.frontend):
-            process.on_hangup(loop, self._on_hangup)
+        process.on_hangup(loop, self._on_hangup)
+        adopt_orphans()
         banner = Banner(self._config)
         banner.begin()
         children = self._engine + self._frontends
         for child in children:
             await child.start()
-        watchers = {child: asyncio.create_task(self._keep_running(child)) for child in children}
+        watchers = {child: self._vital(self._keep_running(child)) for child in children}
+        watch = self._vital(self._watch())
         announce = asyncio.create_task(banner.announce([child.is_ready for child in self._frontends]))
         await self._stop.wait()
         await _cancel([announce, *self._reloads, *(watchers[child] for child in self._frontends)])
@@ -83,12 +96,24 @@ class Supervisor:
         banner.close()
         # A worker or scheduler that dies now is still replaced: streams are to finish.
         await self._end(self._frontends, self._config.frontend.shutdown_timeout + _END_GRACE)
-        await _cancel([watchers[child] for child in self._engine])
+        await _cancel([watch, *(watchers[child] for child in self._engine)])
         for child in self._engine:
             await child.end_spare()
         await self._end(self._engine, _END_GRACE)
         log.info("stopped", exit_code=self._exit_code)
         return self._exit_code
+
+    def _vital(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        """A task without which nothing is restarted any more: if it fails, everything ends."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._on_vital_end)
+        return task
+
+    def _on_vital_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._exit_code = 1
+            self._stop.set()
+            log.error("internal error, giving up", exc_info=error)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -96,6 +121,9 @@ class Supervisor:
         self._stop.set()
 
     def _on_hangup(self) -> None:
+        if not has_files(self._config.frontend):
+            log.info("nothing to read again: no file of keys, no certificate")
+            return
         for child in self._frontends:
             task = asyncio.create_task(self._let_reload(child))
             self._reloads.add(task)
@@ -124,11 +152,31 @@ class Supervisor:
             await child.start()
 
     def _kill_hung(self, pid: int) -> None:
-        """End a child that the scheduler has no answer from; one that was replaced meanwhile has another id."""
-        for child in self._engine:
-            if child.process is not None and child.process.pid == pid and child.process.returncode is None:
-                log.error("hangs, killing it", child=child.name)
-                child.signal(signal.SIGKILL)
+        """End a worker that the scheduler has no answer from; one that was replaced meanwhile has another id."""
+        running = self._worker.process
+        if running is not None and running.pid == pid and running.returncode is None:
+            log.error("hangs, killing it", child=self._worker.name)
+            self._worker.signal(signal.SIGKILL)
+
+    async def _watch(self) -> None:
+        """Judge all children by what they say, for as long as this runs."""
+        options = self._config.ipc
+        interval, timeout = options.heartbeat_interval, options.heartbeat_timeout
+        while True:
+            await asyncio.sleep(interval)
+            for child in (*self._engine, *self._frontends):
+                patience = _PATIENCE if child is self._scheduler else _MORE_PATIENCE
+                if child.silent_for(interval) > patience * timeout:
+                    log.error("is silent, killing it", child=child.name)
+                    child.signal(signal.SIGKILL)
+            is_apart = self._scheduler.is_alone and self._worker.is_ready.is_set()
+            self._seconds_apart = self._seconds_apart + interval if is_apart else 0.0
+            if self._seconds_apart > _APART * timeout:
+                log.error("scheduler and worker do not find each other, killing both")
+                for child in self._engine:
+                    child.signal(signal.SIGKILL)
+                self._seconds_apart = 0.0
+            reap_strangers({pid for child in (*self._engine, *self._frontends) for pid in child.pids})
 
     async def _end(self, children: list[Child], grace: float) -> None:
         for child in children:

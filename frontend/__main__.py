@@ -10,11 +10,12 @@ import sys
 import uvloop
 
 from penstock.core.config import Config, ConfigError
-from penstock.core.config.listening import addresses, bind, has_files
+from penstock.core.config.listening import addresses, bind
 from penstock.frontend.metrics_board import MetricsBoard
 from penstock.frontend.server import Server
 from penstock.ipc import process
 from penstock.ipc.logs import refuse
+from penstock.ipc.parent import Parent, Word
 
 EXIT_CONFIG = 2
 """For a configuration that cannot work: starting again would not help."""
@@ -23,7 +24,7 @@ EXIT_CONFIG = 2
 def main() -> int:
     """Run one frontend to its end; the exit code."""
     argv = sys.argv[1:]
-    config = process.inherited_config(argv, Config)
+    config = process.inherited_config(argv, Config, may_say_goodbye=True)
     index = int(dict(zip(argv[::2], argv[1::2], strict=False)).get("--index", "0"))
     name = f"penstock-frontend-{index}"
     process.begin(name, config.log.log_level, config.log.log_format)
@@ -50,15 +51,21 @@ async def _run(config: Config, name: str, listeners: list[socket.socket], argv: 
         board = MetricsBoard(int(shared), int(arguments["--index"]), config.frontend.num_frontends)
     server: Server
     loop = asyncio.get_running_loop()
-    if has_files(config.frontend):
-        process.on_hangup(loop, lambda: server.reload())  # when the loop runs on: the server is there by then
+    process.on_hangup(loop, lambda: server.reload())  # when the loop runs on: the server is there by then
     server = Server(config, name, board)
+    parent = Parent.of(argv)
+
+    def end() -> None:
+        server.end(at_once=server.stopped.is_set() or process.is_orphan(argv))
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stopped.set)
-    await server.start(*listeners, on_ready=lambda: process.report_ready(argv))
+        loop.add_signal_handler(number, end)
+    await server.start(*listeners, on_ready=lambda: parent.tell(Word.READY))
+    alive = asyncio.create_task(parent.keep_telling(config.ipc.heartbeat_interval))
     gc.freeze()  # what was loaded stays: the collector need not look at it again between two requests
     await server.stopped.wait()
     await server.close()
+    alive.cancel()
     return server.exit_code
 
 

@@ -11,6 +11,7 @@ import zmq
 from penstock.core.config import Config, ConfigError, channel_keys
 from penstock.core.config.api_keys import load_api_keys
 from penstock.core.config.checkpoint import fingerprint, model_dir
+from penstock.core.config.listening import has_files
 from penstock.core.config.tls import load_certificate, load_tls
 from penstock.frontend.app import Part, make_app
 from penstock.frontend.connections import BoundedRunner, Timeouts
@@ -38,6 +39,7 @@ class Server:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.stopped = asyncio.Event()
         """Set by whoever wants the server to end (a signal, a refusal by the scheduler)."""
+        self._hurry = asyncio.Event()
         self.exit_code = 0
         self._tls = load_tls(config.frontend)
         model = load_text_model(config)
@@ -89,9 +91,17 @@ class Server:
         self._tasks.append(asyncio.create_task(self._announce(on_ready)))
         self._tasks.append(asyncio.create_task(self._share_metrics()))
 
+    def end(self, *, at_once: bool) -> None:
+        """Begin to stop: running streams get time to finish, or an error now if `at_once`, also in a drain's middle."""
+        if at_once:
+            self._hurry.set()
+        self.stopped.set()
+
     def reload(self) -> None:
         """Read the files of keys and certificate again; one that cannot be used changes nothing."""
         options = self._config.frontend
+        if not has_files(options):
+            log.info("nothing to read again: no file of keys, no certificate")
         try:
             if options.api_keys_file:
                 self.service.access.change(load_api_keys(options.api_keys_file))
@@ -108,7 +118,7 @@ class Server:
 
     async def close(self) -> None:
         """Drain, then close everything."""
-        await self.service.drain(self._config.frontend.shutdown_timeout)
+        await self.service.drain(self._config.frontend.shutdown_timeout, self._hurry)
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)

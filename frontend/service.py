@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import struct
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -301,15 +301,16 @@ class Service:
                 if generation.progress.last_token_at < silent_since:
                     generation.tick()
 
-    async def drain(self, seconds: float) -> None:
-        """Take no new work; let running requests finish for this long, then end them with an error."""
+    async def drain(self, seconds: float, hurry: asyncio.Event) -> None:
+        """Take no new work; let running requests finish for so long, or until `hurry`, then end them with an error."""
         self.is_draining = True
         log.info("draining", num_requests=self.num_generating, seconds=seconds)
         if self._generations:
             self._idle.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._idle.wait()
+            ends = [asyncio.create_task(event.wait()) for event in (self._idle, hurry)]
+            await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
         for generation in list(self._generations.values()):
             generation.fail(ShuttingDown("the server shut down before the request was finished", retry_after=5))
         if self._generations:

@@ -19,26 +19,32 @@ from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.logs import refuse
 from penstock.ipc.messages import ToWorker
+from penstock.ipc.parent import Parent, Word
 
 log = structlog.get_logger()
 
-_NAME = "penstock-worker-0"
+NAME = "penstock-worker-0"
 _ENDING = (signal.SIGTERM, signal.SIGINT)  # a terminal's Ctrl-C reaches a worker only if it was started by itself
 _LAST_WORDS = 0.2  # seconds that the socket's thread gets to send what is queued
 
 
 def main(argv: list[str]) -> int:
     """Run the worker; the exit code (0 asked to stop, 1 failed, 2 the configuration cannot work)."""
-    config = process.inherited_config(argv, Config)
-    process.wait_for_turn(_NAME, argv)
-    process.begin(_NAME, config.log.log_level, config.log.log_format)
+    return run(process.inherited_config(argv, Config), Parent.of(argv), is_replacement="--replaces" in argv)
+
+
+def run(config: Config, parent: Parent, *, is_replacement: bool) -> int:
+    """The same with what `argv` says. A replacement may have to wait for the memory of the worker that it replaces."""
+    process.begin(NAME, config.log.log_level, config.log.log_format)
+    parent.keep_telling_in_a_thread(config.ipc.heartbeat_interval)
     for number in _ENDING:
         signal.signal(number, _on_signal)
+    process.ignore_hangup()
     profiler = None
     try:
         faults.point("worker.load")()
         keys = channel_keys(config)
-        started = start(config, _NAME)
+        started = start(config, NAME)
         if config.worker.profile:
             profiler = StepProfiler(config.worker.profile)
     except ConfigError as error:
@@ -48,9 +54,9 @@ def main(argv: list[str]) -> int:
         log.error("cannot start", reason=failure_reason(error), exc_info=not is_out_of_memory(error))
         return EXIT_FAILED
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, _NAME, Codec(ToWorker), keys)
+    channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, NAME, Codec(ToWorker), keys)
     try:
-        process.report_ready(argv)
+        parent.tell(Word.READY)
         runner, plans = with_faults(started.runner, channel)
         code = run_worker(
             runner,

@@ -1,27 +1,77 @@
 """The spare worker process: `python -m penstock.gpu_worker.spare`, with the arguments of `penstock.gpu_worker`.
 
-It imports what a worker needs and then goes on as one, which waits for its turn. While it imports, its neighbours
-serve: it has only what they leave of the processor. A priority once lowered may not be raised again by everyone, so it
-is lowered for a thread that ends with the import.
+It imports what a worker needs, and then waits on a socket (`--turn-fd N`): for each descriptor that comes, it forks a
+worker off, which has that descriptor as its parent's pipe (`core/spare.py` is the other side). It has no weights, no
+socket of the engine and no device, so a fork of it is as good as a new process.
+
+While it imports, its neighbours serve: it has only what they leave of the processor. A priority once lowered may not be
+raised again by everyone, so it is lowered for a thread that ends with the import.
 """
 
+import gc
 import importlib
 import os
+import socket
 import sys
 import threading
+import time
+import warnings
 from contextlib import suppress
+
+from setproctitle import setproctitle
+
+from penstock.core.config import Config
+from penstock.ipc import process
+from penstock.ipc.parent import Parent, Word
 
 _NICENESS = 15
 
 
 def main(argv: list[str]) -> int:
-    """Import, then be the worker; its exit code."""
+    """Fork workers off until the supervisor is gone. In such a worker: be it; its exit code."""
     thread = threading.Thread(target=_import_worker)
     thread.start()
     thread.join()
-    worker_main = importlib.import_module("penstock.gpu_worker.__main__").main  # an error of the thread's shows here
-    code: int = worker_main(argv)
-    return code
+    worker = importlib.import_module("penstock.gpu_worker.__main__")  # an error of the thread's shows here
+    arguments = dict(zip(argv[::2], argv[1::2], strict=False))
+    supervisor = int(arguments["--parent"])
+    config = process.inherited_config(argv, Config)
+    process.ignore_hangup()
+    setproctitle(f"{worker.NAME}-spare")
+    gc.freeze()  # what is there is shared with the workers: the collector must not write to it
+    Parent.of(argv).tell(Word.IMPORTED)
+    turn = socket.socket(fileno=int(arguments["--turn-fd"]))
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(turn, 1, 1)
+        if not descriptors:
+            return 0
+        if _fork_worker(supervisor):
+            turn.close()
+            parent = Parent(descriptors[0])
+            parent.tell(Word.STARTED, os.getpid())
+            if not parent.listens:  # it took too long, and another one was started
+                return 0
+            code: int = worker.run(config, parent, is_replacement=True)
+            return code
+        os.close(descriptors[0])
+
+
+def _fork_worker(supervisor: int) -> bool:
+    """Whether this is the new process, then a child of the supervisor; the old one goes on at once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: libraries' own, which mind them
+        between = os.fork()
+        if between:
+            os.waitpid(between, 0)
+            return False
+        between = os.getpid()
+        if os.fork():
+            os._exit(0)
+    os.setpgid(0, 0)
+    while os.getppid() == between:  # until it has ended
+        time.sleep(0.001)
+    process.end_with_parent(supervisor)
+    return True
 
 
 def _import_worker() -> None:

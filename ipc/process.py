@@ -2,10 +2,13 @@
 
 import ctypes
 import os
+import select
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
-from contextlib import suppress
+from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -22,8 +25,8 @@ T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1
 
-READY = b"1"
-"""What a process tells its parent once it can do its work; another number is the id of a process that hangs."""
+_ORPHAN_SECONDS = 5.0
+"""What a process that may end in its own way gets for that when its parent has died."""
 
 
 def begin(process_name: str, level: str = "auto", log_format: str = "auto") -> None:
@@ -54,34 +57,58 @@ def pass_config(config: msgspec.Struct) -> int:
     return descriptor
 
 
-def inherited_config(argv: list[str], config_type: type[T]) -> T:
+def inherited_config(argv: list[str], config_type: type[T], *, may_say_goodbye: bool = False) -> T:
     """The configuration that the parent passed in `argv`: `--config-fd N [--parent PID]`.
 
-    With `--parent`, this process also ends when that one does.
+    With `--parent`, this process also ends when that one does: at once, or by SIGTERM if it may say goodbye.
     """
     arguments = dict(zip(argv[::2], argv[1::2], strict=False))
     if "--parent" in arguments:
-        end_with_parent(int(arguments["--parent"]))
+        end_with_parent(int(arguments["--parent"]), may_say_goodbye=may_say_goodbye)
     descriptor = int(arguments["--config-fd"])
     content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)  # siblings share the file's offset
     os.close(descriptor)
     return msgspec.json.decode(content, type=config_type)
 
 
-def end_with_parent(expected_parent: int) -> None:
-    """Ask the kernel for SIGTERM when the parent dies, so that no orphan stays behind (Linux)."""
+def end_with_parent(expected_parent: int, *, may_say_goodbye: bool = False) -> None:
+    """Let the kernel end this process when the parent dies, so that no orphan stays behind (Linux).
+
+    It is killed, for it may be stopped, or busy for long. If it may say goodbye, it gets SIGTERM, and is ended some
+    seconds later if it is still there.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM if may_say_goodbye else signal.SIGKILL, 0, 0, 0)
+    try:
+        parent = os.pidfd_open(expected_parent)
+    except ProcessLookupError:
+        sys.exit(1)
     if os.getppid() != expected_parent:  # it died before the call took effect
         sys.exit(1)
+    if may_say_goodbye:
+        threading.Thread(target=_end_after, args=(parent,), name="orphan", daemon=True).start()
+    else:
+        os.close(parent)
+
+
+def _end_after(parent: int) -> None:
+    select.select([parent], [], [])
+    time.sleep(_ORPHAN_SECONDS)
+    os._exit(1)
+
+
+def is_orphan(argv: list[str]) -> bool:
+    """Whether the parent that `argv` names is gone."""
+    parent = dict(zip(argv[::2], argv[1::2], strict=False)).get("--parent")
+    return parent is not None and os.getppid() != int(parent)
 
 
 def on_hangup(loop: "asyncio.AbstractEventLoop", reload: Callable[[], None]) -> None:
     """SIGHUP means `reload` from now on; one that comes because the terminal was closed still ends the process."""
-    terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
+    terminal_is_gone = _terminal_watch()
 
     def handle() -> None:
-        if terminals and not any(os.isatty(descriptor) for descriptor in terminals):
+        if terminal_is_gone():
             loop.remove_signal_handler(signal.SIGHUP)  # back to what the system does by itself
             os.kill(os.getpid(), signal.SIGHUP)
         else:
@@ -90,38 +117,19 @@ def on_hangup(loop: "asyncio.AbstractEventLoop", reload: Callable[[], None]) -> 
     loop.add_signal_handler(signal.SIGHUP, handle)
 
 
-def report_ready(argv: list[str]) -> None:
-    """Tell the parent that this process can do its work, if the parent asked (`--ready-fd N`)."""
-    descriptor = _ready_descriptor(argv)
-    if descriptor is not None:
-        os.write(descriptor, READY)
-        os.close(descriptor)
+def ignore_hangup() -> None:
+    """The same for a process without an event loop, and with nothing to reload."""
+    terminal_is_gone = _terminal_watch()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if terminal_is_gone():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGHUP, handle)
 
 
-def wait_for_turn(process_name: str, argv: list[str]) -> None:
-    """A spare (`--turn-fd N`) waits here until it is needed; it ends if it never is."""
-    value = dict(zip(argv[::2], argv[1::2], strict=False)).get("--turn-fd")
-    if value is not None:
-        setproctitle.setproctitle(f"{process_name}-spare")
-        if not os.read(int(value), 1):
-            sys.exit(0)
-        os.close(int(value))
-
-
-def hung_process_reporter(argv: list[str]) -> Callable[[int], None]:
-    """A function that tells the parent, if it asked, that the process with this id does nothing any more."""
-    descriptor = _ready_descriptor(argv)
-
-    def report(pid: int) -> None:
-        if descriptor is not None:
-            with suppress(OSError):  # full or closed: the parent has other worries
-                os.write(descriptor, f"{pid}\n".encode())
-
-    if descriptor is not None:
-        os.set_blocking(descriptor, False)
-    return report
-
-
-def _ready_descriptor(argv: list[str]) -> int | None:
-    value = dict(zip(argv[::2], argv[1::2], strict=False)).get("--ready-fd")
-    return None if value is None else int(value)
+def _terminal_watch() -> Callable[[], bool]:
+    """A function that says whether this process had a terminal and has none any more."""
+    terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
+    return lambda: bool(terminals) and not any(os.isatty(descriptor) for descriptor in terminals)

@@ -30,7 +30,7 @@ def check_listening(options: FrontendOptions, environment: Mapping[str, str] = o
 
 
 def has_files(options: FrontendOptions) -> bool:
-    """There are files that SIGHUP makes the frontends read again. Without any it ends them, as it does by itself."""
+    """There are files that SIGHUP makes the frontends read again."""
     return bool(options.api_keys_file or options.tls_certificate)
 
 

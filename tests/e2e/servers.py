@@ -62,8 +62,11 @@ class Server:
 
     def children(self) -> dict[str, psutil.Process]:
         """The processes below the supervisor, by the names that they gave themselves."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
-        return {child.cmdline()[0]: child for child in below if child.cmdline()}
+        found = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                found.update({name: child for name in child.cmdline()[:1]})
+        return found
 
     async def metrics(self, session: aiohttp.ClientSession) -> dict[str, float]:
         """All samples of /metrics without labels."""

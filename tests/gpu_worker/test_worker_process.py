@@ -69,7 +69,7 @@ class Peer:
         descriptor = process.pass_config(config)
         ready_read, ready_write = os.pipe()
         self.ready_read = ready_read
-        argv = ["--config-fd", str(descriptor), "--ready-fd", str(ready_write), "--parent", str(os.getpid())]
+        argv = ["--config-fd", str(descriptor), "--parent-fd", str(ready_write), "--parent", str(os.getpid())]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock.gpu_worker", *argv],
             pass_fds=(descriptor, ready_write),
@@ -125,7 +125,7 @@ def test_a_worker_s_life(checkpoint: Callable[..., Checkpoint], start_worker: St
     assert isinstance(hello, WorkerHello)
     assert (hello.protocol_version, hello.num_pages, hello.page_size) == (PROTOCOL_VERSION, 400, 16)
     assert (hello.vocab_size, hello.max_model_len, hello.dtype) == (199, 512, "float32")
-    assert os.read(peer.ready_read, 1) == b"1"
+    assert set(os.read(peer.ready_read, 4096).split()) == {b"alive", b"ready"}
     title = Path(f"/proc/{peer.process.pid}/cmdline").read_text()
     assert title.startswith("penstock-worker-0")
     peer.send(SayHello())

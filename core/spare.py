@@ -1,0 +1,86 @@
+"""The spare: a process that has imported what a worker needs, and forks a worker off whenever one is wanted.
+
+    supervisor --a descriptor--> spare --fork--> (ends at once) --fork--> worker: says "started PID" on that descriptor
+
+Importing takes seconds, and on a busy machine far longer; a fork takes a hundredth of one, however often workers die.
+The worker becomes the supervisor's own child: that is its nearest ancestor which adopts orphans (`adopt_orphans`).
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Forked:
+    """A worker that the spare made; it can be waited for like a subprocess."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises OSError if there is no such child."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = os.pidfd_open(pid)
+        self._loop.add_reader(self._descriptor, self._on_end)
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
+        self._ended.set()
+
+    async def wait(self) -> int:
+        """Its exit code, when it has ended."""
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+
+class Spare:
+    """The supervisor's side of a running spare."""
+
+    def __init__(self, running: asyncio.subprocess.Process, turn: socket.socket) -> None:
+        self.running = running
+        self._turn = turn
+        self.is_imported = False
+        """Set by whoever hears it say so. Until then it is not to be waited for."""
+
+    def ask(self, descriptor: int) -> bool:
+        """Let it fork a worker that has this descriptor as its parent's pipe; False if it cannot."""
+        if not self.is_imported or self.running.returncode is not None:
+            return False
+        try:
+            socket.send_fds(self._turn, [b"1"], [descriptor])
+        except OSError:
+            return False
+        return True
+
+    async def end(self) -> None:
+        """End the process, not the workers that it made."""
+        if self.running.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.running.pid, signal.SIGKILL)  # also if it is stopped
+        await self.running.wait()
+        self._turn.close()
+
+
+def adopt_orphans() -> None:
+    """From now on, processes below this one whose parents end become its own children (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_strangers(known: set[int]) -> None:
+    """Take note of the end of adopted children that nobody waits for: the helpers of a frontend that was killed."""
+    with suppress(OSError):
+        own = os.getpid()
+        for pid in map(int, Path(f"/proc/{own}/task/{own}/children").read_text().split()):
+            if pid not in known:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)

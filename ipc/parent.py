@@ -1,0 +1,79 @@
+"""What a process tells the parent that started it: one word a line, over a pipe (`--parent-fd N`).
+
+imported     a spare: a worker can be forked off
+started PID  such a worker, at once
+ready        it can do its work
+alive        its loop turns; said every heartbeat interval once it does
+alone        the scheduler: the same, and no worker is connected
+hung PID     the scheduler: that process does nothing any more
+"""
+
+import asyncio
+import os
+import threading
+from contextlib import suppress
+from enum import StrEnum
+from time import sleep
+
+
+class Word(StrEnum):
+    """All that can be said."""
+
+    IMPORTED = "imported"
+    STARTED = "started"
+    READY = "ready"
+    ALIVE = "alive"
+    ALONE = "alone"
+    HUNG = "hung"
+
+
+class Parent:
+    """The way to the parent. Where no parent listens, nothing is said."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        if descriptor is not None:
+            os.set_blocking(descriptor, False)
+
+    @classmethod
+    def of(cls, argv: list[str]) -> "Parent":
+        """The one that the arguments name."""
+        value = dict(zip(argv[::2], argv[1::2], strict=False)).get("--parent-fd")
+        return cls(None if value is None else int(value))
+
+    def tell(self, word: Word, pid: int | None = None) -> None:
+        """Say a word; a parent that has gone, or that has not read for hours, does not get it."""
+        if self._descriptor is not None:
+            line = word if pid is None else f"{word} {pid}"
+            with suppress(OSError):
+                os.write(self._descriptor, f"{line}\n".encode())
+
+    @property
+    def listens(self) -> bool:
+        """Whether somebody reads at the other end."""
+        if self._descriptor is None:
+            return False
+        try:
+            os.write(self._descriptor, b"\n")
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    async def keep_telling(self, interval: float) -> None:
+        """Say that the event loop turns, every so many seconds, for as long as it does."""
+        while True:
+            self.tell(Word.ALIVE)
+            await asyncio.sleep(interval)
+
+    def keep_telling_in_a_thread(self, interval: float) -> None:
+        """The same for a process without an event loop: it tells of the process alone, not of its work."""
+
+        def run() -> None:
+            while True:
+                self.tell(Word.ALIVE)
+                sleep(interval)
+
+        if self._descriptor is not None:
+            threading.Thread(target=run, name="alive", daemon=True).start()
