@@ -110,8 +110,8 @@ class WorkerOptions(Options, frozen=True):
     spare_worker: Annotated[
         bool,
         Meta(
-            description="Keep a second worker process ready, with everything imported but no weights (some 200 MB), "
-            "so that a lost worker is replaced at once."
+            description="Keep a second process ready that has imported everything but has no weights (some 200 MB), "
+            "and forks a new worker off at once when one is lost."
         ),
     ] = True
     cpu_kernels: Annotated[

@@ -65,7 +65,7 @@ class Server:
         found = {}
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):  # it has just ended
-                found.update({name: child for name in child.cmdline()[:1]})
+                found.update(dict.fromkeys(child.cmdline()[:1], child))
         return found
 
     async def metrics(self, session: aiohttp.ClientSession) -> dict[str, float]:

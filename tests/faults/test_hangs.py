@@ -2,11 +2,15 @@
 
 import asyncio
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.ipc.faults import FAULTS
-from tests.e2e.servers import serving
+import aiohttp
+import pytest
+
+from penstock.ipc.faults import FAULTS, ONCE
+from tests.e2e.servers import Server, serving
 from tests.faults.clockwork import expected_tokens, make_clockwork
 from tests.faults.soak import only_in_soak, sized
 from tests.faults.streams import client, spare_is_there, told
@@ -72,3 +76,71 @@ async def test_a_worker_that_dies_while_the_scheduler_is_busy(tmp_path: Path) ->
         server.children()["penstock-worker-0"].kill()
         found = await asyncio.wait_for(running, 30)
         assert found.tokens == expected_tokens([5], 20)
+
+
+IMPATIENT = ("--heartbeat-timeout", "2", "--heartbeat-interval", "0.3")
+
+
+async def streams_survive(server: Server, http: aiohttp.ClientSession, harm: Callable[[], None]) -> float:
+    """Four streams during which `harm` is done are what they should be; the longest gap in them."""
+    prompts = [[5 + i] for i in range(4)]
+    running = [asyncio.create_task(told(http, server, body(prompt, 300))) for prompt in prompts]
+    await asyncio.sleep(1.0)
+    harm()
+    found = await asyncio.wait_for(asyncio.gather(*running), 90)
+    for prompt, one in zip(prompts, found, strict=True):
+        assert one.tokens == expected_tokens(prompt, 300)
+        assert one.ends == ["length", "[DONE]"]
+    return max(one.gap for one in found)
+
+
+async def test_processes_that_do_nothing_are_replaced(tmp_path: Path) -> None:
+    """One after the other: each time the streams go on, and afterwards all is as before."""
+    folder = make_clockwork(tmp_path / "m", step_seconds=0.01)
+    faults = {FAULTS: "scheduler.plan:hang@150", ONCE: str(tmp_path)}
+    async with serving(folder, *FLAGS, *IMPATIENT, **faults) as server, client() as http:
+
+        async def a_scheduler_whose_loop_hangs() -> None:
+            await streams_survive(server, http, lambda: None)
+
+        async def a_scheduler_that_is_stopped() -> None:
+            scheduler = server.children()["penstock-scheduler"]
+            await streams_survive(server, http, lambda: scheduler.send_signal(signal.SIGSTOP))
+            assert not scheduler.is_running()
+
+        async def a_worker_that_the_new_scheduler_never_hears_of() -> None:
+            def harm() -> None:
+                children = server.children()
+                children["penstock-worker-0"].send_signal(signal.SIGSTOP)
+                children["penstock-scheduler"].kill()
+
+            await streams_survive(server, http, harm)
+
+        async def a_frontend_that_is_stopped() -> None:
+            running = asyncio.create_task(told(http, server, body([5], 3000)))
+            await asyncio.sleep(1.0)
+            position = len(server.log)
+            server.children()["penstock-frontend-0"].send_signal(signal.SIGSTOP)
+            await server.logged("is silent, killing it", after=position)
+            with pytest.raises(aiohttp.ClientError):
+                await running
+            await server.logged("listening", after=position)
+
+        async def a_scheduler_that_dies_more_often_than_one_may_that_never_starts() -> None:
+            for _ in range(7):
+                server.children()["penstock-scheduler"].kill()
+                assert (await told(http, server, body([6], 20))).tokens == expected_tokens([6], 20)
+
+        silent = 0
+        for replaced, is_silent in (
+            (a_scheduler_whose_loop_hangs, True),
+            (a_scheduler_that_is_stopped, True),
+            (a_worker_that_the_new_scheduler_never_hears_of, False),
+            (a_frontend_that_is_stopped, True),
+            (a_scheduler_that_dies_more_often_than_one_may_that_never_starts, False),
+        ):
+            await replaced()
+            silent += is_silent
+            assert sum(entry["event"] == "is silent, killing it" for entry in server.log) == silent
+            await server.settled(http)
+            assert (await told(http, server, body([6], 20))).tokens == expected_tokens([6], 20)

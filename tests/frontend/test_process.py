@@ -38,7 +38,7 @@ class Frontend:
     async def start(config: Config, index: int = 3) -> "Frontend":
         config_fd = process.pass_config(config)
         ready_read, ready_write = os.pipe()
-        argv = ["--config-fd", str(config_fd), "--ready-fd", str(ready_write), "--index", str(index)]
+        argv = ["--config-fd", str(config_fd), "--parent-fd", str(ready_write), "--index", str(index)]
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -51,10 +51,13 @@ class Frontend:
         os.close(ready_write)
         return Frontend(child, ready_read)
 
-    async def ready(self) -> bytes:
-        told = await asyncio.get_running_loop().run_in_executor(None, os.read, self._ready_fd, 1)
+    async def words(self, until: bytes = b"") -> set[bytes]:
+        """What it told its parent up to a word, or to its end."""
+        loop, told = asyncio.get_running_loop(), b""
+        while until not in told.split() and (more := await loop.run_in_executor(None, os.read, self._ready_fd, 4096)):
+            told += more
         os.close(self._ready_fd)
-        return told
+        return set(told.split())
 
     async def log_line(self, event: str) -> dict[str, object]:
         assert self.child.stderr is not None
@@ -83,7 +86,7 @@ async def test_life(checkpoint: Path, sockets: Path) -> None:
     scheduler = FakeScheduler(f"ipc://{sockets}/frontend.sock", vocab_size=VOCAB_SIZE)
     try:
         listening = await frontend.log_line("listening")
-        assert await frontend.ready() == b"1"
+        assert await frontend.words(until=b"ready") == {b"alive", b"ready"}
         assert time.monotonic() - started < 15  # about two seconds on an idle machine
         assert name_of(frontend.child.pid).startswith("penstock-frontend-3")
         scheduler.script = lambda request, i: Script([5, 6, 7, 8], delay=0.1)
@@ -120,7 +123,7 @@ async def test_a_checkpoint_that_cannot_be_served(checkpoint: Path, sockets: Pat
     line = await frontend.log_line("cannot start")
     assert reason in str(line["reason"])
     assert await frontend.child.wait() == 2
-    assert await frontend.ready() == b""
+    assert not await frontend.words()
 
 
 async def test_a_port_in_use(checkpoint: Path, sockets: Path) -> None:
@@ -130,7 +133,7 @@ async def test_a_port_in_use(checkpoint: Path, sockets: Path) -> None:
         line = await frontend.log_line("cannot listen")
         assert line["port"] == port
         assert await frontend.child.wait() == 2
-        await frontend.ready()
+        assert not await frontend.words()
 
 
 async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) -> None:
@@ -142,7 +145,7 @@ async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) 
         frontends = [await Frontend.start(shared, index) for index in range(2)]
         try:
             for frontend in frontends:
-                assert await frontend.ready() == b"1"
+                assert await frontend.words(until=b"ready") == {b"alive", b"ready"}
             for _ in range(40):
                 assert b" 200 OK" in await exchange(port, "POST", "/v1/completions", b'{"prompt": "Hello"}')
             assert {request.request_id.split(":")[0] for request in scheduler.added} == {
