@@ -100,7 +100,7 @@ def test_messages_behind_one_whose_callback_fails(tmp_path: Path, new_loop: NewL
         def on_message(_: PeerId, message: FromFrontend) -> None:
             heard.append(message)
             if len(heard) == 1:
-                assert router._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN  # this, too, uses the change up
+                assert int(router._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN  # this, too, uses the change up
                 raise RuntimeError("the first one")
 
         failures: list[object] = []
