@@ -21,11 +21,36 @@ def servable_folder(name: str, target: Path) -> Path:
 
     The pair is there because some readers of tokenizers refuse a list of merges that is empty.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
     target.mkdir(parents=True, exist_ok=True)
     shutil.copy(SHAPES / name / "config.json", target)
-    vocab_size = json.loads((target / "config.json").read_text())["vocab_size"]
+    _write_tokenizer(target, json.loads((target / "config.json").read_text())["vocab_size"])
+    return target
+
+
+def clockwork_folder(target: Path, step_seconds: float) -> Path:
+    """A model whose steps take so long whatever is in them, and no processor's time."""
+    target.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["ClockworkForCausalLM"],
+        "model_type": "clockwork",
+        "dtype": "float32",
+        "vocab_size": 300,
+        "hidden_size": 2,
+        "intermediate_size": 1,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 4096,
+        "step_seconds": step_seconds,
+    }
+    (target / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    _write_tokenizer(target, 300)
+    return target
+
+
+def _write_tokenizer(target: Path, vocab_size: int) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate(alphabet)}
     vocab |= {f"{i:05x}": i for i in range(NUM_BYTES, vocab_size - 1)} | {"zz": vocab_size - 1}
@@ -35,4 +60,3 @@ def servable_folder(name: str, target: Path) -> Path:
     tokenizer.save(str(target / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _CHAT_TEMPLATE}
     (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
-    return target

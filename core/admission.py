@@ -15,7 +15,9 @@ from penstock.core.waiting_queue import WaitingQueue
 class Admissions:
     """Moves sequences from waiting to running, in policy order, while budget, rows and pages last."""
 
-    __slots__ = ("_blocked", "_grammars", "_is_held", "_kv", "_running", "_suspects", "_totals", "_waiting")
+    __slots__ = (
+        "_blocked", "_favoured", "_grammars", "_is_held", "_kv", "_running", "_suspects", "_totals", "_waiting",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -33,12 +35,38 @@ class Admissions:
         self._suspects = suspects
         self._grammars = grammars
         self._is_held = False
+        self._favoured: Sequence | None = None  # others were preempted for it: it need not wait for one that leaves
         self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
 
     def hold(self) -> None:
         """Somebody was preempted: nobody enters until somebody has left. Without this, sequences that do
         not fit together would take turns at being preempted and recomputed."""
         self._is_held = True
+
+    @property
+    def is_held(self) -> bool:
+        """Nobody enters before somebody has left."""
+        return self._is_held
+
+    def favour(self, seq: Sequence) -> None:
+        """Somebody was preempted for this one."""
+        self._favoured = seq
+        self._blocked = None
+
+    def lacks_room(self, seq: Sequence) -> bool | None:
+        """Tell whether there is no row, or not enough pages, for the head of the queue; None if it waits otherwise."""
+        if not self._suspects.may_run(seq.request):
+            return None
+        start = find_start(seq, self._kv)
+        if start is None:
+            return None
+        if not self._running.num_free_rows:
+            return True
+        kv = self._kv
+        cursor = kv.hold(seq.request.namespace, start.hit)
+        num_available = kv.num_available
+        kv.drop(cursor)
+        return num_available - self._headroom() < kv.pages_for(seq.num_tokens) - len(start.page_ids)
 
     def sequence_left(self) -> None:
         """A sequence has ended: there may be room, and the head may be another one."""
@@ -61,7 +89,7 @@ class Admissions:
                 return "no free row"
             if is_stalled or self._lacks_pages_still(seq):
                 return "no free pages"
-            if self._is_held and len(self._running):
+            if self._is_held and len(self._running) and seq is not self._favoured:
                 return "no free pages since a preemption"
             start = find_start(seq, self._kv) if self._suspects.may_run(seq.request) else None
             if start is None:
@@ -99,10 +127,13 @@ class Admissions:
             self._blocked = (seq, num_new_pages + num_held)
             return False
         self._blocked = None
-        self._is_held = False
+        if seq is self._favoured:
+            self._favoured = None
+        else:
+            self._is_held = False
         kv.pool.share(start.page_ids)
         kv.reserve(num_new_pages)
-        self._waiting.remove(seq)
+        self._waiting.admit(seq)
         seq.own_token_ids()
         seq.page_ids = start.page_ids + kv.pool.allocate(num_new_pages)
         seq.cache_node = cursor

@@ -1,9 +1,16 @@
-"""How fast the queue empties, for what refused clients are told to wait. Pure; the caller has the clock."""
+"""How fast the queue empties: what refused clients are told, and how many may wait. Pure; the caller has the clock."""
 
 from collections import deque
+from math import ceil
 from typing import NamedTuple
 
 WINDOW_SECONDS = 10.0
+
+_LEAST_SECONDS = 1.0
+"""A queue that has stood for less says only how fast it empties at least: rows end in bursts."""
+
+_UNKNOWN_BATCHES = 2
+"""So many times as many as there are rows may wait before anything is known of how fast they go."""
 
 
 class _Sample(NamedTuple):
@@ -19,23 +26,38 @@ class DrainRate:
     that were seen hold until there is a queue again.
     """
 
-    __slots__ = ("_samples", "seqs_per_second", "tokens_per_second")
+    __slots__ = ("_samples", "is_known", "seqs_per_second", "tokens_per_second")
 
     def __init__(self) -> None:
-        self._samples: deque[_Sample] = deque()
+        self._samples: deque[_Sample] = deque()  # since the queue was last empty
+        self.is_known = False
         self.seqs_per_second = 0.0  # 0: not known, or nothing leaves
         self.tokens_per_second = 0.0
 
     def note(self, now: float, num_waiting: int, num_admitted_seqs: int, num_admitted_tokens: int) -> None:
         """Take the present counters; call it several times a second while they change."""
         samples = self._samples
-        samples.append(_Sample(now, num_admitted_seqs, num_admitted_tokens))
-        while len(samples) > 2 and now - samples[1].at >= WINDOW_SECONDS:
-            samples.popleft()
-        first, seconds = samples[0], now - samples[0].at
-        if seconds > 0 and (num_waiting or num_admitted_seqs > first.num_seqs):
-            self.seqs_per_second = (num_admitted_seqs - first.num_seqs) / seconds
-            self.tokens_per_second = (num_admitted_tokens - first.num_tokens) / seconds
-        if not num_waiting:
-            samples.clear()
+        if samples and now > samples[0].at:
+            while len(samples) > 1 and now - samples[1].at >= WINDOW_SECONDS:
+                samples.popleft()
+            first, seconds = samples[0], now - samples[0].at
+            is_complete = num_waiting > 0 and seconds >= _LEAST_SECONDS
+            seconds = max(seconds, _LEAST_SECONDS)
+            seqs_per_second = (num_admitted_seqs - first.num_seqs) / seconds
+            if is_complete or seqs_per_second > self.seqs_per_second:
+                self.is_known = True
+                self.seqs_per_second = seqs_per_second
+                self.tokens_per_second = (num_admitted_tokens - first.num_tokens) / seconds
+        if num_waiting:
             samples.append(_Sample(now, num_admitted_seqs, num_admitted_tokens))
+        else:
+            samples.clear()
+
+    def turns_within(self, seconds: float, num_rows: int) -> int:
+        """How many sequences may wait for a row before one that shall wait no longer than `seconds`.
+
+        As many as there are rows in any case: they wait for about as long as they will run.
+        """
+        if not self.is_known:
+            return _UNKNOWN_BATCHES * num_rows
+        return max(num_rows, ceil(self.seqs_per_second * seconds))

@@ -354,6 +354,7 @@ class Engine:
         assert self._scheduler is not None
         totals = self._scheduler.totals
         self._drain.note(monotonic(), self._scheduler.waiting.num_seqs, totals.num_admitted, totals.num_prompt_tokens)
+        self._bound_queue(self._scheduler)
         return replace(
             self._scheduler.stats(is_ready=self._worker is not None),
             num_dropped_from_frontends=self.frontend_channel.num_dropped,
@@ -364,6 +365,16 @@ class Engine:
             drained_seqs_per_second=self._drain.seqs_per_second,
             drained_tokens_per_second=self._drain.tokens_per_second,
         )
+
+    def _bound_queue(self, scheduler: Scheduler) -> None:
+        """By the rate at which it empties; and see whether it is so long that the newest go first."""
+        options = self._config.scheduler
+        if options.queue_patience:
+            scheduler.max_turns = self._drain.turns_within(options.queue_patience, scheduler.limits.max_num_seqs)
+        if options.overload_order == "newest":
+            num_groups = max((each.num_groups for each in scheduler.waiting.tenants()), default=0)
+            most = scheduler.max_turns or options.max_num_queued_seqs
+            scheduler.waiting.newest_first = 2 * num_groups > most
 
     def _readiness(self) -> EngineReady | EngineNotReady:
         hello = self._hello

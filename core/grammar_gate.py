@@ -87,7 +87,7 @@ class GrammarGate:
             return list(live.users)
         live.is_ready = True
         self._deaths.pop(live.text, None)
-        for request in live.users:
+        for request in reversed(live.users):  # each goes to the head of its line
             self._waiting.release(request)
         return []
 

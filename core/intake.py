@@ -9,6 +9,7 @@ from penstock.core.waiting_queue import WaitingQueue
 from penstock.core.worker_limits import WorkerLimits
 from penstock.ipc.int32_buffer import unpack_int32
 from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams
+from penstock.ipc.queue_turns import turns_before
 
 
 class Refusal(NamedTuple):
@@ -19,7 +20,7 @@ class Refusal(NamedTuple):
 
 
 def check_request(
-    message: AddRequest, limits: WorkerLimits, waiting: WaitingQueue, options: SchedulerOptions
+    message: AddRequest, limits: WorkerLimits, waiting: WaitingQueue, options: SchedulerOptions, max_turns: int
 ) -> Refusal | None:
     """Return why the request cannot be queued now (queue_full), or can never run here (the rest)."""
     num_prompt_tokens, remainder = divmod(len(message.prompt_token_ids), 4)
@@ -32,7 +33,7 @@ def check_request(
             f"the prompt has {num_prompt_tokens} tokens; at most {max_len - 1} fit beside one token of output",
         )
     # What was admitted once is not dropped: resumed requests were waiting or running, so there are no more than that.
-    if not message.resume and (refusal := _check_room(message.n, num_prompt_tokens, waiting, options)):
+    if not message.resume and (refusal := _check_room(message, num_prompt_tokens, waiting, options, max_turns)):
         return refusal
     num_logprobs = max(message.sampling.num_logprobs, message.sampling.prompt_logprobs)
     if num_logprobs > limits.vocab_size:
@@ -44,13 +45,22 @@ def check_request(
     )
 
 
-def _check_room(n: int, num_prompt_tokens: int, waiting: WaitingQueue, options: SchedulerOptions) -> Refusal | None:
-    if waiting.num_seqs + n > options.max_num_queued_seqs:
+def _check_room(
+    message: AddRequest, num_prompt_tokens: int, waiting: WaitingQueue, options: SchedulerOptions, max_turns: int
+) -> Refusal | None:
+    n = message.n
+    # Others' sequences do not shut out a tenant that has none waiting: it soon has its turn.
+    is_beside_others = waiting.num_seqs > 0 and not waiting.has_tenant(message.tenant)
+    max_num_seqs = options.max_num_queued_seqs * (2 if is_beside_others else 1)
+    if waiting.num_seqs + n > max_num_seqs:
         return Refusal(
             "queue_full",
-            f"{waiting.num_seqs} sequences wait already and the request has {n}; "
-            f"at most {options.max_num_queued_seqs} may wait",
+            f"{waiting.num_seqs} sequences wait already and the request has {n}; at most {max_num_seqs} may wait",
         )
+    if max_turns and not waiting.has_group(message.tenant, message.group):
+        num_turns = turns_before(message.tenant, waiting.tenants())
+        if num_turns >= max_turns:
+            return Refusal("queue_full", f"{num_turns} others would have their turn before; at most {max_turns} may")
     # Whoever finds the queue empty is taken in whatever he brings: waiting longer would not help him.
     if waiting.num_tokens and waiting.num_tokens + n * num_prompt_tokens > options.max_num_queued_tokens:
         return Refusal(

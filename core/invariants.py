@@ -42,7 +42,7 @@ def _check_queues(scheduler: Scheduler) -> None:
     _require(len(counted) == scheduler.waiting.num_seqs, "the count of waiting sequences")
     num_tokens = sum(seq.num_tokens for seq in counted)
     _require(num_tokens == scheduler.waiting.num_tokens, "the count of waiting tokens")
-    _require(scheduler.waiting.num_entries <= 2 * len(waiting) + 65, "stale entries of the queue are bounded")
+    _require(scheduler.waiting.num_entries <= 2 * len(waiting) + 65, "entries that are not due are bounded")
     live = running + waiting
     _require(len({id(seq) for seq in live}) == len(live), "a sequence waits or runs, not both")
     requests = scheduler.requests.values()
@@ -54,9 +54,24 @@ def _check_queues(scheduler: Scheduler) -> None:
         indices = [seq.sequence_idx for seq in request.waiting]
         _require(indices == sorted(indices), "waiting sequences are in order")
         _require(not (request.is_parked and not request.waiting), "only requests that wait are parked")
+        _require(all(seq.is_waiting for seq in request.waiting), "waiting sequences say so")
+        _require(not any(seq.is_waiting or seq.is_new for seq in request.running), "running ones had their turn")
         _require(not (request.is_paused and (request.running or request.is_parked)), "a paused request only waits")
-        is_in_one_place = request.is_paused or request.is_parked != request.is_queued
-        _require(not request.waiting or is_in_one_place, "a waiting request is in one place")
+        is_aside = request.is_paused or request.is_parked
+        has_new = any(seq.is_new for seq in request.waiting)
+        _require(request.is_lined_up == (has_new and not is_aside), "new sequences are in line")
+        returning = [seq for seq in request.waiting if not seq.is_new]
+        _require(is_aside or all(seq.is_returning for seq in returning), "others are to return")
+    _check_counts(scheduler, counted)
+
+
+def _check_counts(scheduler: Scheduler, counted: list[Sequence]) -> None:
+    groups: dict[str, Counter[str]] = {}
+    for seq in counted:
+        groups.setdefault(seq.request.tenant, Counter())[seq.request.group] += 1
+    expected = {(name, found.total(), len(found)) for name, found in groups.items()}
+    found = {(each.tenant, each.num_seqs, each.num_groups) for each in scheduler.waiting.tenants()}
+    _require(found == expected, "the counts of each tenant")
 
 
 def _check_pages(scheduler: Scheduler) -> None:

@@ -1,22 +1,21 @@
-"""Policies: in which order waiting requests run. The same order, backwards, chooses whom to preempt."""
+"""Policies: the level of a request. Lower levels run first, and under some policies take rows from higher ones."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 PolicyName = Literal["fcfs", "priority"]
-Policy = Callable[[int, int], tuple[int, int]]
-"""(priority, number of arrival) -> sort key; smaller runs first."""
 
 
-def by_arrival(priority: int, arrival: int) -> tuple[int, int]:
-    """First come, first served."""
-    del priority
-    return 0, arrival
+class Policy(NamedTuple):
+    """How a request's level is found, and what it is worth."""
+
+    level: Callable[[int], int]
+    """priority -> level"""
+    preempts: bool
+    """A waiting sequence takes the row of a running one of a higher level."""
 
 
-def by_priority(priority: int, arrival: int) -> tuple[int, int]:
-    """Lower priority numbers first; equal ones by arrival."""
-    return priority, arrival
-
-
-POLICIES: dict[PolicyName, Policy] = {"fcfs": by_arrival, "priority": by_priority}
+POLICIES: dict[PolicyName, Policy] = {
+    "fcfs": Policy(lambda priority: 0, preempts=False),
+    "priority": Policy(lambda priority: priority, preempts=True),
+}

@@ -15,7 +15,9 @@ class RunningSet:
     its last sample is launched. (Dicts serve as ordered sets: batch order is the order of entry.)
     """
 
-    __slots__ = ("_batch", "_free_rows", "decodes", "draining", "freed_rows", "num_left", "prefills")
+    __slots__ = (
+        "_batch", "_free_rows", "decodes", "draining", "freed_rows", "num_entered", "num_left", "prefills", "rows_of",
+    )  # fmt: skip
 
     def __init__(self, max_num_seqs: int) -> None:
         self._free_rows = list(range(max_num_seqs))
@@ -24,7 +26,9 @@ class RunningSet:
         self.decodes: dict[Sequence, None] = {}
         self.draining: dict[Sequence, None] = {}
         self.freed_rows: list[int] = []  # since the last plan
+        self.num_entered = 0  # ever
         self.num_left = 0  # ever
+        self.rows_of: dict[str, dict[str, int]] = {}  # by tenant and group
         self._batch: DecodeBatch | None = None
 
     def __len__(self) -> int:
@@ -49,6 +53,9 @@ class RunningSet:
         seq.running_epoch = seq.epoch
         seq.request.running.append(seq)
         self.prefills[seq] = None
+        self.num_entered += 1
+        groups = self.rows_of.setdefault(seq.request.tenant, {})
+        groups[seq.request.group] = groups.get(seq.request.group, 0) + 1
 
     def leave(self, seq: Sequence) -> None:
         """Take the row back and forget what belonged to it. Results in flight no longer apply."""
@@ -60,6 +67,12 @@ class RunningSet:
         else:
             del self.draining[seq]
         self.num_left += 1
+        groups = self.rows_of[seq.request.tenant]
+        groups[seq.request.group] -= 1
+        if not groups[seq.request.group]:
+            del groups[seq.request.group]
+            if not groups:
+                del self.rows_of[seq.request.tenant]
         heappush(self._free_rows, seq.row)
         self.freed_rows.append(seq.row)
         seq.request.running.remove(seq)
@@ -84,5 +97,5 @@ class RunningSet:
         return self._batch
 
     def last(self) -> Sequence:
-        """Return the lowest-priority, latest running sequence: whom to preempt."""
+        """Return the running sequence of the highest level, of these the latest admitted: whom to preempt."""
         return max(self, key=attrgetter("order"))

@@ -10,6 +10,8 @@ return, but is not computed yet. Up to `pipeline_depth` steps are planned ahead 
 
 from collections import deque
 
+from msgspec.structs import replace
+
 from penstock.core.admission import Admissions
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.figures import engine_stats
@@ -31,6 +33,7 @@ from penstock.core.suspects import ENDS_WORKERS, Suspects
 from penstock.core.totals import Totals
 from penstock.core.waiting_queue import WaitingQueue
 from penstock.core.worker_limits import WorkerLimits
+from penstock.core.yielding import by_level, by_share
 from penstock.ipc.messages import (
     AddRequest,
     EngineStats,
@@ -59,10 +62,10 @@ class Scheduler:
         self._policy = POLICIES[options.scheduling_policy]
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue()
-        self._num_arrivals = 0
         self.totals = Totals()
         self.suspects = Suspects()
         self.step_size = StepSize(options)
+        self.max_turns = 0  # that may come before a new request's; 0: any number
         self._pace = PrefillPace(options.max_prefill_ms)
         self.grammars = GrammarGate(self.waiting, limits.max_num_seqs)
         self._set_limits(limits)
@@ -78,6 +81,7 @@ class Scheduler:
         self.running = RunningSet(limits.max_num_seqs)
         self.in_flight: deque[InFlightStep] = deque()
         self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals, self.suspects, self.grammars)
+        self._nobody_yields_to: tuple[Sequence | None, int, int, int] = (None, 0, 0, 0)  # until somebody comes or goes
         self._is_stalled = False  # in this step, a decode waits for pages of sequences that end for sure
         self._preempted: list[Preemption] = []  # since the last record
         self.calendar = SettleCalendar()
@@ -88,12 +92,10 @@ class Scheduler:
         """Take a request in: all its sequences wait. A refusal leaves everything unchanged."""
         if message.request_id in self.requests:
             return Refusal("internal", f"request id {message.request_id!r} is in use by a live request")
-        refusal = check_request(message, self.limits, self.waiting, self._options)
+        refusal = check_request(message, self.limits, self.waiting, self._options, self.max_turns)
         if refusal is not None:
             return refusal
-        order = self._policy(message.priority, self._num_arrivals)
-        request = Request(message, owner, order, self.limits.max_sequence_len)
-        self._num_arrivals += 1
+        request = Request(message, owner, self._policy.level(message.priority), self.limits.max_sequence_len)
         self.requests[message.request_id] = request
         self.waiting.add_request(request)
         return None
@@ -117,7 +119,7 @@ class Scheduler:
                 self.grammars.leave(request)
 
     def proceed(self, request_id: str) -> None:
-        """Let a paused request go on, at its place in the order. Unknown ids are fine."""
+        """Let a paused request go on, after those that wait already. Unknown ids are fine."""
         request = self.requests.get(request_id)
         if request is not None and request.is_paused:
             self.waiting.proceed(request)
@@ -190,6 +192,8 @@ class Scheduler:
         if not self.can_schedule:
             return None
         self.suspects.advance()
+        if self.waiting.num_seqs:
+            self._make_way()
         builder = PlanBuilder()
         admitted: list[Admission] = []
         decodes, starts = self._place_decodes(builder)
@@ -274,17 +278,44 @@ class Scheduler:
             budget -= builder.add_next_chunk(seq, budget)
         return budget
 
-    def _preempt(self, seq: Sequence, reason: str) -> None:
+    def _make_way(self) -> None:
+        """Take rows, and pages, from those that yield to the head of the queue (`yielding.py`)."""
+        running, head = self.running, self.waiting.head()
+        state = (head, running.num_entered, running.num_left, self.waiting.num_line_ups)
+        if head is None or state == self._nobody_yields_to or running.draining:
+            return  # who drains leaves its row in a moment
+        if self._policy.preempts:
+            while (victim := by_level(head, running)) is not None and self._admissions.lacks_room(head):
+                if head.request.sampling.grammar and not self.grammars.admits(head.request):
+                    return  # it is held, and its turn comes again
+                self._preempt(victim, f"{head.request_id}/{head.sequence_idx} has a higher priority")
+                self._admissions.favour(head)
+            if victim is not None:
+                return
+        if not running.num_free_rows and not self._admissions.is_held:
+            newcomer = self.waiting.without_row(running.rows_of)
+            if newcomer is not None and self._admissions.lacks_room(newcomer):
+                victim = by_share(newcomer, running)
+                if victim is not None:
+                    if newcomer.request.sampling.grammar and not self.grammars.admits(newcomer.request):
+                        return
+                    self.waiting.bring_forward(newcomer)
+                    self._preempt(victim, f"{newcomer.request_id}/{newcomer.sequence_idx} had no row", at_end=True)
+                    return
+        self._nobody_yields_to = state
+
+    def _preempt(self, seq: Sequence, reason: str, *, at_end: bool = False) -> None:
         """Take a running sequence's pages back. Its settled full pages are in the prefix cache already."""
         self.totals.num_preemptions += 1
-        self._admissions.hold()
+        if not at_end:
+            self._admissions.hold()
         self._preempted.append(Preemption(seq.request_id, seq.sequence_idx, reason))
-        self._vacate(seq)
+        self._vacate(seq, at_end=at_end)
 
-    def _vacate(self, seq: Sequence) -> None:
+    def _vacate(self, seq: Sequence, *, at_end: bool = False) -> None:
         self.kv.release(seq)
         self.running.leave(seq)
-        self.waiting.put_back(seq)
+        self.waiting.put_back(seq, at_end=at_end)
 
     # --- results ----------------------------------------------------------------------------
 
@@ -418,4 +449,5 @@ class Scheduler:
 
     def stats(self, *, is_ready: bool = True) -> EngineStats:
         """Return the counters as they are sent to the frontends."""
-        return engine_stats(self.limits, self.waiting, self.running, self.kv, self.totals, is_ready=is_ready)
+        stats = engine_stats(self.limits, self.waiting, self.running, self.kv, self.totals, is_ready=is_ready)
+        return replace(stats, waiting_tenants=self.waiting.tenants(), max_turns=self.max_turns)

@@ -34,26 +34,30 @@ class Request:
 
     __slots__ = (
         "grammar_id",
+        "group",
+        "is_lined_up",
         "is_parked",
         "is_paused",
-        "is_queued",
+        "level",
         "max_len",
         "namespace",
         "num_prompt_tokens",
-        "order",
         "owner",
         "prompt_token_ids",
         "request_id",
         "running",
         "sampling",
         "stop_token_ids",
+        "tenant",
         "waiting",
     )
 
-    def __init__(self, message: AddRequest, owner: Owner, order: tuple[int, int], max_model_len: int) -> None:
+    def __init__(self, message: AddRequest, owner: Owner, level: int, max_model_len: int) -> None:
         self.request_id = message.request_id
         self.owner = owner
-        self.order = order  # smaller runs first and is preempted last; unique
+        self.level = level  # lower runs first and is preempted last
+        self.tenant = message.tenant
+        self.group = message.group or message.request_id
         self.namespace: Hashable = message.cache_salt
         self.prompt_token_ids = unpack_int32(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt_token_ids)
@@ -68,7 +72,7 @@ class Request:
                 seq.resume(resumed)
         self.running: list[Sequence] = []
         self.grammar_id = 0  # in the worker; 0 if there is none, or it has not been asked for it
-        self.is_queued = False
+        self.is_lined_up = False  # it has its place among the requests with new sequences
         self.is_parked = False
         self.is_paused = False  # its client does not read
 
@@ -93,6 +97,8 @@ class Sequence:
         "cache_node",
         "due_step",
         "epoch",
+        "is_returning",
+        "is_waiting",
         "launch_limit",
         "max_len",
         "num_cached_tokens",
@@ -112,6 +118,7 @@ class Sequence:
         "settle_event",
         "stop_token_ids",
         "token_ids",
+        "turn",
     )
 
     def __init__(self, request: Request, sequence_idx: int) -> None:
@@ -125,6 +132,9 @@ class Sequence:
         self.append_token = self.token_ids.append
         self.num_cached_tokens = -1  # prompt tokens not computed at the first admission; -1 before it
         self.epoch = 0
+        self.turn = -1  # number of its first admission among all; -1 before it
+        self.is_waiting = False
+        self.is_returning = False  # has an entry among those that wait for another row
         self.max_len = request.max_len
         self.num_logprobs = request.sampling.num_logprobs
         # Position p gives the log-probability of token p + 1. The prompt is the same for all sequences: one tells.
@@ -163,9 +173,14 @@ class Sequence:
         return self.num_computed_tokens - self.num_settled_tokens
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """Smaller runs first and is preempted last; unique."""
-        return (*self.request.order, self.sequence_idx)
+    def is_new(self) -> bool:
+        """It has not had its turn to get a row."""
+        return self.turn < 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of those that had their turn: smaller runs first and is preempted last; unique."""
+        return self.request.level, self.turn
 
     @property
     def owes_prompt_logprobs(self) -> bool:

@@ -36,6 +36,9 @@ Handler = Callable[[Service, RequestRecord, bytes], Awaitable[Reply | StreamRepl
 CLIENT_LEFT = 499
 """nginx's status for a client that went away before its answer; only in logs and metrics."""
 
+MAX_TENANT = 200
+"""Characters of a tenant's name on the wire."""
+
 _BODIES = web.AppKey("_BODIES", BodyReader)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -105,7 +108,7 @@ async def _answer(service: Service, endpoint: str, handler: Handler, request: we
     finally:
         service.metrics.live_requests.dec()
         if record.key_use is not None:
-            record.key_use.leave()
+            record.key_use.leave(1 + record.num_added_seqs)
         if record.status == CLIENT_LEFT and connections.was_too_slow(request):
             record.error = ClientTooSlow("the client did not read for too long")
         _note(service, record)
@@ -117,6 +120,7 @@ async def _exchange(
     try:
         key_use = service.access.check(record.endpoint, request.headers.getall("Authorization", ()))
         record.owner = "" if key_use is None else key_use.key.id
+        record.tenant = (record.owner or request.remote or "")[:MAX_TENANT]
         takes_body = request.method == "POST" and record.endpoint not in ACTION_ROUTES
         if takes_body:
             if key_use is not None:

@@ -29,10 +29,10 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
         ApiError: before the first byte.
     """
     request = schema.decode(schema.CHAT, body)
-    rules = await service.admit()
+    rules = await service.admit(record)
     valid = validate_chat(request, rules, service.model.template)
     common = with_calls(valid.common, valid.tools, service.model.tokenizer, service.model.reasoning_format)
-    with service.place(common, body):
+    with service.place(record, common, body):
         valid = replace(valid, common=await service.with_grammar(common))
         prompt = valid.common.truncated(await service.prompts.render_and_encode(valid.conversation, rules))
         output_format = output_format_for(service.model, valid, prompt)

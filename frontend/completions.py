@@ -35,8 +35,8 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
         ApiError: before the first byte.
     """
     request = schema.decode(schema.COMPLETION, body)
-    valid = validate_completion(request, await service.admit())
-    with service.place(valid.common, body, len(valid.prompts)):
+    valid = validate_completion(request, await service.admit(record))
+    with service.place(record, valid.common, body, len(valid.prompts)):
         common = await service.with_grammar(valid.common)
         prompts = await _prompts(service, valid)
         token_ids = [prompt.token_ids for prompt in prompts]

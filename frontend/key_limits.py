@@ -1,5 +1,8 @@
 """What each API key may use of this process: requests and tokens a minute, and requests at once.
 
+Each sequence of a request (its prompts times `n`) counts as a request: a hundred answers cost the same, asked for at
+once or one by one.
+
 A minute's worth is a leaky bucket: what was used drains evenly, a sixtieth of the limit each second, so that a whole
 minute's worth may come at once and no long stretch of time sees more. Tokens are counted as they come (a prompt when
 it is submitted, outputs when they are drawn), so a request that begins below the limit may end above it: it is served,
@@ -11,7 +14,7 @@ from math import ceil
 from time import monotonic
 
 from penstock.core.config.api_keys import ApiKey
-from penstock.frontend.errors import RateLimitExceeded
+from penstock.frontend.errors import InvalidParameter, RateLimitExceeded
 
 _ROUNDING = 1e-6  # of sums of many small drains
 
@@ -29,9 +32,9 @@ class _PerMinute:
         self._used = 0.0
         self._used_at = clock()
 
-    def check(self) -> None:
-        """Raise RateLimitExceeded unless one more fits."""
-        excess = self._drained() + 1 - self.limit
+    def check(self, amount: int = 1) -> None:
+        """Raise RateLimitExceeded unless so much more fits."""
+        excess = self._drained() + amount - self.limit
         if self.limit and excess > _ROUNDING:
             raise RateLimitExceeded(
                 f"this API key has {self._name} = {self.limit}, and {ceil(self._used - _ROUNDING)} are used",
@@ -79,7 +82,7 @@ class KeyUse:
         most = self.key.max_concurrent
         if most and self._num_running >= most:
             raise RateLimitExceeded(
-                f"this API key has max_concurrent = {most}, and {self._num_running} requests run",
+                f"this API key has max_concurrent = {most}, and {self._num_running} sequences run",
                 retry_after=CONCURRENT_RETRY_SECONDS,
             )
         self._requests.check()
@@ -87,9 +90,33 @@ class KeyUse:
         self._requests.use(1)
         self._num_running += 1
 
-    def leave(self) -> None:
-        """A request has ended."""
-        self._num_running -= 1
+    def add_sequences(self, count: int) -> None:
+        """A request that has entered has so many sequences besides its first one; `leave` must count them, too.
+
+        Raises:
+            InvalidParameter: it has more than the key may ever have at once, or in a minute.
+            RateLimitExceeded: it has more than the key may have now. In both cases they do not count.
+        """
+        limits = {"max_concurrent": self.key.max_concurrent, "requests_per_minute": self.key.requests_per_minute}
+        for name, limit in limits.items():
+            if limit and count + 1 > limit:
+                raise InvalidParameter(
+                    f"this API key has {name} = {limit}, and the request has {count + 1} sequences", param="n"
+                )
+        most = self.key.max_concurrent
+        if most and self._num_running + count > most:
+            raise RateLimitExceeded(
+                f"this API key has max_concurrent = {most}, and {self._num_running - 1} sequences run beside the "
+                f"{count + 1} of this request",
+                retry_after=CONCURRENT_RETRY_SECONDS,
+            )
+        self._requests.check(count)
+        self._requests.use(count)
+        self._num_running += count
+
+    def leave(self, num_seqs: int) -> None:
+        """A request has ended, with so many sequences."""
+        self._num_running -= num_seqs
 
     def use_prompt(self, num_tokens: int) -> None:
         """A request is about to be submitted.

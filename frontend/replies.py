@@ -23,7 +23,9 @@ class RequestRecord:
     arrived: float  # time.monotonic, seconds (an event loop's clock may be coarse)
     seconds: float | None = None  # that it may take, from its arrival; None: any time
     owner: str = ""  # the id of the API key that it came with; empty if there are no keys
+    tenant: str = ""  # who shares the engine's rows with others by turns: the API key, else the client's address
     key_use: KeyUse | None = None  # of that key, once the request counts for its limits
+    num_added_seqs: int = 0  # that count for them too
     status: int = 0
     is_stream: bool = False
     wants_timings: bool = False

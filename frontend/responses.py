@@ -38,13 +38,13 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
         ApiError: before the first byte.
     """
     request = schema.decode(RESPONSES, body)
-    rules = await service.admit()
+    rules = await service.admit(record)
     before = request.previous_response_id
     previous = service.responses.items(record.owner, before) if before else []
     valid = validate_response(request, rules, service.model.template, previous)
     model = service.model
     common = with_calls(valid.chat.common, valid.chat.tools, model.tokenizer, model.reasoning_format)
-    with service.place(common, body):
+    with service.place(record, common, body):
         common = await service.with_grammar(common)
         prompt = common.truncated(await service.prompts.render_and_encode(valid.chat.conversation, rules))
         output_format = output_format_for(service.model, valid.chat, prompt)

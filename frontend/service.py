@@ -21,7 +21,7 @@ from penstock.frontend.bodies import BASE_BODY_BYTES, BODY_BYTES_PER_TOKEN
 from penstock.frontend.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.deadlines import exceeded
 from penstock.frontend.engine_client import EngineClient
-from penstock.frontend.errors import ApiError, ShuttingDown
+from penstock.frontend.errors import ApiError, InvalidParameter, ShuttingDown
 from penstock.frontend.generation import Generation, OutputRules
 from penstock.frontend.grammars import GrammarReader
 from penstock.frontend.metrics import Metrics
@@ -134,7 +134,7 @@ class Service:
         """Requests between submission and their end."""
         return len(self._generations)
 
-    async def admit(self) -> Rules:
+    async def admit(self, record: RequestRecord) -> Rules:
         """Let a request in, before anything costly is done for it; the rules to validate it by.
 
         Raises:
@@ -146,17 +146,31 @@ class Service:
             await self.engine.wait_ready(READY_WAIT_SECONDS)
         if self.engine.engine is not None:
             self.queue.set_limits(self.engine.engine)
-        self.queue.check()
+        self.queue.check(tenant=record.tenant)
         return self.rules()
 
-    def place(self, valid: ValidRequest, body: bytes, num_prompts: int = 1) -> AbstractContextManager[None]:
+    def place(
+        self, record: RequestRecord, valid: ValidRequest, body: bytes, num_prompts: int = 1
+    ) -> AbstractContextManager[None]:
         """Room in the queue while a request's prompts are made. No text has more tokens than bytes.
 
         Raises:
-            Overloaded: when entered, if there is none.
+            InvalidParameter: the request has more sequences than one may have here, or with its API key.
+            RateLimitExceeded: its API key may not have so many more now.
+            Overloaded: when entered, if there is no room.
         """
+        num_seqs, most = num_prompts * valid.num_sequences, self.config.frontend.max_request_seqs
+        if num_seqs > most:
+            raise InvalidParameter(
+                f"a request may have {most} sequences at most, this one has {num_seqs}: {num_prompts} prompts, "
+                f"{valid.num_sequences} sequences each",
+                param="n" if num_prompts == 1 else "prompt",
+            )
+        if record.key_use is not None and num_seqs > 1:
+            record.key_use.add_sequences(num_seqs - 1)
+            record.num_added_seqs = num_seqs - 1
         num_tokens = min(len(body), num_prompts * (self.max_model_len or len(body)))
-        return self.queue.place(num_prompts * valid.num_sequences, num_tokens * valid.num_sequences)
+        return self.queue.place(num_seqs, num_tokens * valid.num_sequences, record.tenant)
 
     async def with_grammar(self, valid: ValidRequest) -> ValidRequest:
         """The request with its grammar read, if it has one.
@@ -217,6 +231,7 @@ class Service:
         check_prompt_size(valid.logprobs, prompts, valid.n)
         bad_words = bad_word_tokens(valid.bad_words, tokenizer)
         requests = []
+        group = f"{self.engine.link.name}:{self._num_made}"
         for prompt in prompts:
             self._num_made += 1
             requests.append(
@@ -227,6 +242,8 @@ class Service:
                     n=valid.num_sequences,
                     priority=valid.priority,
                     cache_salt=valid.cache_salt if key_use is None else key_use.salted(valid.cache_salt),
+                    tenant=record.tenant,
+                    group=group,
                 )
             )
         rules = OutputRules(
@@ -252,7 +269,7 @@ class Service:
             generation.deadline = asyncio.get_running_loop().call_later(
                 max(left, 0), generation.end, exceeded(record.seconds)
             )
-        self.queue.submitted(generation.num_sequences, record.num_prompt_tokens * valid.num_sequences)
+        self.queue.submitted(generation.num_sequences, record.num_prompt_tokens * valid.num_sequences, record.tenant)
         try:
             generation.start()
         except ApiError:

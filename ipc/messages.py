@@ -144,6 +144,8 @@ class AddRequest(Message, frozen=True):
     priority: int = 0  # lower runs first under the priority policy
     cache_salt: ShortText = ""  # prefix cache entries are shared only among equal salts
     resume: tuple[ResumedSequence, ...] = ()  # by sequence_idx, each at most once; empty: nothing is known yet
+    tenant: ShortText = ""  # on whose behalf; tenants get rows in turns
+    group: ShortText = ""  # requests that a client made at once; groups of a tenant get rows in turns; empty: alone
 
 
 class AbortRequest(Message, frozen=True):
@@ -223,6 +225,14 @@ class TokenBatch(Message, frozen=True):
     columns: TokenColumns | None = None  # the others, which are most
 
 
+class WaitingTenant(Struct, frozen=True, array_like=True, gc=False):
+    """What waits of one tenant."""
+
+    tenant: str
+    num_seqs: int
+    num_groups: int
+
+
 class EngineStats(Message, frozen=True):
     """The scheduler's counters, for /metrics. Sent with heartbeats, and a few times a second while they change."""
 
@@ -249,6 +259,8 @@ class EngineStats(Message, frozen=True):
     num_invalid_logits: int = 0  # sequences that ended because no token could be drawn from their logits
     num_log_lines_dropped: int = 0  # by the scheduler, since its start
     num_log_lines_dropped_by_worker: int = 0  # by the present one
+    waiting_tenants: tuple[WaitingTenant, ...] = ()  # those with something waiting
+    max_turns: int = 0  # that may come before a newcomer's, else it is refused; 0: any number
 
 
 # --- scheduler <-> worker -------------------------------------------------------------------

@@ -75,6 +75,19 @@ class SchedulerOptions(Options, frozen=True):
             ge=1,
         ),
     ] = 4 << 20
+    queue_patience: Annotated[
+        float,
+        Meta(
+            description="Seconds that a request should wait for a row at most: one that would wait longer, at the rate "
+            "at which the queue empties, is refused with status 429. As many as there are rows may wait in any case. "
+            "0 for any time.",
+            ge=0.0,
+        ),
+    ] = 5.0
+    overload_order: Annotated[
+        Literal["oldest", "newest"],
+        Meta(description="Whose turn it is while half of what may wait does: the request that came first, or last."),
+    ] = "oldest"
     queue_timeout: Annotated[
         float,
         Meta(description="Seconds a request may wait for its first row, then status 504; 0 for any time.", ge=0.0),
@@ -182,6 +195,9 @@ class FrontendOptions(Options, frozen=True):
         float, Meta(description="Seconds without a byte after which a request's unfinished body is given up.", gt=0.0)
     ] = 30.0
     max_n: Annotated[int, Meta(description="Largest `n` of a request.", ge=1, le=1024)] = 64
+    max_request_seqs: Annotated[
+        int, Meta(description="Most sequences of one request: its prompts times `n` (or `best_of`).", ge=1)
+    ] = 1024
     max_request_timeout: Annotated[
         float,
         Meta(

@@ -72,6 +72,8 @@ def make_request(
     prompt_logprobs: int = -1,
     grammar: str = "",
     grammar_bytes: int = 0,
+    tenant: str = "",
+    group: str = "",
 ) -> AddRequest:
     sampling = SamplingParams(
         max_tokens,
@@ -83,7 +85,7 @@ def make_request(
         grammar=grammar,
         grammar_bytes=grammar_bytes,
     )
-    return AddRequest(request_id, pack_int32(prompt), sampling, n, priority, salt)
+    return AddRequest(request_id, pack_int32(prompt), sampling, n, priority, salt, tenant=tenant, group=group)
 
 
 def scores_in(table: TokenLogprobs) -> list[Scores]:

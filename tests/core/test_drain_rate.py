@@ -11,17 +11,34 @@ def test_the_rate_is_what_left_while_somebody_waited() -> None:
     drain.note(100.0, 0, 50, 5000)
     assert drain.seqs_per_second == drain.tokens_per_second == 0
     drain.note(101.0, 9, 50, 5000)
-    drain.note(102.0, 5, 54, 5400)
+    assert not drain.is_known
+    drain.note(103.0, 5, 54, 5400)
     assert drain.seqs_per_second == pytest.approx(2)
     assert drain.tokens_per_second == pytest.approx(200)
-    drain.note(104.0, 0, 62, 6200)
+    drain.note(105.0, 0, 62, 6200)
     assert drain.seqs_per_second == pytest.approx(3)
-    for second in range(105, 200):  # nobody waits, nobody comes
-        drain.note(second, 0, 62, 6200)
+    for second in range(106, 200):  # nobody waits, and few come: they get a row at once
+        drain.note(second, 0, second, second)
     assert drain.seqs_per_second == pytest.approx(3), "idle times say nothing"
-    drain.note(200.0, 4, 62, 6200)
-    drain.note(202.0, 4, 62, 6200)
+    drain.note(200.0, 4, 262, 6200)
+    drain.note(200.2, 4, 263, 6200)
+    drain.note(200.4, 0, 264, 6200)
+    assert drain.seqs_per_second == pytest.approx(3), "a burst says only how fast it is at least"
+    drain.note(201.0, 4, 264, 6200)
+    drain.note(203.0, 4, 264, 6200)
     assert drain.seqs_per_second == 0, "it is stuck"
+
+
+def test_as_many_may_wait_as_leave_within_the_time() -> None:
+    drain = DrainRate()
+    assert drain.turns_within(5.0, 16) == 32, "nothing is known yet"
+    drain.note(100.0, 9, 0, 0)
+    drain.note(101.0, 9, 20, 20)
+    assert drain.turns_within(5.0, 16) == 100
+    assert drain.turns_within(5.0, 200) == 200, "as many as there are rows in any case"
+    for second in range(102, 120):
+        drain.note(second, 9, 20, 20)
+    assert drain.turns_within(5.0, 16) == 16, "it is stuck"
 
 
 def test_the_rate_forgets_what_is_long_past() -> None:

@@ -5,7 +5,7 @@ from tests.core.driver import OWNER, Driver, make_limits, make_request
 
 
 def test_those_who_never_had_a_row_end_in_time() -> None:
-    driver = Driver(make_limits(max_num_seqs=2))
+    driver = Driver(make_limits(max_num_seqs=1))
     timeouts = QueueTimeouts(5.0)
     for i, n in enumerate((2, 2, 1)):
         driver.add(make_request(f"{i}", [1, 2, 3], 20, n=n))

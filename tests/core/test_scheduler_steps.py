@@ -235,10 +235,10 @@ def test_priorities_are_heard_by_the_priority_policy_only() -> None:
 
 
 def test_the_record_says_why_sequences_wait() -> None:
-    driver = Driver(make_limits(max_num_seqs=2, max_num_batched_tokens=8), pipeline_depth=1)
+    driver = Driver(make_limits(max_num_seqs=2, max_num_batched_tokens=8), scheduling_policy="priority")
     driver.add(make_request("a", range(12), n=2))
-    driver.add(make_request("b", range(5)))
-    driver.add(make_request("c", range(5)))
+    driver.add(make_request("b", range(5), priority=1))
+    driver.add(make_request("c", range(5), priority=1))
     first, reasons = driver.schedule(), []
     assert first is not None
     assert first.record is not None

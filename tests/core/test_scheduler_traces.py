@@ -55,6 +55,8 @@ def random_requests(rng: Random, limits: WorkerLimits) -> deque[AddRequest]:
                 prompt_logprobs=rng.choice([-1, -1, -1, 0, 3]),
                 grammar=rng.choice(grammars),
                 grammar_bytes=rng.choice([0, 0, MAX_BYTES]),
+                tenant=rng.choice(["", "", "a", "b"]),
+                group=rng.choice(["", "g0", "g1"]),
             )
         )
     return requests

@@ -13,7 +13,7 @@ import pytest
 from penstock.core.config import ConfigError
 from penstock.core.config.api_keys import ApiKey, digest, load_api_keys
 from penstock.core.make_key import main as make_key
-from penstock.frontend.errors import RateLimitExceeded
+from penstock.frontend.errors import InvalidParameter, RateLimitExceeded
 from penstock.frontend.key_limits import KeyUse
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import Response, error_of, get, post
@@ -90,6 +90,30 @@ def test_whoever_waits_as_told_is_served(limit: int) -> None:
     assert num_refused > 1
 
 
+def test_sequences_of_a_request_count_as_requests() -> None:
+    clock = Clock()
+    use = use_of(clock, requests_per_minute=10, max_concurrent=8)
+    use.enter()
+    use.add_sequences(5)
+    use.enter()
+    with pytest.raises(RateLimitExceeded, match="max_concurrent = 8, and 6 sequences run beside the 4 of this request"):
+        use.add_sequences(3)
+    use.leave(1)
+    use.leave(6)
+    use.enter()
+    with pytest.raises(InvalidParameter, match="max_concurrent = 8, and the request has 9 sequences"):
+        use.add_sequences(8)
+    with pytest.raises(RateLimitExceeded, match="requests_per_minute = 10, and 8 are used"):
+        use.add_sequences(3)
+    clock.now += 60
+    use.add_sequences(3)
+    use.leave(4)
+    wide = use_of(clock, requests_per_minute=10)
+    wide.enter()
+    with pytest.raises(InvalidParameter, match="requests_per_minute = 10, and the request has 11 sequences"):
+        wide.add_sequences(10)
+
+
 def test_tokens_beyond_the_limit_are_waited_for() -> None:
     clock = Clock()
     use = use_of(clock, tokens_per_minute=60)
@@ -118,11 +142,11 @@ def test_limits_may_change_meanwhile() -> None:
         use.enter()
     use.change(ApiKey("a", b"", frozenset(), requests_per_minute=2, max_concurrent=101))
     use.enter()
-    with pytest.raises(RateLimitExceeded, match="max_concurrent = 101, and 101 requests run"):
+    with pytest.raises(RateLimitExceeded, match="max_concurrent = 101, and 101 sequences run"):
         use.enter()
-    use.leave()
+    use.leave(1)
     use.enter()
-    use.leave()
+    use.leave(1)
     with pytest.raises(RateLimitExceeded, match="requests_per_minute = 2"):
         use.enter()
 
@@ -136,6 +160,22 @@ def test_requests_per_minute(live: LiveServer) -> None:
     refusal(post(live, "/tokenize", {"prompt": "Hello"}, Authorization="Bearer rare"))
     assert ask(live, "free").status == 200
     assert len(live.scheduler.added) == 3
+
+
+def test_many_sequences_of_one_request(live: LiveServer) -> None:
+    error = error_of(ask(live, "single", prompt=["a"] * 2), 400)
+    assert "max_concurrent = 1, and the request has 2 sequences" in error["message"]
+    error = error_of(ask(live, "rare", n=3), 400)
+    assert "requests_per_minute = 2, and the request has 3 sequences" in error["message"]
+    error = error_of(ask(live, "free", prompt=["a"] * 64, n=60), 400)
+    assert "1024 sequences at most, this one has 3840: 64 prompts, 60 sequences each" in error["message"]
+    assert not live.scheduler.added
+    assert ask(live, "free", prompt=["a", "b"], n=3).status == 200
+    assert {(request.tenant, request.n) for request in live.scheduler.added} == {("free", 3)}
+    assert len({request.group for request in live.scheduler.added}) == 1
+    for _ in range(2):
+        assert ask(live, "single").status == 200
+    assert len({request.group for request in live.scheduler.added}) == 3
 
 
 def test_tokens_per_minute_count_as_they_come(live: LiveServer) -> None:
@@ -173,7 +213,7 @@ def test_max_concurrent(live: LiveServer) -> None:
         running.request("POST", "/v1/completions", body, headers)
         running.getresponse().read1()
         message, seconds = refusal(ask(live, "single"))
-        assert "max_concurrent = 1, and 1 requests run" in message
+        assert "max_concurrent = 1, and 1 sequences run" in message
         assert seconds == 1
     live.plays(lambda request, i: Script([5]))
     live.wait_until(lambda: not any(use._num_running for use in live.server.service.access._uses.values()))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from penstock.core.config import SchedulerOptions
 from penstock.frontend.errors import Overloaded
 from penstock.frontend.queue_gate import MAX_RETRY_SECONDS, QueueGate, retry_after
-from penstock.ipc.messages import EngineReady, EngineStats
+from penstock.ipc.messages import EngineReady, EngineStats, WaitingTenant
 from tests.frontend.http_client import complete, error_of
 from tests.frontend.live_server import LiveServer
 
@@ -38,10 +38,10 @@ def test_a_burst_between_two_reports_does_not_overshoot() -> None:
     gate = told.gate()
     with ExitStack() as tokenizing:
         for _ in range(3):
-            tokenizing.enter_context(gate.place(1, 10))
+            tokenizing.enter_context(gate.place(1, 10, ""))
         for _ in range(3):
             gate.check()
-            gate.submitted(1, 10)
+            gate.submitted(1, 10, "")
         assert "10 sequences wait, the limit is 10" in refused(gate).message
     gate.check(3)
     refused(gate, 4)
@@ -57,9 +57,9 @@ def test_free_rows_are_room_too() -> None:
     gate = told.gate(max_seqs=1, max_tokens=50)
     for _ in range(6):
         gate.check(1, 40)
-        gate.submitted(1, 40)
+        gate.submitted(1, 40, "")
     gate.check()
-    gate.submitted(1, 40)
+    gate.submitted(1, 40, "")
     refused(gate)
 
 
@@ -76,9 +76,9 @@ def test_the_scheduler_s_limits_count() -> None:
 def test_tokens_are_bounded_unless_nobody_waits() -> None:
     told = Told(BUSY)
     gate = told.gate()
-    with gate.place(1, 5000):
+    with gate.place(1, 5000, ""):
         assert "5000 tokens, the limit is 1000" in refused(gate).message
-        gate.submitted(1, 900)  # it had fewer than bytes
+        gate.submitted(1, 900, "")  # it had fewer than bytes
     gate.check(1, 100)
     refused(gate, 1, 101)
     told.stats = replace(BUSY, num_waiting=1, num_waiting_tokens=990)
@@ -94,6 +94,38 @@ def test_retry_after_is_what_must_leave_by_the_rate_at_which_it_leaves() -> None
     assert retry_after(stats, 1 << 20) == MAX_RETRY_SECONDS
     assert retry_after(None, 5) == 1
     assert retry_after(BUSY, 5) >= 1
+
+
+def test_who_would_wait_too_long_is_refused_and_nobody_else() -> None:
+    heavy, few = WaitingTenant("heavy", 900, 6), WaitingTenant("few", 2, 2)
+    stats = replace(BUSY, num_waiting=902, waiting_tenants=(heavy, few), max_turns=8, drained_seqs_per_second=2.0)
+    gate = Told(stats).gate(max_seqs=1000)
+    with pytest.raises(Overloaded, match="8 others would have their turn before, at most 8 may") as caught:
+        gate.check(tenant="heavy")
+    assert caught.value.retry_after == 1
+    with pytest.raises(Overloaded):
+        gate.check()
+    gate.check(tenant="few")
+    gate.check(tenant="new")
+    with ExitStack() as tokenizing:
+        for _ in range(2):
+            tokenizing.enter_context(gate.place(1, 10, "few"))
+        with pytest.raises(Overloaded):
+            gate.check(tenant="few")
+        gate.check(tenant="new")
+    gate.ended(3)
+    gate.check(tenant="heavy")
+    Told(replace(stats, max_turns=0)).gate(max_seqs=1000).check(tenant="heavy")
+
+
+def test_a_full_queue_does_not_shut_out_who_has_nothing_in_it() -> None:
+    stats = replace(BUSY, num_waiting=10, waiting_tenants=(WaitingTenant("heavy", 10, 1),))
+    gate = Told(stats).gate(max_seqs=10)
+    with pytest.raises(Overloaded):
+        gate.check(tenant="heavy")
+    gate.check(10, tenant="new")
+    with pytest.raises(Overloaded):
+        gate.check(11, tenant="new")
 
 
 def test_places_come_back_whatever_becomes_of_a_request(live: LiveServer) -> None:
