@@ -9,7 +9,8 @@ All decisions are `Scheduler`'s; here are sockets, clocks and the list of peers.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from time import monotonic
 
 import structlog
@@ -293,6 +294,8 @@ class Engine:
         except UnexpectedResultError as error:
             self._lose_stuck_worker(f"its result makes no sense: {error}")
             return
+        if result.row_errors:
+            _log_invalid_logits(output.values())
         if self._trace is not None:
             process_us = (monotonic() - received) * 1e6
             self._trace.returned(result.step_id, received, process_us, result.num_forward_us, result.num_idle_us)
@@ -429,3 +432,14 @@ class Engine:
         if self._doorkeeper is not None:
             self._doorkeeper.close()
         self._context.term()
+
+
+def _log_invalid_logits(batches: Iterable[TokenBatch]) -> None:
+    for delta in chain.from_iterable(batch.deltas for batch in batches):
+        if delta.error_code == "invalid_logits":
+            log.error(
+                "a sequence ended: no token could be drawn from its logits",
+                request_id=delta.request_id,
+                sequence_idx=delta.sequence_idx,
+                reason=delta.error,
+            )

@@ -2,13 +2,9 @@
 
 from collections.abc import Callable
 
-import structlog
-
 from penstock.core.plan_builder import InFlightStep
 from penstock.core.sequence import Owner, Sequence
 from penstock.ipc.messages import RowError, SequenceDelta, StepResult
-
-log = structlog.get_logger()
 
 
 def failed_sequences(step: InFlightStep, result: StepResult) -> list[tuple[Sequence, RowError]]:
@@ -38,13 +34,6 @@ def end_failed(
     for seq, error in failed:
         if error.code == "invalid_logits":
             num_invalid_logits += 1
-            log.error(
-                "a sequence ended: no token could be drawn from its logits",
-                request_id=seq.request_id,
-                sequence_idx=seq.sequence_idx,
-                num_tokens=seq.num_tokens,
-                reason=error.reason,
-            )
         if seq.row >= 0:  # else that token was its last one
             remove(seq)
         deltas = output[seq.owner]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.core.config.api_keys import ApiKey, find_key
+from penstock.core.config.api_keys import ApiKey, find_key, kept_apart
 from penstock.frontend.errors import InvalidApiKey, PermissionDenied
 from penstock.frontend.key_limits import KeyUse
 
@@ -19,12 +19,16 @@ _BEARER = "bearer "
 class Access:
     """The keys of this server; without any, everybody may ask everything."""
 
-    def __init__(self, keys: tuple[ApiKey, ...]) -> None:
-        self._keys = keys
-        self._uses = {key.digest: KeyUse(key) for key in keys}
+    def __init__(self, keys: tuple[ApiKey, ...], *, shares_prefix_cache: bool = False) -> None:
+        self._shares_prefix_cache = shares_prefix_cache
+        self._keys: tuple[ApiKey, ...] = ()
+        self._uses: dict[bytes, KeyUse] = {}
+        self.change(keys)
 
     def change(self, keys: tuple[ApiKey, ...]) -> None:
         """From now on these are the keys. What one that stays has used still counts."""
+        if not self._shares_prefix_cache:
+            keys = kept_apart(keys)
         uses = {key.digest: self._uses.get(key.digest) or KeyUse(key) for key in keys}
         for key in keys:
             uses[key.digest].change(key)

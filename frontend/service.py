@@ -33,7 +33,7 @@ from penstock.frontend.schema import CompletionTokensDetails, PromptTokensDetail
 from penstock.frontend.text_prompt import PromptReader
 from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
-from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest
+from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest, check_drawable
 from penstock.frontend.validate_logprobs import bad_word_tokens, check_prompt_size
 from penstock.ipc.messages import AddRequest
 
@@ -123,7 +123,7 @@ class Service:
 
     def __post_init__(self) -> None:
         options = self.config.frontend
-        self.access = Access(load_api_keys(options.api_keys_file))
+        self.access = Access(load_api_keys(options.api_keys_file), shares_prefix_cache=options.share_prefix_cache)
         self.queue = QueueGate(self.config.scheduler, lambda: self.engine.stats)
         self.grammars = GrammarReader(model_dir(self.config))
         self.prompts = PromptReader(model_dir(self.config), options.chat_template, self.model.tokenizer)
@@ -224,12 +224,14 @@ class Service:
 
         Raises:
             ContextLengthExceeded: if a prompt is too long.
+            InvalidParameter: if nothing is left to draw.
             RateLimitExceeded: if the API key's tokens are used up.
             Unavailable: if the engine's queue is not reachable.
         """
         tokenizer, key_use = self.model.tokenizer, record.key_use
         check_prompt_size(valid.logprobs, prompts, valid.n)
         bad_words = bad_word_tokens(valid.bad_words, tokenizer)
+        check_drawable(replace(valid.sampling, bad_words=bad_words))
         requests = []
         group = f"{self.engine.link.name}:{self._num_made}"
         for prompt in prompts:

@@ -174,6 +174,7 @@ def validate_common(
         prompt_logprobs=max(logprobs.prompt, logprobs.echo),
         allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, rules.vocab_size),
     )
+    check_drawable(sampling)
     options = _stream_options(request)
     return ValidRequest(
         model=model,
@@ -199,6 +200,29 @@ def validate_common(
         num_kept_prompt_tokens=check_truncation(request.truncate_prompt_tokens, rules.max_model_len),
         grammar=check_grammar(request, rules.eos_token_ids),
     )
+
+
+def check_drawable(sampling: SamplingParams) -> None:
+    """Refuse limits that leave no token to draw.
+
+    Raises:
+        InvalidParameter: naming the limits that contradict each other.
+    """
+    if not sampling.allowed_token_ids:
+        return
+    drawable, limits = set(sampling.allowed_token_ids), []
+    if sampling.min_tokens and not drawable.isdisjoint(sampling.stop_token_ids):
+        drawable.difference_update(sampling.stop_token_ids)
+        limits.append(f"min_tokens ({sampling.min_tokens}) forbids those that stop")
+    if banned := drawable.intersection(words[0] for words in sampling.bad_words if len(words) == 1):
+        drawable -= banned
+        limits.append("bad_words forbids some")
+    if not drawable:
+        raise InvalidParameter(
+            f"allowed_token_ids leaves no token to draw: of its {len(sampling.allowed_token_ids)} tokens "
+            f"{' and '.join(limits)}",
+            param="allowed_token_ids",
+        )
 
 
 def check_model(model: str | None, rules: Rules) -> str:

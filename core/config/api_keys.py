@@ -32,6 +32,11 @@ class ApiKey(NamedTuple):
     max_concurrent: int = 0
     namespace: str = ""  # cached prompts are shared with keys of the same one; empty: with all that have none
 
+    @property
+    def own_namespace(self) -> str:
+        """What keeps its cached prompts from all other keys. No file can name it: it has a colon."""
+        return f"key:{self.digest.hex()[:32]}"
+
 
 def digest(key: str) -> bytes:
     """What is kept of a key."""
@@ -45,6 +50,13 @@ def find_key(keys: tuple[ApiKey, ...], given: str) -> ApiKey | None:
         if hmac.compare_digest(key.digest, asked):
             found = key
     return found
+
+
+def kept_apart(keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
+    """Give each key without a namespace one of its own, if there are others that may ask the model, too."""
+    if sum("infer" in key.scopes for key in keys) < 2:
+        return keys
+    return tuple(key if key.namespace else key._replace(namespace=key.own_namespace) for key in keys)
 
 
 def load_api_keys(path: str, environment: Mapping[str, str] = os.environ) -> tuple[ApiKey, ...]:

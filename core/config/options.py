@@ -169,6 +169,13 @@ class FrontendOptions(Options, frozen=True):
             "PENSTOCK_API_KEY, every route but /health and /ready wants one."
         ),
     ] = ""
+    share_prefix_cache: Annotated[
+        bool,
+        Meta(
+            description="API keys without a `namespace` of their own share cached prompts. Faster where they have "
+            "prompts in common, but each can find out what others have asked. Without it a key shares with nobody."
+        ),
+    ] = False
     cors_origins: Annotated[
         tuple[str, ...],
         Meta(description="Origins (https://chat.example.org) whose pages may ask from a browser; none by default."),

@@ -13,6 +13,7 @@ import pytest
 from penstock.core.config import ConfigError
 from penstock.core.config.api_keys import ApiKey, digest, load_api_keys
 from penstock.core.make_key import main as make_key
+from penstock.frontend.access import Access
 from penstock.frontend.errors import InvalidParameter, RateLimitExceeded
 from penstock.frontend.key_limits import KeyUse
 from tests.frontend.fake_scheduler import Script
@@ -229,9 +230,33 @@ def test_namespaces_share_nothing(live: LiveServer) -> None:
             assert ask(live, key, **fields).status == 200
     salts = [request.cache_salt for request in live.scheduler.added]
     assert len(set(salts)) == 6
-    assert salts[-2:] == ["", "s"]
     assert ask(live, "free", cache_salt=salts[1]).status == 400, "nobody can ask for another's namespace"
     assert ask(live, "red", cache_salt="s" * 128).status == 200
+    assert ask(live, "free", cache_salt="s" * 128).status == 200
+    assert all(ask(live, key).status == 200 for key in ("single", "rare"))
+    assert len({request.cache_salt for request in live.scheduler.added[-2:]} - set(salts)) == 2, "by default, too"
+
+
+def key(name: str, **fields: Any) -> ApiKey:
+    return ApiKey(name, digest(name), frozenset({"infer"}), **fields)
+
+
+def salt_of(access: Access, name: str) -> str:
+    use = access.check("/v1/completions", [f"Bearer {name}"])
+    assert use is not None
+    return use.salted("")
+
+
+def test_a_key_shares_cached_prompts_only_if_that_is_configured() -> None:
+    metrics = ApiKey("m", digest("m"), frozenset({"metrics"}))
+    alone = Access((key("a"), metrics))
+    assert salt_of(alone, "a") == "", "nobody else asks the model"
+    alone.change((key("a"), key("b"), metrics))
+    assert len({"", salt_of(alone, "a"), salt_of(alone, "b")}) == 3
+    apart = Access((key("a"), key("b", namespace="x"), key("c", namespace="x")))
+    assert salt_of(apart, "b") == salt_of(apart, "c") != salt_of(apart, "a")
+    shared = Access((key("a"), key("b"), key("c", namespace="x")), shares_prefix_cache=True)
+    assert salt_of(shared, "a") == salt_of(shared, "b") == "" != salt_of(shared, "c")
 
 
 @pytest.mark.parametrize(

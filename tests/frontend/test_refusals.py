@@ -71,6 +71,8 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": ["x"] * 129}, "bad_words"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"allowed_token_ids": [384]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [2], "min_tokens": 5}, "allowed_token_ids"),
+    ({"allowed_token_ids": [9, 8, 2], "stop_token_ids": [9, 8], "min_tokens": 1}, "allowed_token_ids"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
