@@ -11,7 +11,17 @@ from typing import Literal
 import structlog
 from aiohttp import web
 
-from penstock.frontend import chat, completions, connections, deadlines, openapi, responses, status, tokenization
+from penstock.frontend import (
+    chat,
+    completions,
+    connections,
+    deadlines,
+    openapi,
+    responses,
+    status,
+    stored_responses,
+    tokenization,
+)
 from penstock.frontend.access import ADMIN_ROUTES, OPEN_ROUTES
 from penstock.frontend.bodies import BodyReader
 from penstock.frontend.cors import allow_origins
@@ -47,6 +57,7 @@ POST_ROUTES: dict[str, Handler] = {
     "/v1/chat/completions": chat.chat_completions,
     "/v1/completions": completions.completions,
     "/v1/responses": responses.create_response,
+    "/v1/responses/input_tokens": responses.count_input_tokens,
     "/tokenize": tokenization.tokenize,
     "/detokenize": tokenization.detokenize,
 }
@@ -78,8 +89,9 @@ def make_app(service: Service, part: Part = "all") -> web.Application:
         *(("POST", path, handler) for path, handler in (POST_ROUTES | ACTION_ROUTES).items()),
         *(("GET", path, handler) for path, handler in GET_ROUTES.items()),
         ("GET", "/v1/models/{id:.+}", _show_model),
-        ("GET", "/v1/responses/{id}", responses.retrieve_response),
-        ("DELETE", "/v1/responses/{id}", responses.delete_response),
+        ("GET", "/v1/responses/{id}", stored_responses.retrieve_response),
+        ("GET", "/v1/responses/{id}/input_items", stored_responses.list_input_items),
+        ("DELETE", "/v1/responses/{id}", stored_responses.delete_response),
     ]
     add = {"GET": app.router.add_get, "POST": app.router.add_post, "DELETE": app.router.add_delete}
     for method, path, handler in routes:

@@ -6,6 +6,7 @@
     |   |-- TooManyValues             400                             too_many_values
     |   |-- InvalidParameter          400                             invalid_value
     |   |-- UnsupportedParameter      400                             unsupported_parameter
+    |   |-- PreviousResponseNotFound  400                             previous_response_not_found
     |   |-- ContextLengthExceeded     400                             context_length_exceeded
     |   |-- TemplateFailed            400                             chat_template_error
     |   |-- GrammarFailed             400                             grammar_error
@@ -122,6 +123,12 @@ class ResponseNotFound(InvalidRequest):
 
     status = 404
     code = "response_not_found"
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    """The response to go on from is not stored here, or not any more."""
+
+    code = "previous_response_not_found"
 
 
 class MethodNotAllowed(InvalidRequest):

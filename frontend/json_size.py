@@ -21,6 +21,9 @@ MAX_PLAIN_VALUES = 262_144
 MAX_DIGITS = 128
 """In a row: the time to read a number grows with the square of its length."""
 
+MAX_EXPONENTS = 1024
+"""Numbers such as 1e-300: reading one may take twenty microseconds, a hundred times as long as others."""
+
 _OPEN, _CLOSE = b"[{", b"]}"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 _NOT_BRACKETS = bytes(set(range(256)) - set(_OPEN + _CLOSE))
@@ -41,6 +44,7 @@ class JsonSize:
         self._num_lists = 0
         self._num_quotes = 0
         self._num_separators = 0
+        self._num_exponents = 0
         self.begin()
 
     @property
@@ -74,7 +78,7 @@ class JsonSize:
         self._num_quotes += piece.count(b'"')
         self._check()
         outside = b" ".join(piece.split(b'"')[is_in_string::2])
-        self._check_digits(outside)
+        self._check_numbers(outside)
         outside = outside.translate(None, _NOT_STRUCTURE)
         brackets = outside.translate(None, _NOT_BRACKETS)
         num_opened = brackets.count(b"[") + brackets.count(b"{")
@@ -88,10 +92,13 @@ class JsonSize:
         if max(levels) > MAX_DEPTH:
             raise TooManyValuesError(f"lists and objects may be nested {MAX_DEPTH} levels deep at most")
 
-    def _check_digits(self, outside: bytes) -> None:
+    def _check_numbers(self, outside: bytes) -> None:
         digits = self._last + outside.translate(_AS_ZEROS)
         if _LONG_NUMBER in digits:
             raise TooManyValuesError(f"numbers of at most {MAX_DIGITS} digits are taken")
+        self._num_exponents += digits.count(b"0e") + digits.count(b"0E")
+        if self._num_exponents > MAX_EXPONENTS:
+            raise TooManyValuesError(f"at most {MAX_EXPONENTS} numbers with an exponent are taken")
         self._last = b"0" * (len(digits[-MAX_DIGITS:]) - len(digits[-MAX_DIGITS:].rstrip(b"0")))
 
     def _check(self) -> None:

@@ -103,7 +103,24 @@ OPERATIONS = (
         "A stored response",
         responses.Response,
         statuses=(400, *_LOOKS_UP),
-        query=(("stream", "boolean"),),
+        query=(("stream", "boolean"), ("starting_after", "integer")),
+        streams=True,
+    ),
+    Operation(
+        "get",
+        "/v1/responses/{id}/input_items",
+        "The input of a stored response",
+        responses.InputItems,
+        statuses=(400, *_LOOKS_UP),
+        query=(("limit", "integer"), ("order", "string"), ("after", "string")),
+    ),
+    Operation(
+        "post",
+        "/v1/responses/input_tokens",
+        "Count the tokens of a response's prompt",
+        responses.InputTokens,
+        responses.ResponsesRequest,
+        _READS_BODY,
     ),
     Operation(
         "delete", "/v1/responses/{id}", "Forget a stored response", responses.DeletedResponse, statuses=_LOOKS_UP

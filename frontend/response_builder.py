@@ -6,9 +6,11 @@ Streams send the events; whole answers use only the items.
 """
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.frontend.message_parts import CallArguments, CallStart, Content, Part, Reasoning
+from penstock.frontend.schema import ContentLogprob
 from penstock.frontend.schema_responses import (
     FunctionCallItem,
     MessageItem,
@@ -32,9 +34,10 @@ class ResponseBuilder:
         self._item_id = ""
         self._call = ("", "")  # id and name of an open call
         self._texts: list[str] = []
+        self._logprobs: list[ContentLogprob] = []  # of an open message
 
-    def add(self, part: Part) -> list[Event]:
-        """Take a part; the events that tell of it."""
+    def add(self, part: Part, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
+        """Take a part, with the log-probabilities of its tokens if it is content; the events that tell of it."""
         match part:
             case CallArguments(_, text):
                 self._texts.append(text)
@@ -48,7 +51,8 @@ class ResponseBuilder:
             case Content(text):
                 events = self._switch(MessageItem)
                 name = "response.output_text.delta"
-                delta = self._event(name, content_index=0, delta=text, logprobs=())
+                delta = self._event(name, content_index=0, delta=text, logprobs=logprobs)
+                self._logprobs += logprobs
         self._texts.append(text)
         return [*events, delta]
 
@@ -64,7 +68,7 @@ class ResponseBuilder:
 
     def _begin(self, kind: type[OutputItem], call: tuple[str, str] = ("", "")) -> list[Event]:
         prefix = {ReasoningItem: "rs", MessageItem: "msg", FunctionCallItem: "fc"}[kind]
-        self._open, self._call, self._texts = kind, call, []
+        self._open, self._call, self._texts, self._logprobs = kind, call, [], []
         self._item_id = f"{prefix}_{secrets.token_hex(16)}"
         events: list[Event] = [("response.output_item.added", self._place(item=self._item("in_progress", is_new=True)))]
         if kind is not FunctionCallItem:
@@ -82,7 +86,7 @@ class ResponseBuilder:
         else:
             is_reasoning = kind is ReasoningItem
             done = "response.reasoning_text.done" if is_reasoning else "response.output_text.done"
-            more: dict[str, Any] = {} if is_reasoning else {"logprobs": ()}
+            more: dict[str, Any] = {} if is_reasoning else {"logprobs": self._logprobs}
             events = [
                 self._event(done, content_index=0, text=text, **more),
                 self._event("response.content_part.done", content_index=0, part=self._part(text)),
@@ -93,14 +97,17 @@ class ResponseBuilder:
         return events
 
     def _part(self, text: str) -> ReasoningText | OutputText:
-        return ReasoningText(text) if self._open is ReasoningItem else OutputText(text)
+        if self._open is ReasoningItem:
+            return ReasoningText(text)
+        return OutputText(text, logprobs=tuple(self._logprobs))
 
     def _item(self, status: Status, *, is_new: bool = False) -> OutputItem:
         text = "".join(self._texts)
         if self._open is ReasoningItem:
             return ReasoningItem(self._item_id, [] if is_new else [ReasoningText(text)], status)
         if self._open is MessageItem:
-            return MessageItem(self._item_id, [] if is_new else [OutputText(text)], status)
+            message = OutputText(text, logprobs=tuple(self._logprobs))
+            return MessageItem(self._item_id, [] if is_new else [message], status)
         return FunctionCallItem(self._item_id, *self._call, text, status)
 
     def _event(self, kind: str, **fields: Any) -> Event:

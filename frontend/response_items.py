@@ -5,6 +5,8 @@ function_call_output                                -->  a tool message
 message (any other role)                            -->  a message of that role
 """
 
+import re
+import secrets
 from typing import Any
 
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
@@ -13,6 +15,9 @@ MAX_ITEMS = 4096
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 Item = dict[str, Any]
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
 def as_messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]]:
@@ -86,3 +91,67 @@ def _text(field: str, content: Any) -> str:
             )
         texts.append(_string(f"{field}[{index}]", part, "refusal" if part["type"] == "refusal" else "text"))
     return "\n".join(texts)
+
+
+def known_items(items: list[Item]) -> list[Item]:
+    """Items that `as_messages` has taken, with the fields that mean something here, and an id each.
+
+    They are what is kept: whatever else a client sends would only take room.
+    """
+    return [_known(item) for item in items]
+
+
+def _known(item: Item) -> Item:
+    kind = item.get("type", "message")
+    given = item.get("id")
+    is_usable = isinstance(given, str) and _ID.fullmatch(given)
+    item_id = given if is_usable else f"{_PREFIXES.get(kind, 'msg')}_{secrets.token_hex(16)}"
+    if kind == "function_call":
+        fields = {name: item[name] for name in ("call_id", "name", "arguments")}
+    elif kind == "function_call_output":
+        fields = {"call_id": item["call_id"], "output": _known_parts(item["output"], None)}
+    elif kind == "reasoning":
+        fields = {name: _known_parts(item.get(name) or [], None) for name in ("summary", "content")}
+    else:
+        role = item.get("role")
+        content = _known_parts(item["content"], "output_text" if role == "assistant" else "input_text")
+        fields = {"role": role, "content": content}
+    return {"id": item_id, "type": kind, "status": "completed", **fields}
+
+
+def _known_parts(content: Any, text_type: str | None) -> Any:
+    """Parts with nothing but their texts; a text becomes a part of `text_type`, or stays if that is None."""
+    if isinstance(content, str):
+        return content if text_type is None else [{"type": text_type, "text": content}]
+    names = ("type", "text", "refusal")
+    return [{name: part[name] for name in names if isinstance(part.get(name), str)} for part in content]
+
+
+def references(items: list[Item]) -> list[str]:
+    """The ids of items that stand for stored ones.
+
+    Raises:
+        InvalidParameter: if one has no usable id.
+    """
+    found = []
+    for index, item in enumerate(items):
+        if item.get("type") == "item_reference":
+            item_id = item.get("id")
+            if not isinstance(item_id, str) or not _ID.fullmatch(item_id):
+                raise InvalidParameter(f"input[{index}].id: expected an item's id", param=f"input[{index}].id")
+            found.append(item_id)
+    return found
+
+
+def resolved(items: list[Item], known: dict[str, Item]) -> list[Item]:
+    """The items with references replaced by what they stand for.
+
+    Raises:
+        InvalidParameter: for an item that is not stored.
+    """
+    for index, item in enumerate(items):
+        if item.get("type") == "item_reference" and item["id"] not in known:
+            raise InvalidParameter(
+                f"input[{index}]: there is no item {item['id']!r} here (any more)", param=f"input[{index}].id"
+            )
+    return [known[item["id"]] if item.get("type") == "item_reference" else item for item in items]

@@ -1,14 +1,51 @@
-"""Responses kept for `previous_response_id`, GET and DELETE: in memory, bounded in number and in bytes."""
+"""Responses kept for `previous_response_id`, GET and DELETE: a SQLite file that all frontends of a launch share.
 
-from collections import OrderedDict
+    put, find, delete ──▶ a thread of its own ──▶ the file: in the launch's own folder, or --response-store
+
+So it does not matter which frontend answers, and one that dies takes no response along. A response is its owner's
+(`RequestRecord.owner`, an API key's id): for anybody else it is not there, and each owner has a number and bytes of
+his own, beyond which his own least recently used ones go.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
+import structlog
 
-from penstock.frontend.errors import ResponseNotFound
+from penstock.core.config import Config, ConfigError
+from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound
+from penstock.frontend.json_size import JsonSize
 
-_items = msgspec.json.Decoder(list[dict[str, Any]])
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+Item = dict[str, Any]
+
+FILE_NAME = "responses.sqlite"
+
+_LOCK_SECONDS = 10.0
+"""How long a write waits for those of other frontends; each takes milliseconds."""
+
+_PIECE = 256 << 10
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (
+    owner TEXT NOT NULL, id TEXT NOT NULL, used INTEGER NOT NULL, num_bytes INTEGER NOT NULL,
+    num_values INTEGER NOT NULL, num_before INTEGER NOT NULL, num_inputs INTEGER NOT NULL,
+    response BLOB NOT NULL, items BLOB NOT NULL,
+    PRIMARY KEY (owner, id)
+);
+CREATE INDEX IF NOT EXISTS by_use ON responses (owner, used, num_bytes);
+"""
+
+_items = msgspec.json.Decoder(list[Item])
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,66 +54,187 @@ class StoredResponse:
 
     response: bytes
     items: bytes
+    num_values: int  # lists, objects and texts in the items
+    num_before: int  # items before its own input
+    num_inputs: int
 
-    @property
-    def num_bytes(self) -> int:
-        return len(self.response) + len(self.items)
+    def conversation(self) -> list[Item]:
+        """All items up to and including the response. Bounded by what was put in: see `ResponseStore.put`."""
+        return _items.decode(self.items)
+
+    def inputs(self) -> list[Item]:
+        """The items of its own input."""
+        return self.conversation()[self.num_before : self.num_before + self.num_inputs]
+
+
+def store_path(config: Config) -> str:
+    """Where this frontend keeps responses: what --response-store says, else beside the launch's sockets.
+
+    A frontend that is reached by TCP has no such folder: its responses are in memory.
+    """
+    if config.frontend.response_store:
+        return config.frontend.response_store
+    address = config.ipc.frontend_address
+    return (
+        str(Path(address.removeprefix("ipc://")).with_name(FILE_NAME)) if address.startswith("ipc://") else ":memory:"
+    )
 
 
 class ResponseStore:
-    """The most recently used responses. One per frontend process: another process does not know them.
+    """The responses of one launch; lives in a running event loop until `close`."""
 
-    They are their owners' (`RequestRecord.owner`): for anybody else they are not there.
-    """
+    def __init__(self, path: str, max_count: int, max_bytes: int) -> None:
+        """`max_count` and `max_bytes` are each owner's; with 0 of them nothing is kept.
 
-    def __init__(self, max_count: int, max_bytes: int) -> None:
+        Raises:
+            ConfigError: if the file cannot be used.
+        """
         self._max_count = max_count
         self._max_bytes = max_bytes
-        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()  # by owner and id
-        self.num_bytes = 0
+        self._thread = ThreadPoolExecutor(1, "penstock-responses")
+        try:
+            self._file = self._thread.submit(_open, path).result()
+        except (sqlite3.Error, OSError) as error:
+            self._thread.shutdown()
+            raise ConfigError(f"--response-store: {path!r} cannot be used: {error}") from None
 
-    def __len__(self) -> int:
-        return len(self._stored)
+    async def put(
+        self, owner: str, response_id: str, response: bytes, items: list[Item], *, num_before: int, num_inputs: int
+    ) -> None:
+        """Keep a response; its owner's least recently used ones make room. One that is too large is not kept.
 
-    def put(self, owner: str, response_id: str, response: bytes, items: list[dict[str, Any]]) -> None:
-        """Keep a response; the least recently used ones make room. One that is too large is not kept."""
-        stored = StoredResponse(response, msgspec.json.encode(items))
-        if stored.num_bytes > self._max_bytes or self._max_count == 0:
+        The first `num_before` items are those of earlier responses, then come `num_inputs` of this one's input.
+        A disk that is full, or away, is told of in the log: the answer itself has nothing to do with it.
+        """
+        encoded = msgspec.json.encode(items)
+        num_bytes = len(response) + len(encoded)
+        if num_bytes > self._max_bytes or self._max_count == 0:
             return
-        self._stored[owner, response_id] = stored
-        self.num_bytes += stored.num_bytes
-        while len(self._stored) > self._max_count or self.num_bytes > self._max_bytes:
-            _, dropped = self._stored.popitem(last=False)
-            self.num_bytes -= dropped.num_bytes
 
-    def get(self, owner: str, response_id: str) -> bytes:
-        """The response as JSON.
+        def work() -> None:
+            row = (num_bytes, _num_values(encoded), num_before, num_inputs, response, encoded)
+            with self._file:
+                self._file.execute(
+                    "INSERT OR REPLACE INTO responses (owner, id, used, num_bytes, num_values, num_before, num_inputs,"
+                    f" response, items) VALUES (?, ?, {_NOW}, ?, ?, ?, ?, ?, ?)",
+                    (owner, response_id, *row),
+                )
+                self._drop_oldest(owner)
+
+        try:
+            await self._do(work)
+        except sqlite3.Error as error:
+            log.error("a response is not kept", id=response_id, reason=str(error))
+
+    def _drop_oldest(self, owner: str) -> None:
+        kept_bytes = 0
+        newest = self._file.execute(
+            "SELECT used, num_bytes FROM responses WHERE owner = ? ORDER BY used DESC", (owner,)
+        )
+        for number, (used, num_bytes) in enumerate(newest.fetchall(), start=1):
+            kept_bytes += num_bytes
+            if number > self._max_count or kept_bytes > self._max_bytes:
+                self._file.execute("DELETE FROM responses WHERE owner = ? AND used <= ?", (owner, used))
+                return
+
+    async def get(self, owner: str, response_id: str) -> StoredResponse:
+        """A response, from now on the most recently used one of its owner.
 
         Raises:
             ResponseNotFound: if it is not here (any more).
         """
-        return self._find(owner, response_id).response
+        found = await self._do(lambda: self._get(owner, response_id))
+        if found is None:
+            raise ResponseNotFound(_not_here(response_id), param="response_id")
+        return found
 
-    def items(self, owner: str, response_id: str) -> list[dict[str, Any]]:
-        """The items of the conversation up to and including this response.
+    async def previous(self, owner: str, response_id: str) -> StoredResponse:
+        """A response that another one goes on from.
 
         Raises:
-            ResponseNotFound: if it is not here (any more).
+            PreviousResponseNotFound: if it is not here (any more).
         """
-        return _items.decode(self._find(owner, response_id, "previous_response_id").items)
+        found = await self._do(lambda: self._get(owner, response_id))
+        if found is None:
+            raise PreviousResponseNotFound(_not_here(response_id), param="previous_response_id")
+        return found
 
-    def delete(self, owner: str, response_id: str) -> None:
+    def _get(self, owner: str, response_id: str) -> StoredResponse | None:
+        key = (owner, response_id)
+        fields = "response, items, num_values, num_before, num_inputs"
+        row = self._file.execute(f"SELECT {fields} FROM responses WHERE owner = ? AND id = ?", key).fetchone()
+        if row is None:
+            return None
+        try:
+            with self._file:
+                self._file.execute(f"UPDATE responses SET used = {_NOW} WHERE owner = ? AND id = ?", key)
+        except sqlite3.Error as error:  # it is there all the same
+            log.warning("a response's use is not noted", reason=str(error))
+        return StoredResponse(*row)
+
+    async def items(self, owner: str, item_ids: list[str]) -> dict[str, Item]:
+        """Items of the owner's stored conversations, by id; those that are not there are left out."""
+
+        def work() -> dict[str, Item]:
+            found: dict[str, Item] = {}
+            for item_id in item_ids:
+                if item_id in found:
+                    continue
+                row = self._file.execute(
+                    "SELECT items FROM responses WHERE owner = ? AND instr(items, ?) ORDER BY used DESC LIMIT 1",
+                    (owner, f'"id":"{item_id}"'.encode()),
+                ).fetchone()
+                if row is not None:
+                    found |= {item["id"]: item for item in _items.decode(row[0]) if item.get("id") in wanted}
+            return found
+
+        wanted = set(item_ids)
+        return await self._do(work)
+
+    async def delete(self, owner: str, response_id: str) -> None:
         """Forget a response.
 
         Raises:
             ResponseNotFound: if it is not here (any more).
         """
-        self.num_bytes -= self._find(owner, response_id).num_bytes
-        del self._stored[owner, response_id]
 
-    def _find(self, owner: str, response_id: str, param: str = "response_id") -> StoredResponse:
-        stored = self._stored.get((owner, response_id))
-        if stored is None:
-            raise ResponseNotFound(f"there is no response {response_id[:128]!r} here (any more)", param=param)
-        self._stored.move_to_end((owner, response_id))
-        return stored
+        def work() -> int:
+            with self._file:
+                key = (owner, response_id)
+                return self._file.execute("DELETE FROM responses WHERE owner = ? AND id = ?", key).rowcount
+
+        if not await self._do(work):
+            raise ResponseNotFound(_not_here(response_id), param="response_id")
+
+    def close(self) -> None:
+        """Close the file; what is in it stays."""
+        self._thread.submit(self._file.close).result()
+        self._thread.shutdown()
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+_NOW = "(SELECT coalesce(max(used), 0) + 1 FROM responses)"
+"""A moment later than all others, whatever the clocks say."""
+
+
+def _open(path: str) -> sqlite3.Connection:
+    if path != ":memory:":
+        Path(path).touch(mode=0o600)
+    file = sqlite3.connect(path, timeout=_LOCK_SECONDS)
+    file.execute("PRAGMA journal_mode = WAL")
+    file.execute("PRAGMA synchronous = OFF")  # a response may get lost when the machine dies, not when a process does
+    file.executescript(_SCHEMA)
+    return file
+
+
+def _num_values(text: bytes) -> int:
+    size = JsonSize()
+    for begin in range(0, len(text), _PIECE):
+        size.feed(text[begin : begin + _PIECE])
+    return size.num_values
+
+
+def _not_here(response_id: str) -> str:
+    return f"there is no response {response_id[:128]!r} here (any more)"

@@ -5,7 +5,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from penstock.frontend.schema import SamplingRequest, Unsupported
+from penstock.frontend.schema import ContentLogprob, SamplingRequest, Unsupported
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` says to get log-probabilities."""
 
 # --- requests -------------------------------------------------------------------------------
 
@@ -47,12 +50,15 @@ class ResponsesRequest(SamplingRequest, kw_only=True):
     text: TextOptions | None = None
     include: list[str] | None = None
     truncation: str | None = None
+    top_logprobs: int | None = None
+    max_tool_calls: int | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     background: Unsupported = None
     conversation: Unsupported = None
     prompt: Unsupported = None
-    max_tool_calls: Unsupported = None
-    top_logprobs: Unsupported = None
     return_tokens_as_token_ids: Unsupported = None
     return_token_ids: Unsupported = None
     return_timings: Unsupported = None
@@ -69,7 +75,7 @@ class OutputText(Struct, frozen=True):
     text: str
     type: str = "output_text"
     annotations: tuple[()] = ()
-    logprobs: tuple[()] = ()
+    logprobs: tuple[ContentLogprob, ...] = ()
 
 
 class ReasoningText(Struct, frozen=True):
@@ -137,6 +143,7 @@ class Response(Struct, frozen=True, kw_only=True):
     id: str
     object: str = "response"
     created_at: int
+    completed_at: int | None = None
     status: Status
     model: str
     output: list[Any]  # of OutputItem, which msgspec cannot tell apart when reading
@@ -145,17 +152,24 @@ class Response(Struct, frozen=True, kw_only=True):
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
+    presence_penalty: float
+    frequency_penalty: float
     previous_response_id: str | None
+    prompt_cache_key: str | None
     reasoning: ReasoningOptions
+    safety_identifier: str | None
+    service_tier: str = "default"
     store: bool
     temperature: float
     text: TextOptions
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
+    top_logprobs: int
     top_p: float
-    truncation: str = "disabled"
+    truncation: str
     user: str | None
     background: bool = False
 
@@ -164,3 +178,20 @@ class DeletedResponse(Struct, frozen=True):
     id: str
     object: str = "response"
     deleted: bool = True
+
+
+class InputItems(Struct, frozen=True):
+    """A page of a stored response's input."""
+
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
+
+
+class InputTokens(Struct, frozen=True):
+    """What a request's prompt would have."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"

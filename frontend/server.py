@@ -127,6 +127,7 @@ class Server:
         await self.service.engine.close()
         await self.service.grammars.close()
         await self.service.prompts.close()
+        self.service.responses.close()
         self.service.model.tokenizer.close()
         self._context.term()
         self.service.metrics.share()

@@ -28,7 +28,7 @@ from penstock.frontend.metrics import Metrics
 from penstock.frontend.queue_gate import QueueGate
 from penstock.frontend.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from penstock.frontend.replies import RequestRecord
-from penstock.frontend.response_store import ResponseStore
+from penstock.frontend.response_store import ResponseStore, store_path
 from penstock.frontend.schema import CompletionTokensDetails, PromptTokensDetails, Usage
 from penstock.frontend.text_prompt import PromptReader
 from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer
@@ -127,7 +127,9 @@ class Service:
         self.queue = QueueGate(self.config.scheduler, lambda: self.engine.stats)
         self.grammars = GrammarReader(model_dir(self.config))
         self.prompts = PromptReader(model_dir(self.config), options.chat_template, self.model.tokenizer)
-        self.responses = ResponseStore(options.max_stored_responses, options.max_stored_response_bytes)
+        self.responses = ResponseStore(
+            store_path(self.config), options.max_stored_responses, options.max_stored_response_bytes
+        )
 
     @property
     def num_generating(self) -> int:

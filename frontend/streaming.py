@@ -1,6 +1,6 @@
 """A stream's course, the same for chat and completions: opening, chunks as they come, usage, [DONE]."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
 
 import structlog
@@ -36,23 +36,35 @@ class Chunks(Protocol):
 
 
 async def stream_reply(
-    service: Service, record: RequestRecord, valid: ValidRequest, generation: Generation, chunks: Chunks, opening: bytes
+    service: Service,
+    record: RequestRecord,
+    valid: ValidRequest,
+    generation: Generation,
+    chunks: Chunks,
+    opening: bytes,
+    before_end: Callable[[], Awaitable[None]] | None = None,
 ) -> StreamReply:
-    """Wait a moment for a first sign of the engine, then answer with a stream.
+    """Wait a moment for a first sign of the engine, then answer with a stream. Its end is told after `before_end`.
 
     Raises:
         ApiError: if the engine refuses the request in that moment.
     """
     await generation.wait_first(FIRST_TOKEN_WAIT_SECONDS)
     return StreamReply(
-        _stream(service, record, valid, generation, chunks, opening),
+        _stream(service, record, valid, generation, chunks, opening, before_end),
         close=lambda: service.finish(generation, record),
         headers=sse.HEADERS,
     )
 
 
 async def _stream(
-    service: Service, record: RequestRecord, valid: ValidRequest, generation: Generation, chunks: Chunks, opening: bytes
+    service: Service,
+    record: RequestRecord,
+    valid: ValidRequest,
+    generation: Generation,
+    chunks: Chunks,
+    opening: bytes,
+    before_end: Callable[[], Awaitable[None]] | None,
 ) -> AsyncGenerator[bytes, None]:
     pending = opening
     try:
@@ -67,7 +79,10 @@ async def _stream(
             if pending or not events:
                 yield pending or sse.KEEP_ALIVE
                 pending = b""
-        yield chunks.end(service.usage(generation, record) if valid.include_usage else None)
+        end = chunks.end(service.usage(generation, record) if valid.include_usage else None)
+        if before_end is not None:
+            await before_end()
+        yield end
     except Exception as error:
         if not isinstance(error, ApiError):
             log.exception("stream failed")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
 from penstock.frontend.schema import ChatRequest, CompletionRequest, SamplingRequest
+from penstock.frontend.schema_responses import LOGPROBS, ResponsesRequest
 from penstock.frontend.tokenizer import TextTokenizer
 
 MAX_LOGPROBS = 20
@@ -39,6 +40,8 @@ def validate_logprobs(request: SamplingRequest, vocab_size: int) -> ValidLogprob
         return _chat(request, vocab_size)
     if isinstance(request, CompletionRequest):
         return _completion(request, vocab_size)
+    if isinstance(request, ResponsesRequest):
+        return _response(request, vocab_size)
     return _with_prompt(request, vocab_size, output=-1)
 
 
@@ -54,6 +57,13 @@ def _completion(request: CompletionRequest, vocab_size: int) -> ValidLogprobs:
     """`logprobs` is the number; it holds for an echoed prompt too."""
     num_best = _number_of_best("logprobs", request.logprobs, vocab_size)
     return _with_prompt(request, vocab_size, output=num_best, echo=num_best if request.echo else -1)
+
+
+def _response(request: ResponsesRequest, vocab_size: int) -> ValidLogprobs:
+    """`include` is the switch, and a number of best ones is too."""
+    num_best = max(_number_of_best("top_logprobs", request.top_logprobs, vocab_size), 0)
+    is_wanted = num_best > 0 or LOGPROBS in (request.include or ())
+    return _with_prompt(request, vocab_size, output=num_best if is_wanted else -1)
 
 
 def _with_prompt(request: SamplingRequest, vocab_size: int, *, output: int, echo: int = -1) -> ValidLogprobs:

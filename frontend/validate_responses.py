@@ -6,8 +6,8 @@ from typing import Any
 from penstock.frontend.chat_template import ChatTemplate
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
 from penstock.frontend.grammars import GrammarSource
-from penstock.frontend.response_items import Item, as_messages
-from penstock.frontend.schema_responses import ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
+from penstock.frontend.response_items import Item, as_messages, known_items
+from penstock.frontend.schema_responses import LOGPROBS, ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
 from penstock.frontend.validate import Rules, ValidRequest, validate_common
 from penstock.frontend.validate_chat import ValidChat, validate_conversation, with_effort
 from penstock.frontend.validate_grammar import check_ending, schema_source
@@ -16,8 +16,23 @@ from penstock.frontend.validate_tools import ToolChoice, validate_tools
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
-_INCLUDABLE = ("reasoning.encrypted_content",)
-"""Reasoning always comes in the clear in `content`, and may be sent back so: there is nothing to encrypt."""
+MAX_IDENTIFIER = 512
+_INCLUDABLE = frozenset(
+    (
+        LOGPROBS,
+        "reasoning.encrypted_content",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "message.input_image.image_url",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+    )
+)
+"""Reasoning always comes in the clear in `content`, and may be sent back so: there is nothing to encrypt. Of what
+tools of the server would tell there is nothing either."""
+
+_TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +40,8 @@ class ValidResponse:
     """A responses request, checked; not rendered yet."""
 
     chat: ValidChat
-    items: list[Item]  # of the whole conversation so far, instructions excepted
+    items: list[Item]  # of the whole conversation so far, instructions excepted, as they are kept
+    num_before: int  # items of earlier responses
     instructions: str | None
     previous_response_id: str | None
     store: bool
@@ -37,12 +53,17 @@ class ValidResponse:
     reasoning: ReasoningOptions
     text: TextOptions
     max_output_tokens: int | None
+    max_tool_calls: int | None
+    top_logprobs: int
+    truncates: bool  # what does not fit goes, from the conversation's beginning
+    safety_identifier: str | None
+    prompt_cache_key: str | None
 
 
 def validate_response(
-    request: ResponsesRequest, rules: Rules, template: ChatTemplate | None, previous: list[Item]
+    request: ResponsesRequest, rules: Rules, template: ChatTemplate | None, previous: list[Item], given: list[Item]
 ) -> ValidResponse:
-    """Check a responses request that goes on from `previous` items.
+    """Check a responses request that goes on from `previous` items with those `given` (see `input_items`).
 
     Raises:
         InvalidRequest: one of its kinds (see `errors.py`).
@@ -55,16 +76,18 @@ def validate_response(
         raise InvalidParameter(f"n must be 1 for a response, got {common.n}", param="n")
     if common.continuous_usage:
         raise UnsupportedParameter("stream_options.continuous_usage_stats is not supported", param="stream_options")
-    _check_options(request)
-    shown_tools = [_shown_tool(f"tools[{index}]", tool) for index, tool in enumerate(request.tools or [])]
+    warnings = list(common.warnings)
+    _check_options(request, warnings)
+    shown_tools = _shown_tools(request.tools or [], warnings)
+    tool_choice = _tool_choice(request.tool_choice, warnings)
     tools = validate_tools(
         [_chat_tool(tool) for tool in shown_tools],
-        request.tool_choice,
+        tool_choice,
         request.parallel_tool_calls,
         template,
         rules.tool_format,
     )
-    items = previous + _input_items(request.input)
+    items = previous + given
     try:
         conversation = validate_conversation(
             as_messages(items, request.instructions),
@@ -82,21 +105,27 @@ def validate_response(
             error.param = "input"
         raise
     # Usage is part of every response.
-    common = replace(common, include_usage=True, grammar=_grammar(request, common, rules))
+    common = replace(common, include_usage=True, grammar=_grammar(request, common, rules), warnings=tuple(warnings))
     return ValidResponse(
         chat=ValidChat(common, conversation, tools, request.include_reasoning is not False),
-        items=items,
+        items=previous + known_items(given),
+        num_before=len(previous),
         instructions=request.instructions,
         previous_response_id=request.previous_response_id,
         store=request.store is not False,
         metadata=_metadata(request.metadata),
         user=request.user,
         tools=shown_tools,
-        tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+        tool_choice="auto" if tool_choice is None else tool_choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         reasoning=request.reasoning or ReasoningOptions(),
-        text=TextOptions((request.text.format if request.text is not None else None) or TextFormat()),
+        text=TextOptions((request.text.format if request.text is not None else None) or TextFormat(), "medium"),
         max_output_tokens=max_tokens,
+        max_tool_calls=request.max_tool_calls,
+        top_logprobs=max(common.logprobs.output, 0),
+        truncates=request.truncation == "auto",
+        safety_identifier=_identifier("safety_identifier", request.safety_identifier),
+        prompt_cache_key=_identifier("prompt_cache_key", request.prompt_cache_key),
     )
 
 
@@ -120,33 +149,70 @@ def _grammar(request: ResponsesRequest, common: ValidRequest, rules: Rules) -> G
     return schema_source("text.format.schema", text_format.schema)
 
 
-def _input_items(given: str | list[Item] | None) -> list[Item]:
+def input_items(given: str | list[Item] | None) -> list[Item]:
+    """A request's input as items.
+
+    Raises:
+        InvalidParameter: if there is none.
+    """
     if given is None:
         raise InvalidParameter("input is required", param="input")
     return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
 
 
-def _check_options(request: ResponsesRequest) -> None:
-    """Refuse what would change the answer if it were honoured."""
+def _check_options(request: ResponsesRequest, warnings: list[str]) -> None:
+    """Refuse what would change the answer if it were honoured, and tell of what has no effect."""
     if request.prompt_logprobs is not None:
         raise UnsupportedParameter("prompt_logprobs is not supported for responses", param="prompt_logprobs")
     if request.text is not None and request.text.verbosity not in (None, "medium"):
-        raise UnsupportedParameter("text.verbosity is not supported", param="text.verbosity")
-    if request.truncation not in (None, "disabled"):
-        raise UnsupportedParameter("truncation: only 'disabled' is supported", param="truncation")
+        warnings.append("text.verbosity: had no effect")
+    if request.truncation not in (None, "disabled", "auto"):
+        raise InvalidParameter("truncation must be 'auto' or 'disabled'", param="truncation")
+    if request.max_tool_calls is not None and request.max_tool_calls < 1:
+        raise InvalidParameter("max_tool_calls must be at least 1", param="max_tool_calls")
     reasoning = request.reasoning or ReasoningOptions()
-    if reasoning.summary not in (None, "auto") or reasoning.generate_summary not in (None, "auto"):
-        raise UnsupportedParameter("reasoning.summary: only 'auto' is supported", param="reasoning.summary")
+    for summary in (reasoning.summary, reasoning.generate_summary):  # reasoning comes whole, there is none of it
+        if summary not in (None, "auto", "concise", "detailed"):
+            raise InvalidParameter(
+                "reasoning.summary must be 'auto', 'concise' or 'detailed'", param="reasoning.summary"
+            )
     for name in request.include or []:
         if name not in _INCLUDABLE:
             raise UnsupportedParameter(f"include: {name[:64]!r} is not supported", param="include")
 
 
-def _shown_tool(field: str, tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool with the fields that a response shows in any case."""
-    if tool.get("type") != "function":
-        raise UnsupportedParameter(f"{field}.type: only tools of type 'function' are supported", param=f"{field}.type")
-    return {"parameters": None, "strict": False, **tool}
+def _shown_tools(tools: list[dict[str, Any]], warnings: list[str]) -> list[dict[str, Any]]:
+    """The functions among the tools, with the fields that a response shows in any case.
+
+    Tools of other types would be run by the server (a search), or are written in another way than a call. Agents
+    offer them along with their functions: the model is not told of them, the client is.
+    """
+    shown = []
+    for index, tool in enumerate(tools):
+        kind = tool.get("type")
+        if not isinstance(kind, str):
+            raise InvalidParameter(f"tools[{index}].type: expected a text", param=f"tools[{index}].type")
+        if kind == "function":
+            known = {name: value for name, value in tool.items() if name in _TOOL_FIELDS}
+            shown.append({"description": None, "parameters": None, "strict": False, **known})
+        else:
+            warnings.append(f"tools[{index}]: tools of type {kind[:64]!r} are not supported and were left out")
+    return shown
+
+
+def _tool_choice(choice: ToolChoice | None, warnings: list[str]) -> ToolChoice | None:
+    """The choice; one of a tool that was left out is the model's own."""
+    kind = choice.get("type") if isinstance(choice, dict) else "function"
+    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
+        warnings.append(f"tool_choice: tools of type {kind[:64]!r} are not supported; 'auto' was taken")
+        return "auto"
+    return choice
+
+
+def _identifier(field: str, value: str | None) -> str | None:
+    if value is not None and len(value) > MAX_IDENTIFIER:
+        raise InvalidParameter(f"{field} may have {MAX_IDENTIFIER} characters at most, got {len(value)}", param=field)
+    return value
 
 
 def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -242,11 +242,22 @@ class FrontendOptions(Options, frozen=True):
     ] = "auto"
     max_stored_responses: Annotated[
         int,
-        Meta(description="Responses kept in memory for previous_response_id, in each frontend; 0 for none.", ge=0),
+        Meta(description="Responses kept for previous_response_id, for each API key; 0 for none.", ge=0),
     ] = 1000
     max_stored_response_bytes: Annotated[
-        int, Meta(description="Bytes that they may take together; the least recently used ones go first.", ge=0)
+        int,
+        Meta(
+            description="Bytes that those of an API key may take together; its least recently used ones go first.",
+            ge=0,
+        ),
     ] = 64 << 20
+    response_store: Annotated[
+        str,
+        Meta(
+            description="SQLite file in which responses are kept beyond the end of the server; empty for one that "
+            "all frontends of a launch share and that goes with it."
+        ),
+    ] = ""
 
 
 class IpcOptions(Options, frozen=True):

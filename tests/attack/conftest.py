@@ -13,7 +13,7 @@ from tests.e2e.checkpoints import make_checkpoint
 def _attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     folder: Path = tmp_path_factory.mktemp("attacked") / "model"
     make_checkpoint(folder)
-    with victim(folder, "--head-timeout", "2", "--body-timeout", "3") as found:
+    with victim(folder, "--head-timeout", "2", "--body-timeout", "3", "--max-body-bytes", str(8 << 20)) as found:
         yield found
 
 

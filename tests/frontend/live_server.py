@@ -27,7 +27,7 @@ class LiveServer:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, server: Server, scheduler: FakeScheduler, port: int, admin_port: int = 0
     ) -> None:
-        self._loop = loop
+        self.loop = loop
         self.server = server
         self.scheduler = scheduler
         self.port = port
@@ -45,7 +45,7 @@ class LiveServer:
         async def run() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
 
     def says(self, text: str, **options: Any) -> None:
         """From now on the model answers with this text."""
@@ -63,7 +63,7 @@ class LiveServer:
         """Drain and close the server. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            asyncio.run_coroutine_threadsafe(self.server.close(), self._loop).result(20)
+            asyncio.run_coroutine_threadsafe(self.server.close(), self.loop).result(20)
 
     def reset(self) -> None:
         """Back to the default script, and nothing received."""

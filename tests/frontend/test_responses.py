@@ -1,8 +1,10 @@
 """/v1/responses with the official client: whole, streamed, stored, continued, with tools and reasoning."""
 
+import asyncio
 import json
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,6 @@ import openai
 import pytest
 from openai.types.responses import Response as ClientResponse
 
-from penstock.core.config.api_keys import digest
-from penstock.frontend.errors import ResponseNotFound
-from penstock.frontend.response_store import ResponseStore
 from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import error_of, get, post, send
@@ -70,7 +69,7 @@ def without_ids(response: Any) -> Any:
     for item in found["output"]:
         item.pop("id")
         item.pop("call_id", None)
-    return {key: value for key, value in found.items() if key not in ("id", "created_at")}
+    return {key: value for key, value in found.items() if key not in ("id", "created_at", "completed_at")}
 
 
 def test_a_text(client: openai.OpenAI, live: LiveServer) -> None:
@@ -187,9 +186,10 @@ def test_stored_responses(client: openai.OpenAI, live: LiveServer) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             call(first.id)
         assert caught.value.code == "response_not_found"
-    with pytest.raises(openai.NotFoundError) as caught:
+    with pytest.raises(openai.BadRequestError) as refused:
         create(client, previous_response_id=first.id)
-    assert caught.value.param == "previous_response_id"
+    assert refused.value.code == "previous_response_not_found"
+    assert refused.value.param == "previous_response_id"
     unwanted = create(client, store=False)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(unwanted.id)
@@ -197,46 +197,12 @@ def test_stored_responses(client: openai.OpenAI, live: LiveServer) -> None:
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(many[0].id)
     assert client.responses.retrieve(many[1].id).id == many[1].id
-    assert error_of(get(live, f"/v1/responses/{many[1].id}?stream=true"), 400)["param"] == "stream"
+    assert error_of(get(live, f"/v1/responses/{many[1].id}?stream=perhaps"), 400)["param"] == "stream"
     assert send(live, "DELETE", f"/v1/responses/{many[1].id}").json() == {
         "id": many[1].id,
         "object": "response",
         "deleted": True,
     }
-
-
-def test_the_store_is_bounded_in_bytes() -> None:
-    store = ResponseStore(10, 300)
-    for name in "abc":
-        store.put("", name, b"x" * 100, [])
-    assert store.num_bytes == 204
-    with pytest.raises(ResponseNotFound):
-        store.get("", "a")
-    store.get("", "b")  # used, so "c" goes first
-    store.put("", "d", b"x" * 150, [])
-    assert (len(store), store.num_bytes) == (2, 254)
-    with pytest.raises(ResponseNotFound):
-        store.items("", "c")
-    store.put("", "e", b"x" * 301, [])
-    assert len(store) == 2
-    store.delete("", "b")
-    store.delete("", "d")
-    assert (len(store), store.num_bytes) == (0, 0)
-
-
-def test_a_response_is_its_key_s_alone(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.toml"
-    entries = [f'[[keys]]\nid = "{key}"\nsha256 = "{digest(key).hex()}"\nscopes = ["infer"]\n' for key in ("a", "b")]
-    keys.write_text("".join(entries))
-    with live_server(checkpoint, sockets, frontend={"api_keys_file": str(keys)}) as live:
-        mine, other = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
-        path = "/v1/responses/" + post(live, "/v1/responses", {"input": "Hello"}, **mine).json()["id"]
-        assert error_of(get(live, path, **other), 404)["code"] == "response_not_found"
-        assert error_of(send(live, "DELETE", path, None, **other), 404)["code"] == "response_not_found"
-        body = {"input": "Go on", "previous_response_id": path.rpartition("/")[2]}
-        assert error_of(post(live, "/v1/responses", body, **other), 404)["param"] == "previous_response_id"
-        assert get(live, path, **mine).status == 200
-        assert post(live, "/v1/responses", body, **mine).status == 200
 
 
 def test_a_failure_after_the_first_byte(client: openai.OpenAI, live: LiveServer) -> None:
@@ -267,16 +233,22 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": ["x"]}]}, "input[0].type"),
     ({"n": 2}, "n"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"name": "f"}]}, "tools[0].type"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
     ({"tools": [WEATHER | {"strict": True}], "text": {"format": {"type": "json_object"}}}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"background": True}, "background"),
-    ({"truncation": "auto"}, "truncation"),
+    ({"truncation": "some"}, "truncation"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"max_tool_calls": 0}, "max_tool_calls"),
+    ({"safety_identifier": "x" * 513}, "safety_identifier"),
+    ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+    ({"input": [{"type": "item_reference", "id": "msg_none"}]}, "input[0].id"),
     ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
     ({"reasoning": {"effort": "low"}}, "reasoning_effort"),
-    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-    ({"include": ["file_search_call.results"]}, "include"),
+    ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
+    ({"include": ["made_up"]}, "include"),
     ({"metadata": {"a": 1}}, "metadata[...]"),
     ({"metadata": {"a" * 65: "x"}}, "metadata"),
     ({"conversation": "c"}, "conversation"),
@@ -290,3 +262,152 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "param"), BAD, ids=lambda value: str(value)[:60])
 def test_bad_requests(live: LiveServer, fields: dict[str, Any], param: str) -> None:
     assert error_of(post(live, "/v1/responses", {"input": "Hello"} | fields), 400)["param"] == param
+
+
+def test_a_stored_response_is_streamed_again(client: openai.OpenAI, live: LiveServer) -> None:
+    live.says(THOUGHT + "I look.\n" + CALL)
+    first = create(client, tools=[WEATHER])
+    events = list(client.responses.retrieve(first.id, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.to_dict() == first.to_dict()
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.to_dict() for item in done] == [item.to_dict() for item in first.output]
+    assert [e.delta for e in events if e.type == "response.output_text.delta"] == ["I look."]
+    rest = list(client.responses.retrieve(first.id, stream=True, starting_after=4))
+    assert [event.sequence_number for event in rest] == list(range(5, len(events)))
+
+
+def test_input_items_in_pages(client: openai.OpenAI, live: LiveServer) -> None:
+    live.says(TEXT)
+    first = create(client, "One")
+    given: list[Any] = [{"role": "user", "content": f"{number}", "unknown": [[]] * 10} for number in range(5)]
+    given.append({"type": "function_call", "id": "fc_mine", "call_id": "c", "name": "f", "arguments": "{}"})
+    given.append({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]})
+    second = create(client, given, previous_response_id=first.id)
+    items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
+    assert [item.type for item in items] == ["message"] * 5 + ["function_call", "function_call_output"]
+    assert items[5].id == "fc_mine"
+    assert len({item.id for item in items}) == 7
+    assert not any("unknown" in item.to_dict() for item in items)
+    newest = client.responses.input_items.list(second.id, limit=3)
+    assert [item.id for item in newest.data] == [item.id for item in items[:-4:-1]]
+    assert newest.has_more
+    path = f"/v1/responses/{second.id}/input_items"
+    for query, param in (("limit=0", "limit"), ("order=up", "order"), ("after=x", "after")):
+        assert error_of(get(live, f"{path}?{query}"), 400)["param"] == param
+
+
+def test_items_are_referred_to(client: openai.OpenAI, live: LiveServer) -> None:
+    live.says(TEXT)
+    first = create(client, "One")
+    said: list[Any] = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "Two"}]
+    create(client, said, store=False)
+    assert prompt_text(live) == (
+        f"<|im_start|>assistant\n{TEXT}<|im_end|>\n<|im_start|>user\nTwo<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_tokens_are_counted_without_an_answer(live: LiveServer) -> None:
+    body = {"input": "One", "instructions": "Be kind.", "tools": [WEATHER]}
+    counted = post(live, "/v1/responses/input_tokens", body).json()
+    assert counted["object"] == "response.input_tokens"
+    assert not live.scheduler.added
+    assert counted["input_tokens"] == post(live, "/v1/responses", body).json()["usage"]["input_tokens"]
+
+
+def test_log_probabilities(client: openai.OpenAI, live: LiveServer) -> None:
+    for output, expected in ((TEXT, TEXT), (THOUGHT + TEXT, TEXT), (THOUGHT + "I look.\n" + CALL, "I look.")):
+        for per_step in (1, 7):
+            live.says(output, per_step=per_step)
+            fields: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": [WEATHER]}
+            whole = create(client, **fields)
+            events = stream(client, **fields)
+            assert without_ids(events[-1].response) == without_ids(whole)
+            assert whole.top_logprobs == 2
+            message: Any = next(item for item in whole.output if item.type == "message")
+            [part] = message.content
+            assert "".join(entry.token for entry in part.logprobs).startswith(expected)
+            assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
+            told = [entry for e in events if e.type == "response.output_text.delta" for entry in e.logprobs]
+            assert [entry.token for entry in told] == [entry.token for entry in part.logprobs]
+
+
+def test_what_does_not_fit_goes_from_the_beginning(client: openai.OpenAI, live: LiveServer) -> None:
+    long: list[Any] = []
+    for number in range(20):
+        long += [{"role": "user", "content": f"{number} " * 20}, {"role": "assistant", "content": f"answer {number}"}]
+    long.append({"role": "user", "content": "the last"})
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(client, long, instructions="Be kind.")
+    assert refused.value.code == "context_length_exceeded"
+    response = create(client, long, instructions="Be kind.", truncation="auto", max_output_tokens=16)
+    assert response.truncation == "auto"
+    text = prompt_text(live)
+    assert text.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n")
+    assert text.endswith("<|im_start|>user\nthe last<|im_end|>\n<|im_start|>assistant\n")
+    assert "answer 19" in text
+    assert "answer 0" not in text
+    assert len(prompt_ids(live.scheduler.added[-1])) + 16 <= 512
+    most = len(prompt_ids(live.scheduler.added[-1]))
+    assert most > 300  # no more is cut than must be
+    with pytest.raises(openai.BadRequestError):
+        create(client, "x " * 2000, truncation="auto")
+
+
+def test_what_a_coding_agent_sends(live: LiveServer) -> None:
+    """Tools that the server would have to run, or that are no functions, are left out; the rest works."""
+    tools = [
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        WEATHER,
+        {"type": "web_search"},
+        {"type": "local_shell"},
+    ]
+    body = {
+        "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}],
+        "tools": tools,
+        "tool_choice": {"type": "web_search"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"summary": "detailed"},
+        "prompt_cache_key": "abc",
+        "safety_identifier": "someone",
+        "service_tier": "auto",
+        "text": {"verbosity": "low"},
+        "max_tool_calls": 3,
+        "parallel_tool_calls": False,
+    }
+    answer = post(live, "/v1/responses", body)
+    assert answer.status == 200, answer.text
+    found = answer.json()
+    assert [tool["name"] for tool in found["tools"]] == ["get_weather"]
+    assert (found["prompt_cache_key"], found["safety_identifier"]) == ("abc", "someone")
+    assert (found["service_tier"], found["max_tool_calls"], found["tool_choice"]) == ("default", 3, "auto")
+    warning = answer.headers["x-penstock-warning"]
+    for told in ("tools[0]", "tools[2]", "tools[3]", "tool_choice", "text.verbosity"):
+        assert told in warning
+    assert "apply_patch" not in prompt_text(live)
+
+
+def test_a_conversation_is_no_larger_than_a_body(live: LiveServer) -> None:
+    live.says(TEXT)
+    limit = live.server.service.max_body_bytes
+    large = {"type": "function_call_output", "call_id": "c", "output": "x" * (limit // 2)}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    kept = {"role": "user", "content": "Hello"}
+    with response_of(live, [kept, call, large]) as first:
+        error = error_of(post(live, "/v1/responses", {"input": [large], "previous_response_id": first}), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert str(limit) in error["message"]
+
+
+@contextmanager
+def response_of(live: LiveServer, items: list[dict[str, Any]]) -> Iterator[str]:
+    """The id of a stored response with these items in its conversation, however they came there."""
+    store = live.server.service.responses
+    asyncio.run_coroutine_threadsafe(
+        store.put("", "resp_large", b"{}", items, num_before=0, num_inputs=len(items)), live.loop
+    ).result(10)
+    yield "resp_large"
+    send(live, "DELETE", "/v1/responses/resp_large")

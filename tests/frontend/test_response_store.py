@@ -1,0 +1,141 @@
+"""Stored responses: bounded for each owner, shared by processes, not lost with one, and no reason for a failure."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.core.config import Config, ConfigError, FrontendOptions, IpcOptions
+from penstock.core.config.api_keys import digest
+from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound
+from penstock.frontend.response_store import Item, ResponseStore, store_path
+from tests.frontend.http_client import error_of, get, post, send
+from tests.frontend.live_server import live_server
+
+ITEMS: list[Item] = [
+    {"id": "a", "content": "one"},
+    {"id": "b", "content": [{"text": "two"}]},
+    {"id": "c", "content": "three"},
+]
+
+
+async def put(store: ResponseStore, owner: str, name: str, response: bytes = b"{}") -> None:
+    await store.put(owner, name, response, ITEMS, num_before=1, num_inputs=1)
+
+
+async def names(store: ResponseStore, owner: str, asked: str) -> str:
+    """Those of the asked ones that are there; each letter is a response."""
+    found = ""
+    for name in asked:
+        try:
+            await store.get(owner, name)
+        except ResponseNotFound:
+            continue
+        found += name
+    return found
+
+
+async def test_what_is_put_is_found() -> None:
+    store = ResponseStore(":memory:", 10, 1 << 20)
+    await put(store, "me", "first", b'{"id": "first"}')
+    stored = await store.previous("me", "first")
+    assert (stored.response, stored.conversation(), stored.inputs()) == (b'{"id": "first"}', ITEMS, ITEMS[1:2])
+    assert stored.num_values == 19
+    assert await store.items("me", ["c", "a", "none"]) == {"c": ITEMS[2], "a": ITEMS[0]}
+    assert await store.items("other", ["c"]) == {}
+    for missing in (store.previous("other", "first"), store.previous("me", "second")):
+        with pytest.raises(PreviousResponseNotFound):
+            await missing
+    with pytest.raises(ResponseNotFound):
+        await store.delete("other", "first")
+    await store.delete("me", "first")
+    with pytest.raises(ResponseNotFound):
+        await store.get("me", "first")
+    store.close()
+
+
+async def test_an_owner_has_a_number_of_his_own() -> None:
+    store = ResponseStore(":memory:", 3, 1 << 20)
+    await put(store, "alice", "a")
+    for name in "abcde":
+        await put(store, "bob", name)
+    assert await names(store, "bob", "abcde") == "cde"
+    assert await names(store, "alice", "a") == "a"
+    await store.get("bob", "c")  # used, so "d" goes first
+    await put(store, "bob", "f")
+    assert await names(store, "bob", "abcdef") == "cef"
+    store.close()
+
+
+async def test_an_owner_has_bytes_of_his_own() -> None:
+    store = ResponseStore(":memory:", 10, 1000)
+    await put(store, "alice", "a", b"x" * 700)
+    for name in "abc":
+        await put(store, "bob", name, b"x" * 300)
+    assert await names(store, "bob", "abc") == "bc"
+    await put(store, "bob", "d", b"x" * 2000)
+    assert await names(store, "bob", "bcd") == "bc"
+    assert await names(store, "alice", "a") == "a"
+    store.close()
+
+
+async def test_two_frontends_and_their_deaths(tmp_path: Path) -> None:
+    path = str(tmp_path / "responses.sqlite")
+    first, second = ResponseStore(path, 100, 1 << 20), ResponseStore(path, 100, 1 << 20)
+    assert os.stat(path).st_mode & 0o077 == 0
+    await asyncio.gather(*(put(store, "me", f"{store is first}-{i}") for i in range(20) for store in (first, second)))
+    for i in range(20):
+        assert (await second.get("me", f"True-{i}")).conversation() == ITEMS
+        assert (await first.get("me", f"False-{i}")).conversation() == ITEMS
+    third = ResponseStore(path, 100, 1 << 20)  # as after a death: nobody has closed the file
+    await third.get("me", "True-0")
+    for store in (first, second, third):
+        store.close()
+
+
+async def test_a_disk_that_is_gone_is_no_failure(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite"
+    store = ResponseStore(str(path), 10, 1 << 20)
+    path.write_bytes(b"no database")
+    path.with_name("responses.sqlite-wal").write_bytes(b"")
+    await put(store, "me", "a")
+    store.close()
+
+
+def test_a_file_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--response-store"):
+        ResponseStore(str(tmp_path / "none" / "file"), 10, 1000)
+    (tmp_path / "text").write_text("this is no database" * 100)
+    with pytest.raises(ConfigError, match="not a database"):
+        ResponseStore(str(tmp_path / "text"), 10, 1000)
+
+
+def test_where_the_file_is(tmp_path: Path) -> None:
+    beside = Config(ipc=IpcOptions(frontend_address=f"ipc://{tmp_path}/frontends.sock"))
+    assert store_path(beside) == str(tmp_path / "responses.sqlite")
+    assert store_path(Config(ipc=IpcOptions(frontend_address="tcp://scheduler:5551"))) == ":memory:"
+    assert store_path(Config(frontend=FrontendOptions(response_store="/data/r"))) == "/data/r"
+
+
+def test_a_response_is_its_key_s_alone(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    entries = [f'[[keys]]\nid = "{key}"\nsha256 = "{digest(key).hex()}"\nscopes = ["infer"]\n' for key in ("a", "b")]
+    keys.write_text("".join(entries))
+    with live_server(checkpoint, sockets, frontend={"api_keys_file": str(keys)}) as live:
+        mine, other = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
+        path = "/v1/responses/" + post(live, "/v1/responses", {"input": "Hello"}, **mine).json()["id"]
+        assert error_of(get(live, path, **other), 404)["code"] == "response_not_found"
+        assert error_of(send(live, "DELETE", path, None, **other), 404)["code"] == "response_not_found"
+        body = {"input": "Go on", "previous_response_id": path.rpartition("/")[2]}
+        assert error_of(post(live, "/v1/responses", body, **other), 400)["code"] == "previous_response_not_found"
+        assert get(live, path, **mine).status == 200
+        assert post(live, "/v1/responses", body, **mine).status == 200
+
+
+def test_responses_are_there_after_a_restart(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
+    options = {"response_store": str(tmp_path / "kept.sqlite")}
+    with live_server(checkpoint, sockets, frontend=options) as live:
+        found = post(live, "/v1/responses", {"input": "Hello"}).json()
+    with live_server(checkpoint, sockets, frontend=options) as live:
+        assert get(live, f"/v1/responses/{found['id']}").json() == found
