@@ -105,5 +105,5 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @each_page
 def test_metrics_that_are_named_exist(page: Path) -> None:
-    named = set(re.findall(r"\bpenstock_[a-z_]+\b", page.read_text()))
+    named = set(re.findall(r"\bpenstock_[a-z0-9_]*[a-z](?![a-z0-9_*])", page.read_text()))
     assert named - metric_names() == set()

