@@ -71,9 +71,9 @@ class Spare:
         self._turn.close()
 
 
-def adopt_orphans() -> None:
+def adopt_orphans(*, enabled: bool = True) -> None:
     """From now on, processes below this one whose parents end become its own children (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(enabled), 0, 0, 0)
 
 
 def reap_strangers(known: set[int]) -> None:

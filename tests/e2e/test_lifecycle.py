@@ -69,13 +69,26 @@ async def test_sigterm_lets_streams_finish_and_leaves_no_process(checkpoint: Che
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
-async def test_no_orphans_when_the_supervisor_is_killed(checkpoint: Checkpoint) -> None:
-    process = await start(checkpoint.folder)
+async def test_a_hangup_changes_nothing_and_no_orphan_drains(checkpoint: Checkpoint) -> None:
+    """SIGHUP without files to read again is a log line; and when the supervisor is killed nobody waits for streams."""
+    process = await start(checkpoint.folder, "--served-model-name", "m", "--shutdown-timeout", "600")
     server = Server(process)
-    await server.logged("serving")
+    server.url = (await server.logged("serving"))["url"]
+    for child in (*server.children().values(), psutil.Process(process.pid)):
+        if "text" not in child.name():
+            child.send_signal(signal.SIGHUP)
+    await server.logged("nothing to read again: no file of keys, no certificate", process="penstock-supervisor")
+    await server.logged("nothing to read again: no file of keys, no certificate", process="penstock-frontend-0")
     children = list(server.children().values())
     assert len(children) >= 3  # and the process that renders templates, perhaps not yet
-    process.kill()
+    async with aiohttp.ClientSession() as http:
+        url = f"{server.url}/v1/completions"
+        async with http.post(url, json=body(2000) | {"stream": True}) as response:
+            await response.content.readline()
+            process.kill()
+            said = await asyncio.wait_for(response.content.read(), 10)
+    assert b'"error"' in said
+    assert b"[DONE]" not in said
     await process.wait()
     await asyncio.to_thread(psutil.wait_procs, children, 5)
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
