@@ -6,8 +6,8 @@ from penstock.core.config.api_keys import ApiKey, find_key, kept_apart
 from penstock.frontend.errors import InvalidApiKey, PermissionDenied
 from penstock.frontend.key_limits import KeyUse
 
-OPEN_ROUTES = frozenset({"/health", "/ready"})
-"""For probes, which have no key; they tell nothing but a word."""
+OPEN_ROUTES = frozenset({"/", "/health", "/ready"})
+"""For probes, and for people who look what this is: they have no key, and are told nothing of what is served."""
 
 _SCOPES = {"/metrics": "metrics", "/reset_prefix_cache": "admin"}
 ADMIN_ROUTES = frozenset(_SCOPES)
@@ -39,7 +39,7 @@ class Access:
 
         Args:
             route: the route's pattern, as registered; any other word for a path that has none.
-            authorization: all Authorization headers.
+            authorization: all Authorization headers, or what stands for them (see `app.py`).
 
         Raises:
             InvalidApiKey: there is no key, more than one, or none of ours.
@@ -48,7 +48,7 @@ class Access:
         if not self._keys or route in OPEN_ROUTES:
             return None
         if len(authorization) != 1 or authorization[0][: len(_BEARER)].lower() != _BEARER:
-            raise InvalidApiKey("this server wants one header `Authorization: Bearer KEY`")
+            raise InvalidApiKey("this server wants one header `Authorization: Bearer KEY` or `X-Api-Key: KEY`")
         key = find_key(self._keys, authorization[0][len(_BEARER) :].strip())
         if key is None:
             raise InvalidApiKey("the API key is not known here")

@@ -3,7 +3,7 @@
 import re
 import uuid
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Literal
@@ -34,6 +34,7 @@ from penstock.frontend.errors import (
 )
 from penstock.frontend.replies import Reply, RequestRecord, StreamReply, error_reply
 from penstock.frontend.service import Service
+from penstock.frontend.version import NAME
 from penstock.frontend.warnings_header import warning_headers
 
 log = structlog.get_logger()
@@ -48,6 +49,8 @@ CLIENT_LEFT = 499
 
 MAX_TENANT = 200
 """Characters of a tenant's name on the wire."""
+
+_SERVER = {"Server": NAME}  # aiohttp's own would tell versions
 
 _BODIES = web.AppKey("_BODIES", BodyReader)
 
@@ -68,6 +71,7 @@ ACTION_ROUTES: dict[str, Handler] = {
 """POST routes that take no body."""
 
 GET_ROUTES: dict[str, Handler] = {
+    "/": status.index,
     "/v1/models": status.list_models,
     "/health": status.health,
     "/ready": status.ready,
@@ -76,6 +80,17 @@ GET_ROUTES: dict[str, Handler] = {
     "/tokenizer_info": tokenization.tokenizer_info,
     "/openapi.json": openapi.show_openapi,
 }
+
+ALIASES = {
+    "/v1/chat/completions": ("/chat/completions",),
+    "/v1/completions": ("/completions",),
+    "/v1/responses": ("/responses",),
+    "/v1/models": ("/models", "/v1/models/"),
+    "/v1/models/{id:.+}": ("/models/{id:.+}",),
+    "/health": ("/v1/health", "/ping"),
+    "/metrics": ("/metrics/",),
+}
+"""Other paths of the same routes, for clients whose base URL lacks `/v1` and for other servers' probes."""
 
 _QUIET = frozenset({"/health", "/ready", "/metrics"})
 """Routes that machines ask all the time: not worth a log line unless they break."""
@@ -96,7 +111,9 @@ def make_app(service: Service, part: Part = "all") -> web.Application:
     add = {"GET": app.router.add_get, "POST": app.router.add_post, "DELETE": app.router.add_delete}
     for method, path, handler in routes:
         if part == "all" or path in OPEN_ROUTES or (path in ADMIN_ROUTES) == (part == "admin"):
-            add[method](path, partial(_answer, service, path.replace(":.+", ""), handler))
+            answer = partial(_answer, service, path.replace(":.+", ""), handler)
+            for name in (path, *ALIASES.get(path, ())):
+                add[method](name, answer)
     if part != "admin":
         allow_origins(app, service.config.frontend.cors_origins)
     return app
@@ -130,7 +147,7 @@ async def _exchange(
     service: Service, record: RequestRecord, handler: Handler, request: web.Request
 ) -> web.StreamResponse:
     try:
-        key_use = service.access.check(record.endpoint, request.headers.getall("Authorization", ()))
+        key_use = service.access.check(record.endpoint, _credentials(request))
         record.owner = "" if key_use is None else key_use.key.id
         record.tenant = (record.owner or request.remote or "")[:MAX_TENANT]
         takes_body = request.method == "POST" and record.endpoint not in ACTION_ROUTES
@@ -163,14 +180,14 @@ def _reply_to_error(record: RequestRecord, error: Exception) -> Reply:
 
 
 def _response(record: RequestRecord, reply: Reply) -> web.Response:
-    headers = {"Content-Type": reply.content_type, "x-request-id": record.request_id, **reply.headers}
+    headers = {"Content-Type": reply.content_type, **_SERVER, "x-request-id": record.request_id, **reply.headers}
     headers |= warning_headers(record.warnings)
     return web.Response(body=reply.body, status=reply.status, headers=headers)
 
 
 async def _send_stream(record: RequestRecord, reply: StreamReply, request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(
-        headers={**reply.headers, "x-request-id": record.request_id, **warning_headers(record.warnings)}
+        headers={**reply.headers, **_SERVER, "x-request-id": record.request_id, **warning_headers(record.warnings)}
     )
     try:
         await response.prepare(request)
@@ -188,6 +205,12 @@ async def _send_stream(record: RequestRecord, reply: StreamReply, request: web.R
 async def _path_argument(request: web.Request) -> bytes:
     """What the pattern of a route without a body caught, as its handler's body."""
     return request.match_info.get("id", "").encode(errors="replace")
+
+
+def _credentials(request: web.Request) -> Sequence[str]:
+    """All Authorization headers; where there are none, the keys that come by their other name."""
+    given = request.headers.getall("Authorization", ())
+    return given or [f"Bearer {key}" for key in request.headers.getall("X-Api-Key", ())]
 
 
 def _request_id(request: web.Request) -> str:
@@ -234,7 +257,7 @@ def _unrouted(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
         headers: dict[str, str] = {}
         error: ApiError = RouteNotFound(f"there is nothing at {request.path[:256]!r}")
         try:
-            service.access.check(record.endpoint, request.headers.getall("Authorization", ()))
+            service.access.check(record.endpoint, _credentials(request))
             if isinstance(unrouted, web.HTTPMethodNotAllowed):
                 allowed = ", ".join(sorted(unrouted.allowed_methods))
                 error = MethodNotAllowed(f"{request.method} is not allowed here; allowed: {allowed}")

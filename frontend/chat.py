@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from penstock.frontend import schema
 from penstock.frontend.chunks import ChatChunks
@@ -34,6 +34,7 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
     common = with_calls(valid.common, valid.tools, service.model.tokenizer, service.model.reasoning_format)
     with service.place(record, common, body):
         valid = replace(valid, common=await service.with_grammar(common))
+        record.warnings += valid.conversation.warnings
         prompt = valid.common.truncated(await service.prompts.render_and_encode(valid.conversation, rules))
         output_format = output_format_for(service.model, valid, prompt)
         shown = service.model.tokenizer.special_ids(output_format.marks)
@@ -45,12 +46,14 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
                 f"chatcmpl-{record.request_id}",
                 int(time.time()),
                 valid.common.model,
+                fingerprint=service.fingerprint,
                 include_usage=valid.common.include_usage,
                 token_ids=valid.common.return_token_ids,
                 scores=score_writer(service.model.tokenizer, valid.common.logprobs),
             )
+            usage = service.usage(generation, record) if valid.common.continuous_usage else None
             opening = b"".join(
-                chunks.role(index, prompt if valid.common.return_token_ids and index == 0 else None)
+                chunks.role(index, prompt if valid.common.return_token_ids and index == 0 else None, usage)
                 for index in range(generation.num_sequences)
             )
             writer: Chunks = chunks
@@ -79,7 +82,7 @@ async def _whole(
     messages = [parse_message(output_format, answer.text, answer.finish_reason) for answer in answers]
     record.num_calling = sum(message.finish_reason == "tool_calls" for message in messages)
     scores = score_writer(tokenizer, valid.logprobs)
-    of_prompt: schema.PromptLogprobs | UnsetType = UNSET
+    of_prompt: schema.PromptLogprobs | None = None
     if valid.logprobs.prompt >= 0:
         [told] = await generation.prompt_logprobs()
         of_prompt = await tokenizer.off_loop(lambda: prompt_logprobs(tokenizer, valid.logprobs, told))
@@ -90,7 +93,7 @@ async def _whole(
             finish_reason=message.finish_reason,
             stop_reason=answer.stop_reason,
             logprobs=None if scores is None else scores.chat(answer.scores),
-            token_ids=answer.token_ids if valid.return_token_ids else UNSET,
+            token_ids=answer.token_ids if valid.return_token_ids else None,
         )
         for index, (answer, message) in enumerate(zip(answers, messages, strict=True))
     ]
@@ -100,7 +103,8 @@ async def _whole(
         model=valid.model,
         choices=choices,
         usage=service.usage(generation, record),
-        prompt_token_ids=prompt if valid.return_token_ids else UNSET,
+        system_fingerprint=service.fingerprint,
+        prompt_token_ids=prompt if valid.return_token_ids else None,
         prompt_logprobs=of_prompt,
     )
     service.finish(generation, record)
@@ -109,7 +113,7 @@ async def _whole(
 
 def _message(message: ParsedMessage, output_format: OutputFormat) -> schema.ChatMessage:
     """The message with what there is in it; a model with reasoning always says whether it reasoned."""
-    reasoning: str | UnsetType | None = UNSET
+    reasoning: str | None = None
     if output_format.reasoning is not None and output_format.include_reasoning:
         reasoning = message.reasoning or None
     calls = [schema.ToolCall(call.call_id, schema.CalledFunction(call.name, call.arguments)) for call in message.calls]

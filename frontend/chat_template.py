@@ -28,7 +28,9 @@ from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
 from penstock.frontend.template_calls import CallStyle, Chat, find_style
 
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
+"""Names that are no variables of a template: they have fields of their own, or none."""
+
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _PROBE_CHARS = 1 << 20
 
@@ -50,7 +52,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         variables = finder.undeclared_identifiers
         self.reads_tools = "tools" in variables
-        self.extra_variables = frozenset(variables) - _RESERVED - set(special_tokens) - set(environment.globals)
+        self.extra_variables = frozenset(variables) - RESERVED - set(special_tokens) - set(environment.globals)
         """What a request may set through `chat_template_kwargs`: variables that the template reads, no others."""
 
     def render(

@@ -20,8 +20,11 @@ _encode = msgspec.json.encode
 class _Chunks:
     """What chat and completions streams share. `object_name` and the part before the text differ."""
 
-    def __init__(self, response_id: str, created: int, model: str, object_name: str, *, include_usage: bool) -> None:
+    def __init__(
+        self, response_id: str, created: int, model: str, object_name: str, fingerprint: str, *, include_usage: bool
+    ) -> None:
         head = {"id": response_id, "object": object_name, "created": created, "model": model}
+        head["system_fingerprint"] = fingerprint
         self._head = sse.PREFIX + _encode(head)[:-1]  # without the closing brace
         self._no_usage = b',"usage":null}' + sse.SUFFIX if include_usage else b"}" + sse.SUFFIX
 
@@ -48,22 +51,23 @@ class ChatChunks(_Chunks):
         created: int,
         model: str,
         *,
+        fingerprint: str,
         include_usage: bool,
         token_ids: bool,
         scores: ScoreWriter | None = None,
     ) -> None:
         """`scores` writes log-probabilities, if they were asked for."""
-        super().__init__(response_id, created, model, "chat.completion.chunk", include_usage=include_usage)
+        super().__init__(response_id, created, model, "chat.completion.chunk", fingerprint, include_usage=include_usage)
         self._token_ids = token_ids
         self._scores = scores
         self._before: dict[int, bytes] = {}
         self._after = b'},"logprobs":null,"finish_reason":null}]' + self._no_usage
 
-    def role(self, index: int, prompt_token_ids: list[int] | None = None) -> bytes:
+    def role(self, index: int, prompt_token_ids: list[int] | None = None, usage: Usage | None = None) -> bytes:
         """The first chunk of a choice."""
         ids = b"" if prompt_token_ids is None else b',"prompt_token_ids":' + _encode(prompt_token_ids)
         choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
-        return self._head + b',"choices":[' + choice + b"]" + ids + self._no_usage
+        return self._head + b',"choices":[' + choice + b"]" + ids + self._tail(usage)
 
     def delta(self, index: int, delta: bytes, usage: Usage | None = None) -> bytes:
         """A chunk with a delta that is JSON already."""
@@ -100,12 +104,13 @@ class CompletionChunks(_Chunks):
         created: int,
         model: str,
         *,
+        fingerprint: str,
         include_usage: bool,
         token_ids: bool,
         scores: ScoreWriter | None = None,
     ) -> None:
         """`scores` writes log-probabilities, if they were asked for."""
-        super().__init__(response_id, created, model, "text_completion", include_usage=include_usage)
+        super().__init__(response_id, created, model, "text_completion", fingerprint, include_usage=include_usage)
         self._token_ids = token_ids
         self._scores = scores
         self._starts: dict[int, int] = {}  # characters of an echoed prompt before a choice's output

@@ -4,7 +4,6 @@ import time
 from dataclasses import dataclass
 
 import msgspec
-from msgspec import UNSET
 
 from penstock.frontend import schema
 from penstock.frontend.chunks import CompletionChunks
@@ -48,6 +47,7 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
                 f"cmpl-{record.request_id}",
                 int(time.time()),
                 common.model,
+                fingerprint=service.fingerprint,
                 include_usage=common.include_usage,
                 token_ids=common.return_token_ids,
                 scores=score_writer(service.model.tokenizer, common.logprobs),
@@ -98,6 +98,7 @@ async def _whole(
                 model=common.model,
                 choices=choices,
                 usage=usage,
+                system_fingerprint=service.fingerprint,
             )
         )
 
@@ -153,7 +154,7 @@ class _Scored:
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             logprobs=logprobs,
-            token_ids=answer.token_ids if is_with_ids else UNSET,
-            prompt_token_ids=prompt.token_ids if is_with_ids else UNSET,
+            token_ids=answer.token_ids if is_with_ids else None,
+            prompt_token_ids=prompt.token_ids if is_with_ids else None,
             prompt_logprobs=self._prompt_logprobs,
         )

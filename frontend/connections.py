@@ -23,6 +23,7 @@ from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from penstock.frontend.errors import MalformedBody, ServerError, Unavailable, error_body
+from penstock.frontend.version import NAME
 
 WATCH_SECONDS = 1.0
 
@@ -161,6 +162,7 @@ class Connection(web.RequestHandler):
         response = super().handle_error(request, status, exc, message)
         error = MalformedBody("this is no HTTP request") if status < 500 else ServerError("internal error")
         answer = web.Response(status=response.status, body=error_body(error), content_type="application/json")
+        answer.headers["Server"] = NAME
         answer.force_close()
         return answer
 

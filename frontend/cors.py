@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from penstock.frontend.version import NAME
+
 _METHODS = "GET, POST, DELETE"
 _EXPOSED = "Retry-After, x-request-id, x-should-retry, x-penstock-warning"
 _MAX_AGE_SECONDS = 600
@@ -39,7 +41,7 @@ def allow_origins(app: web.Application, origins: tuple[str, ...]) -> None:
         names = request.headers.get("Access-Control-Request-Headers", "")
         if _HEADER_NAMES.fullmatch(names):  # clients' libraries add their own: whichever the page wants
             headers["Access-Control-Allow-Headers"] = names
-        return web.Response(status=204, headers=headers)
+        return web.Response(status=204, headers=headers | {"Server": NAME})
 
     app.middlewares.insert(0, preflight)
     app.on_response_prepare.append(tell)

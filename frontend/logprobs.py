@@ -5,8 +5,6 @@ What is written of a prompt may be hundreds of thousands of numbers: that is don
 
 from collections.abc import Sequence
 
-from msgspec import UNSET, UnsetType
-
 from penstock.frontend.schema import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -129,10 +127,10 @@ def score_writer(tokenizer: TextTokenizer, asked: ValidLogprobs) -> ScoreWriter 
 
 def prompt_logprobs(
     tokenizer: TextTokenizer, asked: ValidLogprobs, pieces: list[TokenLogprobs]
-) -> PromptLogprobs | UnsetType:
+) -> PromptLogprobs | None:
     """An answer's `prompt_logprobs`, if they were asked for."""
     if asked.prompt < 0:
-        return UNSET
+        return None
     return ScoreWriter(tokenizer, asked.prompt, as_token_ids=asked.as_token_ids).prompt(pieces)
 
 

@@ -12,7 +12,7 @@ from penstock.frontend.access import ADMIN_ROUTES
 from penstock.frontend.errors import ErrorBody
 from penstock.frontend.replies import JSON, Reply, RequestRecord
 from penstock.frontend.service import Service
-from penstock.frontend.status import VERSION
+from penstock.frontend.version import VERSION
 
 _REFERENCE = "#/components/schemas/{name}"
 _GENERATES = (400, 404, 413, 415, 429, 500, 503, 504)
@@ -125,6 +125,7 @@ OPERATIONS = (
     Operation(
         "delete", "/v1/responses/{id}", "Forget a stored response", responses.DeletedResponse, statuses=_LOOKS_UP
     ),
+    Operation("get", "/", "Where to go from here"),
     Operation("get", "/v1/models", "The models that are served", schema.ModelList, statuses=(500,)),
     Operation("get", "/v1/models/{id}", "One model", schema.ModelCard, statuses=_LOOKS_UP),
     Operation(

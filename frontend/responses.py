@@ -35,6 +35,7 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
         prompt = await response_prompt(service.prompts, valid, rules)
         output_format = output_format_for(service.model, valid.chat, prompt)
         shown = service.model.tokenizer.special_ids(output_format.marks)
+        record.warnings += valid.chat.conversation.warnings
         generation = service.generate(common, [prompt], record, shown=shown)
     del body, request  # they may be large, and the generation takes its time
     try:

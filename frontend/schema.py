@@ -97,13 +97,15 @@ class SamplingRequest(Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
     best_of: int | None = None
     prompt_logprobs: int | None = None
     return_tokens_as_token_ids: bool | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Unsupported = None
@@ -116,6 +118,7 @@ class SamplingRequest(Struct, kw_only=True):
     prompt_embeds: Unsupported = None
     kv_transfer_params: Unsupported = None
     vllm_xargs: Unsupported = None
+    logprob_token_ids: Unsupported = None
 
 
 class ChatRequest(SamplingRequest, kw_only=True):
@@ -139,12 +142,12 @@ class ChatRequest(SamplingRequest, kw_only=True):
     prediction: Unsupported = None
     web_search_options: Unsupported = None
     reasoning_effort: str | None = None
-    verbosity: Unsupported = None
+    verbosity: str | None = None
+    store: bool | None = None
     chat_template: Unsupported = None
     documents: Unsupported = None
     echo: Unsupported = None
     add_special_tokens: Unsupported = None
-    store: Unsupported = None
 
 
 class CompletionRequest(SamplingRequest, kw_only=True):
@@ -168,6 +171,7 @@ class TokenizeRequest(Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):
@@ -265,8 +269,8 @@ class ChatMessage(Struct, frozen=True):
     role: str
     content: str | None
     refusal: None = None
-    reasoning: str | UnsetType | None = UNSET
-    reasoning_content: str | UnsetType | None = UNSET
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -276,7 +280,7 @@ class ChatChoice(Struct, frozen=True):
     finish_reason: str
     stop_reason: str | int | None
     logprobs: ChatLogprobs | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(Struct, frozen=True):
@@ -286,8 +290,9 @@ class ChatCompletion(Struct, frozen=True):
     choices: list[ChatChoice]
     usage: Usage
     object: str = "chat.completion"
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionChoice(Struct, frozen=True):
@@ -296,9 +301,9 @@ class CompletionChoice(Struct, frozen=True):
     finish_reason: str
     stop_reason: str | int | None
     logprobs: CompletionLogprobs | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Completion(Struct, frozen=True):
@@ -308,6 +313,7 @@ class Completion(Struct, frozen=True):
     choices: list[CompletionChoice]
     usage: Usage
     object: str = "text_completion"
+    system_fingerprint: str | None = None
 
 
 class ModelCard(Struct, frozen=True):

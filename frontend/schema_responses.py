@@ -38,6 +38,7 @@ class ResponsesRequest(SamplingRequest, kw_only=True):
     """POST /v1/responses"""
 
     input: str | list[dict[str, Any]] | None = None
+    metadata: dict[str, str] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     previous_response_id: str | None = None

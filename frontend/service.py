@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import hashlib
 import struct
 import time
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from penstock.frontend.bodies import BASE_BODY_BYTES, BODY_BYTES_PER_TOKEN
 from penstock.frontend.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.deadlines import exceeded
 from penstock.frontend.engine_client import EngineClient
-from penstock.frontend.errors import ApiError, InvalidParameter, ShuttingDown
+from penstock.frontend.errors import ApiError, InvalidParameter, ShuttingDown, UnsupportedParameter
 from penstock.frontend.generation import Generation, OutputRules
 from penstock.frontend.grammars import GrammarReader
 from penstock.frontend.metrics import Metrics
@@ -35,6 +36,7 @@ from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
 from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest, check_drawable
 from penstock.frontend.validate_logprobs import bad_word_tokens, check_prompt_size
+from penstock.frontend.version import VERSION
 from penstock.ipc.messages import AddRequest
 
 log = structlog.get_logger()
@@ -200,6 +202,15 @@ class Service:
         )
 
     @property
+    def fingerprint(self) -> str:
+        """What an equal answer to an equal seeded request takes: this program, weights, device and precision."""
+        facts = self.engine.last_facts
+        if facts is None:
+            return f"fp_{VERSION}"
+        told = f"{VERSION} {facts.model_fingerprint} {facts.device} {facts.dtype}"
+        return f"fp_{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+
+    @property
     def max_model_len(self) -> int | None:
         """Prompt plus output tokens of one sequence; None as long as no engine has said."""
         facts = self.engine.last_facts
@@ -232,8 +243,14 @@ class Service:
         """
         tokenizer, key_use = self.model.tokenizer, record.key_use
         check_prompt_size(valid.logprobs, prompts, valid.n)
+        record.warnings += valid.warnings
+        if self.config.frontend.strict_requests and record.warnings:
+            raise UnsupportedParameter(record.warnings[0], param=record.warnings[0].partition(":")[0])
+        for prompt in prompts:
+            record.warnings += valid.shortened(len(prompt))
         bad_words = bad_word_tokens(valid.bad_words, tokenizer)
         check_drawable(replace(valid.sampling, bad_words=bad_words))
+        is_strict = self.config.frontend.strict_requests
         requests = []
         group = f"{self.engine.link.name}:{self._num_made}"
         for prompt in prompts:
@@ -242,7 +259,7 @@ class Service:
                 AddRequest(
                     request_id=f"{self.engine.link.name}:{self._num_made}:{record.request_id}",
                     prompt_token_ids=struct.pack(f"<{len(prompt)}i", *prompt),
-                    sampling=replace(valid.sampling_for(len(prompt)), bad_words=bad_words),
+                    sampling=replace(valid.sampling_for(len(prompt), is_strict=is_strict), bad_words=bad_words),
                     n=valid.num_sequences,
                     priority=valid.priority,
                     cache_salt=valid.cache_salt if key_use is None else key_use.salted(valid.cache_salt),
@@ -263,7 +280,6 @@ class Service:
             key_use.use_prompt(num_prompt_tokens)
         record.num_prompt_tokens = num_prompt_tokens
         record.is_stream = valid.stream
-        record.warnings += valid.warnings
         record.wants_timings = valid.return_timings
         on_tokens = None if key_use is None else key_use.use_outputs
         generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.note, on_tokens)

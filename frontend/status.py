@@ -1,13 +1,12 @@
 """What the server says of itself: models, health, readiness, metrics, version."""
 
-from importlib import metadata
-
 import msgspec
 
 from penstock.frontend import metrics, schema
 from penstock.frontend.errors import ModelNotFound, Overloaded, ShuttingDown, Unavailable
 from penstock.frontend.replies import Reply, RequestRecord
 from penstock.frontend.service import Service
+from penstock.frontend.version import NAME, VERSION
 
 
 async def list_models(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -78,16 +77,20 @@ async def reset_prefix_cache(service: Service, record: RequestRecord, body: byte
     return Reply(b'{"status":"ok"}')
 
 
+async def index(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """GET /: where to go from here."""
+    routes = {
+        "POST /v1/chat/completions": "answer a conversation",
+        "POST /v1/completions": "continue texts",
+        "POST /v1/responses": "answer, and remember",
+        "GET /v1/models": "what is served",
+        "GET /openapi.json": "all routes and fields",
+        "GET /health": "whether this process answers",
+        "GET /ready": "whether requests would be served now",
+    }
+    return Reply(msgspec.json.encode({"name": NAME, "routes": routes}))
+
+
 async def version(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """GET /version"""
     return Reply(msgspec.json.encode({"version": VERSION}))
-
-
-def _installed_version() -> str:
-    try:
-        return metadata.version("penstock")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        return "0+source"
-
-
-VERSION = _installed_version()

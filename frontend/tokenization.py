@@ -8,6 +8,7 @@ from penstock.frontend.replies import Reply, RequestRecord
 from penstock.frontend.service import Service
 from penstock.frontend.validate import MAX_BYTES_PER_TOKEN, check_model, check_text_size, check_token_ids
 from penstock.frontend.validate_chat import validate_conversation
+from penstock.frontend.validate_tools import validate_tools
 
 
 async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -17,6 +18,7 @@ async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Repl
     check_model(request.model, rules)
     model = service.model
     if request.messages is not None:
+        tools = validate_tools(request.tools, None, None, model.template, rules.tool_format)
         conversation = validate_conversation(
             request.messages,
             rules,
@@ -24,7 +26,9 @@ async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Repl
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             variables=request.chat_template_kwargs,
+            tools=None if tools is None else tools.definitions,
         )
+        record.warnings += conversation.warnings
         token_ids = await service.prompts.render_and_encode(
             conversation, rules, add_special_tokens=bool(request.add_special_tokens)
         )

@@ -91,6 +91,8 @@ class ValidRequest:
     logprobs: ValidLogprobs
     bad_words: tuple[str, ...]
     num_kept_prompt_tokens: int | None  # the last ones; -1: as many as leave room for the output; None: all
+    keeps_prompt_start: bool = False  # of a prompt that is too long
+    prompt_field: str = "prompt"
     grammar: GrammarSource | None = None  # what the output must match, before `Service.with_grammar` has read it
     warnings: tuple[str, ...] = ()  # for the client; see `warnings_header.py`
 
@@ -99,22 +101,26 @@ class ValidRequest:
         kept = self.num_kept_prompt_tokens
         if kept is None:
             return prompt
-        return prompt[-(kept if kept > 0 else max(1, self.max_model_len - (self.max_tokens or 1))) :]
+        if kept < 0:
+            asked = self.max_tokens or 1
+            kept = self.max_model_len - (asked if asked < self.max_model_len else 1)
+        return prompt[:kept] if self.keeps_prompt_start else prompt[-kept:]
 
-    def sampling_for(self, num_prompt_tokens: int) -> SamplingParams:
-        """The sampling parameters for a prompt of this length.
+    def sampling_for(self, num_prompt_tokens: int, *, is_strict: bool = False) -> SamplingParams:
+        """The sampling parameters for a prompt of this length: not more tokens than the context has room for.
 
         Raises:
-            ContextLengthExceeded: if prompt and output do not fit into the context.
+            ContextLengthExceeded: if the prompt does not fit into the context, or `is_strict` and the output does not.
         """
         limit = self.max_model_len
         if num_prompt_tokens >= limit:
             raise ContextLengthExceeded(
                 f"the context length is {limit} tokens, the prompt has {num_prompt_tokens} "
-                "and needs room for one more at least"
+                "and needs room for one more at least",
+                param=self.prompt_field,
             )
         room = limit - num_prompt_tokens
-        if self.max_tokens is not None and self.max_tokens > room:
+        if is_strict and self.max_tokens is not None and self.max_tokens > room:
             raise ContextLengthExceeded(
                 f"the context length is {limit} tokens, but {num_prompt_tokens + self.max_tokens} were asked for: "
                 f"{num_prompt_tokens} in the prompt and {self.max_tokens} in {self.max_tokens_field}",
@@ -125,11 +131,23 @@ class ValidRequest:
                 f"min_tokens is {self.sampling.min_tokens}, but after the prompt there is room for {room} tokens",
                 param="min_tokens",
             )
-        return msgspec.structs.replace(self.sampling, max_tokens=self.max_tokens or room)
+        return msgspec.structs.replace(self.sampling, max_tokens=min(self.max_tokens or room, room))
+
+    def shortened(self, num_prompt_tokens: int) -> tuple[str, ...]:
+        """A warning if the output may have fewer tokens than were asked for."""
+        room = self.max_model_len - num_prompt_tokens
+        if self.max_tokens is None or self.max_tokens <= room:
+            return ()
+        return (f"{self.max_tokens_field}: {room} in place of {self.max_tokens}, for more the context has no room",)
 
 
 def validate_common(
-    request: SamplingRequest, rules: Rules, *, max_tokens: int | None, max_tokens_field: str = "max_tokens"
+    request: SamplingRequest,
+    rules: Rules,
+    *,
+    max_tokens: int | None,
+    max_tokens_field: str = "max_tokens",
+    prompt_field: str = "prompt",
 ) -> ValidRequest:
     """Check the fields of `SamplingRequest`.
 
@@ -142,6 +160,8 @@ def validate_common(
     n = _integer("n", request.n, 1, 1, rules.max_n)
     num_sequences = check_best_of(request, n, rules.max_n)
     logprobs = validate_logprobs(request, rules.vocab_size)
+    if max_tokens == -1:  # how some clients say: as many as there is room for
+        max_tokens = None
     if max_tokens is not None:
         max_tokens = _integer(max_tokens_field, max_tokens, 1, 1, _MAX_INT)
     min_tokens = _integer("min_tokens", request.min_tokens, 0, 0, _MAX_INT)
@@ -189,7 +209,7 @@ def validate_common(
         skip_special_tokens=request.skip_special_tokens is not False,
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
-        continuous_usage=bool(options.continuous_usage_stats),
+        continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
         return_timings=_return_timings(request, options),
         priority=_integer("priority", request.priority, 0, -_MAX_INT, _MAX_INT),
@@ -198,6 +218,9 @@ def validate_common(
         logprobs=logprobs,
         bad_words=check_bad_words(request.bad_words),
         num_kept_prompt_tokens=check_truncation(request.truncate_prompt_tokens, rules.max_model_len),
+        keeps_prompt_start=_keeps_start(request),
+        prompt_field=prompt_field,
+        warnings=_without_effect(request),
         grammar=check_grammar(request, rules.eos_token_ids),
     )
 
@@ -223,6 +246,21 @@ def check_drawable(sampling: SamplingParams) -> None:
             f"{' and '.join(limits)}",
             param="allowed_token_ids",
         )
+
+
+def _keeps_start(request: SamplingRequest) -> bool:
+    if request.truncation_side not in (None, "left", "right"):
+        raise InvalidParameter(
+            f"truncation_side must be 'left' or 'right', got {request.truncation_side[:64]!r}", param="truncation_side"
+        )
+    return request.truncation_side == "right"
+
+
+def _without_effect(request: SamplingRequest) -> tuple[str, ...]:
+    """Warnings of what is accepted and cannot change the answer."""
+    if request.service_tier in (None, "auto", "default"):
+        return ()
+    return ("service_tier: no effect, all requests are of one tier",)
 
 
 def check_model(model: str | None, rules: Rules) -> str:

@@ -1,7 +1,7 @@
 """Checks of chat requests: messages, template variables. See `validate.py`."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -11,16 +11,19 @@ from penstock.frontend.errors import InvalidParameter, InvalidRequest, TooManyVa
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.schema import ChatRequest, without_collecting
 from penstock.frontend.template_calls import Chat
+from penstock.frontend.template_settings import settings_for, with_fields
 from penstock.frontend.validate import Rules, ValidRequest, check_text_size, validate_common
 from penstock.frontend.validate_tools import ValidTools, validate_tools
 
 MAX_MESSAGES = 2048
 MAX_TOOL_CALLS = 128
-MAX_TEMPLATE_VARIABLES = 32
 
 _MESSAGE_FIELDS = frozenset(
     ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 )
+
+_TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of parts that are texts, in chats and in responses, and where the text stands."""
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -34,6 +37,7 @@ class ValidConversation:
     continue_final_message: bool
     variables: dict[str, Any]
     tools: list[dict[str, Any]] | None = None
+    warnings: tuple[str, ...] = ()  # for the client; see `warnings_header.py`
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,10 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
     field, max_tokens = "max_completion_tokens", request.max_completion_tokens
     if max_tokens is None:
         field, max_tokens = "max_tokens", request.max_tokens
-    common = validate_common(request, rules, max_tokens=max_tokens, max_tokens_field=field)
+    common = validate_common(request, rules, max_tokens=max_tokens, max_tokens_field=field, prompt_field="messages")
+    if request.store:
+        note = "store: no effect, chat completions are not kept; /v1/responses keeps responses"
+        common = replace(common, warnings=(*common.warnings, note))
     tools = validate_tools(request.tools, request.tool_choice, request.parallel_tool_calls, template, rules.tool_format)
     return ValidChat(
         common=common,
@@ -65,25 +72,14 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
             template,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            variables=with_effort(request.reasoning_effort, request.chat_template_kwargs, template),
+            variables=with_fields(
+                request.chat_template_kwargs, reasoning_effort=request.reasoning_effort, verbosity=request.verbosity
+            ),
             tools=None if tools is None else tools.definitions,
         ),
         tools=tools,
         include_reasoning=request.include_reasoning is not False,
     )
-
-
-def with_effort(
-    effort: str | None, variables: dict[str, Any] | None, template: ChatTemplate | None
-) -> dict[str, Any] | None:
-    """The template's variables; `reasoning_effort` is one of them where the template reads it."""
-    if effort is None:
-        return variables
-    if template is None or "reasoning_effort" not in template.extra_variables:
-        raise UnsupportedParameter(
-            "reasoning_effort is not supported: this model's chat template does not read it", param="reasoning_effort"
-        )
-    return {"reasoning_effort": effort, **(variables or {})}
 
 
 def validate_conversation(
@@ -116,12 +112,14 @@ def validate_conversation(
     for index, message in enumerate(chat):
         if isinstance(message.get("content"), str):
             check_text_size(f"messages[{index}].content", message["content"], rules)
+    settings, warnings = settings_for(template, variables or {})
     return ValidConversation(
         messages=chat,
         add_generation_prompt=not continue_final_message and add_generation_prompt is not False,
         continue_final_message=bool(continue_final_message),
-        variables=_variables(variables or {}, template),
+        variables=settings,
         tools=tools,
+        warnings=warnings,
     )
 
 
@@ -158,13 +156,15 @@ def _content(field: str, content: Any) -> str | None:
     for index, part in enumerate(content):
         if not isinstance(part, dict):
             raise InvalidParameter(f"{field}[{index}]: expected an object with type 'text'", param=field)
-        if part.get("type") != "text":
+        kind = part.get("type")
+        key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+        if key is None:
             raise UnsupportedParameter(
                 f"{field}[{index}]: this model takes parts of type 'text' only", param=f"{field}[{index}].type"
             )
-        if not isinstance(part.get("text"), str):
-            raise InvalidParameter(f"{field}[{index}].text: expected a text", param=f"{field}[{index}].text")
-        texts.append(part["text"])
+        if not isinstance(part.get(key), str):
+            raise InvalidParameter(f"{field}[{index}].{key}: expected a text", param=f"{field}[{index}].{key}")
+        texts.append(part[key])
     return "\n".join(texts)
 
 
@@ -196,21 +196,3 @@ def _arguments(field: str, text: str, size: JsonSize) -> Any:
         raise TooManyValues(f"{field}: in the messages together {error}", param=field) from None
     except (msgspec.DecodeError, RecursionError):
         return text
-
-
-def _variables(variables: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
-    """Template variables: only such as the template reads, only plain values."""
-    field = "chat_template_kwargs"
-    if len(variables) > MAX_TEMPLATE_VARIABLES:
-        raise InvalidParameter(
-            f"{field} may hold {MAX_TEMPLATE_VARIABLES} entries at most, got {len(variables)}", param=field
-        )
-    for name, value in variables.items():
-        if name not in template.extra_variables:
-            known = ", ".join(sorted(template.extra_variables)) or "none"
-            raise InvalidParameter(
-                f"{field}: this model's chat template has no variable {name[:64]!r} (it has: {known})", param=field
-            )
-        if value is not None and not isinstance(value, str | int | float | bool):
-            raise InvalidParameter(f"{field}.{name} must be a text, a number or a boolean", param=field)
-    return variables

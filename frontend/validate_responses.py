@@ -8,8 +8,9 @@ from penstock.frontend.errors import InvalidParameter, InvalidRequest, Unsupport
 from penstock.frontend.grammars import GrammarSource
 from penstock.frontend.response_items import Item, as_messages, known_items
 from penstock.frontend.schema_responses import LOGPROBS, ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
+from penstock.frontend.template_settings import with_fields
 from penstock.frontend.validate import Rules, ValidRequest, validate_common
-from penstock.frontend.validate_chat import ValidChat, validate_conversation, with_effort
+from penstock.frontend.validate_chat import ValidChat, validate_conversation
 from penstock.frontend.validate_grammar import check_ending, schema_source
 from penstock.frontend.validate_tools import ToolChoice, validate_tools
 
@@ -71,7 +72,7 @@ def validate_response(
     field, max_tokens = "max_output_tokens", request.max_output_tokens
     if max_tokens is None:
         field, max_tokens = "max_tokens", request.max_tokens
-    common = validate_common(request, rules, max_tokens=max_tokens, max_tokens_field=field)
+    common = validate_common(request, rules, max_tokens=max_tokens, max_tokens_field=field, prompt_field="input")
     if common.n != 1:
         raise InvalidParameter(f"n must be 1 for a response, got {common.n}", param="n")
     if common.continuous_usage:
@@ -95,8 +96,10 @@ def validate_response(
             template,
             add_generation_prompt=True,
             continue_final_message=False,
-            variables=with_effort(
-                request.reasoning.effort if request.reasoning else None, request.chat_template_kwargs, template
+            variables=with_fields(
+                request.chat_template_kwargs,
+                reasoning_effort=request.reasoning.effort if request.reasoning else None,
+                verbosity=request.text.verbosity if request.text else None,
             ),
             tools=None if tools is None else tools.definitions,
         )
@@ -164,8 +167,6 @@ def _check_options(request: ResponsesRequest, warnings: list[str]) -> None:
     """Refuse what would change the answer if it were honoured, and tell of what has no effect."""
     if request.prompt_logprobs is not None:
         raise UnsupportedParameter("prompt_logprobs is not supported for responses", param="prompt_logprobs")
-    if request.text is not None and request.text.verbosity not in (None, "medium"):
-        warnings.append("text.verbosity: had no effect")
     if request.truncation not in (None, "disabled", "auto"):
         raise InvalidParameter("truncation must be 'auto' or 'disabled'", param="truncation")
     if request.max_tool_calls is not None and request.max_tool_calls < 1:

