@@ -2,10 +2,15 @@
 
     ask ──▶ one of `max_processes` processes, started when needed, one question each at a time
               │ answers in time          the answer; the process waits for the next question
-              │ takes too long           killed; this question alone fails
-              ▼ dies                     this question alone fails
+              │ takes too long           killed; this question alone fails, if the time was spent on it
+              ▼ dies                     this question alone fails, if a second process dies of it too
+
+A process may also be killed or stopped from outside, and then it is not the question's fault: it is asked once more,
+in a process that is started for it. What is nobody's fault is answered with status 503.
 
 A thread cannot be ended, and neither can code in C; a process can, and the kernel bounds its memory.
+A process that has answered long, or has grown, is replaced by another one, which is started first.
+
 One JSON line in is answered with one line out; a first line, [], says that the process is ready, and
 a first line ["", reason] that it never will be.
 """
@@ -20,7 +25,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from penstock.frontend.errors import Overloaded
+from penstock.frontend.errors import Overloaded, Unavailable
 
 log = structlog.get_logger()
 
@@ -30,20 +35,38 @@ MAX_START_SECONDS = 60.0
 _LEFT_SECONDS = 0.1
 """A question whose client has left may still be answered for so long: starting another process costs more."""
 
+MAX_QUESTIONS = 20_000
+MAX_GROWTH = 256 << 20
+"""After so many questions, or when it is larger by so many bytes than when it was ready, a process is replaced."""
+
+RETRY_SECONDS = 5
+"""When clients may ask again if no process can be had now."""
+
+_OWN_SHARE = 0.05
+"""A process that has computed for less of its time was held up from outside: stopped, or by a machine that is busy."""
+
 MAX_MEMORY = 4 << 30
 """Bytes of address space of a process: most vocabularies and grammars need a tenth of it."""
 
 
 class ChildTooSlowError(Exception):
-    """The question took longer than it may; its process is gone."""
+    """The question takes longer than it may; its process is gone."""
 
 
 class ChildDiedError(Exception):
-    """The process died over the question."""
+    """Two processes died over the question, one after the other."""
 
 
 class ChildUnusableError(Exception):
-    """Processes of this kind do not start; the message says why."""
+    """Processes of this kind cannot do their work; the message says why."""
+
+
+class _ChildHeldUpError(Exception):
+    """A process had no answer in time, and has not computed either."""
+
+
+class _ChildNotStartedError(Exception):
+    """A process could not be started now; the message says why."""
 
 
 class ChildPool:
@@ -53,12 +76,14 @@ class ChildPool:
         self, module: str, arguments: tuple[str, ...], *, max_processes: int, max_queued: int, max_answer_bytes: int
     ) -> None:
         """No process is started before the first question. It gets `arguments` and the id of this process."""
+        self._kind = module.rpartition(".")[2]
         self._command = [sys.executable, *(["-O"] if sys.flags.optimize else []), "-m", module, *arguments]
         self._max_queued = max_queued
         self._max_answer_bytes = max_answer_bytes
         self._idle: list[_Child] = []
         self._slots = asyncio.Semaphore(max_processes)
         self._num_queued = 0
+        self._renewal: asyncio.Task[None] | None = None
 
     @property
     def process_ids(self) -> list[int]:
@@ -69,7 +94,7 @@ class ChildPool:
         """Start the first process before the first question. Failures show when somebody asks."""
         async with self._slots:
             if not self._idle:
-                with suppress(ChildUnusableError):
+                with suppress(ChildUnusableError, _ChildNotStartedError):
                     child = await self._start()
                     self._idle.append(child)
 
@@ -79,30 +104,49 @@ class ChildPool:
         Raises:
             ChildTooSlowError, ChildDiedError, ChildUnusableError: there is none.
             Overloaded: too many wait already.
+            Unavailable: no process could do it now, and not because of the question.
         """
         if self._num_queued >= self._max_queued:
             raise Overloaded(f"{self._max_queued} requests wait to be read", retry_after=1)
         self._num_queued += 1
         try:
             async with self._slots:
-                return await self._ask_a_child(question, seconds)
+                return await self._ask_up_to_twice(question, seconds)
         finally:
             self._num_queued -= 1
 
+    async def _ask_up_to_twice(self, question: list[Any], seconds: float) -> list[Any]:
+        try:
+            self._idle = [child for child in self._idle if child.is_alive]
+            try:
+                return await self._ask(self._idle.pop() if self._idle else await self._start(), question, seconds)
+            except (ChildDiedError, _ChildHeldUpError) as error:
+                log.warning("a process is lost, another one is asked", kind=self._kind, reason=type(error).__name__)
+                return await self._ask(await self._start(), question, seconds)
+        except _ChildHeldUpError:
+            raise Unavailable("the machine is too busy to read this request", retry_after=RETRY_SECONDS) from None
+        except _ChildNotStartedError as error:
+            log.error("no process can be started", kind=self._kind, reason=str(error))
+            raise Unavailable("the process that reads requests cannot be started", retry_after=RETRY_SECONDS) from None
+
     async def close(self) -> None:
         """End the processes that wait; another question would start new ones."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.wait({self._renewal})
         for child in self._idle:
             await child.end()
         self._idle.clear()
 
-    async def _ask_a_child(self, question: list[Any], seconds: float) -> list[Any]:
-        self._idle = [child for child in self._idle if child.is_alive]
-        child = self._idle.pop() if self._idle else await self._start()
+    async def _ask(self, child: "_Child", question: list[Any], seconds: float) -> list[Any]:
+        computed = child.cpu_seconds()
         asking = asyncio.create_task(child.ask(question))
         try:
             async with asyncio.timeout(seconds):
                 return await asyncio.shield(asking)
         except TimeoutError:
+            if child.cpu_seconds() - computed < _OWN_SHARE * seconds:
+                raise _ChildHeldUpError from None
             raise ChildTooSlowError from None
         except (EOFError, OSError, ValueError, msgspec.MsgspecError):
             raise ChildDiedError from None
@@ -112,36 +156,62 @@ class ChildPool:
     async def _release(self, child: "_Child", asking: asyncio.Task[list[Any]]) -> None:
         if not asking.done():
             await asyncio.wait({asking}, timeout=_LEFT_SECONDS)
-        if asking.done() and not asking.cancelled() and asking.exception() is None:
+        if asking.done() and not asking.cancelled() and asking.exception() is None and not child.is_retired:
             self._idle.append(child)
+            if child.is_worn() and self._renewal is None:
+                self._renewal = asyncio.create_task(self._renew(child))
             return
         asking.cancel()
         await asyncio.wait({asking})
         await child.end()
 
+    async def _renew(self, old: "_Child") -> None:
+        """Put a new process in the place of one that goes on until the new one is ready."""
+        try:
+            new = await self._start()
+        except (ChildUnusableError, _ChildNotStartedError) as error:
+            log.warning("a process is not replaced", kind=self._kind, reason=str(error))
+            return
+        finally:
+            self._renewal = None
+        log.info("a process is replaced", kind=self._kind, pid=old.pid, by=new.pid)
+        self._idle.append(new)
+        old.is_retired = True
+        if old in self._idle:
+            self._idle.remove(old)
+            await old.end()
+
     async def _start(self) -> "_Child":
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=self._max_answer_bytes,
-            env=os.environ | {"RAYON_NUM_THREADS": "1"},  # the libraries' threads
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=self._max_answer_bytes,
+                env=os.environ | {"RAYON_NUM_THREADS": "1"},  # the libraries' threads
+            )
+        except OSError as error:  # no memory, no descriptors, no more processes
+            raise _ChildNotStartedError(error.strerror) from None
         child = _Child(process)
         is_ready = False
         try:
             async with asyncio.timeout(MAX_START_SECONDS):
                 answer = await child.line()
             is_ready = not answer
-        except (TimeoutError, EOFError):
-            answer = ["", "the process for it does not start"]
+        except (TimeoutError, EOFError, ValueError):
+            raise _ChildNotStartedError("it ends, or is silent, before it is ready") from None
         finally:
             if not is_ready:
                 await asyncio.shield(child.end())
         if not is_ready:
             raise ChildUnusableError(answer[1])
+        child.size_when_ready = child.size()
         return child
+
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class _Child:
@@ -149,6 +219,9 @@ class _Child:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self._num_questions = 0
+        self.size_when_ready = 0
+        self.is_retired = False  # it has a successor
 
     @property
     def pid(self) -> int:
@@ -157,6 +230,27 @@ class _Child:
     @property
     def is_alive(self) -> bool:
         return self._process.returncode is None
+
+    def is_worn(self) -> bool:
+        """It has worked long enough, or has grown too large."""
+        return self._num_questions >= MAX_QUESTIONS or self.size() - self.size_when_ready > MAX_GROWTH
+
+    def size(self) -> int:
+        """Bytes of memory that it holds now; 0 if it is gone."""
+        return int(self._facts("statm", b"0 0")[1]) * _PAGE_BYTES
+
+    def cpu_seconds(self) -> float:
+        """What it has computed so far."""
+        fields = self._facts("stat", b")" + b" 0" * 20)  # the name before the bracket may hold blanks
+        return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+
+    def _facts(self, name: str, none: bytes) -> list[bytes]:
+        try:
+            with open(f"/proc/{self.pid}/{name}", "rb") as file:
+                found = file.read()
+        except OSError:
+            found = none
+        return found.rpartition(b")")[2].split()
 
     async def line(self) -> list[Any]:
         """Its next answer.
@@ -175,6 +269,7 @@ class _Child:
         """Its answer to a question."""
         if self._process.stdin is None:
             raise EOFError
+        self._num_questions += 1
         self._process.stdin.write(msgspec.json.encode(question) + b"\n")
         return await self.line()
 

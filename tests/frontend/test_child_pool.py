@@ -1,0 +1,131 @@
+"""Helper processes that are killed, stopped, worn out or not to be had: no honest request is blamed for it."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.frontend import child_pool
+from penstock.frontend.child_pool import ChildDiedError, ChildPool
+from penstock.frontend.errors import Unavailable
+from tests.frontend.http_client import chat
+from tests.frontend.live_server import live_server
+
+QUESTION: list[Any] = ["encode", "Hello", False]
+
+
+def make_pool(*arguments: str, module: str = "penstock.frontend.text_child", max_processes: int = 1) -> ChildPool:
+    return ChildPool(module, arguments, max_processes=max_processes, max_queued=100, max_answer_bytes=1 << 20)
+
+
+@pytest.fixture
+async def pool(checkpoint: Path) -> AsyncIterator[ChildPool]:
+    pool = make_pool(str(checkpoint), "")
+    await pool.warm()
+    yield pool
+    await pool.close()
+
+
+async def test_a_process_that_is_killed_is_not_the_questions_fault(pool: ChildPool) -> None:
+    [first] = pool.process_ids
+    asking = asyncio.create_task(pool.ask(QUESTION, 20))
+    await asyncio.sleep(0)
+    os.kill(first, signal.SIGKILL)
+    assert (await asking)[1] == ""
+    assert first not in pool.process_ids
+
+
+async def test_a_process_that_is_stopped_is_not_the_questions_fault(pool: ChildPool) -> None:
+    [first] = pool.process_ids
+    os.kill(first, signal.SIGSTOP)
+    assert (await pool.ask(QUESTION, 3))[1] == ""
+    assert first not in pool.process_ids
+    assert not psutil.pid_exists(first)
+
+
+async def test_two_deaths_are_the_questions_fault(pool: ChildPool) -> None:
+    with pytest.raises(ChildDiedError):
+        await pool.ask(["no such question"], 20)
+    assert (await pool.ask(QUESTION, 20))[1] == ""
+
+
+async def test_stopped_again_and_again_is_nobodys_fault(pool: ChildPool) -> None:
+    is_over = threading.Event()
+
+    def stop_all() -> None:
+        while not is_over.is_set():
+            for child in psutil.Process().children():
+                if child.name() == "penstock-text":  # ready: it has named itself
+                    child.suspend()
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=stop_all)
+    thread.start()
+    try:
+        with pytest.raises(Unavailable) as caught:
+            await pool.ask(["encode", "Hello " * 150_000, False], 1)
+        assert caught.value.retry_after == child_pool.RETRY_SECONDS
+    finally:
+        is_over.set()
+        thread.join()
+    assert (await pool.ask(QUESTION, 20))[1] == ""
+
+
+async def test_processes_that_do_not_start_are_nobodys_fault() -> None:
+    pool = make_pool(module="tests.frontend.no_such_module")
+    with pytest.raises(Unavailable):
+        await pool.ask(QUESTION, 20)
+    await pool.close()
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MAX_QUESTIONS", 5), ("MAX_GROWTH", -1)])
+async def test_a_worn_process_is_replaced_without_a_pause(
+    pool: ChildPool, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    [first] = pool.process_ids
+    for _ in range(4):
+        await pool.ask(QUESTION, 20)
+    assert pool.process_ids == [first]
+    monkeypatch.setattr(child_pool, limit, value)
+    async with asyncio.timeout(30):
+        while first in pool.process_ids or not pool.process_ids:
+            assert (await pool.ask(QUESTION, 20))[1] == ""
+    monkeypatch.undo()
+    [second] = pool.process_ids
+    assert (await pool.ask(QUESTION, 20))[1] == ""
+    assert pool.process_ids == [second]
+    assert not psutil.pid_exists(first)
+
+
+def test_no_chat_fails_when_helpers_are_killed(checkpoint: Path, sockets: Path) -> None:
+    with live_server(checkpoint, sockets) as live:
+        assert chat(live).status == 200
+        is_over = threading.Event()
+        answers: list[int] = []
+
+        def ask() -> None:
+            while not is_over.is_set():
+                answers.append(chat(live).status)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(6):
+            for child in psutil.Process().children():
+                if child.name() == "penstock-text":
+                    child.kill()
+            num_before, deadline = len(answers), time.monotonic() + 60
+            while len(answers) < num_before + 8 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        assert len(answers) >= 48
+        assert set(answers) == {200}
