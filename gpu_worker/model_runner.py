@@ -170,8 +170,8 @@ class ModelRunner:
     ) -> tuple[Tensor, TokenScores | None, tuple[RowError, ...]]:
         """Draw from [S, V] logits, and score what was drawn where a row asks for it.
 
-        The next step reads the tokens from the row state, whether or not the host has seen them. The CPU's own kernels
-        need no `sampling`.
+        The next step reads the tokens from the row state, whether or not the host has seen them. Only what the CPU's
+        own kernels computed comes without `sampling`, which they do not need.
         """
         state = self._state
         rows = batch.rows[batch.sample_idx]
@@ -183,7 +183,7 @@ class ModelRunner:
             raw = logits.index_select(0, index)  # a copy: sampling changes the logits
         row_errors = self._grammars.mask(logits)
         state.limit_tokens(logits, rows, positions)
-        if state.native_sampler is not None:
+        if state.native_sampler is not None and state.native_sampler.takes(logits):
             tokens = state.native_sampler.draw(logits, rows, positions)
         else:
             assert sampling is not None

@@ -19,6 +19,7 @@ from penstock.gpu_worker.memory_profile import cuda_budget
 from penstock.gpu_worker.model_config import ModelConfig
 from penstock.gpu_worker.model_runner import ModelRunner
 from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.gpu_worker.out_of_memory import is_out_of_memory
 from penstock.gpu_worker.warm_up import Limits, warm_up
 from penstock.ipc.messages import PROTOCOL_VERSION, WorkerHello
@@ -62,7 +63,6 @@ def start(config: Config, name: str) -> Started:
         architecture=model_config.architecture,
         device=str(device.torch_device),
         dtype=_name(dtype),
-        **({} if isinstance(device, CudaDevice) else {"kernels": "torch" if library is None else "native"}),
     )
     with _no_memory_for("the weights", "choose a smaller --dtype, a smaller model or another --device"):
         if config.worker.load_format == "dummy":
@@ -91,7 +91,10 @@ def start(config: Config, name: str) -> Started:
         runner = ModelRunner(model, kv, device, scheduler.max_num_seqs, size.max_model_len, folder)
     if isinstance(device, CudaDevice):
         _prepare_launches(config, runner, device, size, model_config.vocab_size)
-    _log_ready(config, model_config, device, dtype, size, loaded - began)
+    kernels = (
+        "triton" if isinstance(device, CudaDevice) else "native" if isinstance(model, NativeDenseModel) else "torch"
+    )
+    _log_ready(config, model_config, device, dtype, kernels, size, loaded - began)
     hello = WorkerHello(
         protocol_version=PROTOCOL_VERSION,
         name=name,
@@ -172,6 +175,7 @@ def _log_ready(
     model: ModelConfig,
     device: CpuDevice | CudaDevice,
     dtype: torch.dtype,
+    kernels: str,
     size: PoolSize,
     seconds: float,
 ) -> None:
@@ -181,6 +185,7 @@ def _log_ready(
         load_seconds=round(seconds, 2),
         device=_device_name(device),
         dtype=_name(dtype),
+        kernels=kernels,
         kv_pool_tokens=size.num_pages * page_size,
         kv_pool_mib=round(size.num_pages * page_bytes(model, page_size, dtype) / 2**20),
         max_model_len=size.max_model_len,

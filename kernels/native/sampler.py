@@ -34,6 +34,10 @@ class NativeSampler:
         widths = (tensor.shape[1] for tensor in (state.token_ids, state.stop_ids, state.bias_ids))
         self._sampling = _Sampling(*(getattr(state, name).data_ptr() for name in _TABLES), *widths)
 
+    def takes(self, logits: Tensor) -> bool:
+        """Whether it can draw from these; torch's path can from any."""
+        return logits.dtype == torch.float32 and logits.is_contiguous()
+
     def draw(self, logits: Tensor, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> Tensor:
         """Draw one token per sampling row, and write it to its position of `token_ids`, as `sample` does.
 
@@ -46,11 +50,7 @@ class NativeSampler:
             int32[S]; negative where there is no token.
         """
         num_rows, vocab_size = logits.shape
-        if (
-            logits.dtype != torch.float32
-            or not logits.is_contiguous()
-            or not rows.shape == positions.shape == (num_rows,)
-        ):
+        if not self.takes(logits) or not rows.shape == positions.shape == (num_rows,):
             raise ValueError(f"logits {tuple(logits.shape)} of {logits.dtype} do not fit rows {rows.shape}")
         out = torch.empty(num_rows, dtype=torch.int32)
         self._functions.penstock_draw(
