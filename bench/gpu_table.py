@@ -112,9 +112,10 @@ def more_lines(records: Sequence[Record]) -> list[str]:
         elif "summary" in record:
             summary = record["summary"]
             lines.append(
-                f"{record['file'].removesuffix('.json')}: {summary['output_tokens_per_s']:.0f} tok/s, "
-                f"TTFT p50 {summary['ttft_ms']['p50']:.1f} ms, ITL p50 {summary['itl_ms']['p50']:.2f} ms, "
-                f"p99 {summary['itl_ms']['p99']:.2f} ms, failed {summary['num_failed']}"
+                f"{record['file'].removesuffix('.json')}: {_figure(summary['output_tokens_per_s'], 0)} tok/s, "
+                f"TTFT p50 {_figure(summary['ttft_ms']['p50'], 1)} ms, "
+                f"ITL p50 {_figure(summary['itl_ms']['p50'], 2)} ms, p99 {_figure(summary['itl_ms']['p99'], 2)} ms, "
+                f"failed {summary['num_failed']}"
             )
     return lines
 
@@ -141,6 +142,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in more_lines(records):
         print(f"  {line}")
     return 0
+
+
+def _figure(value: float | None, num_decimals: int) -> str:
+    """A number, or a dash where there was nothing to measure: a failed run, or answers of one token."""
+    return "-" if value is None else f"{value:.{num_decimals}f}"
 
 
 def _least(values: Iterable[float]) -> float | None:

@@ -11,14 +11,14 @@ import functools
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 
 from penstock.bench.kernels_inputs import AttentionProblem, attention_calls
-from penstock.bench.kernels_peers import decode_peers, prefill_peers
+from penstock.bench.kernels_peers import Peer, decode_peers, prefill_peers
 from penstock.bench.kernels_small import sampling_cases, small_cases
 from penstock.bench.kernels_timing import measure_limits, time_calls
 
@@ -27,7 +27,10 @@ PARTS = ("decode", "prefill", "small", "sampling")
 
 @dataclass(frozen=True)
 class Result:
-    """One timed case. `share` is of the limit that binds it (bandwidth or matrix rate); peers map to seconds."""
+    """One timed case. `share` is of the limit that binds it (bandwidth or matrix rate); peers map to seconds.
+
+    Those that failed map to why.
+    """
 
     part: str
     case: str
@@ -36,9 +39,21 @@ class Result:
     unit: str
     share: float
     peers: dict[str, float]
+    failed_peers: dict[str, str] = field(default_factory=dict)
 
 
 Timer = Callable[[Sequence[Callable[[], object]]], float]
+
+
+def time_peers(timer: Timer, peers: Iterable[Peer]) -> tuple[dict[str, float], dict[str, str]]:
+    """(seconds, why not) by name: what another library cannot do must not cost the case, or those after it."""
+    seconds, failures = {}, {}
+    for name, make in peers:
+        try:
+            seconds[name] = timer(make())
+        except Exception as error:
+            failures[name] = f"{type(error).__name__}: {error}"[:300]
+    return seconds, failures
 
 
 def bench_decode(timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[Result]:
@@ -51,9 +66,9 @@ def bench_decode(timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[
         problem = small(AttentionProblem(batch, 1, context), dry)
         seconds = timer(attention_calls(problem, problem.rotations))
         rate = problem.kv_bytes / seconds
-        peers = {name: timer(calls) for name, calls in decode_peers(problem)}
+        peers = time_peers(timer, decode_peers(problem))
         name = f"B={batch} context={context} ({problem.kv_bytes / 2**20:.0f} MiB)"
-        yield Result("decode", name, seconds, rate / 1e9, "GB/s", rate / limits["copy_bytes_per_s"], peers)
+        yield Result("decode", name, seconds, rate / 1e9, "GB/s", rate / limits["copy_bytes_per_s"], *peers)
 
 
 def bench_prefill(timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[Result]:
@@ -64,9 +79,9 @@ def bench_prefill(timer: Timer, limits: dict[str, float], dry: bool) -> Iterator
         problem = small(AttentionProblem(batch, query_len, context), dry)
         seconds = timer(attention_calls(problem, problem.rotations))
         rate = problem.flops / seconds
-        peers = {name: timer(calls) for name, calls in prefill_peers(problem)}
+        peers = time_peers(timer, prefill_peers(problem))
         name = f"B={batch} new={query_len} context={context}"
-        yield Result("prefill", name, seconds, rate / 1e12, "TFLOP/s", rate / limits["matrix_flop_per_s"], peers)
+        yield Result("prefill", name, seconds, rate / 1e12, "TFLOP/s", rate / limits["matrix_flop_per_s"], *peers)
 
 
 def bench_cases(part: str, timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[Result]:
@@ -74,8 +89,8 @@ def bench_cases(part: str, timer: Timer, limits: dict[str, float], dry: bool) ->
     for case in small_cases(dry) if part == "small" else sampling_cases(dry):
         seconds = timer(case.calls)
         rate = case.bytes_per_call / seconds
-        peers = {name: timer(calls) for name, calls in case.peers}
-        yield Result(part, case.name, seconds, rate / 1e9, "GB/s", rate / limits["copy_bytes_per_s"], peers)
+        peers = time_peers(timer, ((name, functools.partial(list, calls)) for name, calls in case.peers))
+        yield Result(part, case.name, seconds, rate / 1e9, "GB/s", rate / limits["copy_bytes_per_s"], *peers)
 
 
 def small(problem: AttentionProblem, dry: bool) -> AttentionProblem:
@@ -100,7 +115,10 @@ def time_on_cpu(calls: Sequence[Callable[[], object]]) -> float:
 
 
 def line_of(result: Result) -> str:
-    peers = "  ".join(f"{name} {seconds * 1e6:.1f}" for name, seconds in result.peers.items())
+    peers = "  ".join(
+        [f"{name} {seconds * 1e6:.1f}" for name, seconds in result.peers.items()]
+        + [f"{name} failed: {why}" for name, why in result.failed_peers.items()]
+    )
     rate = f"{result.rate:8.0f} {result.unit}"
     figures = f"{result.seconds * 1e6:9.1f} us {rate} {100 * result.share:5.1f} %"
     return f"{result.part:9s} {result.case:44s} {figures}   {peers}"
@@ -140,8 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for result in bench(timer, limits, args.dry):
             results.append(result)
             print(line_of(result), flush=True)
-        if args.out:  # after each part: a run that is cut short keeps what it has
-            _write(args.out, device, args.dry, limits, results)
+            if args.out:  # after each case: a run that is cut short keeps what it has
+                _write(args.out, device, args.dry, limits, results)
     return 0
 
 

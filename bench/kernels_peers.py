@@ -12,23 +12,24 @@ from torch.nn import functional
 from penstock.bench.kernels_inputs import AttentionProblem, attention_inputs
 
 Calls = list[Callable[[], object]]
+Peer = tuple[str, Callable[[], Calls]]
 MOST_PEER_BYTES = 8 << 30  # contiguous copies of larger problems are left out
 
 
-def decode_peers(problem: AttentionProblem) -> Iterator[tuple[str, Calls]]:
-    """(name, calls) of each library that can be used here, for one new token per row."""
+def decode_peers(problem: AttentionProblem) -> Iterator[Peer]:
+    """(name, what makes the calls) of each library that can be used here, for one new token per row."""
     if problem.kv_bytes * problem.rotations <= MOST_PEER_BYTES:
-        yield "sdpa", _sdpa(problem, causal=False)
+        yield "sdpa", functools.partial(_sdpa, problem, causal=False)
     if problem.device == "cuda" and importlib.util.find_spec("flashinfer"):
-        yield "flashinfer", _flashinfer_decode(problem)
+        yield "flashinfer", functools.partial(_flashinfer_decode, problem)
 
 
-def prefill_peers(problem: AttentionProblem) -> Iterator[tuple[str, Calls]]:
-    """(name, calls), for fresh prompts: SDPA's causal mask is aligned to the first key."""
+def prefill_peers(problem: AttentionProblem) -> Iterator[Peer]:
+    """As `decode_peers`, for fresh prompts: SDPA's causal mask is aligned to the first key."""
     if problem.query_len == problem.context:
-        yield "sdpa", _sdpa(problem, causal=True)
+        yield "sdpa", functools.partial(_sdpa, problem, causal=True)
     if problem.device == "cuda" and importlib.util.find_spec("flashinfer"):
-        yield "flashinfer", _flashinfer_prefill(problem)
+        yield "flashinfer", functools.partial(_flashinfer_prefill, problem)
 
 
 def contiguous_kv(problem: AttentionProblem, kv: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,9 @@ _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pena
 _INTS = ("seed", "top_k", "min_tokens", "num_prompt_tokens")
 _NUM_NEEDS = len(SamplingNeeds._fields)
 _MIN_LIST_LEN = 8
+_MAX_STOP_IDS, _MAX_BIASES = 512, 1024
+"""On a GPU the lists are as long from the start as requests may have them: another length would be another kernel,
+compiled while requests wait. The CPU goes through a list's whole length for each row, and has short ones."""
 
 
 class RowState:
@@ -36,9 +39,11 @@ class RowState:
         self.page_table = torch.zeros(max_num_seqs, max_pages, dtype=torch.int32, device=on)
         self._floats = torch.zeros(len(_FLOATS), max_num_seqs, dtype=torch.float32, device=on)
         self._ints = torch.zeros(len(_INTS), max_num_seqs, dtype=torch.int64, device=on)
-        self._stop_ids = torch.full((max_num_seqs, _MIN_LIST_LEN), -1, dtype=torch.int32, device=on)
-        self._bias_ids = torch.full((max_num_seqs, _MIN_LIST_LEN), -1, dtype=torch.int32, device=on)
-        self._bias_values = torch.zeros(max_num_seqs, _MIN_LIST_LEN, dtype=torch.float32, device=on)
+        is_cpu = isinstance(device, CpuDevice)
+        num_stop_ids, num_biases = (_MIN_LIST_LEN, _MIN_LIST_LEN) if is_cpu else (_MAX_STOP_IDS, _MAX_BIASES)
+        self._stop_ids = torch.full((max_num_seqs, num_stop_ids), -1, dtype=torch.int32, device=on)
+        self._bias_ids = torch.full((max_num_seqs, num_biases), -1, dtype=torch.int32, device=on)
+        self._bias_values = torch.zeros(max_num_seqs, num_biases, dtype=torch.float32, device=on)
         self._num_pages = np.zeros(max_num_seqs, dtype=np.int32)
         self._needs = np.zeros((max_num_seqs, _NUM_NEEDS), dtype=np.bool_)
         self._has_lists = np.zeros(max_num_seqs, dtype=np.bool_)

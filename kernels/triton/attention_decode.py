@@ -68,7 +68,7 @@ def decode_kernel(
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
-    token = tl.load(query_start_loc_ptr + row)
+    token = tl.load(query_start_loc_ptr + row).to(tl.int64)  # times a stride it may exceed 31 bits
     if tl.load(query_start_loc_ptr + row + 1) - token != 1:
         return
     seq_len = tl.load(seq_lens_ptr + row)
@@ -136,7 +136,7 @@ def combine_kernel(
     """Grid (Hq, N): merge the splits of one head, add the attention sink, write the output row."""
     head = tl.program_id(0)
     row = tl.program_id(1)
-    token = tl.load(query_start_loc_ptr + row)
+    token = tl.load(query_start_loc_ptr + row).to(tl.int64)  # times a stride it may exceed 31 bits
     if tl.load(query_start_loc_ptr + row + 1) - token != 1:
         return
     seq_len = tl.load(seq_lens_ptr + row)

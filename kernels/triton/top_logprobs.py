@@ -30,7 +30,7 @@ def block_best_kernel(
         z = tl.where(ids == best_id, float("-inf"), z)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["chosen_ptr"])  # a slice, where prompts are scored piece by piece
 def merge_best_kernel(
     logits_ptr,
     chosen_ptr,

@@ -96,3 +96,14 @@ def test_the_table_names_the_worst_case_and_what_is_missing(tmp_path: Path, caps
     assert {"4", "top", "50"} <= set(said["llama-3.1-8b bf16, B=1, one decode step"])
     assert said["offline qwen3-0.6b, 256 sequences"][-2:] == ["not", "measured"]
     assert {"0.1", "good"} <= set(said["exposed host time per step, worst batch"])
+
+
+def test_a_summary_without_figures_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing served, or answers of one token: there is no time between tokens."""
+    nothing = {"p50": None, "p99": None}
+    summary = {"output_tokens_per_s": 0.0, "ttft_ms": nothing, "itl_ms": nothing, "num_failed": 3}
+    (tmp_path / "served.json").write_text(json.dumps({"summary": summary}))
+    assert gpu_table.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].strip() == (
+        "served: 0 tok/s, TTFT p50 - ms, ITL p50 - ms, p99 - ms, failed 3"
+    )

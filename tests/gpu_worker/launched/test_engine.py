@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from penstock.gpu_worker import logprobs
 from penstock.ipc.messages import SamplingParams
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
@@ -91,13 +92,20 @@ def test_warm_up_meets_every_kind_of_launch(checkpoint: Make, monkeypatch: pytes
     monkeypatch.undo()  # with the real warm-up
     use_fake_cuda(monkeypatch)
     kinds = recorded_kinds(monkeypatch)  # and without running the kernels
+    monkeypatch.setattr(logprobs, "_LOGITS_BYTES", 4 * 3 * 199)  # prompts are scored three positions at a time
     options = schedule(100, 16, 1, num_tokens=3000, cached=True)
     engine = Engine(folder, device="cuda", max_num_seqs=6, **options)
     known = dict(kinds)
     kinds.clear()
     requests = [replace(params, stop_token_ids=(), max_tokens=4) for params in SAMPLING] * 4
     requests += [replace(GREEDY, max_tokens=3), replace(GREEDY, temperature=1.0), replace(GREEDY, num_logprobs=4)] * 3
-    lens = (1, 2, 5, 17, 30, 90, 99, 150, 300, 3, 4, 40, 70, 16, 8, 200, 480, 6, 11, 65, 64)
+    # Longer lists than warm-up's, and a prompt whose pieces begin anywhere.
+    requests += [
+        replace(GREEDY, max_tokens=2, logit_bias=tuple((i, 0.5) for i in range(20))),
+        replace(GREEDY, max_tokens=2, min_tokens=1, stop_token_ids=tuple(range(100))),
+        replace(GREEDY, max_tokens=2, num_logprobs=4, prompt_logprobs=4),
+    ]
+    lens = (1, 2, 5, 17, 30, 90, 99, 150, 300, 3, 4, 40, 70, 16, 8, 200, 480, 6, 11, 65, 64, 12, 13, 50)
     engine.run(prompts(lens, seed=3), requests)
     assert kinds
     new = [kind for kind in kinds if kind not in known]

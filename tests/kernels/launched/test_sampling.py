@@ -57,7 +57,7 @@ def rows_and_positions(device: str, count: int) -> tuple[Tensor, Tensor]:
     return rows, torch.tensor([40, 41, 77, 50, 60, 33, 79, 35], device=device)[rows]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["position", "first"])  # else position 1 is a constant, without a type to convert
 def words_kernel(out_ptr, seed_ptr, position, first, BLOCK: tl.constexpr):
     group = first + tl.arange(0, BLOCK)
     w0, w1, w2, w3 = philox_words(tl.load(seed_ptr), position, group)
