@@ -262,5 +262,10 @@ def computes_in_bf16(cpu_flags: str | None = None) -> bool:
     return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
+def multiplies_bf16_matrices(cpu_flags: str | None = None) -> bool:
+    """Whether the processor has an instruction for tiles of bf16 matrices; `cpu_flags` as in `choose_dtype`."""
+    return "amx_bf16" in (Path("/proc/cpuinfo").read_text() if cpu_flags is None else cpu_flags)
+
+
 def _torch_dtype(name: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from penstock.core.config import ConfigError
 from penstock.core.config.checkpoint import read_json
-from penstock.gpu_worker.device import computes_in_bf16
+from penstock.gpu_worker.device import multiplies_bf16_matrices
 from penstock.gpu_worker.model_config import CLOCKWORK, ModelConfig, parse_model_config
 from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.clockwork import ClockworkModel
@@ -114,12 +114,13 @@ def _make(
 ) -> Model:
     if library is None:
         return DenseModel(config, build_weights(config, dtype, device, read).in_memory())
-    if dtype == torch.bfloat16 and computes_in_bf16():
-        # Where the processor multiplies bf16 matrices, torch's products are the faster ones for long inputs.
+    rounds_inputs = dtype == torch.bfloat16 and library.multiplies_bf16
+    if dtype == torch.bfloat16 and multiplies_bf16_matrices():
+        # Many times faster for long inputs than any other way, and torch alone knows it: the weights are there twice.
         dense = DenseModel(config, build_weights(config, dtype, device, read).in_memory())
         return NativeDenseModel(config, dense.weights, library, for_long_inputs=dense)
     stored = build_weights(config, torch.bfloat16 if is_bf16 else dtype, device, read, are_packed=True)
-    return NativeDenseModel(config, stored, library)
+    return NativeDenseModel(config, stored, library, rounds_inputs=rounds_inputs)
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -15,6 +15,8 @@ are read once for so much arithmetic that its rate decides, not the memory's."""
 class NativeDenseModel:
     """Weights in the kernels' layout, with the computation over them. Activations are fp32, whatever the weights are.
 
+    They may be rounded to bf16 on their way into each product: see `rounds_inputs`.
+
     A token's hidden state has the same bits alone, in any batch, in any chunk of its prompt, and after preemption.
     """
 
@@ -24,6 +26,8 @@ class NativeDenseModel:
         weights: DenseWeights | StoredWeights,
         library: Library,
         for_long_inputs: DenseModel | None = None,
+        *,
+        rounds_inputs: bool = False,
     ) -> None:
         """Packs the weights, layer by layer.
 
@@ -32,6 +36,7 @@ class NativeDenseModel:
             weights: fp32 or bf16.
             library: the kernels.
             for_long_inputs: the same model on torch's kernels, for steps of many tokens. Their bits are then others.
+            rounds_inputs: as `Library.pack` has it, for all weights.
         """
         self.config = config
         self._for_long_inputs = for_long_inputs
@@ -47,13 +52,14 @@ class NativeDenseModel:
             eps=config.rms_norm_eps,
         )
         layers = [
-            _pack_layer(layer, window, library) for layer, window in zip(weights.layers, config.windows, strict=True)
+            _pack_layer(layer, window, library, rounds_inputs)
+            for layer, window in zip(weights.layers, config.windows, strict=True)
         ]
         packed = NativeWeights(
             embedding=None if tied else weights.embedding,
             layers=layers,
             final_norm=weights.final_norm.float(),
-            lm_head=_pack(weights.lm_head, library),
+            lm_head=_pack(weights.lm_head, library, rounds_inputs),
         )
         self.native = library.model(shape, packed)  # which computes whole steps, too
 
@@ -80,20 +86,20 @@ class NativeDenseModel:
         return self.native.logits(hidden)
 
 
-def _pack(linear: Linear, library: Library, interleaved: bool = False) -> PackedLinear:
-    return library.pack(linear.weight, linear.bias, interleaved=interleaved)
+def _pack(linear: Linear, library: Library, rounds_inputs: bool, interleaved: bool = False) -> PackedLinear:
+    return library.pack(linear.weight, linear.bias, interleaved=interleaved, rounds_inputs=rounds_inputs)
 
 
-def _pack_layer(layer: DenseLayer, window: int | None, library: Library) -> NativeLayer:
+def _pack_layer(layer: DenseLayer, window: int | None, library: Library, rounds_inputs: bool) -> NativeLayer:
     return NativeLayer(
         input_norm=layer.input_norm.float(),
-        qkv=_pack(layer.qkv, library),
+        qkv=_pack(layer.qkv, library, rounds_inputs),
         q_norm=_float(layer.q_norm),
         k_norm=_float(layer.k_norm),
-        o=_pack(layer.o, library),
+        o=_pack(layer.o, library, rounds_inputs),
         mlp_norm=layer.mlp_norm.float(),
-        gate_up=_pack(layer.gate_up, library, interleaved=True),
-        down=_pack(layer.down, library),
+        gate_up=_pack(layer.gate_up, library, rounds_inputs, interleaved=True),
+        down=_pack(layer.down, library, rounds_inputs),
         window=window,
     )
 

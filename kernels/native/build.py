@@ -21,11 +21,15 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 _SOURCE = "library.cpp"
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno")
+_V4 = frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
 _FAMILIES = {
-    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-    "x86-64-v3": {"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
+    "x86-64-v4-bf16": _V4 | {"avx512_bf16"},
+    "x86-64-v4": _V4,
+    "x86-64-v3": frozenset(("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")),
 }
 """What a family's processors have, as /proc/cpuinfo calls it; the best first."""
+_MACHINE_FLAGS = {"x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512bf16")}
+"""A compiler's words for a family, where its name alone is none."""
 
 
 class BuildError(Exception):
@@ -86,7 +90,8 @@ def _compile(march: str, path: Path) -> None:
         # Made under another name: who looks at the same time sees a whole library or none.
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
-            command = [_compiler() or "", *_FLAGS, f"-march={march}", "-o", str(made), str(_FOLDER / _SOURCE)]
+            machine = _MACHINE_FLAGS.get(march, (f"-march={march}",))
+            command = [_compiler() or "", *_FLAGS, *machine, "-o", str(made), str(_FOLDER / _SOURCE)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise BuildError(f"compiling the CPU kernels failed: {done.stderr.strip()[-2000:]}")

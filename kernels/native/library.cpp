@@ -42,6 +42,9 @@ int penstock_set_threads(int num_threads, double worth_waking) {
   });
 }
 
+// Whether bf16 numbers are multiplied in pairs by one instruction, and not by some.
+int penstock_multiplies_pairs() { return kMultipliesPairs; }
+
 // Ask for huge pages before a range is first touched: fewer address translations where weights stream by.
 int penstock_advise_huge_pages(void* begin, size_t num_bytes) {
   advise_huge_pages(begin, num_bytes);

@@ -29,6 +29,7 @@ class _Linear(ctypes.Structure):
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
         ("is_bf16", c_int32),
+        ("rounds_inputs", c_int32),
     )
 
 
@@ -88,6 +89,7 @@ class PackedLinear(NamedTuple):
     num_outputs: int  # with padding inside, for interleaved weights
     num_inputs: int
     is_bf16: bool
+    rounds_inputs: bool = False
 
 
 class StepTables(NamedTuple):
@@ -160,14 +162,19 @@ class Library:
             getattr(self.functions, f"penstock_{name}").restype = _checked
         self.functions.penstock_set_threads(c_int32(num_threads), ctypes.c_double(worth_waking))
         self.num_threads = num_threads
+        self.multiplies_bf16 = bool(self.functions.penstock_multiplies_pairs())
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None, *, interleaved: bool = False) -> PackedLinear:
+    def pack(
+        self, weight: Tensor, bias: Tensor | None = None, *, interleaved: bool = False, rounds_inputs: bool = False
+    ) -> PackedLinear:
         """Copy a weight into the kernels' layout.
 
         Args:
             weight: [N, K], contiguous, fp32 or bf16.
             bias: [N] or None.
             interleaved: gates [N / 2, K] above ups; packed as 16 gates, their 16 ups, the next 16 gates.
+            rounds_inputs: round what is multiplied with a bf16 weight to bf16, which is fast where `multiplies_bf16`.
+                Sums are fp32.
         """
         num_outputs, num_inputs = weight.shape
         is_bf16 = weight.dtype == torch.bfloat16
@@ -182,7 +189,9 @@ class Library:
             parts = bias.float().chunk(2 if interleaved else 1)
             padded = [functional.pad(part, (0, num_packed // len(parts) - len(part))) for part in parts]
             bias = torch.stack([part.view(-1, _GROUP) for part in padded], dim=1).flatten()
-        return PackedLinear(packed, bias, num_packed if interleaved else num_outputs, num_inputs, is_bf16)
+        return PackedLinear(
+            packed, bias, num_packed if interleaved else num_outputs, num_inputs, is_bf16, is_bf16 and rounds_inputs
+        )
 
     def _memory(self, num_bytes: int) -> Tensor:
         """uint8 [num_bytes] that is not touched yet, on huge pages where it is large."""
@@ -363,7 +372,8 @@ def _pointer(tensor: Tensor | None) -> int | None:
 
 def _linear(packed: PackedLinear) -> _Linear:
     return _Linear(
-        _pointer(packed.weight), _pointer(packed.bias), packed.num_outputs, packed.num_inputs, packed.is_bf16
+        *(_pointer(packed.weight), _pointer(packed.bias), packed.num_outputs, packed.num_inputs),
+        *(packed.is_bf16, packed.rounds_inputs),
     )
 
 

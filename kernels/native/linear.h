@@ -1,5 +1,7 @@
 // Matrix products with packed weights.
 //
+// Where a processor multiplies bf16 in pairs, inputs are rounded to bf16 and packed in pairs, too (`rounds_inputs`).
+//
 // A weight [N, K] is packed in groups of 16 outputs: bf16 as [N / 16][K / 2][16][2], fp32 as [N / 16][K][16], padded
 // with zeros. A group streams through memory in order, and each output has one accumulator that takes its products in
 // the order of k. So a result never depends on how many tokens are computed beside it: a token's bits are the same
@@ -13,6 +15,7 @@
 
 #include <algorithm>
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "team.h"
@@ -26,6 +29,7 @@ struct Linear {  // as _Linear in library.py
   int32_t num_outputs;
   int32_t num_inputs;
   int32_t is_bf16;
+  int32_t rounds_inputs;  // of bf16 weights: inputs are rounded to bf16, too, and multiplied in pairs
 };
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
@@ -53,6 +57,16 @@ inline Floats weights_at(const bf16* group, int k) {
   return as_floats(k % 2 ? both & 0xffff0000u : both << 16);
 }
 
+// Pairs: the inputs' words are as the weights'.
+inline Words weights_at(const Pair* group, int k) { return load<Words>(group + size_t(k) * kLanes); }
+
+inline Floats plus_product(Floats sum, Floats weights, const float* input) { return sum + weights * splat(*input); }
+inline Floats plus_product(Floats sum, Words weights, const float* input) {
+  uint32_t word;
+  std::memcpy(&word, input, sizeof word);
+  return add_products(sum, weights, Words{} + word);
+}
+
 // sums [kGroups][kTokens] += the products of `num_inputs` inputs; x [num_inputs][kTokens]. On the way it asks for as
 // many stored weights of kAsked groups from `ahead` on. Groups are `group` weights apart, stored ones `stored_group`.
 template <int kTokens, int kGroups, int kAsked, typename Weight, typename Stored>
@@ -66,12 +80,10 @@ void multiply(const Weight* weight, size_t group, const Stored* ahead, size_t st
     __builtin_prefetch(x + kInputsAhead * kTokens);
     for (int g = 0; g < kAsked; g++) __builtin_prefetch(ahead + g * stored_group);
     for (int j = 0; j < kStep; j++) {
-      Floats w[kGroups];
+      decltype(weights_at(weight, j)) w[kGroups];
       for (int g = 0; g < kGroups; g++) w[g] = weights_at(weight + g * group, j);
-      for (int t = 0; t < kTokens; t++) {
-        const Floats value = splat(x[j * kTokens + t]);
-        for (int g = 0; g < kGroups; g++) kept[g][t] += w[g] * value;
-      }
+      for (int t = 0; t < kTokens; t++)
+        for (int g = 0; g < kGroups; g++) kept[g][t] = plus_product(kept[g][t], w[g], x + j * kTokens + t);
     }
   }
   for (int g = 0; g < kGroups; g++)
@@ -123,35 +135,44 @@ void multiply_part(const Part& part, const Weight* weight, size_t group, const S
   }
 }
 
+// bf16 is packed in pairs: an odd last input has a zero beside it.
+template <typename Weight>
+int num_packed_inputs(const Linear& layer) {
+  if (std::is_same_v<Weight, Pair>) return (layer.num_inputs + 1) / 2;
+  return sizeof(Weight) == 2 ? round_up(layer.num_inputs, 2) : layer.num_inputs;
+}
+
 // Tiles [first, end) of a unit; finish(token, output, 16 sums) takes the results.
 template <typename Weight, typename Finish>
 void unit_of_linear(const Linear& layer, int unit, const float* packed, const Tiles& tiles, int first, int end,
                     Finish& finish) {
   static constexpr auto kAlone = for_a_tile_alone<Weight>(std::make_index_sequence<kMostTokens>());
-  // bf16 is packed in pairs: an odd last input has a zero beside it.
-  const int inputs = sizeof(Weight) == 2 ? round_up(layer.num_inputs, 2) : layer.num_inputs;
+  const int inputs = num_packed_inputs<Weight>(layer);
   const size_t group = size_t(inputs) * kLanes;
   const Weight* weight = static_cast<const Weight*>(layer.weight) + unit * kUnitGroups * group;
   const int begin = tiles.begin(first);
   const int num_groups = tiles.count == 1 ? groups_at_a_time(tiles.num_tokens) : 2;
+  // Pairs are twice as large as bf16: as many bytes ahead, where so many groups are read at a time.
+  const int ahead = std::is_same_v<Weight, Pair> && num_groups > 2 ? kAhead / 2 : kAhead;
   Floats sums[2 * kMostTiles * kMostTokens];  // [tiles][groups][tokens of a tile]
   Floats widened[2 * kBlock];                 // a block of two groups: what many tiles use is made from bf16 once
   for (int g = 0; g < kUnitGroups; g += num_groups, weight += num_groups * group) {
     std::fill_n(sums, num_groups * (tiles.begin(end) - begin), Floats{});
     if (tiles.count == 1)
-      kAlone[tiles.num_tokens - 1](weight, group, weight + kAhead, group, inputs, packed, sums);
+      kAlone[tiles.num_tokens - 1](weight, group, weight + ahead, group, inputs, packed, sums);
     for (int k = 0; tiles.count > 1 && k < inputs; k += kBlock) {
       const int block = std::min(kBlock, inputs - k);
       const Weight* here = weight + size_t(k) * kLanes;
       const Weight* next = k + kBlock < inputs ? here + kBlock * kLanes : weight + 2 * group;
       const Part part{tiles, first, end, k, block};
-      if (sizeof(Weight) == 2 && end - first >= kWorthWidening) {
-        for (int j = 0; j < 2; j++)
-          for (int i = 0; i < block; i++) widened[j * block + i] = weights_at(here + j * group, i);
-        multiply_part(part, reinterpret_cast<const float*>(widened), size_t(block) * kLanes, next, group, packed, sums);
-      } else {
-        multiply_part(part, here, group, next, group, packed, sums);
-      }
+      const bool is_widened = sizeof(Weight) == 2 && end - first >= kWorthWidening;
+      if constexpr (sizeof(Weight) == 2)
+        if (is_widened) {
+          for (int j = 0; j < 2; j++)
+            for (int i = 0; i < block; i++) widened[j * block + i] = weights_at(here + j * group, i);
+          multiply_part(part, reinterpret_cast<const float*>(widened), size_t(block) * kLanes, next, group, packed, sums);
+        }
+      if (!is_widened) multiply_part(part, here, group, next, group, packed, sums);
     }
     for (int i = first; i < end; i++) {
       const int from = tiles.begin(i), count = tiles.begin(i + 1) - from;
@@ -179,19 +200,38 @@ inline void pack_tile(const float* rows, int stride, int num_tokens, int k, int 
     for (int t = 0; t < num_tokens; t++) *to++ = rows[size_t(t) * stride + k];
 }
 
-// x [num_tokens, stride], zero past its inputs, through a linear layer; outputs come in whole units. `packed` has room
-// for all inputs of all tokens.
-template <typename Finish>
-void linear(Team& team, const Linear& layer, const float* x, int stride, int num_tokens, float* packed, Finish finish) {
+// As pack_tile, of rows with `num_inputs` floats that are rounded to bf16; k and block count pairs.
+inline void pack_tile_of_pairs(const float* rows, int stride, int num_tokens, int num_inputs, int k, int block,
+                               float* to) {
+  float pairs[kMostTokens * kBlock];
+  for (int t = 0; t < num_tokens; t++) {
+    const float* from = rows + size_t(t) * stride + 2 * k;
+    for (int i = 0; i < block; i += kLanes) {
+      const int left = num_inputs - 2 * (k + i);
+      store(pairs + t * kBlock + i, pairs_of(load_some(from + 2 * i, left), load_some(from + 2 * i + kLanes, left - kLanes)));
+    }
+  }
+  pack_tile(pairs, kBlock, num_tokens, 0, block, to);
+}
+
+template <typename Weight, typename Finish>
+void linear_of(Team& team, const Linear& layer, const float* x, int stride, int num_tokens, float* packed,
+               Finish& finish) {
+  constexpr bool kOfPairs = std::is_same_v<Weight, Pair>;
   const Tiles tiles(num_tokens);
-  const int inputs = layer.is_bf16 ? round_up(layer.num_inputs, 2) : layer.num_inputs;
-  if (num_tokens > 1) {
+  const int inputs = num_packed_inputs<Weight>(layer);
+  if (num_tokens > 1 || kOfPairs) {
     const int num_blocks = (inputs + kBlock - 1) / kBlock;
-    team.each(tiles.count * num_blocks, 4, [&](int i) {
+    // One token is done before another core has heard of it.
+    team.each(tiles.count * num_blocks, num_tokens > 1 ? 4 : num_blocks, [&](int i) {
       const int tile = i / num_blocks, begin = tiles.begin(tile), k = i % num_blocks * kBlock;
-      const int block = std::min(kBlock, inputs - k);
-      pack_tile(x + size_t(begin) * stride, stride, tiles.begin(tile + 1) - begin, k, block,
-                packed + tile_at(tiles, tile, k, block));
+      const int block = std::min(kBlock, inputs - k), count = tiles.begin(tile + 1) - begin;
+      const float* rows = x + size_t(begin) * stride;
+      float* to = packed + tile_at(tiles, tile, k, block);
+      if constexpr (kOfPairs)
+        pack_tile_of_pairs(rows, stride, count, layer.num_inputs, k, block, to);
+      else
+        pack_tile(rows, stride, count, k, block, to);
     });
   }
   const int num_units = (layer.num_outputs + kUnit - 1) / kUnit;
@@ -200,12 +240,18 @@ void linear(Team& team, const Linear& layer, const float* x, int stride, int num
   const int num_pieces = (tiles.count + piece - 1) / piece;
   team.each(num_units * num_pieces, 1, [&](int i) {
     const int first = i / num_units * piece, end = std::min(first + piece, tiles.count);
-    const float* of_tokens = num_tokens > 1 ? packed : x;
-    if (layer.is_bf16)
-      unit_of_linear<bf16>(layer, i % num_units, of_tokens, tiles, first, end, finish);
-    else
-      unit_of_linear<float>(layer, i % num_units, of_tokens, tiles, first, end, finish);
+    unit_of_linear<Weight>(layer, i % num_units, num_tokens > 1 || kOfPairs ? packed : x, tiles, first, end, finish);
   });
+}
+
+// x [num_tokens, stride], zero past its inputs, through a linear layer; outputs come in whole units. `packed` has room
+// for all inputs of all tokens.
+template <typename Finish>
+void linear(Team& team, const Linear& layer, const float* x, int stride, int num_tokens, float* packed, Finish finish) {
+  const auto of_weights = layer.rounds_inputs ? linear_of<Pair, Finish>
+                          : layer.is_bf16     ? linear_of<bf16, Finish>
+                                              : linear_of<float, Finish>;
+  of_weights(team, layer, x, stride, num_tokens, packed, finish);
 }
 
 }  // namespace penstock

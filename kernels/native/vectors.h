@@ -33,6 +33,12 @@ inline void store(T* at, Vector vector) {
 inline Floats splat(float x) { return x - Floats{}; }
 inline Floats as_floats(Words words) { return load<Floats>(&words); }
 inline Floats load16(const float* at) { return load<Floats>(at); }
+inline Floats load_some(const float* at, int count) {  // zeros past `count`
+  if (count >= kLanes) return load16(at);
+  Floats values = {};
+  for (int i = 0; i < count; i++) values[i] = at[i];
+  return values;
+}
 inline Floats load16(const bf16* at) { return as_floats(__builtin_convertvector(load<Halves>(at), Words) << 16); }
 
 inline float widen(float x) { return x; }
@@ -49,6 +55,38 @@ inline void narrow(float x, bf16* at) {  // to nearest, ties to even; NaN stays 
   std::memcpy(&word, &x, 4);
   *at = std::isnan(x) ? 0x7fc0 : uint16_t((word + 0x7fff + ((word >> 16) & 1)) >> 16);
 }
+
+// Two bf16 in the two halves of a word, as what is multiplied and added in one instruction where there is such a one.
+struct Pair {
+  uint32_t bits;
+};
+
+#ifdef __AVX512BF16__
+constexpr bool kMultipliesPairs = true;
+
+inline Floats add_products(Floats sum, Words a, Words b) {
+  return Floats(_mm512_dpbf16_ps(__m512(sum), __m512bh(a), __m512bh(b)));
+}
+
+// 32 floats, rounded to the nearest.
+inline Words pairs_of(Floats low, Floats high) { return Words(_mm512_cvtne2ps_pbh(__m512(high), __m512(low))); }
+#else
+constexpr bool kMultipliesPairs = false;
+
+inline Floats add_products(Floats sum, Words a, Words b) {
+  sum += as_floats(a & 0xffff0000u) * as_floats(b & 0xffff0000u);
+  return sum + as_floats(a << 16) * as_floats(b << 16);
+}
+
+inline Words pairs_of(Floats low, Floats high) {
+  bf16 rounded[2 * kLanes];
+  for (int i = 0; i < kLanes; i++) {
+    narrow(low[i], rounded + i);
+    narrow(high[i], rounded + kLanes + i);
+  }
+  return load<Words>(rounded);
+}
+#endif
 
 // Lane i of `swapped<n>(v)` is lane i ^ n: all lanes of a sum or maximum over such steps end up equal.
 template <int n>

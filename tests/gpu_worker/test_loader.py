@@ -1,6 +1,8 @@
 """Checkpoints: what is loaded, and what is refused in one clear sentence."""
 
+import gc
 import json
+import math
 import shutil
 import struct
 from collections.abc import Callable
@@ -14,8 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from penstock.core.checkpoint_size import checkpoint_size
 from penstock.core.config import ConfigError
+from penstock.gpu_worker import loader
 from penstock.gpu_worker.loader import LoadError, dummy_model, load_model, load_model_config
 from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.weights import expected_tensors
+from penstock.kernels.native.build import BuildError, build
+from penstock.kernels.native.library import Library
 from tests.gpu_worker.checkpoints import edit_config
 from tests.gpu_worker.conftest import Checkpoint
 
@@ -76,6 +82,33 @@ def test_conversion(folder: Path) -> None:
     weights = load(folder, torch.bfloat16).weights
     assert weights.layers[0].qkv.weight.dtype == torch.bfloat16
     assert torch.equal(weights.embedding, load(folder).weights.embedding.bfloat16())
+
+
+@pytest.mark.parametrize(("has_matrices", "num_copies"), [(False, 1), (True, 2)])
+def test_how_often_bf16_weights_are_in_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, has_matrices: bool, num_copies: int
+) -> None:
+    """Once, and all steps are computed from that; twice where torch alone knows the fast way for long steps."""
+    try:
+        library = Library(build(), 1)
+    except BuildError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(loader, "multiplies_bf16_matrices", lambda: has_matrices)
+    config = load_model_config(folder)
+    before = large_tensors()
+    model = load_model(folder, config, torch.bfloat16, CPU, library)
+    made = sum(storage.nbytes() for at, storage in large_tensors().items() if at not in before)
+    num_parameters = sum(math.prod(shape) for shape in expected_tensors(config).values())
+    assert round(made / (2 * num_parameters)) == num_copies  # but for norms and padding
+    assert model.needs_cpu_plan(4096) is has_matrices
+
+
+def large_tensors() -> dict[int, torch.UntypedStorage]:
+    """The storages of more than 2 KB that there are, by address."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    return {at: storage for at, storage in storages.items() if storage.nbytes() > 2048}
 
 
 def test_shards(checkpoint: Make, tmp_path: Path) -> None:

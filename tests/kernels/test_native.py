@@ -15,7 +15,7 @@ from penstock.gpu_worker.model_config import ModelConfig, parse_model_config
 from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.kernels.native import build
-from penstock.kernels.native.library import Library, StepTables
+from penstock.kernels.native.library import Library, NativeShape, NativeWeights, StepTables
 from penstock.kernels.paged_attention_cpu import plan_cpu_attention
 from penstock.kernels.token_masks import mask_tokens_reference
 
@@ -192,6 +192,38 @@ def test_the_same_bits_in_any_batch(library: Library, kind: str, dtype: torch.dt
             assert torch.equal(one, other), (page_size, batches.__name__)
 
 
+@pytest.mark.parametrize("kind", ["plain", "odd sizes, tied", "more than one block of inputs"])
+@torch.inference_mode()
+def test_the_same_bits_in_any_batch_with_rounded_inputs(library: Library, kind: str) -> None:
+    """Also on a processor without the instruction for it; and near what torch makes of such inputs."""
+    config = parse_model_config(_TINY | _KINDS[kind])
+    stored = weights(config, torch.bfloat16)
+    model = NativeDenseModel(config, stored, library, rounds_inputs=True)
+    expected = World(config, 16, torch.bfloat16).run(model, alone(World(config, 16)))
+    for batches in (whole, by_token, in_chunks):
+        world = World(config, 16, torch.bfloat16)
+        for one, other in zip(world.run(model, batches(world)), expected, strict=True):
+            assert torch.equal(one, other), batches.__name__
+    exact = World(config, 16, torch.bfloat16).run(NativeDenseModel(config, stored, library), alone(world))
+    for one, other in zip(expected, exact, strict=True):
+        assert not torch.equal(one, other)
+        assert (one - other).abs().max() < 0.05 * other.abs().max()
+
+
+@pytest.mark.parametrize("num_inputs", [1, 31, 32, 33, 255, 256, 257, 600])
+@pytest.mark.parametrize("num_tokens", [1, 2, 12, 13, 100])
+def test_products_of_rounded_inputs(library: Library, num_inputs: int, num_tokens: int) -> None:
+    """As of the rounded numbers themselves, which are exact in fp64."""
+    generator = torch.Generator().manual_seed(num_inputs)
+    stored = torch.randn(70, num_inputs, generator=generator).bfloat16()
+    x = torch.randn(num_tokens, num_inputs, generator=generator)
+    shape = NativeShape(num_inputs, 64, 1, 1, 16, 70, "silu", 1e-6)
+    head = library.pack(stored, rounds_inputs=True)
+    logits = library.model(shape, NativeWeights(None, [], torch.ones(num_inputs), head)).logits(x)
+    expected = x.bfloat16().double() @ stored.double().T
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5 * num_inputs**0.5)
+
+
 @torch.inference_mode()
 def test_stored_bf16_weights_are_computed_with_exactly(library: Library) -> None:
     config = parse_model_config(_TINY)
@@ -321,10 +353,12 @@ def test_libraries_for_families_of_processors(tmp_path: Path, monkeypatch: pytes
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     made = build.build_portable()
-    assert ["-march=x86-64-v4" in path.read_text() for path in made] == [True, False]
-    assert ["-march=x86-64-v3" in path.read_text() for path in made] == [False, True]
-    v4, v3 = (" ".join(needed) for needed in build._FAMILIES.values())
-    for flags, expected in ((f"{v3} {v4} more", made[0]), (f"{v3} avx512f", made[1]), ("sse2", None)):
+    assert ["-mavx512bf16" in path.read_text() for path in made] == [True, False, False]
+    assert ["-march=x86-64-v4" in path.read_text() for path in made] == [True, True, False]
+    assert ["-march=x86-64-v3" in path.read_text() for path in made] == [False, False, True]
+    bf16, v4, v3 = (" ".join(needed) for needed in build._FAMILIES.values())
+    found = [(f"{v3} {bf16}", made[0]), (f"{v3} {v4} more", made[1]), (f"{v3} avx512f", made[2]), ("sse2", None)]
+    for flags, expected in found:
         monkeypatch.setattr(build, "_processor", lambda flags=flags: f"flags : {flags}")
         assert build.built_library() == expected
     monkeypatch.setattr(build, "_processor", lambda: f"flags : {v3} {v4}")
