@@ -87,6 +87,8 @@ class EngineClient:
         self._codec: Codec[ToFrontend] = Codec(ToFrontend)
         self._last_facts: EngineReady | None = None
         self._progress_at = self._loop.time()  # last sign that steps are computed, or that there was none to compute
+        self._silent_since: float | None = None  # the last word of a scheduler that has been given up since
+        self._is_missed = False  # there was work for it since
         self._connect()
         self._heartbeats = asyncio.create_task(self._keep_alive())
 
@@ -106,6 +108,13 @@ class EngineClient:
         return self._loop.time() - self._progress_at if self.engine is not None and self._is_pending else 0.0
 
     @property
+    def silent_seconds(self) -> float:
+        """How long nothing has been heard of a scheduler that was there once, though there was work for it meanwhile."""
+        if self._silent_since is None or not (self._is_missed or self._is_pending):
+            return 0.0
+        return self._loop.time() - self._silent_since
+
+    @property
     def _is_pending(self) -> bool:
         return any(not live.is_paused for live in self._live.values())
 
@@ -121,6 +130,7 @@ class EngineClient:
             Unavailable: if no engine is ready by then.
         """
         if self.engine is None:
+            self._is_missed = True
             try:
                 async with asyncio.timeout(seconds):
                     await self.ready.wait()
@@ -215,7 +225,8 @@ class EngineClient:
 
     def _on_message(self, message: ToFrontend) -> None:
         self._last_heard = self._loop.time()
-        self._has_heard = True
+        if not self._has_heard:
+            self._has_heard, self._silent_since = True, None
         if type(message) is not TokenBatch:
             self._on_news(message)
             return
@@ -324,6 +335,7 @@ class EngineClient:
         """Give the connection up: what is queued in it must not reach another scheduler. Then begin anew."""
         if self._has_heard:
             log.warning("engine silent, connecting again", seconds=self.link.heartbeat_timeout)
+            self._silent_since, self._is_missed = self._last_heard, self._is_pending
         self._set_not_ready("the engine is silent")
         self._lose_all()
         self._dealer.close()

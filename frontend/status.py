@@ -8,6 +8,9 @@ from penstock.frontend.replies import Reply, RequestRecord
 from penstock.frontend.service import Service
 from penstock.frontend.version import NAME, VERSION
 
+_SILENT_TIMEOUTS = 3
+"""Heartbeat timeouts: one for a scheduler to count as silent, and as much again for another one to come."""
+
 
 async def list_models(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """GET /v1/models"""
@@ -36,11 +39,15 @@ async def health(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """GET /health: this process answers, and gets on with what it has to do. Restart it if it does not.
 
     Raises:
-        Unavailable: if an engine that says it is ready has not computed a step for too long.
+        Unavailable: if an engine that says it is ready has not computed a step for too long, or has gone silent and
+            does not come back, and there is work for it.
     """
     seconds, limit = service.engine.stuck_seconds, service.config.frontend.health_timeout
     if seconds > limit:
         raise Unavailable(f"work is pending, but the engine has computed nothing for {seconds:.0f} s")
+    seconds, limit = service.engine.silent_seconds, _SILENT_TIMEOUTS * service.config.ipc.heartbeat_timeout
+    if seconds > limit:
+        raise Unavailable(f"work is pending, but the engine has been silent for {seconds:.0f} s")
     return Reply(b'{"status":"ok"}')
 
 

@@ -92,6 +92,7 @@ class FakeScheduler:
         self.received: list[FromFrontend] = []
         self.peers: dict[PeerId, None] = {}
         self.refusal = ""
+        self.is_silent = False  # as if it hung: it takes nothing and says nothing
         self._paused: dict[str, asyncio.Event] = {}  # set when they may go on
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._beat = asyncio.create_task(self._heartbeats())
@@ -151,7 +152,8 @@ class FakeScheduler:
     async def _heartbeats(self) -> None:
         while True:
             await asyncio.sleep(0.2)
-            self.tell(Heartbeat())
+            if not self.is_silent:
+                self.tell(Heartbeat())
 
     def _readiness(self) -> EngineReady | EngineNotReady:
         if not self.is_ready:
@@ -159,6 +161,8 @@ class FakeScheduler:
         return EngineReady(PROTOCOL_VERSION, "0" * 16, self._max_model_len, self._vocab_size, 16, 100, 8)
 
     def _on_message(self, peer: PeerId, message: FromFrontend) -> None:
+        if self.is_silent:
+            return
         self.received.append(message)
         if isinstance(message, FrontendHello):
             self.peers[peer] = None

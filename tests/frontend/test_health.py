@@ -49,6 +49,22 @@ def test_steps_are_progress_and_silence_with_work_is_not(impatient: LiveServer) 
     waiting.join()
 
 
+def test_a_silent_engine_is_missed_when_there_is_work(checkpoint: Path, sockets: Path) -> None:
+    with live_server(checkpoint, sockets, heartbeat_timeout=0.4) as live:
+        assert complete(live).status == 200
+        live.scheduler.is_silent = True
+        wait_for(lambda: get(live, "/ready").status == 503)
+        time.sleep(1.5)
+        assert get(live, "/health").status == 200  # nobody has asked anything of it
+        waiting = threading.Thread(target=complete, args=(live,))
+        waiting.start()
+        wait_for(lambda: get(live, "/health").status == 503)
+        assert "silent" in error_of(get(live, "/health"), 503)["message"]
+        live.scheduler.is_silent = False
+        waiting.join()
+        assert get(live, "/health").status == 200
+
+
 def test_ready_means_that_the_queue_has_room(live: LiveServer) -> None:
     assert get(live, "/ready").status == 200
     full = live.scheduler.stats(num_waiting=1000, num_rows=8, num_running=8)
