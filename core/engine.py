@@ -18,11 +18,13 @@ import zmq
 from msgspec.structs import replace
 
 from penstock.core.config import Config, channel_keys
+from penstock.core.culprits import Culprits
 from penstock.core.drain_rate import DrainRate
 from penstock.core.peers import Peers
 from penstock.core.queue_timeouts import QueueTimeouts
 from penstock.core.scheduler import Refusal, Scheduler, UnexpectedResultError
 from penstock.core.step_trace import StepTrace
+from penstock.core.suspects import ENDS_WORKERS
 from penstock.ipc import faults
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec, MalformedMessage
@@ -85,6 +87,7 @@ class Engine:
         self._pump_is_scheduled = False
         self._worker_says = Heartbeat()  # its latest
         self._drain = DrainRate()
+        self._culprits = Culprits()
         self._queue_timeouts = QueueTimeouts(config.scheduler.queue_timeout)
         self._stats_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -149,6 +152,8 @@ class Engine:
     def _on_add_request(self, peer: PeerId, request: AddRequest) -> None:
         if self._scheduler is None:
             refusal: Refusal | None = Refusal("internal", "no worker has connected yet")
+        elif self._culprits.knows(request.prompt_token_ids, request.sampling, monotonic()):
+            refusal = Refusal("ends_workers", ENDS_WORKERS)
         else:
             refusal = self._scheduler.add_request(request, peer)
         if refusal is None:
@@ -275,8 +280,12 @@ class Engine:
         assert self._scheduler is not None
         if self._trace is not None:
             self._trace.forget_planned()
+        requests = dict(self._scheduler.requests)
         for owner, deltas in self._scheduler.reset_worker(hello, has_died=has_died).items():
             for delta in deltas:
+                if delta.error_code == "ends_workers":
+                    culprit = requests[delta.request_id]
+                    self._culprits.note(culprit.prompt_token_ids, culprit.sampling, monotonic())
                 log.error("sequence ended", request_id=delta.request_id, code=delta.error_code, reason=delta.error)
             self._send_deltas(owner, 0, deltas)
         if num_suspects := len(self._scheduler.suspects):

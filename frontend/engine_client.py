@@ -109,7 +109,7 @@ class EngineClient:
 
     @property
     def silent_seconds(self) -> float:
-        """How long nothing has been heard of a scheduler that was there once, though there was work for it meanwhile."""
+        """How long nothing has been heard of a scheduler that was there once, though there was work for it."""
         if self._silent_since is None or not (self._is_missed or self._is_pending):
             return 0.0
         return self._loop.time() - self._silent_since

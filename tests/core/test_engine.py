@@ -157,7 +157,10 @@ async def test_a_request_that_ends_two_workers_is_ended(peers: Peers) -> None:
     peers.worker.close()
     peers.new_worker()
     assert (delta.finish_reason, delta.error_code) == ("error", "ends_workers")
-    peers.frontend.send(make_request("b", [1, 2, 3], 1))
+    peers.frontend.send(make_request("again", [1, 2, 3], 1))
+    delta = await peers.delta()  # at once: no worker is asked
+    assert (delta.request_id, delta.error_code) == ("again", "ends_workers")
+    peers.frontend.send(make_request("b", [1, 2, 4], 1))
     plan = await peers.plan()
     peers.worker.send(StepResult(plan.step_id, pack_int32([7])))
     assert (await peers.delta()).token_ids == (7,)

@@ -23,11 +23,14 @@ def check_oracle(found: Told, prompt: list[int], num_tokens: int) -> None:
     assert found.ends == ["length", "[DONE]"]
 
 
+def num_deaths(server: Server) -> int:
+    return sum(entry["event"] == "died, starting it again" for entry in server.log)
+
+
 async def check_others(server: Server, running: dict[tuple[int, ...], asyncio.Task[Told]], num_tokens: int) -> None:
     for prompt, task in running.items():
         check_oracle(await task, list(prompt), num_tokens)
-    deaths = [entry for entry in server.log if entry["event"] == "died, starting it again"]
-    assert 2 <= len(deaths) <= 7
+    assert 2 <= num_deaths(server) <= 7
 
 
 async def test_one_poison_among_many_fails_alone(tmp_path: Path) -> None:
@@ -42,6 +45,14 @@ async def test_one_poison_among_many_fails_alone(tmp_path: Path) -> None:
             assert (await response.json())["error"]["code"] == "request_ends_workers"
         await check_others(server, running, 200)
         await server.settled(http)
+        deaths = num_deaths(server)
+        for seed in range(3):  # again, as a client would that knows no better: nobody dies of it
+            async with http.post(
+                f"{server.url}/v1/completions", json=body([9, POISON, 7], 20) | {"seed": seed}
+            ) as response:
+                assert (await response.json())["error"]["code"] == "request_ends_workers"
+        check_oracle(await told(http, server, body([5, 6], 20)), [5, 6], 20)
+        assert num_deaths(server) == deaths
 
 
 @only_in_soak
