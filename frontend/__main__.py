@@ -12,6 +12,7 @@ import uvloop
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.listening import addresses, bind
 from penstock.frontend.metrics_board import MetricsBoard
+from penstock.frontend.private_parts import check_private_parts
 from penstock.frontend.server import Server
 from penstock.ipc import process
 from penstock.ipc.logs import refuse
@@ -45,6 +46,7 @@ def main() -> int:
 
 
 async def _run(config: Config, name: str, listeners: list[socket.socket], argv: list[str]) -> int:
+    check_private_parts()
     arguments = dict(zip(argv[::2], argv[1::2], strict=False))
     board = None
     if (shared := arguments.get("--metrics-fd")) is not None:

@@ -1,0 +1,51 @@
+"""What this package reaches into privately: checked when a frontend starts, so that nothing vanishes silently.
+
+The bounds in pyproject.toml keep other releases out; who installs one nevertheless is told which part it lacks.
+"""
+
+import inspect
+from importlib.metadata import version
+
+import jinja2.compiler
+import prometheus_client
+from aiohttp import web
+
+from penstock.core.config import ConfigError
+
+_PARTS: dict[str, dict[type, tuple[str, ...]]] = {
+    "aiohttp": {
+        web.RequestHandler: (
+            *("_buffer_paused", "_force_close", "_manager", "_messages", "_paused", "_reading_paused"),
+            *("_request_count", "force_close", "handle_error", "pause_writing", "transport"),
+        ),
+        web.Server: ("_connections", "_kwargs", "_loop"),
+        web.AppRunner: ("_make_server", "_server"),
+        web.SockSite: ("_backlog", "_runner", "_server", "_sock", "_ssl_context"),
+    },
+    "jinja2": {jinja2.compiler.CodeGenerator: ("_output_child_to_const",)},
+    "prometheus_client": {prometheus_client.Histogram: ("_buckets", "_sum", "_upper_bounds")},
+}
+
+
+def check_private_parts() -> None:
+    """Look for every private part that is used.
+
+    Raises:
+        ConfigError: naming the library's version and what it lacks.
+    """
+    for library, classes in _PARTS.items():
+        for owner, names in classes.items():
+            absent = [name for name in names if not _has(owner, name)]
+            if absent:
+                raise ConfigError(
+                    f"{library} {version(library)} has no {owner.__name__}.{absent[0]}, which Penstock needs; "
+                    f"install a release that Penstock allows: pip install --force-reinstall penstock"
+                )
+
+
+def _has(owner: type, name: str) -> bool:
+    """Whether instances have an attribute: of the class, or assigned by one of its methods."""
+    if hasattr(owner, name):
+        return True
+    methods = [method for kind in owner.__mro__ for method in vars(kind).values() if inspect.isfunction(method)]
+    return any(name in method.__code__.co_names for method in methods)
