@@ -11,9 +11,11 @@ from difflib import get_close_matches
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses
 from penstock.core.config.checkpoint import model_dir
+from penstock.core.config.checkpoint_check import check_checkpoint
 from penstock.core.config.flags import add_flags, config_from, flags
 from penstock.core.config.foreign_flags import unknown_flag, unknown_variables, without_foreign_flags
 from penstock.core.config.listening import check_listening
+from penstock.core.config.located import located
 from penstock.core.output_files import check_output_files
 from penstock.ipc import process
 from penstock.ipc.addresses import AddressError, private_dir
@@ -125,6 +127,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
 
 
 def _run_server(command: str, config: Config) -> int:
+    if command != "scheduler":
+        config = located(config)
+        check_checkpoint(
+            model_dir(config),
+            with_weights=command != "frontend" and config.worker.load_format != "dummy",
+            with_tokenizer=command != "worker",
+        )
     check_output_files(config)
     if command in ("serve", "frontend"):
         check_listening(config.frontend)
@@ -137,7 +146,6 @@ def _run_server(command: str, config: Config) -> int:
             pass  # it is there from now on, whoever starts first
     if command == "scheduler":
         return _become("penstock.core", require_addresses(config, frontend=True, worker=True))
-    model_dir(config)
     if command == "worker":
         return _become("penstock.gpu_worker", require_addresses(config, worker=True))
     return _become("penstock.frontend", require_addresses(config, frontend=True))

@@ -30,7 +30,6 @@ from penstock.core.banner import Banner
 from penstock.core.child import Child
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import with_addresses
-from penstock.core.config.checkpoint import model_dir
 from penstock.core.config.listening import addresses, bind, has_files
 from penstock.core.spare import adopt_orphans, reap_strangers
 from penstock.ipc import process
@@ -236,7 +235,6 @@ def serve(config: Config) -> int:
     """Run `penstock serve` to its end; the exit code."""
     config = _quiet_on_terminal(config)
     process.begin("penstock-supervisor", config.log.log_level, config.log.log_format)
-    model_dir(config)  # a clear refusal before any process starts
     config, kept = reserve_ports(config)
     try:
         with private_dir(config.ipc.runtime_dir) as folder:

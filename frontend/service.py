@@ -14,9 +14,10 @@ import structlog
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from penstock.core.config import Config, ConfigError
+from penstock.core.config import Config
 from penstock.core.config.api_keys import load_api_keys
 from penstock.core.config.checkpoint import eos_token_ids, model_dir, read_json, served_model_names
+from penstock.core.config.json_fields import JsonFields
 from penstock.frontend.access import Access
 from penstock.frontend.bodies import BASE_BODY_BYTES, BODY_BYTES_PER_TOKEN
 from penstock.frontend.chat_template import ChatTemplate, load_chat_template
@@ -92,16 +93,11 @@ def load_text_model(config: Config) -> TextModel:
 
 def _sampling_defaults(folder: Path) -> SamplingDefaults:
     """generation_config.json's say on sampling; absent fields keep the neutral values."""
-    found = read_json(folder / "generation_config.json")
+    found = JsonFields("generation_config.json", read_json(folder / "generation_config.json"))
     neutral = SamplingDefaults()
-    values: dict[str, float] = {}
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-        value = found.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-            raise ConfigError(f"generation_config.json: {name} must be a number of at least 0, got {value!r}")
-        values[name] = float(getattr(neutral, name) if value is None else value)
-    top_k = found.get("top_k")
-    return SamplingDefaults(**values, top_k=max(top_k, 0) if isinstance(top_k, int) else 0)
+    names = ("temperature", "top_p", "min_p", "repetition_penalty")
+    values = {name: found.number(name, getattr(neutral, name)) for name in names}
+    return SamplingDefaults(**values, top_k=max(found.whole("top_k", 0, least=-1), 0))
 
 
 @dataclass

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from penstock.core.config import ConfigError
 from penstock.core.config.checkpoint import read_json
+from penstock.core.config.checkpoint_check import check_tokenizer_file
 from penstock.frontend.detokenize import ByteDetokenizer, ByteSpelling, Detokenizer, StreamDetokenizer, spelling_kind
 
 T = TypeVar("T")
@@ -117,6 +118,17 @@ class _TokenizerFile(msgspec.Struct):
     decoder: dict[str, Any] | None = None
 
 
+class _ListedToken(msgspec.Struct):
+    """An entry of tokenizer_config.json's added_tokens_decoder."""
+
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    special: bool = False
+
+
 def load_tokenizer(folder: Path) -> TextTokenizer:
     """The tokenizer of a checkpoint folder.
 
@@ -124,11 +136,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         ConfigError: if there is no tokenizer.json, or it cannot be used.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(
-            f"{str(folder)!r} has no tokenizer.json: a checkpoint needs one to be served "
-            "(transformers' AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes it)"
-        )
+    check_tokenizer_file(folder)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
@@ -152,19 +160,23 @@ def _add_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return
-    for token_id, entry in sorted(((int(key), value) for key, value in listed.items()), key=lambda item: item[0]):
-        if tokenizer.token_to_id(entry["content"]) is not None:
+    try:
+        entries = {int(key): msgspec.convert(value, _ListedToken) for key, value in listed.items()}
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ConfigError(f"tokenizer_config.json: added_tokens_decoder: {error}") from None
+    for token_id, entry in sorted(entries.items()):
+        if tokenizer.token_to_id(entry.content) is not None:
             continue
-        flags = {name: bool(entry.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
-        token = AddedToken(entry["content"], special=bool(entry.get("special", False)), **flags)
+        flags = {name: getattr(entry, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        token = AddedToken(entry.content, special=entry.special, **flags)
         if token.special:
             tokenizer.add_special_tokens([token])
         else:
             tokenizer.add_tokens([token])
-        if tokenizer.token_to_id(entry["content"]) != token_id:
+        if tokenizer.token_to_id(entry.content) != token_id:
             raise ConfigError(
-                f"tokenizer_config.json gives {entry['content']!r} the id {token_id}, "
-                f"tokenizer.json makes it {tokenizer.token_to_id(entry['content'])}"
+                f"tokenizer_config.json gives {entry.content!r} the id {token_id}, "
+                f"tokenizer.json makes it {tokenizer.token_to_id(entry.content)}"
             )
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from penstock.core.config import Config, ConfigError
+from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker.device import Device
-from penstock.gpu_worker.model_config import ModelConfig
 
 _GIB = 1 << 30
 _CPU_SHARE = 0.1

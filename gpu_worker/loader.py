@@ -1,6 +1,5 @@
 """A checkpoint folder into a model: checks first, then memory-mapped safetensors, converted on the way."""
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,25 +13,22 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from penstock.core.config import ConfigError
 from penstock.core.config.checkpoint import read_json
+from penstock.core.config.checkpoint_tensors import expected_tensors
+from penstock.core.config.model_config import CLOCKWORK, ModelConfig, parse_model_config
+from penstock.core.config.weight_files import LoadError, stored_tensors
 from penstock.gpu_worker.device import multiplies_bf16_matrices
-from penstock.gpu_worker.model_config import CLOCKWORK, ModelConfig, parse_model_config
 from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.clockwork import ClockworkModel
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
-from penstock.gpu_worker.weights import Read, build_weights, expected_tensors, is_ignored
+from penstock.gpu_worker.weights import Read, build_weights
 from penstock.kernels.native.library import Library
 
 log = structlog.get_logger()
 
 _DUMMY_STD = 0.02
 _PROGRESS_INTERVAL = 5.0  # seconds between log lines while loading
-
-
-class LoadError(ConfigError):
-    """A checkpoint's weights cannot be loaded; the message is one clear sentence."""
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -63,31 +59,16 @@ def load_model(
     if config.architecture == CLOCKWORK:
         return ClockworkModel(folder, config, dtype, device)
     expected = expected_tensors(config)
-    files = _open_all(_weight_files(folder))
-    where: dict[str, Any] = {}
-    for file in files:
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            where[name] = file
-    missing = [name for name in expected if name not in where]
-    if missing:
-        raise LoadError(f"the checkpoint lacks {_some(missing)}")
-    unexpected = [name for name in where if name not in expected and not is_ignored(name, config)]
-    if unexpected:
-        raise LoadError(f"the checkpoint has tensors that {config.architecture} does not: {_some(unexpected)}")
-    for name, shape in expected.items():
-        found = tuple(where[name].get_slice(name).get_shape())
-        if found != shape:
-            raise LoadError(f"tensor {name} has shape {list(found)}, and config.json asks for {list(shape)}")
+    where = stored_tensors(folder, config)
+    files = {path: _open(path) for path in sorted({found.file for found in where.values()})}
     with _progress(len(expected)) as advance:
 
         def read(name: str) -> Tensor:
             advance()
-            tensor: Tensor = where[name].get_tensor(name)
-            if not tensor.is_floating_point():
-                raise LoadError(f"tensor {name} has dtype {tensor.dtype}: quantized weights are not supported")
+            tensor: Tensor = files[where[name].file].get_tensor(name)
             return tensor
 
-        is_bf16 = all(where[name].get_slice(name).get_dtype() == "BF16" for name in expected)
+        is_bf16 = all(where[name].dtype == "BF16" for name in expected)
         return _make(config, dtype, device, read, library, is_bf16)
 
 
@@ -123,44 +104,11 @@ def _make(
     return NativeDenseModel(config, stored, library, rounds_inputs=rounds_inputs)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise LoadError(f"{str(index)!r} is no index of weight files") from None
-        files = [folder / Path(name).name for name in names]
-    elif (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    absent = [file.name for file in files if not file.is_file()]
-    if absent:
-        raise LoadError(f"weight files named by the index are missing: {_some(absent)}")
-    if files:
-        return files
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
-        raise LoadError(
-            f"{str(folder)!r} has only pickled weights (.bin), which can run code when read; "
-            "convert them to safetensors"
-        )
-    raise LoadError(f"{str(folder)!r} has no .safetensors files")
-
-
-def _open_all(paths: list[Path]) -> list[Any]:
-    files = []
-    for path in paths:
-        try:
-            files.append(safe_open(path, framework="pt"))
-        except (SafetensorError, OSError) as error:
-            raise LoadError(f"{str(path)!r} is no readable safetensors file: {error}") from None
-    return files
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:  # it has changed since its header was read
+        raise LoadError(f"{str(path)!r} is no readable safetensors file: {error}") from None
 
 
 @contextmanager

@@ -5,9 +5,9 @@ import math
 import torch
 
 from penstock.core.config import Config
+from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker.device import CudaDevice
 from penstock.gpu_worker.kv_pool import allocate
-from penstock.gpu_worker.model_config import ModelConfig
 from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
 from penstock.gpu_worker.rope import cos_sin_table
 

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from penstock.core.config.model_config import RopeConfig
 from penstock.gpu_worker.device import Device
-from penstock.gpu_worker.model_config import RopeConfig
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int, length: int = 0) -> Tensor:

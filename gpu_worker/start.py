@@ -12,11 +12,11 @@ import torch
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.checkpoint import fingerprint, model_dir
+from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker.device import CpuDevice, CudaDevice, choose_dtype, open_device
 from penstock.gpu_worker.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
 from penstock.gpu_worker.loader import dummy_model, load_model, load_model_config
 from penstock.gpu_worker.memory_profile import cuda_budget
-from penstock.gpu_worker.model_config import ModelConfig
 from penstock.gpu_worker.model_runner import ModelRunner
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.native_dense import NativeDenseModel

@@ -1,7 +1,11 @@
 """What holds for all tests."""
 
+import os
+
 import pytest
 import structlog
+
+os.environ["PENSTOCK_TEST_MODELS"] = "1"  # here, the models for tests may be served
 
 # Servers in threads log while pytest puts another object in the place of `sys.stdout`: `print` then writes to one that
 # is gone, and Python 3.11 crashes. A file of our own on the same descriptor stays, and is captured all the same.

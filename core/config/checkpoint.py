@@ -18,8 +18,26 @@ def model_dir(config: Config) -> Path:
     """
     folder = Path(config.model.model) if config.model.model else _demo_dir()
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{str(folder)!r} is no checkpoint folder: it has no config.json")
+        raise ConfigError(f"{str(folder)!r} is no checkpoint folder: {_what_else(folder)}")
     return folder
+
+
+# file that some other kind of folder has -> what to say of it
+_OTHER_FOLDERS = {
+    "adapter_config.json": "it holds a LoRA adapter, which is not supported yet; merge it into its model "
+    "(PEFT: merge_and_unload) and serve the result",
+    "model_index.json": "it holds a pipeline of the diffusers library; models that generate text are served",
+    "params.json": "it holds a model in its maker's own format; serve the one with a config.json",
+    "*.gguf": "it holds GGUF files, which are not supported yet; serve the checkpoint in safetensors that they were "
+    "made from",
+}
+
+
+def _what_else(folder: Path) -> str:
+    for name, said in _OTHER_FOLDERS.items():
+        if any(folder.glob(name)):
+            return said
+    return "it has no config.json"
 
 
 def served_model_names(config: Config) -> tuple[str, ...]:
@@ -58,11 +76,16 @@ def fingerprint(folder: Path) -> str:
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that end a sequence: generation_config.json's, else config.json's."""
+    """The ids that end a sequence: generation_config.json's, else config.json's.
+
+    Raises:
+        ConfigError: they are no ids.
+    """
     for name in ("generation_config.json", "config.json"):
         found = read_json(folder / name).get("eos_token_id")
-        if isinstance(found, int):
-            return (found,)
-        if isinstance(found, list) and found:
-            return tuple(int(token_id) for token_id in found)
+        listed = found if isinstance(found, list) else [] if found is None else [found]
+        if any(isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 for token_id in listed):
+            raise ConfigError(f"{name}: eos_token_id must be a token id or a list of them, got {str(found)[:64]}")
+        if listed:
+            return tuple(listed)
     return ()

@@ -361,8 +361,6 @@ def validate(config: Config) -> Config:
                 "without keys anybody who reaches it could send and read messages"
             )
     channel_keys(config)
-    if config.model.model and not Path(config.model.model).is_dir():
-        raise ConfigError(f"no checkpoint folder at {config.model.model!r}")
     return config
 
 

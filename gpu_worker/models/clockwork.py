@@ -21,8 +21,8 @@ from torch import Tensor
 
 from penstock.core.config import ConfigError
 from penstock.core.config.checkpoint import read_json
+from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker.layers import Linear
-from penstock.gpu_worker.model_config import ModelConfig
 from penstock.gpu_worker.models.dense import DenseModel, DenseWeights, ForwardInputs
 
 FIRST, LAST = 3, 96

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker.layers import Linear
-from penstock.gpu_worker.model_config import ModelConfig
 from penstock.kernels.activation import gelu_mul, silu_mul
 from penstock.kernels.paged_attention import paged_attention
 from penstock.kernels.paged_attention_cpu import CpuAttentionPlan

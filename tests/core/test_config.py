@@ -49,7 +49,6 @@ def test_switches_lists_and_numbers() -> None:
         (("--page-size", "24"), ("--page-size", "24", "power of two")),
         (("--gpu-memory-utilization", "1.5"), ("--gpu-memory-utilization", "1.5")),
         (("--heartbeat-timeout", "0.5"), ("--heartbeat-timeout", "0.5", "--heartbeat-interval")),
-        (("--model", "/nowhere"), ("/nowhere",)),
         *(
             (("--cors-origins", f"https://a,{bad}"), ("--cors-origins", bad))
             for bad in ("*", "a", "https://a/", "null")

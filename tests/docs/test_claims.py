@@ -11,7 +11,7 @@ import pytest
 
 from penstock.bench.peers_report import figures_rows
 from penstock.core.config.flags import flags
-from penstock.gpu_worker.model_config import ARCHITECTURES, ROPE_KINDS
+from penstock.core.config.model_config import ARCHITECTURES, ROPE_KINDS
 from tests.docs.fences import PAGES, ROOT
 from tests.docs.metric_names import metric_names
 

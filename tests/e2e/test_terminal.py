@@ -131,6 +131,25 @@ async def test_what_cannot_start_is_said_in_one_sentence(
     assert words in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--cpu-kv-cache-gib", "1e-8"), "penstock: "),  # found by the worker
+        (("--chat-template", "/nowhere"), "penstock: "),  # by the frontend
+    ],
+    ids=["worker", "frontend"],
+)
+async def test_a_terminal_shows_a_sentence_and_no_log_line(
+    checkpoint: Checkpoint, arguments: tuple[str, ...], words: str
+) -> None:
+    terminal = on_terminal("serve", str(checkpoint.folder), "--port", "0", "--num-threads", "1", *arguments)
+    assert await terminal.end() == 2
+    said = [line for line in terminal.text.splitlines() if line.startswith(words)]
+    assert len(said) == 1, terminal.text
+    for words in ("[error", "reason=", "process=", "Traceback", "locals"):
+        assert words not in terminal.text
+
+
 async def refused(folder: Path, *arguments: str) -> tuple[int | None, list[str]]:
     """Start a server that should end by itself: its exit code, and what it said from warnings on."""
     command = [sys.executable, "-m", "penstock.core.cli", "serve", str(folder), "--port", "0", *arguments]

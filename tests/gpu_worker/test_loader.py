@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from penstock.core.checkpoint_size import checkpoint_size
 from penstock.core.config import ConfigError
+from penstock.core.config.checkpoint_tensors import expected_tensors
+from penstock.core.config.weight_files import LoadError
 from penstock.gpu_worker import loader
-from penstock.gpu_worker.loader import LoadError, dummy_model, load_model, load_model_config
+from penstock.gpu_worker.loader import dummy_model, load_model, load_model_config
 from penstock.gpu_worker.models.dense import DenseModel
-from penstock.gpu_worker.weights import expected_tensors
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.native.library import Library
 from tests.gpu_worker.checkpoints import edit_config

@@ -5,13 +5,15 @@ and `rope_parameters` (transformers 5). What cannot be honoured is refused, neve
 """
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.config import ConfigError
+from penstock.core.config.json_fields import JsonFields
+from penstock.core.config.options import ConfigError
 
 Architecture = Literal[
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "ClockworkForCausalLM"
@@ -26,8 +28,14 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 _MAX_LAYERS = 4096
 """Far more than anybody trains. What a config.json claims costs memory before the first weight is missed."""
 
+_MAX_ROPE_FACTOR = 4096.0
+
 CLOCKWORK: Architecture = "ClockworkForCausalLM"
-"""For tests (see `models/clockwork.py`)."""
+TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
+"""Models for tests (`gpu_worker/models/clockwork.py`) are served only where this variable is set: no checkpoint can
+ask for one by itself."""
+
+_OTHER_SENSES = ("vision_config", "audio_config", "image_token_id", "image_token_index")
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -99,113 +107,118 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Read config.json's object.
 
     Raises:
-        ConfigError: for an architecture or a setting that this engine does not have.
+        ConfigError: for an architecture or a setting that this engine does not have, or a field of a wrong type.
     """
-    architecture = _architecture(raw)
-    hidden_size, num_q_heads = _positive(raw, "hidden_size"), _positive(raw, "num_attention_heads")
-    num_layers = _positive(raw, "num_hidden_layers", most=_MAX_LAYERS)
-    num_kv_heads = _positive(raw, "num_key_value_heads", _DEFAULT_KV_HEADS.get(architecture, num_q_heads))
+    fields = JsonFields("config.json", raw)
+    architecture = _architecture(fields)
+    hidden_size, num_q_heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    num_layers = fields.whole("num_hidden_layers", most=_MAX_LAYERS)
+    num_kv_heads = fields.whole("num_key_value_heads", _DEFAULT_KV_HEADS.get(architecture, num_q_heads))
     if num_q_heads % num_kv_heads:
         raise ConfigError(f"{num_q_heads} attention heads cannot share {num_kv_heads} key-value heads")
     default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_q_heads
-    head_dim = _positive(raw, "head_dim", default_head_dim)
+    head_dim = fields.whole("head_dim", default_head_dim)
     if head_dim % 2:
         raise ConfigError(f"head_dim {head_dim} is odd: rotary embedding needs pairs")
-    activation = raw.get("hidden_act") or "silu"
+    activation = fields.text("hidden_act") or "silu"
     if activation not in _ACTIVATIONS:
         raise ConfigError(f"hidden_act {activation!r} is not supported; supported: {', '.join(_ACTIVATIONS)}")
-    trained_len = _positive(raw, "max_position_embeddings", 131072 if architecture == "MistralForCausalLM" else 2048)
-    rope, max_model_len = _rope(raw, trained_len, head_dim)
-    attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(raw.get("attention_bias"))
+    trained_len = fields.whole("max_position_embeddings", 131072 if architecture == "MistralForCausalLM" else 2048)
+    rope, max_model_len = _rope(fields, trained_len, head_dim)
+    attention_bias = fields.flag("attention_bias") and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+    dtype = fields.text("dtype") or fields.text("torch_dtype") or "float32"
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_positive(raw, "vocab_size"),
+        vocab_size=fields.whole("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_positive(raw, "intermediate_size"),
+        intermediate_size=fields.whole("intermediate_size"),
         num_layers=num_layers,
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         activation=_ACTIVATIONS[activation],
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=rope,
         max_model_len=max_model_len,
-        windows=_windows(raw, architecture, num_layers),
+        windows=_windows(fields, architecture, num_layers),
         qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
         o_bias=attention_bias,
-        mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
+        mlp_bias=fields.flag("mlp_bias") and architecture == "LlamaForCausalLM",
         qk_norm=architecture == "Qwen3ForCausalLM",
-        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
+        tied_embeddings=fields.flag("tie_word_embeddings"),
+        checkpoint_dtype=dtype.removeprefix("torch."),
     )
 
 
-def _architecture(raw: Mapping[str, Any]) -> Architecture:
-    if raw.get("auto_map"):
+def _architecture(fields: JsonFields) -> Architecture:
+    if fields.raw("auto_map"):
         raise ConfigError("this checkpoint brings its own Python code (auto_map), and remote code is never run")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ConfigError(f"this checkpoint is quantized ({method}), and quantized weights are not supported")
-    named = raw.get("architectures") or []
-    for architecture in (*ARCHITECTURES, CLOCKWORK):
+    if quantization := fields.object("quantization_config"):
+        raise quantized(quantization.text("quant_method") or "unknown")
+    named = fields.texts("architectures") or []
+    for architecture in ARCHITECTURES:
         if named and named[0] == architecture:
             return architecture
-    found = ", ".join(map(str, named)) or "none named"
-    raise ConfigError(f"architecture {found} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    if named and named[0] == CLOCKWORK and os.environ.get(TEST_MODELS_VARIABLE):
+        return CLOCKWORK
+    found = ", ".join(named)[:256] or "none named"
+    of_pictures = " (it takes images or sound; models of text alone are served)"
+    hint = of_pictures if any(fields.raw(name) for name in _OTHER_SENSES) else ""
+    raise ConfigError(f"architecture {found} is not supported{hint}; supported: {', '.join(ARCHITECTURES)}")
 
 
-def _positive(raw: Mapping[str, Any], key: str, default: int | None = None, most: int = 1 << 30) -> int:
-    value = raw.get(key)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ConfigError(f"config.json: {key} must be a positive integer up to {most}, got {str(raw.get(key))[:64]}")
-    return value
+def quantized(method: str) -> ConfigError:
+    """What to say of weights in a format that is not there."""
+    return ConfigError(
+        f"this checkpoint is quantized ({method[:64]}), and quantized weights are not supported yet: "
+        "serve the one that it was made from, in bfloat16, float16 or float32"
+    )
 
 
-def _windows(raw: Mapping[str, Any], architecture: Architecture, num_layers: int) -> tuple[int | None, ...]:
+def _windows(fields: JsonFields, architecture: Architecture, num_layers: int) -> tuple[int | None, ...]:
     """Mistral has one window for all layers, Qwen2 and Qwen3 one for some of them, Llama none."""
-    default = 4096 if architecture != "LlamaForCausalLM" else None
-    window = raw.get("sliding_window", default)
-    if architecture == "LlamaForCausalLM" or window is None:
+    is_absent = not fields.has("sliding_window")  # null means that there is none
+    default = 4096 if architecture != "LlamaForCausalLM" and is_absent else None
+    if architecture == "LlamaForCausalLM" or (fields.raw("sliding_window") is None and default is None):
         return (None,) * num_layers
-    if not isinstance(window, int) or window < 1:
-        raise ConfigError(f"config.json: sliding_window must be a positive integer, got {window!r}")
+    window = fields.whole("sliding_window", default)
     if architecture == "MistralForCausalLM":
         return (window,) * num_layers
-    if not raw.get("use_sliding_window", False):
+    if not fields.flag("use_sliding_window"):
         return (None,) * num_layers
-    layer_types = raw.get("layer_types")
+    layer_types = fields.texts("layer_types")
     if layer_types is None:
-        first = raw.get("max_window_layers", 28)
+        first = fields.whole("max_window_layers", 28, least=0)
         return tuple(window if i >= first else None for i in range(num_layers))
     if len(layer_types) != num_layers or any(t not in ("full_attention", "sliding_attention") for t in layer_types):
         raise ConfigError(f"config.json: layer_types must name full_attention or sliding_attention {num_layers} times")
     return tuple(window if t == "sliding_attention" else None for t in layer_types)
 
 
-def _rope(raw: Mapping[str, Any], trained_len: int, head_dim: int) -> tuple[RopeConfig, int]:
+def _rope(fields: JsonFields, trained_len: int, head_dim: int) -> tuple[RopeConfig, int]:
     """The rotary settings, and the longest sequence that they allow."""
-    settings: dict[str, Any] = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
-    if any(isinstance(value, dict) for value in settings.values()):
+    none = JsonFields("config.json", {})
+    settings = fields.object("rope_scaling") or fields.object("rope_parameters") or none
+    if settings.has_objects():
         raise ConfigError("config.json: rotary settings per layer type are not supported")
-    kind = settings.get("rope_type") or settings.get("type") or "default"
-    if kind not in ROPE_KINDS:
-        raise ConfigError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
-    partial = settings.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
-    if partial is not None and partial != 1.0:
+    name = settings.text("rope_type") or settings.text("type") or "default"
+    kind = next((kind for kind in ROPE_KINDS if kind == name), None)
+    if kind is None:
+        raise ConfigError(f"rope type {name[:64]!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
+    partial = settings.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    if partial != 1.0:
         raise ConfigError(f"config.json: partial_rotary_factor {partial} is not supported for these architectures")
-    theta = float(settings.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    original = raw.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
-    original = original if original and kind in ("llama3", "yarn") else trained_len
+    theta = settings.number("rope_theta", 0.0) or fields.number("rope_theta", 0.0) or 10000.0
+    original = trained_len
+    if kind in ("llama3", "yarn"):
+        within = settings.whole("original_max_position_embeddings", trained_len)
+        original = fields.whole("original_max_position_embeddings", within)
     if kind == "default":
         return RopeConfig(kind="default", theta=theta, original_max_len=trained_len), trained_len
-    factor = settings.get("factor")
-    if factor is None and kind == "yarn":
-        factor = trained_len / original
-    if not isinstance(factor, int | float) or factor <= 0:
-        raise ConfigError(f"config.json: rope type {kind!r} needs a positive factor, got {factor!r}")
-    scaled = RopeConfig(kind=kind, theta=theta, original_max_len=int(original), factor=float(factor))
+    factor = settings.number("factor", trained_len / original if kind == "yarn" else 0.0)
+    if not 0 < factor <= _MAX_ROPE_FACTOR:
+        raise ConfigError(f"config.json: rope type {kind!r} needs a positive factor, got {settings.raw('factor')}")
+    scaled = RopeConfig(kind=kind, theta=theta, original_max_len=original, factor=factor)
     match kind:
         case "linear":
             return scaled, trained_len
@@ -214,32 +227,30 @@ def _rope(raw: Mapping[str, Any], trained_len: int, head_dim: int) -> tuple[Rope
                 raise ConfigError(f"head_dim {head_dim} is too small for dynamic rotary scaling")
             return scaled, int(trained_len * factor)
         case "llama3":
-            low, high = settings.get("low_freq_factor"), settings.get("high_freq_factor")
-            if not isinstance(low, int | float) or not isinstance(high, int | float) or high <= low:
+            low, high = settings.number("low_freq_factor", 0.0), settings.number("high_freq_factor", 0.0)
+            if high <= low:
                 raise ConfigError("config.json: rope type 'llama3' needs low_freq_factor < high_freq_factor")
-            rope = replace(scaled, low_freq_factor=float(low), high_freq_factor=float(high))
-            return rope, trained_len
+            return replace(scaled, low_freq_factor=low, high_freq_factor=high), trained_len
         case _:
             rope = replace(
                 scaled,
-                beta_fast=float(settings.get("beta_fast") or 32),
-                beta_slow=float(settings.get("beta_slow") or 1),
-                truncate=bool(settings.get("truncate", True)),
-                attention_factor=_yarn_attention_factor(settings, float(factor)),
+                beta_fast=settings.number("beta_fast", 0.0) or 32.0,
+                beta_slow=settings.number("beta_slow", 0.0) or 1.0,
+                truncate=settings.flag("truncate", True),
+                attention_factor=_yarn_attention_factor(settings, factor),
             )
             return rope, max(trained_len, int(original * factor))
 
 
-def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
+def _yarn_attention_factor(settings: JsonFields, factor: float) -> float:
     """Peng et al., 2023, equation 22, with the mscale settings that DeepSeek added."""
-    given = settings.get("attention_factor")
-    if given is not None:
-        return float(given)
+    if settings.raw("attention_factor") is not None:
+        return settings.number("attention_factor", 1.0)
 
     def of(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    mscale, mscale_all_dim = settings.get("mscale"), settings.get("mscale_all_dim")
+    mscale, mscale_all_dim = settings.number("mscale", 0.0), settings.number("mscale_all_dim", 0.0)
     if mscale and mscale_all_dim:
-        return of(float(mscale)) / of(float(mscale_all_dim))
+        return of(mscale) / of(mscale_all_dim)
     return of(1.0)

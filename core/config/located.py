@@ -1,0 +1,108 @@
+"""Which folder MODEL means: a folder, or the name of a checkpoint in the local cache of the Hugging Face hub.
+
+    CACHE/models--org--name/refs/main              names the snapshot
+    CACHE/models--org--name/snapshots/<revision>/  is the checkpoint folder
+
+Nothing is downloaded.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from penstock.core.config.options import Config, ConfigError
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def located(config: Config, environment: Mapping[str, str] = os.environ) -> Config:
+    """The same with MODEL as the folder that it means, and with the name that was given as the name that is served.
+
+    Done once, before any process starts: they all must read the same folder, whatever is downloaded meanwhile.
+
+    Raises:
+        ConfigError: there is no such folder; the message says what to do.
+    """
+    given = config.model.model
+    if not given:
+        return config
+    folder, name = _find(given, environment)
+    names = config.model.served_model_name or ((name,) if name else ())
+    return msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, model=str(folder), served_model_name=names)
+    )
+
+
+def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where downloads from the hub are kept, by the same variables that the `hf` command reads."""
+    for name, rest in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
+        if environment.get(name):
+            return Path(environment[name]).expanduser() / rest
+    home = Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return home / "huggingface" / "hub"
+
+
+def _find(given: str, environment: Mapping[str, str]) -> tuple[Path, str]:
+    """The folder, and the name to serve it under if it is not the folder's own."""
+    path = Path(given).expanduser()
+    if _is_folder(path):
+        if _is_there(path / "snapshots") and not _is_there(path / "config.json"):
+            return _snapshot(path), path.resolve().name.removeprefix("models--").replace("--", "/")
+        return path, "" if path == Path(given) else given
+    if _is_there(path):
+        raise ConfigError(_of_a_file(path))
+    if not _HUB_NAME.fullmatch(given):
+        raise ConfigError(f"no checkpoint folder at {given!r}")
+    cache = hub_cache(environment)
+    cached = cache / f"models--{given.replace('/', '--')}"
+    if _is_there(cached / "snapshots"):
+        return _snapshot(cached), given
+    raise ConfigError(
+        f"no checkpoint folder at {given!r}, and no download of that name in {str(cache)!r}; "
+        f"`hf download {given}` puts one there"
+    )
+
+
+def _is_folder(path: Path) -> bool:
+    with suppress(OSError, ValueError):
+        return path.is_dir()
+    return False
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is a file or folder of this name; not if it cannot be one (too long, or with a zero byte)."""
+    with suppress(OSError, ValueError):
+        return path.exists()
+    return False
+
+
+def _snapshot(cached: Path) -> Path:
+    """The checkpoint folder within one of the cache.
+
+    Raises:
+        ConfigError: there is none, or no telling which.
+    """
+    with suppress(OSError, UnicodeDecodeError):
+        revision = (cached / "refs" / "main").read_text().strip()
+        if revision and "/" not in revision and (cached / "snapshots" / revision).is_dir():
+            return cached / "snapshots" / revision
+    found = sorted(path for path in (cached / "snapshots").iterdir() if path.is_dir())
+    if len(found) == 1:
+        return found[0]
+    name = cached.name.removeprefix("models--").replace("--", "/")
+    if not found:
+        raise ConfigError(f"{str(cached)!r} holds no snapshot; `hf download {name}` completes it")
+    raise ConfigError(f"{str(cached)!r} holds {len(found)} snapshots and no refs/main; name the folder of one of them")
+
+
+def _of_a_file(path: Path) -> str:
+    if path.suffix.lower() == ".gguf":
+        return (
+            f"{str(path)!r} is a GGUF file, which is not supported yet: serve the folder of the checkpoint in "
+            "safetensors that it was made from"
+        )
+    return f"{str(path)!r} is a file: name the folder that holds config.json and the weights"
