@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from penstock.core.config.checkpoint import read_json
-from penstock.gpu_worker.model_config import ModelConfig
+from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker.models.clockwork import ClockworkModel
 
 _BLANKS = " \n\t"

@@ -35,16 +35,18 @@ class Frontend:
         self.lines: list[dict[str, object]] = []
 
     @staticmethod
-    async def start(config: Config, index: int = 3) -> "Frontend":
+    async def start(config: Config, index: int = 3, metrics_fd: int | None = None) -> "Frontend":
         config_fd = process.pass_config(config)
         ready_read, ready_write = os.pipe()
         argv = ["--config-fd", str(config_fd), "--parent-fd", str(ready_write), "--index", str(index)]
+        shared = () if metrics_fd is None else (metrics_fd,)
+        argv += [word for descriptor in shared for word in ("--metrics-fd", str(descriptor))]
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "penstock.frontend",
             *argv,
-            pass_fds=(config_fd, ready_write),
+            pass_fds=(config_fd, ready_write, *shared),
             stderr=asyncio.subprocess.PIPE,
         )
         os.close(config_fd)
@@ -142,7 +144,9 @@ async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) 
         port, admin_port = reserved.getsockname()[1], reserved_admin.getsockname()[1]
         shared = config(checkpoint, sockets, port=port, admin_port=admin_port, num_frontends=2)
         scheduler = FakeScheduler(f"ipc://{sockets}/frontend.sock", vocab_size=VOCAB_SIZE)
-        frontends = [await Frontend.start(shared, index) for index in range(2)]
+        metrics_fd = os.memfd_create("metrics")
+        frontends = [await Frontend.start(shared, index, metrics_fd) for index in range(2)]
+        os.close(metrics_fd)
         try:
             for frontend in frontends:
                 assert await frontend.words(until=b"ready") >= {b"ready"}
@@ -152,6 +156,7 @@ async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) 
                 "penstock-frontend-0",
                 "penstock-frontend-1",
             }
+            await asyncio.sleep(1.5)  # what the other has counted is at most a second old
             for _ in range(4):
                 assert b" 404 " in await exchange(port, "GET", "/metrics")
                 assert b"penstock_requests_total" in await exchange(admin_port, "GET", "/metrics")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker import start
 from penstock.gpu_worker.loader import load_model
-from penstock.gpu_worker.model_config import ModelConfig
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.native.build import BuildError, build
