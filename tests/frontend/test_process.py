@@ -159,7 +159,8 @@ async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) 
             await asyncio.sleep(1.5)  # what the other has counted is at most a second old
             for _ in range(4):
                 assert b" 404 " in await exchange(port, "GET", "/metrics")
-                assert b"penstock_requests_total" in await exchange(admin_port, "GET", "/metrics")
+                metrics = (await exchange(admin_port, "GET", "/metrics")).decode()
+                assert 'penstock_requests_total{endpoint="/v1/completions",status="200"} 40.0' in metrics
             for frontend in frontends:
                 frontend.child.terminate()
                 assert await asyncio.wait_for(frontend.child.wait(), 10) == 0
