@@ -61,10 +61,12 @@ check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation bui
 	$(BIN)/mypy $(SOURCES:%=-p penstock.%)
 	$(BIN)/mypy tests docs
 	$(BIN)/python docs/options_page.py --check
+	$(BIN)/python docs/tool_table.py --check
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
 docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
 	$(BIN)/python docs/options_page.py
+	$(BIN)/python docs/tool_table.py
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	@echo "open build/docs/index.html"
 

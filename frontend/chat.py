@@ -13,11 +13,11 @@ from penstock.frontend.generation import Generation
 from penstock.frontend.logprobs import prompt_logprobs, score_writer
 from penstock.frontend.message_parser import ParsedMessage, ReasoningCounter, parse_message
 from penstock.frontend.output_format import OutputFormat, output_format_for
+from penstock.frontend.output_grammar import with_output_grammar
 from penstock.frontend.parsed_chunks import ParsedChatChunks
 from penstock.frontend.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.service import Service
 from penstock.frontend.streaming import Chunks, stream_reply
-from penstock.frontend.tool_grammar import with_calls
 from penstock.frontend.validate import ValidRequest
 from penstock.frontend.validate_chat import validate_chat
 
@@ -31,12 +31,12 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
     request = schema.decode(schema.CHAT, body)
     rules = await service.admit(record)
     valid = validate_chat(request, rules, service.model.template)
-    common = with_calls(valid.common, valid.tools, service.model.tokenizer, service.model.reasoning_format)
-    with service.place(record, common, body):
-        valid = replace(valid, common=await service.with_grammar(common))
+    with service.place(record, valid.common, body):
         record.warnings += valid.conversation.warnings
         prompt = valid.common.truncated(await service.prompts.render_and_encode(valid.conversation, rules))
         output_format = output_format_for(service.model, valid, prompt)
+        common = with_output_grammar(valid.common, output_format, service.model.tokenizer)
+        valid = replace(valid, common=await service.with_grammar(common))
         shown = service.model.tokenizer.special_ids(output_format.marks)
         generation = service.generate(valid.common, [prompt], record, shown=shown)
     del body, request  # they may be large, and the generation takes its time

@@ -5,6 +5,7 @@ process of its own (see `child_pool.py`). [kind, text] is answered with [grammar
 """
 
 import random
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> str:
     Args:
         vocabulary: the model's tokens.
         kind: "json" (a JSON schema), "regex", "choice" (a JSON list of texts), "grammar" (Lark, or GBNF) or
-            "calls" (a JSON list: Lark that says `object` for what the JSON schema beside it describes).
+            "calls" (a JSON list: Lark, the JSON schemas that it refers to by name, and a [kind, text] for its `form`).
         text: the grammar.
 
     Raises:
@@ -65,10 +66,7 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> str:
                 choices = [msgspec.json.encode(choice).decode() for choice in msgspec.json.decode(text, type=list[str])]
                 grammar = llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
             case "calls":
-                lark, schema = msgspec.json.decode(text, type=tuple[str, dict[str, Any]])
-                check_schema(schema)
-                written = msgspec.json.encode({**schema, "x-guidance": _AS_TEMPLATES_WRITE}).decode()
-                grammar = llguidance.LLMatcher.grammar_from_lark(f"{lark}\nobject: %json {written}\n")
+                grammar = llguidance.LLMatcher.grammar_from_lark(_output_rules(vocabulary, text))
             case _:
                 check_repetitions(text)
                 from llguidance.gbnf_to_lark import any_to_lark
@@ -85,6 +83,47 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> str:
         raise GrammarError(_shortened(matcher.get_error()))
     _try_out(matcher)
     return grammar
+
+
+def _output_rules(vocabulary: "LLTokenizer", text: str) -> str:
+    """The Lark of an output: rules, and what they refer to: JSON schemas by name, and a form."""
+    lark, schemas, form = msgspec.json.decode(text, type=tuple[str, dict[str, Any], tuple[str, str] | None])
+    rules = [lark]
+    for name, schema in schemas.items():
+        rules.append(f"{name}: {_json_rule(schema)}")
+    if form is not None:
+        read_grammar(vocabulary, *form)  # alone it shows better what is wrong with it
+        rules.append(f"form: {_form_rule(*form)}")
+    return "\n".join(rules) + "\n"
+
+
+def _json_rule(schema: Any) -> str:
+    check_schema(schema)
+    if not isinstance(schema, dict):
+        return f"%json {msgspec.json.encode(schema).decode()}"
+    return f"%json {msgspec.json.encode({**schema, 'x-guidance': _AS_TEMPLATES_WRITE}).decode()}"
+
+
+def _form_rule(kind: str, text: str) -> str:
+    match kind:
+        case "json":
+            return _json_rule(msgspec.json.decode(text))
+        case "regex":
+            check_pattern(text)
+            return f"/{_UNESCAPED_SLASH.sub(_escaped_slash, text)}/"
+        case "choice":
+            return " | ".join(msgspec.json.encode(choice).decode() for choice in msgspec.json.decode(text))
+    check_repetitions(text)
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    return f"%lark {{\n{any_to_lark(text)}\n}}"
+
+
+_UNESCAPED_SLASH = re.compile(r"\\.|/", re.DOTALL)
+
+
+def _escaped_slash(found: re.Match[str]) -> str:
+    return r"\/" if found[0] == "/" else found[0]
 
 
 def _try_out(matcher: "LLMatcher") -> None:

@@ -2,6 +2,7 @@
 
     text --ReasoningSplitter--> reasoning
                   `-----------> content --ToolCallParser--> content, calls
+    text --ChannelParser--> all of them, for models that write in channels
 
 Streams feed it event by event; whole answers feed it everything at once, with the same result.
 Stop strings are looked for before, in the raw text, reasoning and calls included.
@@ -9,11 +10,13 @@ Stop strings are looked for before, in the raw text, reasoning and calls include
 
 from dataclasses import dataclass, field
 
+from penstock.frontend.calls.parser import ToolCallParser
+from penstock.frontend.channels import ChannelParser
 from penstock.frontend.message_parts import CallArguments, CallStart, Content, Part, Reasoning
 from penstock.frontend.output_format import OutputFormat
 from penstock.frontend.reasoning import ReasoningSplitter
 from penstock.frontend.tokenizer import TextTokenizer
-from penstock.frontend.tool_calls import ToolCallParser
+from penstock.frontend.tool_formats.registry import TOOL_FORMATS
 
 
 class MessageParser:
@@ -22,12 +25,18 @@ class MessageParser:
     def __init__(self, output_format: OutputFormat) -> None:
         self._format = output_format
         self._splitter: ReasoningSplitter | None = None
-        if output_format.reasoning is not None:
-            self._splitter = ReasoningSplitter(output_format.reasoning, is_open=output_format.is_reasoning_open)
-        tools = output_format.tools
-        self._tools: ToolCallParser | None = None
-        if tools is not None:
-            self._tools = ToolCallParser(tools.tool_format, tools.names, parallel=tools.parallel)
+        self._tools: ToolCallParser | ChannelParser | None = None
+        reasoning, tools, tool_format = output_format.reasoning, output_format.tools, output_format.tool_format
+        schemas = {} if tools is None else tools.schemas
+        parallel = tools is None or tools.parallel
+        if reasoning is not None and reasoning.has_channels:
+            self._tools = ChannelParser(tool_format or TOOL_FORMATS["harmony"], schemas, parallel=parallel)
+            return
+        if reasoning is not None:
+            self._splitter = ReasoningSplitter(reasoning, is_open=output_format.is_reasoning_open)
+        if tool_format is not None:
+            is_open = output_format.is_call_open
+            self._tools = ToolCallParser(tool_format, schemas, parallel=parallel, is_open=is_open)
 
     def feed(self, text: str) -> list[Part]:
         """Take the next piece of text; return what is certain now."""
@@ -38,7 +47,7 @@ class MessageParser:
     def finish(self) -> list[Part]:
         """No more text comes; return what was held back."""
         parts = self._without_reasoning([] if self._splitter is None else self._splitter.finish())
-        return parts if self._tools is None else parts + self._tools.finish()
+        return parts if self._tools is None else parts + self._wanted(self._tools.finish())
 
     def end(self, finish_reason: str) -> str:
         """The message's finish_reason: calls turn a stop into "tool_calls"."""
@@ -52,10 +61,16 @@ class MessageParser:
         found: list[Part] = []
         for part in parts:
             if isinstance(part, Content):
-                found += [part] if self._tools is None else self._tools.feed(part.text)
+                found += [part] if self._tools is None else self._wanted(self._tools.feed(part.text))
             elif self._format.include_reasoning:
                 found.append(part)
         return found
+
+    def _wanted(self, parts: list[Part]) -> list[Part]:
+        """The parts without reasoning, if that is not wanted."""
+        if self._format.include_reasoning:
+            return parts
+        return [part for part in parts if not isinstance(part, Reasoning)]
 
 
 @dataclass(slots=True)

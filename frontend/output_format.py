@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.frontend.calls.format import ToolFormat
 from penstock.frontend.reasoning import ReasoningFormat
 from penstock.frontend.service import TextModel
 from penstock.frontend.validate_chat import ValidChat
@@ -17,32 +18,43 @@ class OutputFormat:
 
     reasoning: ReasoningFormat | None = None
     is_reasoning_open: bool = False  # the prompt ends inside reasoning
+    is_reasoning_over: bool = False  # the prompt ends behind it
     include_reasoning: bool = True
     tools: ValidTools | None = None
+    tool_format: ToolFormat | None = None  # None: there are no calls to be looked for
+    is_call_open: bool = False  # the prompt ends with the mark that opens calls
 
     @property
     def is_plain(self) -> bool:
         """All text is content."""
-        return self.reasoning is None and self.tools is None
+        return self.reasoning is None and self.tool_format is None
 
     @property
     def marks(self) -> tuple[str, ...]:
         """What must stay visible even if the tokenizer spells it as special tokens."""
         reasoning = () if self.reasoning is None else self.reasoning.marks
-        return reasoning if self.tools is None else (*reasoning, *self.tools.tool_format.marks)
+        return reasoning if self.tool_format is None else (*reasoning, *self.tool_format.marks)
 
 
 def output_format_for(model: TextModel, valid: ValidChat, prompt: list[int]) -> OutputFormat:
     """The format of what the model will write behind this prompt."""
-    if valid.common.grammar is not None and valid.tools is None:
-        return OutputFormat()  # what matches a grammar is the content, all of it
-    if valid.tools is not None and valid.tools.is_forced:
-        return OutputFormat(tools=valid.tools)  # calls from the first token on
-    reasoning = model.reasoning_format
-    is_open = False
-    if reasoning is not None:
+    reasoning, tools = model.reasoning_format, valid.tools
+    tool_format = model.tool_format if tools is None else tools.tool_format
+    is_prompted = tool_format is not None and tool_format.is_opened_by_prompt
+    if tools is None and not is_prompted:
+        tool_format = None
+    prompt_end = final = ""
+    if reasoning is not None or is_prompted:
         conversation = valid.conversation
         continued = conversation.messages[-1].get("content") if conversation.continue_final_message else ""
+        final = continued if isinstance(continued, str) else ""
         prompt_end = model.tokenizer.decode(prompt[-_NUM_LAST_TOKENS:])
-        is_open = reasoning.is_opened_by(prompt_end, continued if isinstance(continued, str) else "")
-    return OutputFormat(reasoning, is_open, valid.include_reasoning, valid.tools)
+    return OutputFormat(
+        reasoning=reasoning,
+        is_reasoning_open=reasoning is not None and reasoning.is_opened_by(prompt_end, final),
+        is_reasoning_over=reasoning is not None and reasoning.is_closed_by(prompt_end, final),
+        include_reasoning=valid.include_reasoning,
+        tools=tools,
+        tool_format=tool_format,
+        is_call_open=tool_format is not None and is_prompted and prompt_end.endswith(tool_format.starts[0]),
+    )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from penstock.frontend.message_parts import Content, Part, Reasoning, held_suffix
 
+CHANNEL_MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
@@ -19,17 +21,34 @@ class ReasoningFormat:
     name: str
     start: str
     end: str
+    label: str = ""
+    """Stands behind the start mark, and is no part of the reasoning."""
+    has_channels: bool = False
+    """All of the output is made of channels (`channels.py`), one of which is reasoning."""
 
     @property
-    def marks(self) -> tuple[str, str]:
-        """Both marks; a tokenizer may spell them as special tokens, which must then stay visible."""
-        return (self.start, self.end)
+    def opening(self) -> str:
+        """What begins reasoning."""
+        return self.start + self.label
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks; a tokenizer may spell them as special tokens, which must then stay visible."""
+        return CHANNEL_MARKS if self.has_channels else (self.start, self.end)
+
+    def is_taught_by(self, template: str) -> bool:
+        """Whether a chat template shows these marks."""
+        return self.start in template or (not self.label and self.end in template)
 
     def is_opened_by(self, prompt_end: str, final_message: str = "") -> bool:
         """The output goes on inside reasoning, since the prompt (or the message to continue) opens it."""
         if final_message:
             return final_message.rfind(self.start) > final_message.rfind(self.end)
-        return prompt_end.rstrip().endswith(self.start)
+        return not self.has_channels and prompt_end.rstrip().endswith(self.opening)
+
+    def is_closed_by(self, prompt_end: str, final_message: str = "") -> bool:
+        """The output has no reasoning, since the prompt (or the message to continue) has closed it."""
+        return bool(final_message) or prompt_end.rstrip().endswith(self.end)
 
 
 REASONING_FORMATS = {
@@ -38,6 +57,10 @@ REASONING_FORMATS = {
         ReasoningFormat("think", "<think>", "</think>"),
         ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
         ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+        ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+        ReasoningFormat("command_r", "<|START_THINKING|>", "<|END_THINKING|>"),
+        ReasoningFormat("gemma4", "<|channel>", "<channel|>", label="thought"),
+        ReasoningFormat("harmony", "<|channel|>", "<|end|>", label="analysis<|message|>", has_channels=True),
     )
 }
 
@@ -45,7 +68,7 @@ REASONING_FORMATS = {
 def reasoning_format_of(template_source: str) -> ReasoningFormat | None:
     """The format whose marks a chat template shows, if any."""
     for reasoning_format in REASONING_FORMATS.values():
-        if reasoning_format.start in template_source or reasoning_format.end in template_source:
+        if reasoning_format.is_taught_by(template_source):
             return reasoning_format
     return None
 
@@ -95,7 +118,7 @@ class ReasoningSplitter:
         return parts
 
     def _look_for_start(self, *, is_final: bool) -> None:
-        start = self._format.start
+        start = self._format.opening
         known = self._buffer.lstrip()
         if known.startswith(start):
             self._buffer = known[len(start) :]

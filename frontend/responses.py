@@ -7,6 +7,7 @@ from penstock.frontend.errors import ContextLengthExceeded
 from penstock.frontend.gathering import gather
 from penstock.frontend.generation import Generation, SequenceEvent
 from penstock.frontend.output_format import output_format_for
+from penstock.frontend.output_grammar import with_output_grammar
 from penstock.frontend.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.response_course import ResponseCourse
 from penstock.frontend.response_items import references, resolved
@@ -14,7 +15,6 @@ from penstock.frontend.response_prompt import response_prompt
 from penstock.frontend.schema_responses import RESPONSES, InputTokens, ResponsesRequest
 from penstock.frontend.service import Service
 from penstock.frontend.streaming import stream_reply
-from penstock.frontend.tool_grammar import with_calls
 from penstock.frontend.validate import Rules
 from penstock.frontend.validate_responses import ValidResponse, input_items, validate_response
 
@@ -29,11 +29,11 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
     rules = await service.admit(record)
     valid = await _validated(service, record, request, rules, len(body))
     model = service.model
-    common = with_calls(valid.chat.common, valid.chat.tools, model.tokenizer, model.reasoning_format)
+    common = valid.chat.common
     with service.place(record, common, body):
-        common = await service.with_grammar(common)
         prompt = await response_prompt(service.prompts, valid, rules)
         output_format = output_format_for(service.model, valid.chat, prompt)
+        common = await service.with_grammar(with_output_grammar(common, output_format, model.tokenizer))
         shown = service.model.tokenizer.special_ids(output_format.marks)
         record.warnings += valid.chat.conversation.warnings
         generation = service.generate(common, [prompt], record, shown=shown)

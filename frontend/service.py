@@ -20,6 +20,7 @@ from penstock.core.config.checkpoint import eos_token_ids, model_dir, read_json,
 from penstock.core.config.json_fields import JsonFields
 from penstock.frontend.access import Access
 from penstock.frontend.bodies import BASE_BODY_BYTES, BODY_BYTES_PER_TOKEN
+from penstock.frontend.calls.format import ToolFormat
 from penstock.frontend.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.deadlines import exceeded
 from penstock.frontend.engine_client import EngineClient
@@ -34,7 +35,7 @@ from penstock.frontend.response_store import ResponseStore, store_path
 from penstock.frontend.schema import CompletionTokensDetails, PromptTokensDetails, Usage
 from penstock.frontend.text_prompt import PromptReader
 from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer
-from penstock.frontend.tool_formats import TOOL_FORMATS, ToolFormat, tool_format_of
+from penstock.frontend.tool_formats.registry import TOOL_FORMATS, tool_format_of
 from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest, check_drawable
 from penstock.frontend.validate_logprobs import bad_word_tokens, check_prompt_size
 from penstock.frontend.version import VERSION

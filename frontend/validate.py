@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from penstock.frontend.calls.format import ToolFormat
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
 from penstock.frontend.grammars import GrammarSource
 from penstock.frontend.schema import SamplingRequest, StreamOptions, Unsupported
-from penstock.frontend.tool_formats import ToolFormat
 from penstock.frontend.validate_grammar import check_grammar
 from penstock.frontend.validate_logprobs import (
     MAX_ALLOWED_TOKEN_IDS,

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.frontend.calls.format import ToolFormat
 from penstock.frontend.chat_template import ChatTemplate
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
-from penstock.frontend.tool_formats import ToolFormat
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 32768
@@ -26,6 +26,16 @@ class ValidTools:
     tool_format: ToolFormat
     is_forced: bool = False
     """The output must be calls, of the tools in `names`."""
+
+    @property
+    def functions(self) -> list[dict[str, Any]]:
+        """The functions of the tools in `names`."""
+        return [tool["function"] for tool in self.definitions if tool["function"]["name"] in self.names]
+
+    @property
+    def schemas(self) -> dict[str, Any]:
+        """The JSON schema of each tool's arguments."""
+        return {function["name"]: function.get("parameters") or {} for function in self.functions}
 
     @property
     def has_strict(self) -> bool:
@@ -59,10 +69,7 @@ def validate_tools(
         raise InvalidParameter(f"tool_choice {choice!r} needs tools", param="tool_choice")
     if len(tools) > MAX_TOOLS:
         raise InvalidParameter(f"tools may hold {MAX_TOOLS} tools at most, got {len(tools)}", param="tools")
-    names = [
-        _check_tool(f"tools[{index}]", tool, can_be_strict=is_forced or not tool_format.bare)
-        for index, tool in enumerate(tools)
-    ]
+    names = [_check_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidParameter(f"tools: {twice!r} is there twice", param="tools")
@@ -95,17 +102,17 @@ def check_tool_choice(choice: ToolChoice | None) -> tuple[str, str]:
     )
 
 
-def _check_tool(field: str, tool: dict[str, Any], *, can_be_strict: bool) -> str:
+def _check_tool(field: str, tool: dict[str, Any]) -> str:
     if tool.get("type") != "function":
         raise InvalidParameter(f"{field}.type must be 'function'", param=f"{field}.type")
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidParameter(f"{field}.function: expected an object", param=f"{field}.function")
-    check_function(f"{field}.function", function, can_be_strict=can_be_strict)
+    check_function(f"{field}.function", function)
     return str(function["name"])
 
 
-def check_function(field: str, function: dict[str, Any], *, can_be_strict: bool) -> None:
+def check_function(field: str, function: dict[str, Any]) -> None:
     """Check a function's name, description, parameters and `strict`."""
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -124,8 +131,3 @@ def check_function(field: str, function: dict[str, Any], *, can_be_strict: bool)
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
         raise InvalidParameter(f"{field}.strict: expected a boolean", param=f"{field}.strict")
-    if strict and not can_be_strict:
-        raise UnsupportedParameter(
-            f"{field}.strict is not supported for this model, whose calls have no mark, unless tool_choice forces one",
-            param=f"{field}.strict",
-        )

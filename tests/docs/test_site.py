@@ -66,6 +66,7 @@ def test_nothing_is_loaded_from_elsewhere(site: dict[Path, Page]) -> None:
     ] == []
 
 
-def test_the_options_page_shows_the_options_as_they_are() -> None:
-    command = [sys.executable, str(ROOT / "docs" / "options_page.py"), "--check"]
+@pytest.mark.parametrize("writer", ["options_page.py", "tool_table.py"])
+def test_what_is_written_by_a_program_is_up_to_date(writer: str) -> None:
+    command = [sys.executable, str(ROOT / "docs" / writer), "--check"]
     assert subprocess.run(command, check=False).returncode == 0, "run `make docs`"

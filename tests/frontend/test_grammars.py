@@ -58,8 +58,10 @@ ACCEPTED: list[dict[str, Any]] = [
 def test_accepted(live: LiveServer, fields: dict[str, Any]) -> None:
     assert chat(live, **fields).status == 200
     assert complete(live, **fields).status == 200
-    first, second = _grammars_sent(live)
-    assert first == second != ""
+    after_reasoning, alone = _grammars_sent(live)
+    assert alone
+    assert after_reasoning.startswith("start: ")
+    assert '"<think>"' in after_reasoning
 
 
 @pytest.mark.parametrize(

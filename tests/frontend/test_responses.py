@@ -236,7 +236,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f"}]}, "tools[0].type"),
     ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
-    ({"tools": [WEATHER | {"strict": True}], "text": {"format": {"type": "json_object"}}}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"background": True}, "background"),
     ({"truncation": "some"}, "truncation"),

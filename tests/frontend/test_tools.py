@@ -312,6 +312,39 @@ def test_forced_calls_bring_a_grammar(client: openai.OpenAI, live: LiveServer) -
         assert "<tools>" in live.tokenizer.decode(prompt_ids(live.scheduler.added[-1]))
 
 
+def test_a_form_and_tools(client: openai.OpenAI, live: LiveServer) -> None:
+    """The output is calls or the form; a forced choice wins over the form."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": {"answer": {}}}}}
+    for tool in (WEATHER, STRICT):
+        for output, calls in ((THOUGHT + CALL, 1), (THOUGHT + '{"answer": 1}', 0)):
+            live.says(output)
+            found = whole_message(ask(client, tools=[tool], response_format=form))
+            assert found["reasoning"] == "Let me see."
+            assert len(found["calls"]) == calls
+            assert found["content"] == ("" if calls else '{"answer": 1}')
+            assert streamed_message(stream(client, tools=[tool], response_format=form)) == found
+            grammar = live.scheduler.added[-1].sampling.grammar
+            assert "get_weather" in grammar
+            assert "answer" in grammar
+    live.says(CALL)
+    assert whole_message(ask(client, tools=[WEATHER], tool_choice="required", response_format=form))["calls"]
+    grammar = live.scheduler.added[-1].sampling.grammar
+    assert "get_weather" in grammar
+    assert "answer" not in grammar
+
+
+def test_reasoning_before_a_form(client: openai.OpenAI, live: LiveServer) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": {"answer": {}}}}}
+    live.says(THOUGHT + '{"answer": 1}')
+    found = whole_message(ask(client, response_format=form))
+    assert (found["reasoning"], found["content"]) == ("Let me see.", '{"answer": 1}')
+    assert streamed_message(stream(client, response_format=form)) == found
+    live.says('Let me see.\n</think>\n\n{"answer": 1}')
+    extra: Any = {"chat_template_kwargs": {"open_thinking": True}}
+    found = whole_message(ask(client, response_format=form, extra_body=extra))
+    assert (found["reasoning"], found["content"]) == ("Let me see.", '{"answer": 1}')
+
+
 def test_a_schema_nested_too_deeply(live: LiveServer) -> None:
     schema: dict[str, Any] = {}
     for _ in range(400):
@@ -353,7 +386,6 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters"),
     ({"tools": [{"type": "function", "function": {"name": "f", "description": 1}}]}, "tools[0].function.description"),
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict"),
-    ({"tools": [STRICT], "response_format": {"type": "json_object"}}, "tools"),
     ({"tools": [WEATHER, WEATHER]}, "tools"),
     ({"tools": [WEATHER] * 129}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
@@ -361,7 +393,6 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "custom", "name": "get_weather"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": "required", "ignore_eos": True}, "tool_choice"),
-    ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
     ({"tools": [ENDLESS], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": "perhaps"}, "tool_choice"),
     ({"parallel_tool_calls": 1}, "parallel_tool_calls"),

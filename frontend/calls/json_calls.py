@@ -1,10 +1,10 @@
-"""One tool call written as a JSON object, read as it grows.
+"""Tool calls written as JSON objects, read as they grow.
 
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
              ^ known here    ^............^ handed on piece by piece, verbatim
 
-`ObjectReader` splits an object into pieces of its members' values; `CallReader` makes a call of them.
-Both give the same result however the text is cut.
+`ObjectReader` splits an object into pieces of its members' values; `CallReader` makes a call of them; the
+functions read them from a block. All give the same result however the text is cut.
 """
 
 import re
@@ -13,7 +13,10 @@ from typing import Any
 
 import msgspec
 
-NAME_KEYS = ("name",)
+from penstock.frontend.calls.block import MAX_UNDECIDED, Block, NoCallError, Reading
+from penstock.frontend.calls.rules import Function, Rules, quoted
+
+NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 _SPACE = " \t\r\n"
@@ -260,6 +263,93 @@ class CallReader:
         self.has_failed = True
 
 
+def read_object(block: Block, *, known_only: bool = False) -> Reading[None]:
+    """Read one call from its object's opening brace on; with `known_only` it must be of an offered tool."""
+    yield from _read(block, CallReader(block.names if known_only else None))
+
+
+def read_arguments(block: Block, name: str, call_id: str = "") -> Reading[None]:
+    """Read the arguments of a call whose name is known: an object, or JSON within a text."""
+    if (yield from block.peek()) not in ("{", '"'):
+        raise NoCallError
+    block.start_call(name, call_id)
+    yield from _read(block, CallReader(name=name))
+
+
+def read_objects(block: Block, *, known_only: bool = False) -> Reading[None]:
+    """Read an object, or an array of them."""
+    if not (yield from block.accepts("[")):
+        yield from read_object(block, known_only=known_only)
+        return
+    has_calls = False
+    while True:
+        yield from block.skip(" \t\r\n,")
+        if has_calls and (yield from block.accepts("]")):
+            block.settle()
+            return
+        yield from read_object(block, known_only=known_only)
+        has_calls = True
+
+
+def _read(block: Block, call: CallReader) -> Reading[None]:
+    if (yield from block.peek()) != "{" and not call.name:
+        raise NoCallError
+    while not (call.is_done or call.has_failed):
+        yield from block.peek()
+        text = block.rest if block.is_in_call else block.rest[: max(MAX_UNDECIDED + 1 - block.num_unsettled, 0)]
+        if not text:
+            yield from block.more()  # it has ended, or gone on too long
+            raise NoCallError
+        taken, arguments = call.feed(text)
+        block.take(taken)
+        if call.is_committed and not block.is_in_call:
+            block.start_call(call.name)
+        if block.is_in_call:
+            block.add(arguments)
+    if not block.is_in_call:
+        raise NoCallError
+    block.end_call()
+
+
+def object_rule(rules: Rules, function: Function, name_key: str = "name", arguments_key: str = "arguments") -> str:
+    """The grammar of a call's object."""
+    opening = f'{{"{name_key}": {quoted(function.name)}, "{arguments_key}": '
+    return f'{quoted(opening)} {rules.json(function.arguments)} "}}"'
+
+
+def objects_rule(
+    rules: Rules, functions: list[Function], name_key: str = "name", arguments_key: str = "arguments"
+) -> str:
+    """The grammar of a call of one of the functions, as an object."""
+    return rules.rule(" | ".join(object_rule(rules, function, name_key, arguments_key) for function in functions))
+
+
+def call_schema(function: Function, name_key: str, arguments_key: str) -> dict[str, Any]:
+    """The JSON schema of a call's object. That of the arguments moves into it, and what it refers to with it."""
+    return {
+        "type": "object",
+        "properties": {
+            name_key: {"const": function.name},
+            arguments_key: _moved(function.arguments, f"#/properties/{arguments_key}"),
+        },
+        "required": [name_key, arguments_key],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema with its references to places in itself pointing to where it is moved."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, place) for key, value in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
+
+
 def _as_arguments(raw: str) -> str:
     """Arguments that are no object as written: JSON within a text is unpacked, null means none."""
     value = _decoded(raw)
@@ -279,3 +369,17 @@ def _skip(text: str, position: int, characters: str) -> int:
     while position < len(text) and text[position] in characters:
         position += 1
     return position
+
+
+def read_json_string(block: Block) -> Reading[str]:
+    """Read a JSON string; empty if what comes is none."""
+    yield from block.expects('"')
+    text = '"'
+    while True:
+        piece, mark = yield from block.until('"', "\\")
+        text += piece + mark
+        if mark == '"':
+            value = _decoded(text)
+            return value if isinstance(value, str) else ""
+        escaped = yield from block.peek()
+        text += block.take(len(escaped))

@@ -1,0 +1,257 @@
+"""What a model may write: for each tool format, what its template writes of right calls, and nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.config.grammar import grammar_vocabulary, make_matcher
+from penstock.frontend.chat_template import ChatTemplate
+from penstock.frontend.grammar_child import read_grammar
+from penstock.frontend.grammars import GrammarSource
+from penstock.frontend.output_format import OutputFormat
+from penstock.frontend.output_grammar import with_output_grammar
+from penstock.frontend.reasoning import REASONING_FORMATS
+from penstock.frontend.schema import ChatRequest, JsonSchemaFormat, ResponseFormat
+from penstock.frontend.tokenizer import load_tokenizer
+from penstock.frontend.tool_formats.registry import TOOL_FORMATS
+from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest, validate_common
+from penstock.frontend.validate_tools import ValidTools
+from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
+from tests.frontend.tool_templates import TEMPLATES
+
+THINK = REASONING_FORMATS["think"]
+POINT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "p": {"$ref": "#/$defs/Point"},
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "words": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"Point": POINT},
+}
+GOOD: list[dict[str, Any]] = [
+    {"city": "Oslo", "days": 3},
+    {"city": 'Tromsø: a "b"\nc', "days": -1, "exact": True, "p": {"x": 3, "next": {"x": 4, "next": None}}},
+    {"city": "", "days": 0, "unit": "F", "words": ["a", "b"]},
+]
+BAD: list[dict[str, Any]] = [
+    {"city": "Oslo", "days": "three"},
+    {"city": "Oslo"},
+    {"city": "Oslo", "days": 3, "unit": "K"},
+    {"city": "Oslo", "days": 3, "other": 1},
+    {"city": "Oslo", "days": 3, "p": {"x": "3"}},
+]
+FORM = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+NAMES = list(TEMPLATES)
+
+
+class Model:
+    """A checkpoint's tokens, with or without tokens of their own for marks."""
+
+    def __init__(self, folder: Path, marks: list[str], *, special: bool) -> None:
+        tokenizer = byte_level_tokenizer()
+        if special:
+            tokenizer.add_special_tokens(marks)
+        else:
+            tokenizer.add_tokens(marks)
+        folder.mkdir(exist_ok=True)
+        write_checkpoint(folder, tokenizer=tokenizer)
+        self.tokenizer = load_tokenizer(folder)
+        self._vocabulary = grammar_vocabulary(folder)
+
+    def takes(self, output_format: OutputFormat, text: str, common: ValidRequest | None = None) -> bool:
+        """Whether the model may write this text, and end with it."""
+        common = with_output_grammar(common or request(), output_format, self.tokenizer)
+        assert common.grammar is not None
+        grammar = read_grammar(self._vocabulary, common.grammar.kind, common.grammar.text)
+        matcher = make_matcher(self._vocabulary, grammar)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        taken: int = matcher.try_consume_tokens(token_ids)
+        assert not matcher.is_error(), matcher.get_error()
+        return taken == len(token_ids) and bool(matcher.is_accepting())
+
+
+def request(response_format: ResponseFormat | None = None) -> ValidRequest:
+    rules = Rules(("m",), 1, 512, 384, (2,), SamplingDefaults())
+    return validate_common(ChatRequest(response_format=response_format), rules, max_tokens=None)
+
+
+def form_request() -> ValidRequest:
+    return request(ResponseFormat("json_schema", JsonSchemaFormat("answer", schema=FORM)))
+
+
+def form_of(
+    name: str, *, forced: bool = False, parallel: bool = True, strict: bool = True, **options: Any
+) -> OutputFormat:
+    """The format of an output with a strict tool `f` and a tool `g`."""
+    function = {"name": "f", "parameters": PARAMETERS, "strict": strict}
+    tools = [{"type": "function", "function": function}, {"type": "function", "function": {"name": "g"}}]
+    tool_format = TOOL_FORMATS[name]
+    if name == "harmony":
+        options["reasoning"] = REASONING_FORMATS["harmony"]
+    valid = ValidTools(tools, frozenset({"f", "g"}), parallel, tool_format, is_forced=forced)
+    is_call_open = tool_format.is_opened_by_prompt
+    return OutputFormat(tools=valid, tool_format=tool_format, is_call_open=is_call_open, **options)
+
+
+def written(name: str, *arguments: dict[str, Any], content: str = "") -> str:
+    """Calls of `f` as the format's template writes them."""
+    calls = [{"type": "function", "function": {"name": "f", "arguments": text}} for text in arguments]
+    message = {"role": "assistant", "content": content, "tool_calls": calls}
+    text = ChatTemplate(TEMPLATES[name], {}).render([message], add_generation_prompt=False)
+    if name == "functionary_v32":
+        return text.removeprefix(">>>")  # the prompt has written it
+    return text.removesuffix("<|call|>") if name == "harmony" else text  # that one is a stop token
+
+
+class Models:
+    """A checkpoint for each format: its marks are special tokens, other tokens, or text."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._folder = folder
+        self._kind = kind
+        self._made: dict[str, Model] = {}
+
+    def of(self, name: str) -> Model:
+        if name not in self._made:
+            marks = [] if self._kind == "text" else [*TOOL_FORMATS[name].marks, *THINK.marks]
+            self._made[name] = Model(self._folder / name, marks, special=self._kind == "special")
+        return self._made[name]
+
+
+@pytest.fixture(scope="module", params=["special", "tokens", "text"])
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("model"), request.param)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forced_calls(models: Models, name: str) -> None:
+    model = models.of(name)
+    forced = form_of(name, forced=True)
+    for arguments in GOOD:
+        assert model.takes(forced, written(name, arguments).strip()), arguments
+    for arguments in BAD:
+        assert not model.takes(forced, written(name, arguments).strip()), arguments
+    assert not model.takes(forced, "")
+    assert not model.takes(forced, "Hello")
+    single = form_of(name, forced=True, parallel=False)
+    assert model.takes(single, written(name, GOOD[0]).strip())
+    if name != "harmony":  # which makes one call
+        assert model.takes(forced, written(name, GOOD[0], GOOD[1]).strip())
+        assert not model.takes(single, written(name, GOOD[0], GOOD[0]).strip())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "harmony"])
+def test_free_calls_of_strict_tools(models: Models, name: str) -> None:
+    model = models.of(name)
+    free = form_of(name)
+    for content in ("", "Hello <b>, {there}\n[1]"):
+        assert model.takes(free, written(name, content=content or "x")), content
+        assert model.takes(free, written(name, GOOD[0], content=content).strip()), content
+        for arguments in BAD[:2]:
+            assert not model.takes(free, written(name, arguments, content=content).strip()), content
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_or_a_form(models: Models, name: str) -> None:
+    """With tools and a response format the output is calls, or text of the form."""
+    model = models.of(name)
+    both = form_of(name)
+    plain = form_of(name, strict=False)
+    answer = '{"answer": 42}'
+    if name == "harmony":
+        answer = f"<|channel|>final<|message|>{answer}"
+    for output_format in (both, plain):
+        assert model.takes(output_format, answer, form_request())
+        assert model.takes(output_format, written(name, GOOD[0]).strip(), form_request())
+        assert not model.takes(output_format, "Hello", form_request())
+        assert not model.takes(output_format, answer.replace("42", '"no"'), form_request())
+    assert not model.takes(both, written(name, BAD[0]).strip(), form_request())
+    forced = form_of(name, forced=True)
+    assert not model.takes(forced, answer, form_request())
+    assert model.takes(forced, written(name, GOOD[0]).strip(), form_request())
+
+
+REASONED = [name for name in NAMES if name not in ("harmony", "functionary_v32")]
+
+
+@pytest.mark.parametrize("name", REASONED)
+def test_reasoning_before_calls_and_forms(models: Models, name: str) -> None:
+    model = models.of(name)
+    call = written(name, GOOD[0]).strip()
+    for is_open, before in ((False, "<think>\nHm, {1}.\n</think>\n\n"), (True, "Hm, {1}.\n</think>\n\n")):
+        options: dict[str, Any] = {"reasoning": THINK, "is_reasoning_open": is_open}
+        forced = form_of(name, forced=True, **options)
+        assert model.takes(forced, before + call)
+        assert not model.takes(forced, before)
+        assert not model.takes(forced, before + "Hello")
+        assert model.takes(forced, call) == (not is_open)  # it must think if the prompt has begun to
+        assert model.takes(form_of(name, **options), before + '{"answer": 42}', form_request())
+        assert not model.takes(form_of(name, **options), before + '{"answer": ""}', form_request())
+        assert model.takes(form_of(name, **options), before + written(name, GOOD[0], content="I look.\n"))
+    closed = form_of(name, forced=True, reasoning=THINK, is_reasoning_over=True)
+    assert model.takes(closed, call)
+    assert not model.takes(closed, f"<think>Hm.</think>{call}")
+
+
+def test_reasoning_before_a_form_without_tools(models: Models) -> None:
+    model = models.of("hermes")
+    common = form_request()
+    opened = OutputFormat(reasoning=THINK, is_reasoning_open=True)
+    assert model.takes(opened, 'Hm.\n</think>\n\n{"answer": 42}', common)
+    assert not model.takes(opened, '{"answer": 42}', common)
+    maybe = OutputFormat(reasoning=THINK)
+    assert model.takes(maybe, '{"answer": 42}', common)
+    assert model.takes(maybe, '<think>Hm.</think>{"answer": 42}', common)
+    for kind, text, good, bad in (
+        ("regex", "[a-c]+/x", "abc/x", "d"),
+        ("choice", '["yes", "no"]', "yes", "maybe"),
+        ("grammar", 'start: "a" b\nb: "b" | "c"\n', "ac", "aa"),
+        ("grammar", 'root ::= "a" b\nb ::= "b" | "c"\n', "ac", "aa"),
+    ):
+        source = GrammarSource(kind, text, "structured_outputs")  # type: ignore[arg-type]
+        wanted = request()
+        wanted = type(wanted)(**{name: getattr(wanted, name) for name in wanted.__slots__} | {"grammar": source})
+        assert model.takes(maybe, f"<think>Hm.</think>{good}", wanted), kind
+        assert model.takes(maybe, good, wanted), kind
+        assert not model.takes(maybe, f"<think>Hm.</think>{bad}", wanted), kind
+
+
+def test_harmony_reasons_before_what_is_asked(models: Models) -> None:
+    model = models.of("harmony")
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    final = '<|channel|>final<|message|>{"answer": 42}'
+    channels = OutputFormat(reasoning=REASONING_FORMATS["harmony"])
+    assert model.takes(channels, thought + final, form_request())
+    assert model.takes(channels, final, form_request())
+    assert not model.takes(channels, thought + "<|channel|>final<|message|>Hello", form_request())
+    free = form_of("harmony")
+    assert model.takes(free, thought + "<|channel|>final<|message|>Hello")
+    assert model.takes(free, written("harmony", GOOD[0]))
+    assert not model.takes(free, written("harmony", BAD[0]))
+    forced = form_of("harmony", forced=True)
+    assert model.takes(forced, thought + written("harmony", GOOD[0]))
+    assert not model.takes(forced, thought + final)
+
+
+def test_tools_that_are_not_strict_bring_no_grammar(models: Models) -> None:
+    model = models.of("hermes")
+    common = request()
+    assert with_output_grammar(common, form_of("hermes", strict=False), model.tokenizer) is common
+    assert with_output_grammar(common, OutputFormat(), model.tokenizer) is common
+    forced = form_of("generic", forced=True, strict=False)
+    assert with_output_grammar(common, forced, model.tokenizer).grammar is not None
+    with_form = form_request()
+    assert with_output_grammar(with_form, OutputFormat(), model.tokenizer) is with_form
