@@ -12,7 +12,8 @@ from penstock.core.config import Config, ConfigError, channel_keys
 from penstock.gpu_worker.faults import with_faults
 from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.profiler import StepProfiler
-from penstock.gpu_worker.start import start
+from penstock.gpu_worker.replacement import StillNoMemoryError
+from penstock.gpu_worker.start import start, start_replacement
 from penstock.gpu_worker.worker_loop import EXIT_FAILED, EXIT_REFUSED, run_worker
 from penstock.ipc import faults, process
 from penstock.ipc.channel import SyncDealer
@@ -44,12 +45,15 @@ def run(config: Config, parent: Parent, *, is_replacement: bool) -> int:
     try:
         faults.point("worker.load")()
         keys = channel_keys(config)
-        started = start(config, NAME)
+        started = start_replacement(config, NAME) if is_replacement else start(config, NAME)
         if config.worker.profile:
             profiler = StepProfiler(config.worker.profile)
     except ConfigError as error:
         refuse(str(error))
         return EXIT_REFUSED
+    except StillNoMemoryError as error:  # its predecessor had enough: perhaps the next one has
+        log.error("cannot start", reason=str(error))
+        return EXIT_FAILED
     except Exception as error:
         log.error("cannot start", reason=failure_reason(error), exc_info=not is_out_of_memory(error))
         return EXIT_FAILED

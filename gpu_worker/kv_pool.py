@@ -10,6 +10,7 @@ from torch import Tensor
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker.device import Device
+from penstock.gpu_worker.out_of_memory import NoMemoryError
 
 _GIB = 1 << 30
 _CPU_SHARE = 0.1
@@ -45,7 +46,7 @@ def plan_pool(config: Config, model: ModelConfig, dtype: torch.dtype, budget: in
         budget: bytes.
 
     Raises:
-        ConfigError: if no page fits, or the wanted length does not.
+        ConfigError: if no page fits, or the wanted length does not; NoMemoryError, where more memory would help.
     """
     page_size, wanted = config.scheduler.page_size, config.model.max_model_len
     if wanted > model.max_model_len:
@@ -54,15 +55,14 @@ def plan_pool(config: Config, model: ModelConfig, dtype: torch.dtype, budget: in
     num_pages = config.worker.num_pages or budget // one
     raisers = "--num-pages, --cpu-kv-cache-gib or --gpu-memory-utilization"
     if num_pages < 1:
-        raise ConfigError(
+        raise NoMemoryError(
             f"no KV page of {one / 2**20:.1f} MiB fits the {max(0, budget) / _GIB:.2f} GiB left for pages; "
             f"raise {raisers}"
         )
     num_tokens = num_pages * page_size
     if wanted > num_tokens:
-        raise ConfigError(
-            f"--max-model-len {wanted} exceeds the KV pool's {num_tokens} tokens; lower it, or raise {raisers}"
-        )
+        error = ConfigError if config.worker.num_pages else NoMemoryError
+        raise error(f"--max-model-len {wanted} exceeds the KV pool's {num_tokens} tokens; lower it, or raise {raisers}")
     return PoolSize(num_pages, wanted or min(model.max_model_len, num_tokens))
 
 

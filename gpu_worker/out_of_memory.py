@@ -2,6 +2,12 @@
 
 import torch
 
+from penstock.core.config import ConfigError
+
+
+class NoMemoryError(ConfigError):
+    """What the configuration asks for does not fit the memory that is free; the message says what to change."""
+
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether the device or the host had no memory left."""

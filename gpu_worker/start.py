@@ -20,7 +20,8 @@ from penstock.gpu_worker.memory_profile import cuda_budget
 from penstock.gpu_worker.model_runner import ModelRunner
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
-from penstock.gpu_worker.out_of_memory import is_out_of_memory
+from penstock.gpu_worker.out_of_memory import NoMemoryError, is_out_of_memory
+from penstock.gpu_worker.replacement import start_again, wait_until_settled
 from penstock.gpu_worker.warm_up import Limits, warm_up
 from penstock.ipc.messages import PROTOCOL_VERSION, WorkerHello
 from penstock.kernels.native.build import BuildError, build, built_library
@@ -37,6 +38,19 @@ class Started(NamedTuple):
 
     runner: ModelRunner
     hello: WorkerHello
+
+
+def start_replacement(config: Config, name: str) -> Started:
+    """Load everything, where a worker that has just died may still hold memory.
+
+    Raises:
+        ConfigError: if the configuration or the checkpoint cannot work.
+        StillNoMemoryError: if there is too little memory, and no more comes.
+    """
+    device = open_device(config.worker.device, 1)
+    if isinstance(device, CudaDevice):
+        wait_until_settled(device.free_memory)
+    return start_again(lambda: start(config, name), device.free_memory)
 
 
 @torch.inference_mode()
@@ -167,7 +181,7 @@ def _no_memory_for(what: str, remedy: str) -> Iterator[None]:
         # What ends a failed capture may raise in its turn.
         if not is_out_of_memory(error) and not is_out_of_memory(error.__context__):
             raise
-        raise ConfigError(f"out of memory: {what} do not fit; {remedy}") from None
+        raise NoMemoryError(f"out of memory: {what} do not fit; {remedy}") from None
 
 
 def _log_ready(
