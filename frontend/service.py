@@ -125,7 +125,12 @@ class Service:
         self.access = Access(load_api_keys(options.api_keys_file), shares_prefix_cache=options.share_prefix_cache)
         self.queue = QueueGate(self.config.scheduler, lambda: self.engine.stats)
         self.grammars = GrammarReader(model_dir(self.config))
-        self.prompts = PromptReader(model_dir(self.config), options.chat_template, self.model.tokenizer)
+        self.prompts = PromptReader(
+            model_dir(self.config),
+            options.chat_template,
+            self.model.tokenizer,
+            parse_special_tokens=options.parse_special_tokens,
+        )
         self.responses = ResponseStore(
             store_path(self.config), options.max_stored_responses, options.max_stored_response_bytes
         )

@@ -1,12 +1,14 @@
 """The process that renders chat templates and tokenizes long texts:
-`python -m penstock.frontend.text_child FOLDER TEMPLATE PARENT`.
+`python -m penstock.frontend.text_child FOLDER TEMPLATE SPECIAL PARENT`.
 
 A checkpoint's template is a program, and a tokenizer's time need not be linear in its text: see `child_pool.py`.
-["render", conversation, max_chars] is answered with [text, error] (no text: it is too long),
-["encode", text, add_special_tokens] with [token ids, error]. The tokenizer is read when the first long text comes.
+["render", conversation, max_chars] is answered with [[text, seam], error] (no text: it is too long),
+["encode", [text, seam], add_special_tokens] with [token ids, error]; on seams see `plain_text.py`. SPECIAL is "tokens"
+if a client's text may spell special tokens, else "text". The tokenizer is read when the first long text comes.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,20 +17,22 @@ from penstock.core.config import ConfigError
 from penstock.frontend.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.child_pool import answer, limit_resources
 from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
-from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer, special_tokens_of
+from penstock.frontend.plain_text import SpecialTexts, render_plain
+from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer, special_texts_of, special_tokens_of
 from penstock.frontend.validate_chat import ValidConversation
 from penstock.ipc import process
 
 
 def main(argv: list[str]) -> int:
     """Answer until stdin ends; the exit code."""
-    folder, template_file, parent = argv
+    folder, template_file, special, parent = argv
     process.end_with_parent(int(parent))
     process.begin("penstock-text", "warning")
     limit_resources()
     try:
         special_tokens = special_tokens_of(Path(folder))
         template = load_chat_template(Path(folder), template_file, special_tokens)
+        special_texts = SpecialTexts(special_texts_of(Path(folder)) if special == "text" else ())
     except ConfigError as error:
         answer(["", str(error)])
         return 2
@@ -39,9 +43,11 @@ def main(argv: list[str]) -> int:
         try:
             if kind == "encode":
                 tokenizer = tokenizer or load_tokenizer(Path(folder))
-                answer([tokenizer.encode(what, add_special_tokens=how), ""])
+                text, seam = what
+                answer([tokenizer.encode(text, add_special_tokens=how, seam=seam), ""])
             elif template is not None:
-                answer([render(template, msgspec.convert(what, ValidConversation), how), ""])
+                conversation = msgspec.convert(what, ValidConversation)
+                answer([render_plain(partial(render, template, max_chars=how), conversation, special_texts), ""])
             else:
                 answer(["", "there is no chat template"])
         except ContextLengthExceeded:
@@ -53,7 +59,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def render(template: ChatTemplate, conversation: ValidConversation, max_chars: int) -> str:
+def render(template: ChatTemplate, conversation: ValidConversation, *, max_chars: int) -> str:
     """A conversation's prompt.
 
     Raises:

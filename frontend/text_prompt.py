@@ -33,12 +33,14 @@ _MAX_ANSWER_BYTES = 256 << 20
 class PromptReader:
     """Makes prompts for one model; lives in a running event loop until `close`."""
 
-    def __init__(self, folder: Path, template_file: str, tokenizer: TextTokenizer) -> None:
-        """`folder` is the checkpoint's, `template_file` what --chat-template names."""
+    def __init__(
+        self, folder: Path, template_file: str, tokenizer: TextTokenizer, *, parse_special_tokens: bool = False
+    ) -> None:
+        """`folder` is the checkpoint's; `template_file` and `parse_special_tokens` are the options of these names."""
         self._tokenizer = tokenizer
         self._children = ChildPool(
             "penstock.frontend.text_child",
-            (str(folder), template_file),
+            (str(folder), template_file, "tokens" if parse_special_tokens else "text"),
             max_processes=_MAX_PROCESSES,
             max_queued=_MAX_QUEUED,
             max_answer_bytes=_MAX_ANSWER_BYTES,
@@ -61,9 +63,9 @@ class PromptReader:
             TemplateFailed: if the template refuses the messages, or does not come to an end.
             ContextLengthExceeded: if the text cannot fit, whatever its tokens.
         """
-        text = await self._render(conversation, rules)
+        text, seam = await self._render(conversation, rules)
         check_text_size("messages", text, rules)
-        [token_ids] = await self.encode_all([text], field="messages", add_special_tokens=add_special_tokens)
+        [token_ids] = await self.encode_all([text], field="messages", add_special_tokens=add_special_tokens, seam=seam)
         if not token_ids:
             raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
         return token_ids
@@ -83,19 +85,23 @@ class PromptReader:
                 raise InvalidParameter(f"prompt[{index}] is empty: it has no tokens", param="prompt")
         return encoded
 
-    async def encode_all(self, texts: list[str], *, field: str, add_special_tokens: bool) -> list[list[int]]:
-        """Texts to ids.
+    async def encode_all(
+        self, texts: list[str], *, field: str, add_special_tokens: bool, seam: str = ""
+    ) -> list[list[int]]:
+        """Texts to ids; those of the seam are left out.
 
         Raises:
             InvalidParameter: if it takes too long.
         """
         if sum(map(len, texts)) <= SHORT_TEXT:
-            return await self._tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
-        return [await self._encode_long(text, field, add_special_tokens) for text in texts]
+            return await self._tokenizer.encode_all(texts, add_special_tokens=add_special_tokens, seam=seam)
+        return [await self._encode_long(text, seam, field, add_special_tokens) for text in texts]
 
-    async def _encode_long(self, text: str, field: str, add_special_tokens: bool) -> list[int]:
+    async def _encode_long(self, text: str, seam: str, field: str, add_special_tokens: bool) -> list[int]:
         try:
-            token_ids, error = await self._children.ask(["encode", text, add_special_tokens], MAX_ENCODE_SECONDS)
+            token_ids, error = await self._children.ask(
+                ["encode", [text, seam], add_special_tokens], MAX_ENCODE_SECONDS
+            )
         except ChildTooSlowError:
             error = f"it takes longer than {MAX_ENCODE_SECONDS:g} seconds"
         except ChildDiedError:
@@ -107,11 +113,11 @@ class PromptReader:
             raise InvalidParameter(f"{field} cannot be tokenized: {error}", param=field)
         return [int(token_id) for token_id in token_ids]
 
-    async def _render(self, conversation: ValidConversation, rules: Rules) -> str:
+    async def _render(self, conversation: ValidConversation, rules: Rules) -> tuple[str, str]:
         limit = MAX_BYTES_PER_TOKEN * rules.max_model_len
         question = ["render", conversation, limit]
         try:
-            text, error = await self._children.ask(question, MAX_RENDER_SECONDS)
+            rendered, error = await self._children.ask(question, MAX_RENDER_SECONDS)
         except ChildTooSlowError:
             log.warning("chat template given up", seconds=MAX_RENDER_SECONDS)
             error = f"the chat template takes longer than {MAX_RENDER_SECONDS:g} seconds on these messages"
@@ -122,10 +128,11 @@ class PromptReader:
             error = str(unusable)
         if error:
             raise TemplateFailed(error, param="messages")
-        if text is None:
+        if rendered is None:
             raise ContextLengthExceeded(
                 f"the chat template writes more than {limit} characters of these messages; "
                 f"{rules.max_model_len} tokens of context take at most {limit} bytes",
                 param="messages",
             )
-        return str(text)
+        text, seam = rendered
+        return str(text), str(seam)

@@ -8,6 +8,7 @@ and special_tokens_map.json, is applied here.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,15 +59,24 @@ class TextTokenizer:
         token = self.special_tokens.get("eos_token")
         return None if token is None else self._tokenizer.token_to_id(token)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text to ids, in the calling thread."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, *, add_special_tokens: bool, seam: str = "") -> list[int]:
+        """Text to ids, in the calling thread; those of the seam are left out (see `plain_text.py`)."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if not seam:
+            return encoding.ids
+        pieces = [text[start:end] for start, end in encoding.offsets]
+        if all(seam not in piece or piece == seam for piece in pieces):
+            return [token_id for token_id, piece in zip(encoding.ids, pieces, strict=True) if piece != seam]
+        # A token joins the seam with its neighbours: then the parts between them are read one by one.
+        first, *rest = text.split(seam)
+        ids = self.encode(first, add_special_tokens=add_special_tokens)
+        return [*ids, *(i for part in rest for i in self.encode(part, add_special_tokens=False))]
 
-    async def encode_all(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+    async def encode_all(self, texts: list[str], *, add_special_tokens: bool, seam: str = "") -> list[list[int]]:
         """Texts to ids, off the event loop."""
 
         def encode_each() -> list[list[int]]:
-            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+            return [self.encode(text, add_special_tokens=add_special_tokens, seam=seam) for text in texts]
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, encode_each)
 
@@ -114,7 +124,13 @@ class TextTokenizer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+class _AddedToken(msgspec.Struct):
+    content: str
+    special: bool = False
+
+
 class _TokenizerFile(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
     decoder: dict[str, Any] | None = None
 
 
@@ -148,6 +164,17 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     known = [AddedToken(text, special=True, normalized=False) for text in _texts(special_tokens)]
     tokenizer.add_special_tokens([token for token in known if tokenizer.token_to_id(token.content) is not None])
     return TextTokenizer(tokenizer, special_tokens)
+
+
+def special_texts_of(folder: Path) -> set[str]:
+    """How the checkpoint's special tokens are spelled; read without making a tokenizer of it."""
+    found = set(_texts(special_tokens_of(folder)))
+    with suppress(OSError, msgspec.MsgspecError):  # `load_tokenizer` says what is wrong with it
+        file = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile)
+        found.update(token.content for token in file.added_tokens if token.special)
+    listed = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    entries = listed.values() if isinstance(listed, dict) else ()
+    return found | {entry["content"] for entry in entries if entry.get("special")}
 
 
 def special_tokens_of(folder: Path) -> dict[str, Any]:

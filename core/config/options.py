@@ -162,6 +162,13 @@ class FrontendOptions(Options, frozen=True):
     chat_template: Annotated[
         str, Meta(description="File with a chat template to use in place of the checkpoint's own.")
     ] = ""
+    parse_special_tokens: Annotated[
+        bool,
+        Meta(
+            description="Read the spelling of a special token in messages as that token, as transformers does. "
+            "Otherwise it is plain text, and nobody's text can end its turn."
+        ),
+    ] = False
     api_keys_file: Annotated[
         str,
         Meta(

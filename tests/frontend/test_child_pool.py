@@ -18,7 +18,7 @@ from penstock.frontend.errors import Unavailable
 from tests.frontend.http_client import chat
 from tests.frontend.live_server import live_server
 
-QUESTION: list[Any] = ["encode", "Hello", False]
+QUESTION: list[Any] = ["encode", ["Hello", ""], False]
 
 
 def make_pool(*arguments: str, module: str = "penstock.frontend.text_child", max_processes: int = 1) -> ChildPool:
@@ -27,7 +27,7 @@ def make_pool(*arguments: str, module: str = "penstock.frontend.text_child", max
 
 @pytest.fixture
 async def pool(checkpoint: Path) -> AsyncIterator[ChildPool]:
-    pool = make_pool(str(checkpoint), "")
+    pool = make_pool(str(checkpoint), "", "text")
     await pool.warm()
     yield pool
     await pool.close()
@@ -70,7 +70,7 @@ async def test_stopped_again_and_again_is_nobodys_fault(pool: ChildPool) -> None
     thread.start()
     try:
         with pytest.raises(Unavailable) as caught:
-            await pool.ask(["encode", "Hello " * 150_000, False], 1)
+            await pool.ask(["encode", ["Hello " * 150_000, ""], False], 1)
         assert caught.value.retry_after == child_pool.RETRY_SECONDS
     finally:
         is_over.set()

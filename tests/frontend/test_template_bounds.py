@@ -136,21 +136,21 @@ def test_nothing_of_a_template_is_computed_when_it_is_read() -> None:
 async def test_the_pool_outlives_what_it_kills(checkpoint: Path) -> None:
     pool = ChildPool(
         "penstock.frontend.text_child",
-        (str(checkpoint), ""),
+        (str(checkpoint), "", "text"),
         max_processes=1,
         max_queued=4,
         max_answer_bytes=1 << 20,
     )
     await pool.warm()
     [first] = pool.process_ids
-    assert (await pool.ask(["encode", "Hello", False], 20))[1] == ""
+    assert (await pool.ask(["encode", ["Hello", ""], False], 20))[1] == ""
     assert pool.process_ids == [first]
     with pytest.raises(ChildTooSlowError):
-        await pool.ask(["encode", "Hello " * 200_000, False], 0.0)
+        await pool.ask(["encode", ["Hello " * 200_000, ""], False], 0.0)
     with pytest.raises(ChildDiedError):
         await pool.ask(["no such question"], 20)
-    assert (await pool.ask(["encode", "Hello", False], 20))[1] == ""
-    asking = asyncio.create_task(pool.ask(["encode", "Hello", False], 20))
+    assert (await pool.ask(["encode", ["Hello", ""], False], 20))[1] == ""
+    asking = asyncio.create_task(pool.ask(["encode", ["Hello", ""], False], 20))
     await asyncio.sleep(0)
     asking.cancel()  # a client leaves: a process that is as good as done is kept
     await asyncio.wait({asking})
