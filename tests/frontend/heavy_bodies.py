@@ -58,6 +58,7 @@ VALUES: dict[str, Callable[[int], bytes]] = {
     "ids": _repeated("[", "7", "]"),
     "lists of ids": _repeated("[", "[7]", "]"),
     "nulls": _repeated("[", "null", "]"),
+    "fractions": _repeated("[", "0.12345678901234568", "]"),
     "floats": _repeated("[", "1.7976931348623157e308", "]"),
     "large integers": _repeated("[", "9" * 4000, "]"),
     "long floats": _repeated("[", "1." + "9" * 700, "]"),
@@ -87,6 +88,7 @@ ENOUGH = {
     "/v1/completions": {"prompt": '"Hello"'},
     "/v1/responses": {"input": '"Hello"'},
     "/tokenize": {"prompt": '"Hello"'},
+    "/v1/responses/input_tokens": {"input": '"Hello"'},
     "/detokenize": {"tokens": "[7]"},
 }
 """The least that a request must say. A route that is missing here is tried with its heavy fields alone."""

@@ -77,16 +77,16 @@ def _honest_clients(server: ProbedServer) -> Iterator[dict[str, float]]:
         connection.close()
 
     def stream() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
         body = '{"prompt": "Hello", "stream": true, "max_tokens": 20}'
         while not stop.is_set():
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
             connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
             answer, heard = connection.getresponse(), time.monotonic()
             while answer.readline():
                 now = time.monotonic()
                 longest["stream"] = max(longest["stream"], now - heard)
                 heard = now
-        connection.close()
+            connection.close()
 
     threads = [threading.Thread(target=ask_health), threading.Thread(target=stream)]
     for thread in threads:
