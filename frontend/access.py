@@ -34,6 +34,11 @@ class Access:
             uses[key.digest].change(key)
         self._keys, self._uses = keys, uses
 
+    @property
+    def has_keys(self) -> bool:
+        """Requests need one."""
+        return bool(self._keys)
+
     def check(self, route: str, authorization: Sequence[str]) -> KeyUse | None:
         """Raise unless the request may go on; whose it is, None if that does not matter.
 

@@ -28,10 +28,13 @@ from penstock.frontend.cors import allow_origins
 from penstock.frontend.errors import (
     ApiError,
     ClientTooSlow,
+    MalformedRequest,
     MethodNotAllowed,
     RouteNotFound,
+    UnsupportedTransfer,
     from_exception,
 )
+from penstock.frontend.origins import Origins
 from penstock.frontend.replies import Reply, RequestRecord, StreamReply, error_reply
 from penstock.frontend.service import Service
 from penstock.frontend.version import NAME
@@ -53,6 +56,7 @@ MAX_TENANT = 200
 _SERVER = {"Server": NAME}  # aiohttp's own would tell versions
 
 _BODIES = web.AppKey("_BODIES", BodyReader)
+_ORIGINS = web.AppKey("_ORIGINS", Origins)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -100,6 +104,8 @@ def make_app(service: Service, part: Part = "all") -> web.Application:
     """The application with the routes of one listener; `service` must outlive it."""
     app = web.Application(middlewares=[_unrouted(service)])
     app[_BODIES] = BodyReader(lambda: service.max_body_bytes)
+    options = service.config.frontend
+    app[_ORIGINS] = Origins(options.admin_host if part == "admin" else options.host, options)
     routes: list[tuple[str, str, Handler]] = [
         *(("POST", path, handler) for path, handler in (POST_ROUTES | ACTION_ROUTES).items()),
         *(("GET", path, handler) for path, handler in GET_ROUTES.items()),
@@ -115,7 +121,7 @@ def make_app(service: Service, part: Part = "all") -> web.Application:
             for name in (path, *ALIASES.get(path, ())):
                 add[method](name, answer)
     if part != "admin":
-        allow_origins(app, service.config.frontend.cors_origins)
+        allow_origins(app, options.cors_origins)
     return app
 
 
@@ -147,6 +153,7 @@ async def _exchange(
     service: Service, record: RequestRecord, handler: Handler, request: web.Request
 ) -> web.StreamResponse:
     try:
+        _check_origin(service, record, request)
         key_use = service.access.check(record.endpoint, _credentials(request))
         record.owner = "" if key_use is None else key_use.key.id
         record.tenant = (record.owner or request.remote or "")[:MAX_TENANT]
@@ -166,10 +173,21 @@ async def _exchange(
     if isinstance(reply, StreamReply):
         return await _send_stream(record, reply, request)
     response = _response(record, reply)
+    if isinstance(record.error, MalformedRequest | UnsupportedTransfer):
+        response.force_close()  # where its body ends is not certain
     await response.prepare(request)
     await response.write_eof()
     record.status = reply.status
     return response
+
+
+def _check_origin(service: Service, record: RequestRecord, request: web.Request) -> None:
+    request.app[_ORIGINS].check(
+        request,
+        has_keys=service.access.has_keys,
+        is_open=record.endpoint in OPEN_ROUTES,
+        is_action=record.endpoint in ACTION_ROUTES,
+    )
 
 
 def _reply_to_error(record: RequestRecord, error: Exception) -> Reply:
@@ -257,6 +275,7 @@ def _unrouted(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
         headers: dict[str, str] = {}
         error: ApiError = RouteNotFound(f"there is nothing at {request.path[:256]!r}")
         try:
+            _check_origin(service, record, request)
             service.access.check(record.endpoint, _credentials(request))
             if isinstance(unrouted, web.HTTPMethodNotAllowed):
                 allowed = ", ".join(sorted(unrouted.allowed_methods))
@@ -269,6 +288,8 @@ def _unrouted(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
         record.status = reply.status
         _note(service, record)
         response = _response(record, reply)
+        if isinstance(error, MalformedRequest | UnsupportedTransfer):
+            response.force_close()
         response.headers.update(headers)
         return response
 

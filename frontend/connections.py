@@ -12,6 +12,8 @@ more than the requests. A connection beyond max_connections is told so in one li
 """
 
 import asyncio
+import os
+import resource
 import socket
 import ssl
 from collections.abc import Callable
@@ -19,11 +21,14 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+import structlog
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from penstock.frontend.errors import MalformedBody, ServerError, Unavailable, error_body
 from penstock.frontend.version import NAME
+
+log = structlog.get_logger()
 
 WATCH_SECONDS = 1.0
 
@@ -36,6 +41,12 @@ READING_BYTES = 16 << 10
 
 WRITE_BUFFER_BYTES = 64 << 10
 """What waits here for a client before its stream is held up. TLS would take eight times as much by itself."""
+
+OTHER_DESCRIPTORS = 128
+"""Open files of a frontend besides its clients' connections, with room to spare: sockets, pipes, helper processes."""
+
+NO_DESCRIPTORS_SECONDS = 60.0
+"""Between two log lines that no connection can be taken."""
 
 LISTEN_BACKLOG = 4096
 """Connections that may wait to be accepted: a thousand clients may come at once."""
@@ -57,6 +68,22 @@ class Timeouts:
     head: float
     body: float
     reading: float
+
+
+def connections_within_limit(wanted: int) -> int:
+    """How many connections the process's limit of open files allows, after raising it as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    allowed = max(soft - OTHER_DESCRIPTORS, soft // 2)
+    log.warning(
+        "fewer connections: the limit of open files is low", max_connections=wanted, allowed=allowed, limit=soft
+    )
+    return allowed
 
 
 class Connection(web.RequestHandler):
@@ -209,9 +236,13 @@ class BoundedRunner(web.AppRunner):
 
     async def watch(self) -> None:
         """Close what is late, for as long as the process runs."""
+        told_at = -NO_DESCRIPTORS_SECONDS
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = monotonic()
+            if now - told_at >= NO_DESCRIPTORS_SECONDS and not _has_descriptors():
+                told_at = now
+                log.error("no file can be opened any more: new connections are closed at once")
             for connection in self.server.connections if self.server is not None else ():
                 if isinstance(connection, Connection):
                     connection.close_if_late(now, self._timeouts)
@@ -237,6 +268,15 @@ class _Site(web.SockSite):
             ssl_handshake_timeout=self._handshake_seconds,
             ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS if self._ssl_context is not None else None,
         )
+
+
+def _has_descriptors() -> bool:
+    """Connections can be taken. The event loop does not say when they cannot."""
+    try:
+        os.close(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        return False
+    return True
 
 
 def was_too_slow(request: web.BaseRequest) -> bool:

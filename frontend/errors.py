@@ -3,6 +3,7 @@
     ApiError                          status  type                    code
     |-- InvalidRequest                400     invalid_request_error
     |   |-- MalformedBody             400                             malformed_body
+    |   |-- MalformedRequest          400                             malformed_request
     |   |-- TooManyValues             400                             too_many_values
     |   |-- InvalidParameter          400                             invalid_value
     |   |-- UnsupportedParameter      400                             unsupported_parameter
@@ -17,7 +18,10 @@
     |   |-- BodyTooLarge              413                             content_too_large
     |   |-- UnsupportedMediaType      415                             unsupported_media_type
     |   |-- InvalidApiKey             401                             invalid_api_key
-    |   `-- PermissionDenied          403                             permission_denied
+    |   |-- PermissionDenied          403                             permission_denied
+    |   |-- HostNotAllowed            403                             host_not_allowed
+    |   |-- OriginNotAllowed          403                             origin_not_allowed
+    |   `-- UnsupportedTransfer       501                             unsupported_transfer
     |-- Overloaded                    429     rate_limit_error        queue_full
     |-- RateLimitExceeded             429     rate_limit_error        rate_limit_exceeded
     `-- ServerError                   500     server_error            internal_error
@@ -66,6 +70,12 @@ class MalformedBody(InvalidRequest):
     """The body is not the JSON object that it should be."""
 
     code = "malformed_body"
+
+
+class MalformedRequest(InvalidRequest):
+    """The head of the request is not as HTTP wants it; the connection ends with the answer."""
+
+    code = "malformed_request"
 
 
 class TooManyValues(InvalidRequest):
@@ -164,6 +174,27 @@ class PermissionDenied(InvalidRequest):
 
     status = 403
     code = "permission_denied"
+
+
+class HostNotAllowed(InvalidRequest):
+    """The request is addressed to a name that is not this server's."""
+
+    status = 403
+    code = "host_not_allowed"
+
+
+class OriginNotAllowed(InvalidRequest):
+    """A page in a browser sends the request, and may not."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+
+class UnsupportedTransfer(InvalidRequest):
+    """The body is coded for its transfer in a way that is not supported; the connection ends with the answer."""
+
+    status = 501
+    code = "unsupported_transfer"
 
 
 class Overloaded(ApiError):

@@ -14,7 +14,7 @@ from penstock.core.config.checkpoint import fingerprint, model_dir
 from penstock.core.config.listening import has_files
 from penstock.core.config.tls import load_certificate, load_tls
 from penstock.frontend.app import Part, make_app
-from penstock.frontend.connections import BoundedRunner, Timeouts
+from penstock.frontend.connections import BoundedRunner, Timeouts, connections_within_limit
 from penstock.frontend.engine_client import EngineClient, EngineLink
 from penstock.frontend.metrics import Metrics
 from penstock.frontend.metrics_board import MetricsBoard
@@ -54,6 +54,7 @@ class Server:
         metrics = Metrics(lambda: engine.stats, board)
         engine = EngineClient(link, self._context, self._on_refused, metrics.dropped_messages.inc)
         self.service = Service(config, model, engine, metrics)
+        self._max_connections = connections_within_limit(config.frontend.max_connections)
         parts: tuple[Part, ...] = ("public", "admin") if config.frontend.admin_port else ("all",)
         self._runners = [self._make_runner(part) for part in parts]
         self._tasks: list[asyncio.Task[None]] = []
@@ -62,7 +63,7 @@ class Server:
         options = self._config.frontend
         return BoundedRunner(
             make_app(self.service, part),
-            max_connections=options.max_connections,
+            max_connections=self._max_connections,
             timeouts=Timeouts(options.head_timeout, options.body_timeout, options.slow_reader_timeout),
             count_closed=lambda reason: self.service.metrics.closed_connections.labels(reason).inc(),
             handler_cancellation=True,  # a client that leaves ends its handler, which aborts its work

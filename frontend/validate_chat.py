@@ -17,6 +17,8 @@ from penstock.frontend.validate_tools import ValidTools, validate_tools
 
 MAX_MESSAGES = 2048
 MAX_TOOL_CALLS = 128
+MAX_ARGUMENT_NUMBERS = 65_536
+"""In the arguments of all past calls together."""
 
 _MESSAGE_FIELDS = frozenset(
     ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
@@ -107,7 +109,7 @@ def validate_conversation(
         raise InvalidParameter(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
-    size = JsonSize()
+    size = JsonSize(MAX_ARGUMENT_NUMBERS)
     chat = [_message(f"messages[{index}]", message, template, size) for index, message in enumerate(messages)]
     for index, message in enumerate(chat):
         if isinstance(message.get("content"), str):

@@ -187,6 +187,13 @@ class FrontendOptions(Options, frozen=True):
         tuple[str, ...],
         Meta(description="Origins (https://chat.example.org) whose pages may ask from a browser; none by default."),
     ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Names, besides localhost, under which a server without API keys on a loopback address may be "
+            "asked, a reverse proxy's for instance; * for any."
+        ),
+    ] = ()
     tls_certificate: Annotated[
         str,
         Meta(description="PEM file with the server's certificate and those between it and its root; wants --tls-key."),

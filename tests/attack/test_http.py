@@ -17,7 +17,7 @@ from tests.attack.after_check import Victim, tells_nothing
 from tests.faults.soak import sized
 
 BODY = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 BOMB = gzip.compress(b" " * (sized(1, 10) << 20))
@@ -42,7 +42,7 @@ ROWS: list[tuple[str, list[bytes], tuple[int, ...]]] = [
     ("a6-brotli", [HEAD + LENGTH + b"Content-Encoding: br\r\n\r\n" + BODY], (415,)),
     ("a7-length-too-large", [HEAD + b"Content-Length: 99999999999\r\n\r\n"], (413,)),
     ("a7-chunks-too-large", [CHUNKED, (b"100000\r\n" + b" " * (1 << 20) + b"\r\n") * 9], (413, 0)),
-    ("a10-no-type", [b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + LENGTH + b"\r\n" + BODY], (415,)),
+    ("a10-no-type", [b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + LENGTH + b"\r\n" + BODY], (415,)),
 ]
 
 
@@ -75,7 +75,7 @@ def test_a1_one_byte_segments(server: Victim) -> None:
 def test_a3_pipelined_requests_that_nobody_reads(server: Victim) -> None:
     frontend = server.processes["penstock-frontend-0"]
     before = frontend.memory_info().rss
-    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=1) as connection:
         with suppress(TimeoutError, ConnectionError):
             connection.sendall(request * sized(100_000, 1_000_000))
@@ -119,7 +119,7 @@ def test_repeated(server: Victim, row: str) -> None:
 
 
 def test_a12_ids_and_names_that_would_forge_log_lines(server: Victim) -> None:
-    answer = server.throw(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + b"x" * 5000 + b"\r\n\r\n")
+    answer = server.throw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: " + b"x" * 5000 + b"\r\n\r\n")
     assert b"x" * 200 not in answer
     num_lines = len(server.log.read_text().splitlines())
     for name in ("a\r\n\x1b[31mforged", "a\u2028forged", "b" * 100_000):

@@ -64,7 +64,8 @@ async def begin(server: Server, prompt: list[int]) -> asyncio.StreamWriter:
     port = int(server.url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     text = json.dumps(body(prompt, 2000, stream=True))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(text)}"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(text)}"
     writer.write(f"{head}\r\n\r\n{text}".encode())
     await reader.readuntil(b"data: ")
     return writer

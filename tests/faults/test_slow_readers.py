@@ -32,7 +32,8 @@ async def ask(server: Server, prompt: list[int]) -> socket.socket:
     loop = asyncio.get_running_loop()
     await loop.sock_connect(stalled, ("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
     text = json.dumps(body(prompt, NUM_TOKENS))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(text)}"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(text)}"
     await loop.sock_sendall(stalled, f"{head}\r\nConnection: close\r\n\r\n{text}".encode())
     return stalled
 

@@ -56,7 +56,8 @@ def get(live: Listening, path: str, **headers: str) -> Response:
 
 def raw_post(path: str, content: bytes) -> bytes:
     """A JSON request as it goes over the wire."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(content)}\r\n"
     return head.encode() + b"\r\n" + content
 
 

@@ -53,10 +53,12 @@ class ProbedServer:
 
 
 @contextmanager
-def probed_server(folder: Path, sockets: Path, *, max_model_len: int = 2048, **options: Any) -> Iterator[ProbedServer]:
+def probed_server(
+    folder: Path, sockets: Path, *, max_model_len: int = 2048, open_files: int = 0, **options: Any
+) -> Iterator[ProbedServer]:
     """Start one with these options of the frontend; a fake scheduler runs in a thread of this process.
 
-    Each answer is 20 tokens, 10 ms apart.
+    Each answer is 20 tokens, 10 ms apart. With `open_files` the process may have no more of them.
     """
     address = f"ipc://{sockets}/frontend.sock"
     loop = asyncio.new_event_loop()
@@ -73,6 +75,8 @@ def probed_server(folder: Path, sockets: Path, *, max_model_len: int = 2048, **o
 
     scheduler = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
     command = [sys.executable, "-m", "tests.frontend.probed_server", str(folder), address, json.dumps(options)]
+    if open_files:
+        command = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh", *command]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

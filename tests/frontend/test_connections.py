@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.frontend.http_client import closed_for, complete, raw_post
+from tests.frontend.http_client import closed_for, complete, get, raw_post
 from tests.frontend.live_server import LiveServer, live_server
+from tests.frontend.probed_server import probed_server
 
 BODY = json.dumps({"prompt": "Hello", "max_tokens": 2}).encode()
 
@@ -41,7 +42,7 @@ def test_a_head_has_a_deadline_however_it_drips(strict: LiveServer) -> None:
 
 def test_the_next_head_of_a_connection_too(strict: LiveServer) -> None:
     with closing(connect(strict)) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert client.recv(4096).startswith(b"HTTP/1.1 200")
         time.sleep(1.2)  # idle is no offence
         client.sendall(b"GET /hea")
@@ -70,7 +71,7 @@ def test_one_connection_too_many(strict: LiveServer) -> None:
     held = [connect(strict) for _ in range(4)]
     try:
         for client in held:
-            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
         with closing(connect(strict)) as fifth:
             answer = fifth.recv(4096)
@@ -100,9 +101,8 @@ def test_what_is_no_http_gets_the_usual_error_body(strict: LiveServer) -> None:
     ids=["no-chunk", "many-trailers", "a-long-trailer"],
 )
 def test_a_body_that_turns_out_to_be_no_http_is_answered_and_closed(strict: LiveServer, rest: bytes) -> None:
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
-    )
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Transfer-Encoding: chunked\r\n"
     with closing(connect(strict)) as client:
         client.sendall(head + b"\r\n%x\r\n%s\r\n" % (len(BODY), BODY))
         time.sleep(0.2)  # so that the request has begun
@@ -131,3 +131,28 @@ def test_bodies_that_take_their_time_are_bounded_together(strict: LiveServer, mo
         first.sendall(b" ")
         assert first.recv(4096).startswith(b"HTTP/1.1 400")  # it was read, and is no JSON
     assert complete(strict).status == 200
+
+
+def test_connections_keep_within_the_limit_of_open_files(checkpoint: Path, sockets: Path) -> None:
+    with probed_server(checkpoint, sockets, open_files=300) as server:
+        held = []
+        try:
+            for _ in range(250):
+                held.append(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            time.sleep(0.5)
+            refused = [client for client in held if _has_answer(client)]
+            assert 50 < len(refused) < 100  # 172 are taken
+            assert refused[0].recv(100).startswith(b"HTTP/1.1 503")
+        finally:
+            for client in held:
+                client.close()
+        time.sleep(0.5)
+        assert get(server, "/v1/models").status == 200
+
+
+def _has_answer(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        return bool(client.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False

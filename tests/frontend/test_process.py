@@ -94,7 +94,8 @@ async def test_life(checkpoint: Path, sockets: Path) -> None:
         scheduler.script = lambda request, i: Script([5, 6, 7, 8], delay=0.1)
         body = b'{"prompt": "Hello", "stream": true}'
         reader, writer = await asyncio.open_connection("127.0.0.1", int(str(listening["port"])))
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nx-request-id: my-id\r\nContent-Length: {len(body)}\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nx-request-id: my-id\r\n"
+        head += f"Content-Length: {len(body)}\r\n"
         writer.write(head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + body)
         await reader.readuntil(b"data: ")
         frontend.child.terminate()
@@ -175,7 +176,7 @@ async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) 
 async def exchange(port: int, method: str, path: str, body: bytes = b"") -> bytes:
     """One request on a connection of its own; the whole answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
     writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
     answer = await asyncio.wait_for(reader.read(), 10)
     writer.close()

@@ -71,7 +71,7 @@ def peer(port: int) -> bytes:
         socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as client,
     ):
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert client.recv(4096).startswith(b"HTTP/1.1 200")
         return client.getpeercert(binary_form=True) or b""
 
