@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.launch_forms import FILE, errors_of, noted
+
 FOLDER = Path(__file__).parent / "launched"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_engine_under_the_interpreter() -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+def test_the_engine_under_the_interpreter(tmp_path: Path) -> None:
+    """The tests pass; and what they launch, warm-up included, can be compiled."""
+    forms = tmp_path / "forms"
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", FILE: str(forms)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
+    errors = errors_of(noted(forms))
+    assert not errors, "\n".join(errors)

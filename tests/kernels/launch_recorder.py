@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,6 +24,13 @@ TYPES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
+
+
+class Pointer(NamedTuple):
+    """A tensor that is not there."""
+
+    dtype: torch.dtype
+    is_aligned: bool
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,10 @@ def describe(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Laun
             constants[(i,)] = value
             continue
         if isinstance(value, torch.Tensor):
+            value = Pointer(value.dtype, value.storage_offset() * value.element_size() % 16 == 0)
+        if isinstance(value, Pointer):
             signature[param.name] = "*" + TYPES[value.dtype]
-            aligned = value.storage_offset() * value.element_size() % 16 == 0
+            aligned = value.is_aligned
         elif isinstance(value, float):
             signature[param.name] = "fp32"
             aligned = False

@@ -8,5 +8,7 @@ collect_ignore_glob = [] if INTERPRETED else ["test_*.py"]
 
 if INTERPRETED:
     from tests.kernels.fast_interpreter import speed_up_interpreter
+    from tests.kernels.launch_forms import start_to_note
 
     speed_up_interpreter()
+    start_to_note()

@@ -7,6 +7,8 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
+from tests.kernels.launch_forms import note
+
 
 def kind_of(function: InterpretedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Kernel, constants, options, and each argument's type with its value-1 and divisible-by-16 specialisation."""
@@ -33,6 +35,7 @@ def recorded_kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     kinds: dict[str, int] = {}
 
     def run(self: InterpretedFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        note(self, args, kwargs)
         kind = kind_of(self, args, kwargs)
         kinds[kind] = kinds.get(kind, 0) + 1
 

@@ -43,5 +43,7 @@ def seeded() -> None:
 
 if INTERPRETED:
     from tests.kernels.fast_interpreter import speed_up_interpreter
+    from tests.kernels.launch_forms import start_to_note
 
     speed_up_interpreter()
+    start_to_note()
