@@ -57,7 +57,7 @@ def validate_tools(
         UnsupportedParameter: if this model, or this server, cannot honour them.
     """
     choice, wanted = check_tool_choice(tool_choice)
-    is_forced = choice in ("required", "named")
+    is_forced = choice in ("required", "named", "allowed_required")
     if not tools and not is_forced:
         return None
     param = "tools" if tools else "tool_choice"
@@ -75,31 +75,61 @@ def validate_tools(
         raise InvalidParameter(f"tools: {twice!r} is there twice", param="tools")
     if choice == "none":
         return None
-    if choice != "named":
-        return ValidTools(tools, frozenset(names), parallel is not False, tool_format, is_forced)
-    if wanted not in names:
-        raise InvalidParameter(f"tool_choice names {wanted!r}, which is none of the tools", param="tool_choice")
-    return ValidTools(tools, frozenset({wanted}), False, tool_format, is_forced)
+    unknown = next((name for name in wanted if name not in names), None)
+    if unknown is not None:
+        raise InvalidParameter(f"tool_choice names {unknown!r}, which is none of the tools", param="tool_choice")
+    if choice == "named":
+        return ValidTools(tools, frozenset(wanted), False, tool_format, is_forced)
+    if wanted:  # the model is not told of the others
+        tools = [tool for tool in tools if tool["function"]["name"] in wanted]
+    return ValidTools(tools, frozenset(wanted or names), parallel is not False, tool_format, is_forced)
 
 
-def check_tool_choice(choice: ToolChoice | None) -> tuple[str, str]:
-    """What the model may do: "auto", "none", "required" or "named", and with the last the tool's name.
+def check_tool_choice(choice: ToolChoice | None) -> tuple[str, tuple[str, ...]]:
+    """What the model may do, and the names of the tools that the choice is limited to; none of them for all.
+
+    It is "auto", "none", "required", "named" (the one tool must be called), "allowed_auto" or "allowed_required".
 
     Raises:
         InvalidParameter: for a choice that is none of these.
     """
     if isinstance(choice, dict):
-        function = choice.get("function", choice)  # chat completions put the name inside, responses do not
-        name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") != "function" or not isinstance(name, str):
+        if choice.get("type") == "allowed_tools":
+            return _allowed_tools(choice)
+        name = _tool_name(choice)
+        if name is None:
             raise InvalidParameter("tool_choice: an object must name a tool of type 'function'", param="tool_choice")
-        return "named", name[:64]
+        return "named", (name,)
     if choice is None or choice in ("auto", "none", "required"):
-        return choice or "auto", ""
+        return choice or "auto", ()
     raise InvalidParameter(
         f"tool_choice must be 'auto', 'none', 'required' or an object that names a tool, got {choice[:64]!r}",
         param="tool_choice",
     )
+
+
+def _allowed_tools(choice: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """OpenAI's choice among some of the tools; chat completions put its fields into an object of its own."""
+    allowed = choice.get("allowed_tools", choice)
+    mode, tools = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+    if mode not in ("auto", "required"):
+        raise InvalidParameter(
+            "tool_choice: the mode of allowed_tools must be 'auto' or 'required'", param="tool_choice"
+        )
+    names = [_tool_name(tool) for tool in tools] if isinstance(tools, list) else []
+    known = [name for name in names if name is not None]
+    if not known or len(known) < len(names):
+        raise InvalidParameter("tool_choice: allowed_tools must list tools of type 'function'", param="tool_choice")
+    return f"allowed_{mode}", tuple(dict.fromkeys(known))
+
+
+def _tool_name(tool: Any) -> str | None:
+    """The name in what refers to a function; chat completions put it inside, responses do not."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return None
+    function = tool.get("function", tool)
+    name = function.get("name") if isinstance(function, dict) else None
+    return name[:64] if isinstance(name, str) else None
 
 
 def _check_tool(field: str, tool: dict[str, Any]) -> str:

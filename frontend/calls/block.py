@@ -56,14 +56,18 @@ class Block:
 
     def feed(self, text: str) -> None:
         """More text has come."""
-        self._text = self._text[self._settled :] + text
-        self._at -= self._settled
-        self._num_dropped += self._settled
+        settled = self._settled
+        self._text = text if settled == len(self._text) else self._text[settled:] + text
+        self._at -= settled
+        self._num_dropped += settled
         self._settled = 0
 
     def parts(self) -> list[Part]:
         """What was found since the last time."""
-        self._flush()
+        if self._arguments:
+            self._flush()
+        if not self._parts:
+            return []
         parts, self._parts = self._parts, []
         return parts
 
@@ -117,6 +121,10 @@ class Block:
         text = self._text[self._at : self._at + count]
         self._at += len(text)
         return text
+
+    def pass_over(self, count: int) -> None:
+        """Read characters that are there and known."""
+        self._at += count
 
     def back(self, count: int) -> None:
         """Give back the characters that were read last."""

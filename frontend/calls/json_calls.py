@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.frontend.calls.block import MAX_UNDECIDED, Block, NoCallError, Reading
+from penstock.frontend.calls.block import MAX_UNDECIDED, Block, EndOfTextError, NoCallError, Reading
 from penstock.frontend.calls.rules import Function, Rules, quoted
 
 NAME_KEYS = ("name", "tool_name")
@@ -295,13 +295,18 @@ def _read(block: Block, call: CallReader) -> Reading[None]:
     if (yield from block.peek()) != "{" and not call.name:
         raise NoCallError
     while not (call.is_done or call.has_failed):
-        yield from block.peek()
-        text = block.rest if block.is_in_call else block.rest[: max(MAX_UNDECIDED + 1 - block.num_unsettled, 0)]
+        text = block.rest
+        if text and not block.is_in_call:
+            text = text[: max(MAX_UNDECIDED + 1 - block.num_unsettled, 0)]
+            if not text:
+                raise NoCallError  # it has gone on too long
         if not text:
-            yield from block.more()  # it has ended, or gone on too long
-            raise NoCallError
+            if block.is_final:
+                raise EndOfTextError
+            yield  # as `more`, and without its cost: most tokens of a call pass here
+            continue
         taken, arguments = call.feed(text)
-        block.take(taken)
+        block.pass_over(taken)
         if call.is_committed and not block.is_in_call:
             block.start_call(call.name)
         if block.is_in_call:

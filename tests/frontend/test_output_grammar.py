@@ -70,13 +70,17 @@ class Model:
         write_checkpoint(folder, tokenizer=tokenizer)
         self.tokenizer = load_tokenizer(folder)
         self._vocabulary = grammar_vocabulary(folder)
+        self._matchers: dict[str, Any] = {}
 
     def takes(self, output_format: OutputFormat, text: str, common: ValidRequest | None = None) -> bool:
         """Whether the model may write this text, and end with it."""
         common = with_output_grammar(common or request(), output_format, self.tokenizer)
         assert common.grammar is not None
-        grammar = read_grammar(self._vocabulary, common.grammar.kind, common.grammar.text)
-        matcher = make_matcher(self._vocabulary, grammar)
+        known = self._matchers.get(common.grammar.text)
+        if known is None:
+            grammar = read_grammar(self._vocabulary, common.grammar.kind, common.grammar.text)
+            known = self._matchers[common.grammar.text] = make_matcher(self._vocabulary, grammar)
+        matcher = known.deep_copy()
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         taken: int = matcher.try_consume_tokens(token_ids)
         assert not matcher.is_error(), matcher.get_error()

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.config import ConfigError
 from penstock.core.config.flags import config_from
+from penstock.frontend.validate_tools import check_tool_choice
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import HELLO, chat, error_of, events, get
@@ -312,6 +313,22 @@ def test_forced_calls_bring_a_grammar(client: openai.OpenAI, live: LiveServer) -
         assert "<tools>" in live.tokenizer.decode(prompt_ids(live.scheduler.added[-1]))
 
 
+def test_a_choice_among_some_of_the_tools(live: LiveServer) -> None:
+    live.says(CALL)
+    other = {"type": "function", "function": {"name": "other"}}
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for mode, has_grammar in (("auto", False), ("required", True)):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+        answer = chat(live, tools=[other, WEATHER], tool_choice=choice).json()
+        assert answer["choices"][0]["message"]["tool_calls"]
+        grammar = live.scheduler.added[-1].sampling.grammar
+        assert bool(grammar) == has_grammar
+        assert "other" not in grammar
+        assert '"other"' not in live.tokenizer.decode(prompt_ids(live.scheduler.added[-1]))
+    in_responses = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_weather"}]}
+    assert check_tool_choice(in_responses) == ("allowed_auto", ("get_weather",))
+
+
 def test_a_form_and_tools(client: openai.OpenAI, live: LiveServer) -> None:
     """The output is calls or the form; a forced choice wins over the form."""
     form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": {"answer": {}}}}}
@@ -391,6 +408,16 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [5]}}, "tool_choice"),
+    (
+        {
+            "tools": [WEATHER],
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "other"}]},
+        },
+        "tool_choice",
+    ),
     ({"tools": [WEATHER], "tool_choice": {"type": "custom", "name": "get_weather"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": "required", "ignore_eos": True}, "tool_choice"),
     ({"tools": [ENDLESS], "tool_choice": "required"}, "tool_choice"),
