@@ -7,6 +7,7 @@ import msgspec
 
 from penstock.frontend import schema
 from penstock.frontend.chunks import CompletionChunks
+from penstock.frontend.errors import InvalidRequest
 from penstock.frontend.gathering import Answer, gather
 from penstock.frontend.generation import Generation
 from penstock.frontend.logprobs import prompt_logprobs, score_writer
@@ -17,6 +18,9 @@ from penstock.frontend.streaming import stream_reply
 from penstock.frontend.tokenizer import TextTokenizer
 from penstock.frontend.validate_completion import ValidCompletion, validate_completion
 from penstock.ipc.messages import TokenLogprobs
+
+MAX_TOLD_TOKENS = 1 << 19
+"""Of echoed prompts and their ids, in one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
         common = await service.with_grammar(valid.common)
         prompts = await _prompts(service, valid)
         token_ids = [prompt.token_ids for prompt in prompts]
+        _check_told(valid, token_ids)
         generation = service.generate(common, token_ids, record, is_prompt_only=valid.is_prompt_only)
     del body, request  # they may be large, and the generation takes its time
     try:
@@ -58,6 +63,16 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
     except BaseException:  # also a cancellation: the client has left
         service.finish(generation, record)
         raise
+
+
+def _check_told(valid: ValidCompletion, prompts: list[list[int]]) -> None:
+    """Refuse to repeat more of the prompts than one answer should hold."""
+    num_told = sum(map(len, prompts)) * valid.common.n * (valid.echo + valid.common.return_token_ids)
+    if num_told > MAX_TOLD_TOKENS:
+        raise InvalidRequest(
+            f"echo and return_token_ids: {num_told} tokens of prompts would be told, for all choices together; "
+            f"at most {MAX_TOLD_TOKENS} are told in one answer"
+        )
 
 
 async def _prompts(service: Service, valid: ValidCompletion) -> list[_Prompt]:

@@ -18,6 +18,9 @@ MAX_VALUES = 65_536
 MAX_PLAIN_VALUES = 262_144
 """Numbers, true, false and null: a batch of prompts may come as token ids."""
 
+PIECE_BYTES = 256 << 10
+"""In which a long text should be fed."""
+
 MAX_DIGITS = 128
 """In a row: the time to read a number grows with the square of its length."""
 

@@ -20,7 +20,7 @@ import structlog
 
 from penstock.core.config import Config, ConfigError
 from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound
-from penstock.frontend.json_size import JsonSize
+from penstock.frontend.json_size import PIECE_BYTES, JsonSize, TooManyValuesError
 
 log = structlog.get_logger()
 
@@ -32,8 +32,6 @@ FILE_NAME = "responses.sqlite"
 
 _LOCK_SECONDS = 10.0
 """How long a write waits for those of other frontends; each takes milliseconds."""
-
-_PIECE = 256 << 10
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -123,7 +121,7 @@ class ResponseStore:
 
         try:
             await self._do(work)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, TooManyValuesError) as error:  # the latter for what the output adds
             log.error("a response is not kept", id=response_id, reason=str(error))
 
     def _drop_oldest(self, owner: str) -> None:
@@ -231,8 +229,8 @@ def _open(path: str) -> sqlite3.Connection:
 
 def _num_values(text: bytes) -> int:
     size = JsonSize()
-    for begin in range(0, len(text), _PIECE):
-        size.feed(text[begin : begin + _PIECE])
+    for begin in range(0, len(text), PIECE_BYTES):
+        size.feed(text[begin : begin + PIECE_BYTES])
     return size.num_values
 
 

@@ -3,9 +3,10 @@
 import msgspec
 
 from penstock.frontend import schema
-from penstock.frontend.errors import ContextLengthExceeded
+from penstock.frontend.errors import ContextLengthExceeded, TooManyValues
 from penstock.frontend.gathering import gather
 from penstock.frontend.generation import Generation, SequenceEvent
+from penstock.frontend.json_size import PIECE_BYTES, JsonSize, TooManyValuesError
 from penstock.frontend.output_format import output_format_for
 from penstock.frontend.output_grammar import with_output_grammar
 from penstock.frontend.replies import Reply, RequestRecord, StreamReply
@@ -66,7 +67,22 @@ async def _validated(
     given = input_items(request.input)
     if item_ids := references(given):
         given = resolved(given, await service.responses.items(record.owner, item_ids))
-    return validate_response(request, rules, service.model.template, previous, given)
+    valid = validate_response(request, rules, service.model.template, previous, given)
+    if valid.store:
+        _check_conversation(msgspec.json.encode(valid.items))
+    return valid
+
+
+def _check_conversation(items: bytes) -> None:
+    """What is kept is as quickly read as a body."""
+    size = JsonSize()
+    try:
+        for begin in range(0, len(items), PIECE_BYTES):
+            size.feed(items[begin : begin + PIECE_BYTES])
+    except TooManyValuesError as error:
+        raise TooManyValues(
+            f'the conversation so far cannot be stored: {error} ("store": false keeps nothing)', param="input"
+        ) from None
 
 
 async def _whole(

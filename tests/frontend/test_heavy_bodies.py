@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +141,32 @@ def test_no_body_silences_a_frontend(tmp_path: Path) -> None:
     assert not [row[-1] for row in rows if row[5] in ("500", "503", "none in a minute")]
     late = [f"{row[0]:.2f} s: {row[-1]}" for row in rows if row[0] > MAX_SILENCE]
     assert not late, "\n".join(late)
+
+
+@pytest.mark.long
+def test_no_conversation_silences_a_frontend(tmp_path: Path) -> None:
+    """A chain of stored responses, each as heavy as it may be; then a few bytes that go on from it."""
+    folder = write_checkpoint(tmp_path / "model", chat_template=TEMPLATE)
+    parts = [{"type": "summary_text", "text": "x" * 400}] * 3000  # what the template does not show
+    items: list[Any] = [{"type": "reasoning", "summary": parts, "content": []}, {"role": "user", "content": "x"}]
+    items[1]["unknown"] = [[]] * 10_000
+    statuses, silences = [], []
+    with (
+        tempfile.TemporaryDirectory(prefix="pst-") as sockets,
+        probed_server(folder, Path(sockets), max_body_bytes=MAX_BODY_BYTES) as server,
+    ):
+        last: dict[str, str] = {}
+        for given in [*[items] * 7, *["again"] * 4]:
+            server.silence()
+            answer = post(server, "/v1/responses", {"input": given, "max_output_tokens": 1, **last})
+            silences.append(server.silence().own)
+            statuses.append(answer.status)
+            if answer.status == 200:
+                last = {"previous_response_id": answer.json()["id"]}
+    assert statuses[:3] == [200] * 3
+    assert 400 in statuses  # the chain may not grow for ever
+    assert statuses[-1] == 200
+    assert max(silences) < MAX_SILENCE, silences
 
 
 def _write_table(rows: list[tuple[float, float, float, float, float, str, str]]) -> None:

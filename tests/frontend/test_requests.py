@@ -6,7 +6,7 @@ import pytest
 
 from penstock.ipc.messages import SamplingParams
 from tests.frontend.fake_scheduler import Script, prompt_ids
-from tests.frontend.http_client import HELLO, chat, complete, completion_text, events, get, post
+from tests.frontend.http_client import HELLO, chat, complete, completion_text, error_of, events, get, post
 from tests.frontend.live_server import LiveServer
 
 
@@ -226,3 +226,10 @@ def test_request_ids(live: LiveServer) -> None:
     streamed = post(live, "/v1/completions", body | {"stream": True}, **{"x-request-id": "s-1"})
     assert streamed.headers["x-request-id"] == "s-1"
     assert events(streamed)[0]["id"] == "cmpl-s-1"
+
+
+def test_prompts_are_not_repeated_without_end(live: LiveServer) -> None:
+    body = {"prompt": [[7] * 500] * 100, "n": 10, "max_tokens": 1, "echo": True, "return_token_ids": True}
+    error = error_of(post(live, "/v1/completions", body), 400)
+    assert str(1 << 19) in error["message"]
+    assert "1000000" in error["message"]
