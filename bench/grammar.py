@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     folder = args.model or demo_folder()
     vocabulary = grammar_vocabulary(folder)
-    grammar = read_grammar(vocabulary, "json", json.dumps(_SCHEMA))
+    grammar = read_grammar(vocabulary, "json", json.dumps(_SCHEMA)).text
     engine = LocalEngine(
         folder,
         device=args.device,

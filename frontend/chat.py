@@ -29,6 +29,7 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
         ApiError: before the first byte.
     """
     request = schema.decode(schema.CHAT, body)
+    record.warnings += schema.unknown_fields(schema.CHAT, body)
     rules = await service.admit(record)
     valid = validate_chat(request, rules, service.model.template)
     with service.place(record, valid.common, body):
@@ -81,6 +82,9 @@ async def _whole(
     record.num_reasoning_tokens = sum(counts)
     messages = [parse_message(output_format, answer.text, answer.finish_reason) for answer in answers]
     record.num_calling = sum(message.finish_reason == "tool_calls" for message in messages)
+    wrong = [
+        await service.schema_error(valid, record, message.content or "", message.finish_reason) for message in messages
+    ]
     scores = score_writer(tokenizer, valid.logprobs)
     of_prompt: schema.PromptLogprobs | None = None
     if valid.logprobs.prompt >= 0:
@@ -94,6 +98,7 @@ async def _whole(
             stop_reason=answer.stop_reason,
             logprobs=None if scores is None else scores.chat(answer.scores),
             token_ids=answer.token_ids if valid.return_token_ids else None,
+            schema_error=wrong[index] or UNSET,
         )
         for index, (answer, message) in enumerate(zip(answers, messages, strict=True))
     ]

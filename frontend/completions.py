@@ -1,7 +1,7 @@
 """POST /v1/completions"""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -38,9 +38,11 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
         ApiError: before the first byte.
     """
     request = schema.decode(schema.COMPLETION, body)
+    record.warnings += schema.unknown_fields(schema.COMPLETION, body)
     valid = validate_completion(request, await service.admit(record))
     with service.place(record, valid.common, body, len(valid.prompts)):
-        common = await service.with_grammar(valid.common)
+        common = await service.with_grammar(valid.common, record)
+        valid = replace(valid, common=common)
         prompts = await _prompts(service, valid)
         token_ids = [prompt.token_ids for prompt in prompts]
         _check_told(valid, token_ids)
@@ -95,6 +97,8 @@ async def _whole(
 ) -> Reply:
     common = valid.common
     answers = await gather(generation)
+    for answer in answers:
+        answer.schema_error = await service.schema_error(common, record, answer.text, answer.finish_reason)
     told = await generation.prompt_logprobs()
     usage = service.usage(generation, record)
 
@@ -172,4 +176,5 @@ class _Scored:
             token_ids=answer.token_ids if is_with_ids else None,
             prompt_token_ids=prompt.token_ids if is_with_ids else None,
             prompt_logprobs=self._prompt_logprobs,
+            schema_error=answer.schema_error or UNSET,
         )

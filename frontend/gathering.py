@@ -15,6 +15,7 @@ class Answer:
     finish_reason: str = ""
     stop_reason: StopReason = None
     scores: list[ShownToken] = field(default_factory=list)
+    schema_error: str = ""
 
 
 async def gather(generation: Generation) -> list[Answer]:

@@ -1,39 +1,67 @@
 """The process that reads grammars: `python -m penstock.frontend.grammar_child FOLDER PARENT`.
 
 A grammar is code of a client's making: reading it may take for ever, eat the memory or crash. Hence this
-process of its own (see `child_pool.py`). [kind, text] is answered with [grammar, error].
+process of its own (see `child_pool.py`). [kind, text] is answered with [grammar, error, bytes of memory, what is not
+enforced]; ["check", schema, text] with [what is wrong with the text].
 """
 
+import ctypes
+import os
 import random
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from penstock.core.config import ConfigError
 from penstock.core.config.grammar import grammar_vocabulary, make_matcher
 from penstock.frontend.child_pool import answer, limit_resources
+from penstock.frontend.json_check import check_is_schema, mismatch
 from penstock.frontend.json_schema import GrammarError, check_pattern, check_repetitions, check_schema
+from penstock.frontend.json_superset import fallbacks, notes_of, superset_of
 from penstock.ipc import process
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_WHITESPACE = 24
-"""Characters between two marks of a JSON text, enough for a line break and an indentation. Without a bound a
-model may go on with blanks for ever."""
+_AS_MODELS_WRITE: dict[str, str | bool] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+"""The blanks of JSON: one at most behind a comma or colon, as models and their training data write it on one line, or
+none. Where more are allowed small models go on with blanks, sometimes for ever."""
 
-_AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+_AS_TEMPLATES_WRITE: dict[str, str | bool] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 """Calls come in the white space that models have learned them in."""
+
+_PRIORITY = 10
+"""As `nice`: requests that run come first."""
 
 _TRIED_TOKENS = 24
 """Length of the text that is drawn on trial: a grammar that cannot go on, or not fast, mostly shows it there."""
 
+MAX_BYTES = 64 << 20
+"""Of memory that a grammar may take, made ready. Usual ones take a megabyte."""
 
-def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> str:
-    """From a grammar as a client writes it to the text that the worker's matcher reads.
+
+class ReadGrammar(NamedTuple):
+    """A grammar that can be followed."""
+
+    text: str  # as the worker's matcher reads it
+    not_enforced: tuple[str, ...]  # what it lets pass though it should not, in words for the client
+    num_bytes: int  # of memory that it takes, about
+
+
+def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar:
+    """From a grammar as a client writes it to one that the worker can follow.
 
     Args:
         vocabulary: the model's tokens.
@@ -46,19 +74,12 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> str:
     """
     import llguidance
 
+    left_out: dict[str, None] = {}
+    before = _allocated_bytes()
     try:
         match kind:
             case "json":
-                check_schema(msgspec.json.decode(text))
-                grammar = llguidance.LLMatcher.grammar_from_json_schema(
-                    text,
-                    overrides={
-                        "whitespace_flexible": True,
-                        "whitespace_pattern": rf"[ \n\r\t]{{1,{MAX_WHITESPACE}}}",
-                        "lenient": False,  # what is not implemented is refused
-                        "coerce_one_of": False,
-                    },
-                )
+                grammar = _read_schema(vocabulary, msgspec.json.decode(text), left_out)
             case "regex":
                 check_pattern(text)
                 grammar = llguidance.LLMatcher.grammar_from_regex(text)
@@ -66,7 +87,7 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> str:
                 choices = [msgspec.json.encode(choice).decode() for choice in msgspec.json.decode(text, type=list[str])]
                 grammar = llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
             case "calls":
-                grammar = llguidance.LLMatcher.grammar_from_lark(_output_rules(vocabulary, text))
+                grammar = llguidance.LLMatcher.grammar_from_lark(_output_rules(vocabulary, text, left_out))
             case _:
                 check_repetitions(text)
                 from llguidance.gbnf_to_lark import any_to_lark
@@ -82,32 +103,124 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> str:
     if matcher.is_error():
         raise GrammarError(_shortened(matcher.get_error()))
     _try_out(matcher)
+    num_bytes = max(0, _allocated_bytes() - before)
+    if num_bytes > MAX_BYTES:
+        raise GrammarError(f"it takes {num_bytes >> 20} MiB of memory; at most {MAX_BYTES >> 20} are allowed")
+    return ReadGrammar(grammar, tuple(left_out), num_bytes)
+
+
+_LENIENT: dict[str, str | bool] = {"lenient": True}
+"""The library leaves out what it does not implement, and says so."""
+
+
+def _read_schema(vocabulary: "LLTokenizer", schema: Any, left_out: dict[str, None]) -> str:
+    if schema is True:
+        schema = {}
+    return _superset(vocabulary, schema, _AS_MODELS_WRITE, left_out)
+
+
+def _superset(vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], left_out: dict[str, None]) -> str:
+    """The grammar of all texts that match a schema, and few others. The schema is changed to what it describes."""
+
+    def note(keyword: str) -> None:
+        left_out.setdefault(f"{keyword} is not enforced while the text is written")
+
+    check_schema(schema)
+    original = msgspec.json.encode(schema)
+    superset_of(schema, note)
+    grammar, error = _compiled(vocabulary, schema, blanks, note)
+    if error:
+        if "is not present in a registry" in error:
+            raise GrammarError(f"only references within the schema are followed, nothing is fetched: {error}")
+        if "nsatisfiable" in error or "does not exist" in error:
+            raise GrammarError(error)
+        check_is_schema(msgspec.json.decode(original))
+        for _ in fallbacks(schema, note):
+            grammar, error = _compiled(vocabulary, schema, blanks, note)
+            if not error:
+                break
+        else:
+            raise GrammarError(error)
     return grammar
 
 
-def _output_rules(vocabulary: "LLTokenizer", text: str) -> str:
+def _compiled(
+    vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], note: Callable[[str], None]
+) -> tuple[str, str]:
+    """A schema's grammar, or what is wrong with it. What the library leaves out is noted."""
+    import llguidance
+
+    try:
+        options: Any = {**_LENIENT, **blanks}
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(msgspec.json.encode(schema).decode(), overrides=options)
+        matcher = make_matcher(vocabulary, grammar)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:
+        return "", _shortened(str(error))
+    if matcher.is_error():
+        return "", _shortened(matcher.get_error())
+    notes_of(map(str, matcher.get_grammar_warnings()), note)
+    return grammar, ""
+
+
+class _Allocated(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+def _allocated_bytes() -> int:
+    """Bytes that this process has allocated and not freed; 0 where the C library does not tell."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return 0
+    mallinfo2.restype = _Allocated
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+def _output_rules(vocabulary: "LLTokenizer", text: str, left_out: dict[str, None]) -> str:
     """The Lark of an output: rules, and what they refer to: JSON schemas by name, and a form."""
     lark, schemas, form = msgspec.json.decode(text, type=tuple[str, dict[str, Any], tuple[str, str] | None])
     rules = [lark]
     for name, schema in schemas.items():
-        rules.append(f"{name}: {_json_rule(schema)}")
+        rules.append(f"{name}: {_schema_rule(vocabulary, schema, _AS_TEMPLATES_WRITE, left_out)}")
     if form is not None:
         read_grammar(vocabulary, *form)  # alone it shows better what is wrong with it
-        rules.append(f"form: {_form_rule(*form)}")
+        rules.append(f"form: {_form_rule(vocabulary, *form, left_out)}")
     return "\n".join(rules) + "\n"
 
 
-def _json_rule(schema: Any) -> str:
-    check_schema(schema)
-    if not isinstance(schema, dict):
-        return f"%json {msgspec.json.encode(schema).decode()}"
-    return f"%json {msgspec.json.encode({**schema, 'x-guidance': _AS_TEMPLATES_WRITE}).decode()}"
+def _schema_rule(
+    vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], left_out: dict[str, None]
+) -> str:
+    """What stands in Lark for JSON that matches a schema, as far as it can be enforced."""
+    if schema is True:
+        schema = {}
+    _superset(vocabulary, schema, blanks, left_out)
+    return f"%json {msgspec.json.encode({**schema, 'x-guidance': {**_LENIENT, **blanks}}).decode()}"
 
 
-def _form_rule(kind: str, text: str) -> str:
+def _form_rule(vocabulary: "LLTokenizer", kind: str, text: str, left_out: dict[str, None]) -> str:
     match kind:
         case "json":
-            return _json_rule(msgspec.json.decode(text))
+            return _schema_rule(vocabulary, msgspec.json.decode(text), _AS_MODELS_WRITE, left_out)
         case "regex":
             check_pattern(text)
             return f"/{_UNESCAPED_SLASH.sub(_escaped_slash, text)}/"
@@ -157,6 +270,7 @@ def main(argv: list[str]) -> int:
     process.end_with_parent(int(parent))
     process.begin("penstock-grammar", "warning")
     limit_resources()
+    os.nice(_PRIORITY)
     try:
         vocabulary = grammar_vocabulary(Path(folder))
     except ConfigError as error:
@@ -164,13 +278,17 @@ def main(argv: list[str]) -> int:
         return 2
     answer([])
     for line in sys.stdin.buffer:
-        kind, text = msgspec.json.decode(line, type=tuple[str, str])
+        kind, *texts = msgspec.json.decode(line, type=list[str])
         try:
-            answer([read_grammar(vocabulary, kind, text), ""])
+            if kind == "check":
+                answer([mismatch(*texts)])
+            else:
+                read = read_grammar(vocabulary, kind, *texts)
+                answer([read.text, "", read.num_bytes, read.not_enforced])
         except GrammarError as error:
-            answer(["", str(error) or "it cannot be read"])
+            answer(["", str(error) or "it cannot be read", 0, ()])
         except MemoryError:
-            answer(["", "reading it takes too much memory"])
+            answer(["", "reading it takes too much memory", 0, ()])
     return 0
 
 

@@ -52,7 +52,10 @@ def with_output_grammar(common: ValidRequest, output_format: OutputFormat, token
         ).decode()
     except RecursionError:
         raise InvalidParameter("tools: a schema is nested too deeply", param="tools") from None
-    return replace(common, grammar=GrammarSource("calls", text, field), warnings=(*common.warnings, *warnings))
+    source = GrammarSource("calls", text, field)
+    if form is not None:
+        source = replace(source, schema=form.schema, is_strict=form.is_strict and tools is None)
+    return replace(common, grammar=source, warnings=(*common.warnings, *warnings))
 
 
 def _functions(tools: ValidTools | None) -> tuple[list[Function], list[str]]:

@@ -27,6 +27,7 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
         ApiError: before the first byte.
     """
     request = schema.decode(RESPONSES, body)
+    record.warnings += schema.unknown_fields(RESPONSES, body)
     rules = await service.admit(record)
     valid = await _validated(service, record, request, rules, len(body))
     model = service.model

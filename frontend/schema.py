@@ -8,6 +8,7 @@ another type of it, and that alone goes on.
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -43,7 +44,7 @@ class StreamOptions(Struct):
 
 
 class JsonSchemaFormat(Struct):
-    """A schema and its name; it is always followed strictly."""
+    """A schema and its name; if it is strict, what cannot be enforced is refused."""
 
     name: str | None = None
     description: str | None = None
@@ -52,10 +53,13 @@ class JsonSchemaFormat(Struct):
 
 
 class ResponseFormat(Struct):
-    """OpenAI's way to ask for JSON: type `text`, `json_object` or `json_schema`."""
+    """OpenAI's way to ask for JSON: type `text`, `json_object` or `json_schema`; and what others have added to it."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | None = None  # llama.cpp, Together, Fireworks
+    pattern: str | None = None  # Together: type `regex`
+    grammar: str | None = None  # Fireworks: type `grammar`
 
 
 class StructuredOutputs(Struct):
@@ -108,10 +112,32 @@ class SamplingRequest(Struct, kw_only=True):
     truncation_side: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
+    guided_json: dict[str, Any] | str | None = None  # of older vLLM
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None  # llama.cpp
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None  # SGLang
+    ebnf: str | None = None
+    structural_tag: Unsupported = None
+    typical_p: Unsupported = None
+    mirostat: Unsupported = None
+    dry_multiplier: Unsupported = None
+    xtc_probability: Unsupported = None
+    top_n_sigma: Unsupported = None
+    dynatemp_range: Unsupported = None
+    tfs_z: Unsupported = None
+    top_a: Unsupported = None
+    smoothing_factor: Unsupported = None
+    repeat_penalty: Unsupported = None
+    stop_regex: Unsupported = None
+    n_predict: Unsupported = None
+    max_new_tokens: Unsupported = None
+    custom_logit_processor: Unsupported = None
+    lora_path: Unsupported = None
+    options: Unsupported = None
+    format: Unsupported = None
     logits_processors: Unsupported = None
     use_beam_search: Unsupported = None
     length_penalty: Unsupported = None
@@ -281,6 +307,7 @@ class ChatChoice(Struct, frozen=True):
     stop_reason: str | int | None
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | None = None
+    schema_error: str | UnsetType = UNSET  # where the text does not match a schema that could not be enforced
 
 
 class ChatCompletion(Struct, frozen=True):
@@ -304,6 +331,7 @@ class CompletionChoice(Struct, frozen=True):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    schema_error: str | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True):
@@ -346,6 +374,19 @@ CHAT = msgspec.json.Decoder(ChatRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+
+
+def unknown_fields(decoder: msgspec.json.Decoder[Any], body: bytes) -> list[str]:
+    """A warning for each field of a body that is not known here, and so has no effect. The body has been decoded."""
+    request_type: type[Struct] = decoder.type
+    known = _known_fields(request_type)
+    found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return [f"{field[:64]}: an unknown field, ignored" for field in found if field not in known]
+
+
+@cache
+def _known_fields(request_type: type[Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(request_type))
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

@@ -178,8 +178,8 @@ class Service:
         num_tokens = min(len(body), num_prompts * (self.max_model_len or len(body)))
         return self.queue.place(num_seqs, num_tokens * valid.num_sequences, record.tenant)
 
-    async def with_grammar(self, valid: ValidRequest) -> ValidRequest:
-        """The request with its grammar read, if it has one.
+    async def with_grammar(self, valid: ValidRequest, record: RequestRecord) -> ValidRequest:
+        """The request with its grammar read, if it has one, and with a word on what that does not enforce.
 
         Raises:
             InvalidRequest: if the grammar cannot be used.
@@ -187,8 +187,26 @@ class Service:
         """
         if valid.grammar is None:
             return valid
-        grammar = await self.grammars.read(valid.grammar)
-        return dataclasses.replace(valid, sampling=replace(valid.sampling, grammar=grammar))
+        source = valid.grammar
+        read = await self.grammars.read(source, record.client)
+        told = [f"{source.field}: {what}" for what in read.not_enforced]
+        if told and source.schema:
+            told.append(f"{source.field}: the finished text is checked, see schema_error")
+        return dataclasses.replace(
+            valid,
+            sampling=replace(valid.sampling, grammar=read.text, grammar_bytes=read.num_bytes),
+            warnings=(*valid.warnings, *told),
+            checked_schema=source.schema if told else "",
+        )
+
+    async def schema_error(self, valid: ValidRequest, record: RequestRecord, text: str, finish_reason: str) -> str:
+        """What is wrong with a finished text, where its form could not be enforced as a whole; else empty."""
+        if not valid.checked_schema or finish_reason != "stop":
+            return ""
+        wrong = await self.grammars.mismatch(valid.checked_schema, text, record.client)
+        if wrong:
+            record.warnings.append(f"schema_error: {wrong}")
+        return wrong
 
     def rules(self) -> Rules:
         """This server's limits, and the model's facts as far as the engine has told them."""

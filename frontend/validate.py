@@ -94,6 +94,7 @@ class ValidRequest:
     keeps_prompt_start: bool = False  # of a prompt that is too long
     prompt_field: str = "prompt"
     grammar: GrammarSource | None = None  # what the output must match, before `Service.with_grammar` has read it
+    checked_schema: str = ""  # JSON: what finished texts are held against; empty: nothing
     warnings: tuple[str, ...] = ()  # for the client; see `warnings_header.py`
 
     def truncated(self, prompt: list[int]) -> list[int]:
@@ -295,6 +296,18 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "documents": ([],),
     "length_penalty": (1.0,),
+    "typical_p": (1.0,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "top_n_sigma": (0, -1),
+    "dynatemp_range": (0,),
+    "tfs_z": (1.0,),
+    "top_a": (0,),
+    "smoothing_factor": (0,),
+    "repeat_penalty": (1.0,),
+    "options": ({},),
+    "format": ("",),
 }
 """Values of refused fields that ask for nothing, besides null and false."""
 
@@ -310,7 +323,19 @@ def refuse_unsupported(request: SamplingRequest) -> None:
         value = getattr(request, field)
         if value is None or value is False or any(value == off for off in _OFF.get(field, ())):
             continue
-        raise UnsupportedParameter(f"{field} is not supported", param=field)
+        instead = f"; use {_INSTEAD[field]}" if field in _INSTEAD else ""
+        raise UnsupportedParameter(f"{field} is not supported{instead}", param=field)
+
+
+_INSTEAD = {
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "stop_regex": "stop",
+    "format": "response_format",
+    "options": "the fields of this API",
+}
+"""What this API calls the same, or nearly the same."""
 
 
 def _integer(field: str, value: int | None, default: int, low: int, high: int) -> int:

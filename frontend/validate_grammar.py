@@ -1,5 +1,7 @@
 """Checks of what the output must match: small enough to be read at all. `grammars.py` reads it."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,25 +17,40 @@ _ANY_OBJECT = '{"type":"object"}'
 
 
 def check_grammar(request: SamplingRequest, eos_token_ids: tuple[int, ...]) -> GrammarSource | None:
-    """What `response_format` or `structured_outputs` ask for; None if the output is free.
+    """What a request's output must match, in whichever way it says so; None if the output is free.
 
     Raises:
         InvalidParameter: with the field, the limit and the value.
         UnsupportedParameter: if it cannot be honoured together with the rest of the request.
     """
-    source = None
+    sources = [source for source in _sources(request) if source is not None]
+    if len(sources) > 1:
+        raise InvalidParameter(
+            f"{sources[0].field} and {sources[1].field} exclude each other", param=sources[1].field.split(".")[0]
+        )
+    if sources:
+        check_ending(request, sources[0].field, eos_token_ids)
+        return sources[0]
+    return None
+
+
+def _sources(request: SamplingRequest) -> Iterator[GrammarSource | None]:
+    """Each field that may hold a grammar: OpenAI's, vLLM's, its older ones, llama.cpp's, SGLang's."""
     if request.response_format is not None:
-        source = response_format_source(request.response_format)
+        yield response_format_source(request.response_format)
     if request.structured_outputs is not None:
-        other = _structured_outputs(request.structured_outputs)
-        if source is not None and other is not None:
-            raise InvalidParameter(
-                "structured_outputs and response_format exclude each other", param="structured_outputs"
-            )
-        source = source or other
-    if source is not None:
-        check_ending(request, source.field, eos_token_ids)
-    return source
+        yield _structured_outputs(request.structured_outputs)
+    for field in ("guided_json", "json_schema"):
+        if (schema := getattr(request, field)) is not None:
+            yield schema_source(field, schema)
+    for field in ("guided_regex", "regex"):
+        if (pattern := getattr(request, field)) is not None:
+            yield _source("regex", field, pattern)
+    for field in ("guided_grammar", "grammar", "ebnf"):
+        if grammar := getattr(request, field):  # llama.cpp's clients send an empty one for none
+            yield _source("grammar", field, grammar)
+    if request.guided_choice is not None:
+        yield _choice("guided_choice", request.guided_choice)
 
 
 def check_ending(request: SamplingRequest, field: str, eos_token_ids: tuple[int, ...]) -> None:
@@ -53,30 +70,41 @@ def check_ending(request: SamplingRequest, field: str, eos_token_ids: tuple[int,
 
 
 def response_format_source(response_format: ResponseFormat) -> GrammarSource | None:
-    """The grammar of OpenAI's `response_format`."""
+    """The grammar of `response_format`: OpenAI's types, and those of others that hold one grammar."""
+    own = response_format.json_schema
     match response_format.type:
         case "text":
             return None
         case "json_object":
-            return GrammarSource("json", _ANY_OBJECT, "response_format")
+            return schema_source("response_format.schema", response_format.schema)
+        case "json_schema" if own is not None and own.schema is not None:
+            return schema_source("response_format.json_schema.schema", own.schema, is_strict=own.strict is True)
+        case "json_schema" if response_format.schema is not None:
+            return schema_source("response_format.schema", response_format.schema)
+        case "json_schema" if own is not None:
+            return schema_source("response_format.json_schema.schema", None)
         case "json_schema":
-            if response_format.json_schema is None:
-                raise InvalidParameter(
-                    "response_format.json_schema is required for type 'json_schema'",
-                    param="response_format.json_schema",
-                )
-            return schema_source("response_format.json_schema.schema", response_format.json_schema.schema)
+            raise InvalidParameter(
+                "response_format.json_schema is required for type 'json_schema'",
+                param="response_format.json_schema",
+            )
+        case "regex":
+            return _source("regex", "response_format.pattern", response_format.pattern or "")
+        case "grammar":
+            return _source("grammar", "response_format.grammar", response_format.grammar or "")
     raise InvalidParameter(
-        f"response_format.type must be 'text', 'json_object' or 'json_schema', got {response_format.type[:64]!r}",
+        "response_format.type must be 'text', 'json_object', 'json_schema', 'regex' or 'grammar', "
+        f"got {response_format.type[:64]!r}",
         param="response_format.type",
     )
 
 
-def schema_source(field: str, schema: dict[str, Any] | str | None) -> GrammarSource:
+def schema_source(field: str, schema: dict[str, Any] | str | None, *, is_strict: bool = False) -> GrammarSource:
     """The grammar of a JSON schema, as an object or as JSON text; None is one of any object."""
     if schema is None:
         return GrammarSource("json", _ANY_OBJECT, field)
-    return _source("json", field, schema if isinstance(schema, str) else msgspec.json.encode(schema).decode())
+    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    return replace(_source("json", field, text), is_strict=is_strict, schema=text)
 
 
 def _structured_outputs(wanted: StructuredOutputs) -> GrammarSource | None:

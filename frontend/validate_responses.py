@@ -149,7 +149,7 @@ def _grammar(request: ResponsesRequest, common: ValidRequest, rules: Rules) -> G
         return schema_source("text.format", None)
     if not text_format.schema:
         raise InvalidParameter("text.format.schema is required for type 'json_schema'", param="text.format.schema")
-    return schema_source("text.format.schema", text_format.schema)
+    return schema_source("text.format.schema", text_format.schema, is_strict=text_format.strict is True)
 
 
 def input_items(given: str | list[Item] | None) -> list[Item]:

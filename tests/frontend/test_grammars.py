@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import psutil
 import pytest
 
 from penstock.frontend.errors import InvalidRequest, Overloaded
-from penstock.frontend.grammars import MAX_CACHED, MAX_QUEUED, GrammarReader, GrammarSource
+from penstock.frontend.grammars import MAX_CACHED, MAX_QUEUED, GrammarReader, GrammarSource, ReadGrammar
 from penstock.ipc.messages import AddRequest
 from tests.frontend.http_client import chat, complete, error_of, post
 from tests.frontend.live_server import LiveServer
@@ -50,6 +52,18 @@ ACCEPTED: list[dict[str, Any]] = [
     {"structured_outputs": {"choice": ["yes", 'no "or" \\ö']}},
     {"structured_outputs": {"grammar": 'start: "a" | "b"'}},
     {"structured_outputs": {"grammar": 'root ::= "a" | "b" root'}},
+    {"guided_json": PERSON},
+    {"guided_regex": "[a-z]+"},
+    {"guided_choice": ["a", "b"]},
+    {"guided_grammar": 'root ::= "a"'},
+    {"grammar": 'root ::= "a" | "b"'},
+    {"json_schema": PERSON},
+    {"regex": "a+"},
+    {"ebnf": 'root ::= "a"'},
+    {"response_format": {"type": "json_object", "schema": PERSON}},
+    {"response_format": {"type": "json_schema", "schema": PERSON}},
+    {"response_format": {"type": "regex", "pattern": "a+"}},
+    {"response_format": {"type": "grammar", "grammar": 'root ::= "a"'}},
     {"structured_outputs": {"json": {"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#"}}}}}},
 ]
 
@@ -70,6 +84,7 @@ def test_accepted(live: LiveServer, fields: dict[str, Any]) -> None:
         {"response_format": {"type": "text"}},
         {"response_format": None, "structured_outputs": None},
         {"structured_outputs": {"json_object": False, "regex": None}},
+        {"grammar": "", "typical_p": 1, "mirostat": 0, "dry_multiplier": 0.0, "repeat_penalty": 1.0},
     ],
 )
 def test_nothing_asked_for(live: LiveServer, fields: dict[str, Any]) -> None:
@@ -83,6 +98,10 @@ def _nested(depth: int) -> str:
 
 def _json(schema: Any) -> dict[str, Any]:
     return {"structured_outputs": {"json": schema if isinstance(schema, str) else json.dumps(schema)}}
+
+
+def _strict(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"schema": schema, "strict": True}}
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -101,15 +120,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (_json({"enum": list(range(10_001))}), "10000 values at most"),
     (_json({"enum": [f"value {i}" for i in range(100_000)]}), "65536 bytes at most, got"),
     (_json({"type": "nope"}), "nope"),
-    (_json({"not": {"type": "string"}}), "not"),
-    (_json({"type": "array", "uniqueItems": True}), "uniqueItems"),
-    (_json({"type": "object", "propertyNames": {"pattern": "a"}}), "propertyNames"),
-    (_json({"type": "string", "format": "no such"}), "no such"),
+    (_json({"properties": []}), "no schema"),
+    (_json({"type": "string", "minLength": -1}), "no schema"),
+    (_json({"anyOf": []}), "cannot be used"),
+    ({"response_format": _strict({"type": "array", "uniqueItems": True})}, "uniqueItems is not enforced"),
+    ({"response_format": _strict({"type": "string", "pattern": "(?=a)b"})}, "look-around"),
     (_json({"type": "integer", "minimum": 5, "maximum": 3}), "minimum"),
     (_json({"type": "object", "x-guidance": {"lenient": True}}), "x-guidance"),
     (_json({"type": "string", "pattern": "a{1,1000000000}"}), "10000 characters at most"),
-    (_json({"type": "string", "pattern": "(?=a)b"}), "look-around"),
-    (_json("true"), "must be an object"),
     (_json("[]"), "must be an object"),
     (_json('""'), "must be an object"),
     (_json("{"), "cannot be used"),
@@ -129,6 +147,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"grammar": 'start: "[" /((x{1000}){1000}){1000}/ "]"'}}, "10000 characters at most"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "exclude each other"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "exclude each other"),
+    ({"grammar": 'root ::= "a"', "regex": "a"}, "exclude each other"),
+    ({"grammar": "no grammar"}, "cannot be used"),
+    ({"response_format": {"type": "structural_tag"}}, "'structural_tag'"),
+    ({"response_format": {"type": "regex"}}, "is empty"),
+    ({"typical_p": 0.5}, "typical_p is not supported"),
+    ({"mirostat": 2}, "mirostat is not supported"),
+    ({"n_predict": 5}, "use max_tokens"),
+    ({"format": {"type": "object"}}, "use response_format"),
+    ({"options": {"num_ctx": 5}}, "options is not supported"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag"),
     ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
     ({"structured_outputs": {"regex": "a"}, "bad_words": ["a"]}, "bad_words"),
@@ -176,20 +203,26 @@ async def reader(checkpoint: Path) -> AsyncIterator[GrammarReader]:
     assert _grammar_processes() <= before
 
 
-async def _failure(reading: Awaitable[str]) -> str:
+async def _failure(reading: Awaitable[object]) -> str:
     with pytest.raises(InvalidRequest) as caught:
         await reading
     return str(caught.value)
 
 
-async def test_a_grammar_that_takes_too_long_is_given_up_and_its_process_is_gone(checkpoint: Path) -> None:
+async def test_a_grammar_that_takes_too_long_is_given_up_and_its_process_is_gone(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = _grammar_processes()
     reader = GrammarReader(checkpoint, max_seconds=0.1)
     try:
-        for _ in range(2):
-            message = await _failure(reader.read(GrammarSource("json", SLOW, "response_format")))
-            assert "takes longer than 0.1 seconds" in message
-            assert _grammar_processes() <= before
+        message = await _failure(reader.read(GrammarSource("json", SLOW, "response_format")))
+        assert "takes longer than 0.1 seconds" in message
+        assert _grammar_processes() <= before
+        asked = reader._children.ask
+        monkeypatch.setattr(reader._children, "ask", None)
+        message = await _failure(reader.read(GrammarSource("json", SLOW, "another_field")))  # is not asked again
+        assert "another_field cannot be used: reading it takes longer than 0.1 seconds" in message
+        monkeypatch.setattr(reader._children, "ask", asked)
         assert await reader.read(GrammarSource("regex", "a", "f"))  # in a new process
     finally:
         await reader.close()
@@ -237,14 +270,61 @@ async def test_what_is_read_is_remembered_within_bounds(reader: GrammarReader) -
     for i in range(MAX_CACHED + 10):
         await reader.read(GrammarSource("regex", f"a{i}", "f"))
     assert len(reader._cache) == MAX_CACHED
-    assert reader._cached_bytes == sum(len(key[1]) + outcome.num_bytes for key, outcome in reader._cache.items())
+    assert reader._cached_bytes == sum(len(key) + outcome.num_bytes for key, outcome in reader._cache.items())
 
 
 async def test_too_many_at_once_are_told_to_wait(reader: GrammarReader) -> None:
-    reads = [reader.read(GrammarSource("regex", f"b{i}", "f")) for i in range(MAX_QUEUED + 5)]
+    reads = [reader.read(GrammarSource("regex", f"b{i}", "f")) for i in range(MAX_QUEUED + 7)]  # two have a slot
     outcomes = await asyncio.gather(*reads, return_exceptions=True)
     assert sum(isinstance(outcome, Overloaded) for outcome in outcomes) == 5
-    assert sum(isinstance(outcome, str) for outcome in outcomes) == MAX_QUEUED
+    assert sum(isinstance(outcome, ReadGrammar) for outcome in outcomes) == MAX_QUEUED + 2
+
+
+async def test_identical_questions_at_once_are_one(reader: GrammarReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = []
+    ask = reader._children.ask
+
+    async def noted(question: list[Any], seconds: float) -> list[Any]:
+        questions.append(question)
+        return await ask(question, seconds)
+
+    monkeypatch.setattr(reader._children, "ask", noted)
+    source = GrammarSource("json", json.dumps(PERSON), "f")
+    readings = [asyncio.create_task(reader.read(source, client)) for client in "abcdefgh"]
+    await asyncio.sleep(0)
+    readings[0].cancel()  # whoever asked first leaves: the others get their answer
+    outcomes = await asyncio.gather(*readings, return_exceptions=True)
+    assert isinstance(outcomes[0], asyncio.CancelledError)
+    assert len({id(outcome) for outcome in outcomes[1:]}) == 1
+    assert len(questions) == 1
+
+
+async def test_new_schemas_do_not_wait_behind_a_client_with_slow_ones(checkpoint: Path) -> None:
+    reader = GrammarReader(checkpoint)
+
+    async def bomb(client: str) -> None:
+        for i in range(1000):
+            slow = f'start: %json {{"type": "integer", "multipleOf": {999_983 - 2 * i}}} | "{client}"'
+            with suppress(InvalidRequest):
+                await reader.read(GrammarSource("grammar", slow, "f"), client)
+
+    try:
+        for i in range(3):
+            await reader.read(GrammarSource("regex", f"start{i}", "f"), "honest")
+        bombs = [asyncio.create_task(bomb(client)) for client in "xxxxxxxxyyyyyyyy"]
+        await asyncio.sleep(5)  # their accounts fill
+        waits = []
+        for i in range(5):
+            began = time.monotonic()
+            await reader.read(GrammarSource("json", json.dumps({"const": i}), "f"), "honest")
+            waits.append(time.monotonic() - began)
+        assert min(waits) < 1, waits
+        assert max(waits) < 4, waits  # sixteen of two seconds each would be more
+    finally:
+        for task in bombs:
+            task.cancel()
+        await asyncio.gather(*bombs, return_exceptions=True)
+        await reader.close()
 
 
 async def test_a_model_without_a_usable_tokenizer(tmp_path: Path) -> None:

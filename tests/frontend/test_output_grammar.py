@@ -78,7 +78,7 @@ class Model:
         assert common.grammar is not None
         known = self._matchers.get(common.grammar.text)
         if known is None:
-            grammar = read_grammar(self._vocabulary, common.grammar.kind, common.grammar.text)
+            grammar = read_grammar(self._vocabulary, common.grammar.kind, common.grammar.text).text
             known = self._matchers[common.grammar.text] = make_matcher(self._vocabulary, grammar)
         matcher = known.deep_copy()
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)

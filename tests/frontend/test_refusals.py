@@ -185,7 +185,6 @@ UNSUPPORTED: list[tuple[str, Any, Any]] = [
     ("tools", [{"type": "function"}], []),
     ("tool_choice", "required", "auto"),
     ("functions", [{}], None),
-    ("guided_json", {}, None),
     ("chat_template", "{{ 1 }}", None),
     ("best_of", 4, 1),
     ("modalities", ["audio"], ["text"]),

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def regex(folder: Path, pattern: str) -> str:
-    return read_grammar(grammar_vocabulary(folder), "regex", pattern)
+    return read_grammar(grammar_vocabulary(folder), "regex", pattern).text
 
 
 def test_a_text_is_made_once_and_remembered(folder: Path) -> None:

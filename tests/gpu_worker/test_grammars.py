@@ -49,7 +49,7 @@ class World:
     def params(self, kind: str, grammar: Any, **options: Any) -> SamplingParams:
         text = grammar if isinstance(grammar, str) else json.dumps(grammar)
         defaults: dict[str, Any] = {"max_tokens": 1500, "temperature": 1.0, "stop_token_ids": (EOS,)}
-        return SamplingParams(grammar=read_grammar(self.vocabulary, kind, text), **(defaults | options))
+        return SamplingParams(grammar=read_grammar(self.vocabulary, kind, text).text, **(defaults | options))
 
     def text(self, token_ids: list[int]) -> str:
         return self.tokenizer.decode(token_ids)
