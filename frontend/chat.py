@@ -37,7 +37,7 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
         prompt = valid.common.truncated(await service.prompts.render_and_encode(valid.conversation, rules))
         output_format = output_format_for(service.model, valid, prompt)
         common = with_output_grammar(valid.common, output_format, service.model.tokenizer)
-        valid = replace(valid, common=await service.with_grammar(common))
+        valid = replace(valid, common=await service.with_grammar(common, record))
         shown = service.model.tokenizer.special_ids(output_format.marks)
         generation = service.generate(valid.common, [prompt], record, shown=shown)
     del body, request  # they may be large, and the generation takes its time

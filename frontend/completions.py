@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec import UNSET
 
 from penstock.frontend import schema
 from penstock.frontend.chunks import CompletionChunks

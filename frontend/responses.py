@@ -16,7 +16,7 @@ from penstock.frontend.response_prompt import response_prompt
 from penstock.frontend.schema_responses import RESPONSES, InputTokens, ResponsesRequest
 from penstock.frontend.service import Service
 from penstock.frontend.streaming import stream_reply
-from penstock.frontend.validate import Rules
+from penstock.frontend.validate import Rules, ValidRequest
 from penstock.frontend.validate_responses import ValidResponse, input_items, validate_response
 
 
@@ -35,7 +35,7 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
     with service.place(record, common, body):
         prompt = await response_prompt(service.prompts, valid, rules)
         output_format = output_format_for(service.model, valid.chat, prompt)
-        common = await service.with_grammar(with_output_grammar(common, output_format, model.tokenizer))
+        common = await service.with_grammar(with_output_grammar(common, output_format, model.tokenizer), record)
         shown = service.model.tokenizer.special_ids(output_format.marks)
         record.warnings += valid.chat.conversation.warnings
         generation = service.generate(common, [prompt], record, shown=shown)
@@ -45,7 +45,7 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
         if common.stream:
             opening = course.opening()
             return await stream_reply(service, record, common, generation, course, opening, course.keep)
-        return await _whole(service, record, generation, course, has_scores=common.logprobs.output >= 0)
+        return await _whole(service, record, common, generation, course)
     except BaseException:  # also a cancellation: the client has left
         service.finish(generation, record)
         raise
@@ -87,9 +87,9 @@ def _check_conversation(items: bytes) -> None:
 
 
 async def _whole(
-    service: Service, record: RequestRecord, generation: Generation, course: ResponseCourse, *, has_scores: bool
+    service: Service, record: RequestRecord, common: ValidRequest, generation: Generation, course: ResponseCourse
 ) -> Reply:
-    if has_scores:  # piece by piece, as in a stream: so it shows which of them belong to the message
+    if common.logprobs.output >= 0:  # piece by piece, as in a stream: so it shows which of them belong to the message
         while not generation.is_finished:
             for event in await generation.next_events():
                 course.take(event)
@@ -98,8 +98,17 @@ async def _whole(
         course.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
     response = course.finished(service.usage(generation, record))
     service.finish(generation, record)
+    if common.checked_schema:
+        for text in _texts(response):
+            await service.schema_error(common, record, text, generation.progress.finish_reasons[0])
     await course.keep()
     return Reply(response)
+
+
+def _texts(response: bytes) -> list[str]:
+    """The text of each message of a response."""
+    items = msgspec.json.decode(response)["output"]
+    return ["".join(part.get("text", "") for part in item["content"]) for item in items if item["type"] == "message"]
 
 
 async def count_input_tokens(service: Service, record: RequestRecord, body: bytes) -> Reply:
