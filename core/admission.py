@@ -16,7 +16,8 @@ class Admissions:
     """Moves sequences from waiting to running, in policy order, while budget, rows and pages last."""
 
     __slots__ = (
-        "_blocked", "_favoured", "_grammars", "_is_held", "_kv", "_running", "_suspects", "_totals", "_waiting",
+        "_blocked", "_favoured", "_grammars", "_is_held", "_kv", "_newcomers", "_running", "_suspects", "_totals",
+        "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -34,6 +35,7 @@ class Admissions:
         self._totals = totals
         self._suspects = suspects
         self._grammars = grammars
+        self._newcomers: list[Sequence] = []
         self._is_held = False
         self._favoured: Sequence | None = None  # others were preempted for it: it need not wait for one that leaves
         self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
@@ -47,6 +49,11 @@ class Admissions:
     def is_held(self) -> bool:
         """Nobody enters before somebody has left."""
         return self._is_held
+
+    def take_newcomers(self) -> list[Sequence]:
+        """Those that got their first row since the last call."""
+        newcomers, self._newcomers = self._newcomers, []
+        return newcomers
 
     def favour(self, seq: Sequence) -> None:
         """Somebody was preempted for this one."""
@@ -147,6 +154,7 @@ class Admissions:
             builder.copy_page(start.copy_src, seq.page_ids[len(start.page_ids)])
         if seq.num_cached_tokens < 0:
             seq.num_cached_tokens = start.num_tokens
+            self._newcomers.append(seq)
             self._totals.num_admitted += 1
             self._totals.num_prompt_tokens += seq.request.num_prompt_tokens
             self._totals.num_cached_tokens += start.num_tokens

@@ -157,8 +157,10 @@ class Engine:
         else:
             refusal = self._scheduler.add_request(request, peer)
         if refusal is None:
-            if not request.resume:
-                self._queue_timeouts.note(monotonic(), request.request_id)
+            if not request.resume and self._scheduler is not None:
+                now = monotonic()
+                self._scheduler.requests[request.request_id].arrived = now
+                self._queue_timeouts.note(now, request.request_id)
             self._changed()
             return
         deltas = [
@@ -338,6 +340,9 @@ class Engine:
                     self.worker_channel.send(self._worker, message)  # one that does not arrive is noticed at the plan
             if step is None:
                 return
+            for seq in step.newcomers:
+                if seq.request.arrived:
+                    seq.queued_us = int((started - seq.request.arrived) * 1e6)
             if self._trace is not None:
                 sent = monotonic()
                 self._trace.planned(step.plan.step_id, step.record, (sent - started) * 1e6, sent)
@@ -374,6 +379,8 @@ class Engine:
             num_dropped_by_worker=self._worker_says.num_dropped,
             num_log_lines_dropped=num_dropped_log_lines(),
             num_log_lines_dropped_by_worker=self._worker_says.num_log_lines_dropped,
+            device_memory_used=self._worker_says.device_memory_used,
+            device_memory_total=self._worker_says.device_memory_total,
             drained_seqs_per_second=self._drain.seqs_per_second,
             drained_tokens_per_second=self._drain.tokens_per_second,
         )

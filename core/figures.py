@@ -2,6 +2,7 @@
 
 from penstock.core.kv_pages import KVPages
 from penstock.core.running_set import RunningSet
+from penstock.core.step_record import waiting_reasons
 from penstock.core.totals import Totals
 from penstock.core.waiting_queue import WaitingQueue
 from penstock.core.worker_limits import WorkerLimits
@@ -9,9 +10,20 @@ from penstock.ipc.messages import EngineStats
 
 
 def engine_stats(
-    limits: WorkerLimits, waiting: WaitingQueue, running: RunningSet, kv: KVPages, totals: Totals, *, is_ready: bool
+    limits: WorkerLimits,
+    waiting: WaitingQueue,
+    running: RunningSet,
+    kv: KVPages,
+    totals: Totals,
+    blocked_by: str,
+    *,
+    is_ready: bool,
 ) -> EngineStats:
-    """Return the present counts and the totals since the start."""
+    """Return the present counts and the totals since the start; `blocked_by` is why the head of the queue waits."""
+    num_pages = num_filled = 0
+    for seq in running:
+        num_pages += len(seq.page_ids)
+        num_filled += seq.num_computed_tokens
     return EngineStats(
         num_waiting=waiting.num_seqs,
         num_running=len(running),
@@ -29,4 +41,8 @@ def engine_stats(
         is_ready=is_ready,
         num_waiting_tokens=waiting.num_tokens,
         num_paused=waiting.num_paused_requests,
+        num_dropped_tokens=totals.num_dropped_tokens,
+        num_page_slots=num_pages * kv.page_size,
+        num_unfilled_slots=max(num_pages * kv.page_size - num_filled, 0),
+        waiting_reasons=waiting_reasons(waiting, blocked_by),
     )

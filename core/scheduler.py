@@ -82,6 +82,7 @@ class Scheduler:
         self.in_flight: deque[InFlightStep] = deque()
         self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals, self.suspects, self.grammars)
         self._nobody_yields_to: tuple[Sequence | None, int, int, int] = (None, 0, 0, 0)  # until somebody comes or goes
+        self._blocked_by = ""  # why the head of the queue waits, as of the last step
         self._is_stalled = False  # in this step, a decode waits for pages of sequences that end for sure
         self._preempted: list[Preemption] = []  # since the last record
         self.calendar = SettleCalendar()
@@ -203,8 +204,11 @@ class Scheduler:
         if self.running.prefills:
             budget = self._place_prefills(builder, budget)
         blocked_by = ""
+        newcomers: list[Sequence] = []
         if self.waiting.num_seqs:
             blocked_by = self._admissions.admit(builder, budget, admitted, is_stalled=self._is_stalled)
+            newcomers = self._admissions.take_newcomers()
+            self._blocked_by = blocked_by
         chunks = builder.chunks
         if not starts and not chunks:
             return None
@@ -223,7 +227,7 @@ class Scheduler:
         record = None
         if with_record:
             record = make_record(decodes, builder, admitted, preempted, self.kv, self.waiting, blocked_by)
-        return ScheduledStep(plan, record)
+        return ScheduledStep(plan, record, newcomers)
 
     def _place_decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
         """Launch one token of each decode; return who that was, and each one's position."""
@@ -411,13 +415,21 @@ class Scheduler:
             finish_reason, stop_token_id = "stop", token
         elif seq.num_tokens >= seq.max_len:
             finish_reason = "length"
-        num_cached = seq.num_cached_tokens if num_outputs == 1 else 0
+        num_cached, queued_us = (seq.num_cached_tokens, seq.queued_us) if num_outputs == 1 else (0, 0)
         if finish_reason is None:
             self._settle_pages(seq, step_id)
         else:
             self.kv.settle(seq)
             self._remove(seq)
-        return SequenceDelta(seq.request_id, seq.sequence_idx, (token,), finish_reason, stop_token_id, num_cached)
+        return SequenceDelta(
+            seq.request_id,
+            seq.sequence_idx,
+            (token,),
+            finish_reason,
+            stop_token_id,
+            num_cached,
+            queued_us=queued_us,
+        )
 
     def _settle_pages(self, seq: Sequence, step_id: int) -> None:
         """Cache what is full and settled now, and look at the sequence again when there is more."""
@@ -449,5 +461,7 @@ class Scheduler:
 
     def stats(self, *, is_ready: bool = True) -> EngineStats:
         """Return the counters as they are sent to the frontends."""
-        stats = engine_stats(self.limits, self.waiting, self.running, self.kv, self.totals, is_ready=is_ready)
+        stats = engine_stats(
+            self.limits, self.waiting, self.running, self.kv, self.totals, self._blocked_by, is_ready=is_ready
+        )
         return replace(stats, waiting_tenants=self.waiting.tenants(), max_turns=self.max_turns)

@@ -33,6 +33,7 @@ class Request:
     """What a client asked for. Holds its live sequences only; finished ones are forgotten."""
 
     __slots__ = (
+        "arrived",
         "grammar_id",
         "group",
         "is_lined_up",
@@ -75,6 +76,7 @@ class Request:
         self.is_lined_up = False  # it has its place among the requests with new sequences
         self.is_parked = False
         self.is_paused = False  # its client does not read
+        self.arrived = 0.0  # when it was queued, by the clock of whoever has one
 
     def limit_length(self, max_model_len: int) -> None:
         self.max_len = min(self.num_prompt_tokens + self.sampling.max_tokens, max_model_len)
@@ -110,6 +112,7 @@ class Sequence:
         "num_unsettled_tokens",
         "owner",
         "page_ids",
+        "queued_us",
         "request",
         "request_id",
         "row",
@@ -131,6 +134,7 @@ class Sequence:
         self.token_ids = request.prompt_token_ids
         self.append_token = self.token_ids.append
         self.num_cached_tokens = -1  # prompt tokens not computed at the first admission; -1 before it
+        self.queued_us = 0  # how long it waited for its first row
         self.epoch = 0
         self.turn = -1  # number of its first admission among all; -1 before it
         self.is_waiting = False

@@ -3,6 +3,7 @@
 A sequence is named by its request id and its index.
 """
 
+from collections.abc import Sequence as ListOf
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -16,6 +17,7 @@ from penstock.ipc.messages import StepPlan
 MAX_WAITING_SHOWN = 64
 SIBLING = "sibling's prompt"
 IN_LINE = "behind the first"
+JUST_CAME = "just came"
 GRAMMAR = "its grammar is being made ready"
 ON_TRIAL = "a worker died: others are tried first"
 
@@ -56,10 +58,28 @@ class StepRecord(Struct, frozen=True):
 
 
 class ScheduledStep(NamedTuple):
-    """A plan for the worker, and its record if one was wanted."""
+    """A plan for the worker, its record if one was wanted, and who got its first row."""
 
     plan: StepPlan
     record: StepRecord | None
+    newcomers: ListOf[Sequence] = ()
+
+
+def waiting_reasons(waiting: WaitingQueue, blocked_by: str) -> dict[str, int]:
+    """Why sequences wait, and how many for each reason; `blocked_by` is why the head of the queue does."""
+    head = waiting.head()
+    parked = waiting.parked()
+    num_parked = sum(len(request.waiting) for request in parked)
+    num_held = sum(len(request.waiting) for request in waiting.held())
+    num_after_siblings = sum(len(request.waiting) for request in parked if request.running)
+    reasons = {
+        SIBLING: num_after_siblings,
+        ON_TRIAL: num_parked - num_after_siblings,
+        GRAMMAR: num_held,
+        blocked_by or JUST_CAME: int(head is not None),
+        IN_LINE: waiting.num_seqs - num_parked - num_held - (head is not None),
+    }
+    return {reason: count for reason, count in reasons.items() if count}
 
 
 def make_record(
@@ -75,17 +95,6 @@ def make_record(
     rows = [(seq.request_id, seq.sequence_idx, 1) for seq in decodes.seqs]
     rows += [(chunk.seq.request_id, chunk.seq.sequence_idx, chunk.num_new) for chunk in builder.chunks]
     head = waiting.head()
-    parked = waiting.parked()
-    num_parked = sum(len(request.waiting) for request in parked)
-    num_held = sum(len(request.waiting) for request in waiting.held())
-    num_after_siblings = sum(len(request.waiting) for request in parked if request.running)
-    reasons = {
-        SIBLING: num_after_siblings,
-        ON_TRIAL: num_parked - num_after_siblings,
-        GRAMMAR: num_held,
-        blocked_by: int(head is not None),
-        IN_LINE: waiting.num_seqs - num_parked - num_held - (head is not None),
-    }
     shown = [
         (seq.request_id, seq.sequence_idx, _parked_for(seq, waiting) or (blocked_by if seq is head else IN_LINE))
         for seq in waiting.first(MAX_WAITING_SHOWN)
@@ -101,7 +110,7 @@ def make_record(
         used_pages=kv.pool.num_used,
         num_waiting=waiting.num_seqs,
         waiting=shown,
-        waiting_reasons={reason: count for reason, count in reasons.items() if count},
+        waiting_reasons=waiting_reasons(waiting, blocked_by),
     )
 
 

@@ -133,6 +133,8 @@ class Progress:
     num_cached_tokens: int = 0
     first_token_at: float | None = None
     last_token_at: float = 0.0
+    submitted_at: float = 0.0
+    queue_seconds: float = 0.0  # of the sequence whose token came first, for its row
     finish_reasons: list[str] = field(default_factory=list)
 
     def timings(self, arrived: float) -> Timings:
@@ -199,6 +201,7 @@ class Generation:
 
     def start(self) -> None:
         """Send the requests to the engine."""
+        self.progress.submitted_at = monotonic()
         for prompt_index, request in enumerate(self._requests):
             self._engine.submit(request, self, prompt_index * self._n)
 
@@ -317,7 +320,7 @@ class Generation:
         if delta.num_cached_tokens and delta.sequence_idx == 0:
             progress.num_cached_tokens += delta.num_cached_tokens
         if event.token_ids:
-            self._note_time(index, len(event.token_ids))
+            self._note_time(index, len(event.token_ids), delta)
         if event.finish_reason is not None:
             self._num_unfinished -= 1
             progress.finish_reasons.append(event.finish_reason)
@@ -329,7 +332,7 @@ class Generation:
         num_tokens = sum(len(request.prompt_token_ids) // 4 for request in self._requests) * self._n
         return failure_of(delta, self._engine.stats, self.num_sequences, num_tokens)
 
-    def _note_time(self, index: int, num_tokens: int) -> None:
+    def _note_time(self, index: int, num_tokens: int, delta: SequenceDelta) -> None:
         now = monotonic()
         progress = self.progress
         progress.num_output_tokens += num_tokens
@@ -338,6 +341,7 @@ class Generation:
         progress.last_token_at = now
         if progress.first_token_at is None:
             progress.first_token_at = now
+            progress.queue_seconds = delta.queued_us * 1e-6
         last = self._last_token_at[index]
         if last:
             self._on_gap((now - last) / num_tokens)

@@ -43,6 +43,7 @@ _TTFT_BUCKETS = (
 )
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
 _E2E_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 480.0)
+_PHASE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 480.0)
 _TOKEN_BUCKETS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 
 _MAX_NOTED = 1000
@@ -134,6 +135,20 @@ class Metrics:
             registry=registry,
             buckets=_E2E_BUCKETS,
         )
+        self.time_per_output_token = self._histogram(
+            "penstock_request_time_per_output_token_seconds",
+            "Of a request's tokens after the first: its decode time by their number in one sequence.",
+            _ITL_BUCKETS,
+        )
+        self.queue_time = self._histogram(
+            "penstock_request_queue_time_seconds", "From the engine's queue to the first row.", _PHASE_BUCKETS
+        )
+        self.prefill_time = self._histogram(
+            "penstock_request_prefill_time_seconds", "From the first row to the first token.", _PHASE_BUCKETS
+        )
+        self.decode_time = self._histogram(
+            "penstock_request_decode_time_seconds", "From the first token to the last.", _PHASE_BUCKETS
+        )
         self.request_prompt_tokens = Histogram(
             "penstock_request_prompt_tokens", "Prompt tokens of a request.", registry=registry, buckets=_TOKEN_BUCKETS
         )
@@ -143,6 +158,9 @@ class Metrics:
             registry=registry,
             buckets=_TOKEN_BUCKETS,
         )
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, about, registry=self._registry, buckets=buckets)
 
     def note(self, record: RequestRecord, now: float) -> None:
         """Count a request that has been answered (or whose client has left)."""
@@ -160,6 +178,16 @@ class Metrics:
         self.e2e_latency.observe(now - record.arrived)
         if record.first_token_at is not None:
             self.time_to_first_token.observe(record.first_token_at - record.arrived)
+            self._note_phases(record, record.first_token_at)
+
+    def _note_phases(self, record: RequestRecord, first_token_at: float) -> None:
+        decode_seconds = record.last_token_at - first_token_at
+        self.queue_time.observe(record.queue_seconds)
+        self.prefill_time.observe(max(first_token_at - record.submitted_at - record.queue_seconds, 0.0))
+        self.decode_time.observe(decode_seconds)
+        num_later_tokens = record.num_output_tokens / max(len(record.finish_reasons), 1) - 1
+        if num_later_tokens > 0:
+            self.time_per_output_token.observe(decode_seconds / num_later_tokens)
 
     def exposition(self) -> bytes:
         """All metrics as Prometheus' text: of all frontends that share a board."""
@@ -251,6 +279,15 @@ class EngineCollector(Collector):
                 "Share of the pages that running sequences use (1 is all).",
                 stats.num_used_pages / max(stats.num_pages, 1),
             ),
+            "penstock_kv_page_waste_perc": (
+                "Share of the token positions in running sequences' pages that hold nothing yet (1 is all).",
+                stats.num_unfilled_slots / max(stats.num_page_slots, 1),
+            ),
+            "penstock_device_memory_used_bytes": (
+                "Memory of the worker's device that is in use; on a CPU by the worker.",
+                stats.device_memory_used,
+            ),
+            "penstock_device_memory_total_bytes": ("All memory of the worker's device.", stats.device_memory_total),
             "penstock_engine_ready": ("1 while a worker serves.", int(stats.is_ready)),
         }
         for name, (about, value) in gauges.items():
@@ -265,9 +302,19 @@ class EngineCollector(Collector):
             "penstock_engine_prompt_tokens": ("Prompt tokens admitted.", stats.num_prompt_tokens),
             "penstock_prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.num_cached_tokens),
             "penstock_engine_generation_tokens": ("Tokens generated.", stats.num_output_tokens),
+            "penstock_engine_dropped_tokens": (
+                "Tokens that were computed for sequences that had ended, or lost their row, meanwhile.",
+                stats.num_dropped_tokens,
+            ),
         }
         for name, (about, value) in counters.items():
             yield CounterMetricFamily(name, about, value=value)
+        reasons = GaugeMetricFamily(
+            "penstock_num_requests_waiting_by_reason", "Sequences that wait for a row, by why.", labels=["reason"]
+        )
+        for reason, count in (stats.waiting_reasons or {}).items():
+            reasons.add_metric([reason], count)
+        yield reasons
         dropped = CounterMetricFamily(
             "penstock_engine_dropped_messages",
             "Messages that are none, or mean nothing from their sender, by the socket of the engine that they came to.",

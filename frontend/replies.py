@@ -35,6 +35,9 @@ class RequestRecord:
     num_reasoning_tokens: int = 0
     num_calling: int = 0  # sequences that ended with tool calls
     first_token_at: float | None = None
+    last_token_at: float = 0.0
+    submitted_at: float = 0.0  # to the engine
+    queue_seconds: float = 0.0  # from then to its first row
     finish_reasons: list[str] = field(default_factory=list)
     error: ApiError | None = None
     warnings: list[str] = field(default_factory=list)  # for the client; see `warnings_header.py`

@@ -328,6 +328,9 @@ class Service:
             record.num_output_tokens = progress.num_output_tokens
             record.num_cached_tokens = progress.num_cached_tokens
             record.first_token_at = progress.first_token_at
+            record.last_token_at = progress.last_token_at
+            record.submitted_at = progress.submitted_at
+            record.queue_seconds = progress.queue_seconds
             reasons = progress.finish_reasons
             for _ in range(record.num_calling):  # to the engine they just stopped
                 reasons[reasons.index("stop")] = "tool_calls"

@@ -69,6 +69,7 @@ def run(config: Config, parent: Parent, *, is_replacement: bool) -> int:
             int(config.ipc.heartbeat_interval * 1000),
             None if profiler is None else profiler.step,
             max_silence_ms=int(config.ipc.heartbeat_timeout * 1000),
+            memory_use=started.runner.memory_use,
         )
         if code == EXIT_FAILED:
             time.sleep(_LAST_WORDS)

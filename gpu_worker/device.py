@@ -1,5 +1,6 @@
 """The one seam to the hardware: where tensors live, how arrays get there and how results come back."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,9 @@ class Device(Protocol):
     def free_memory(self) -> int:
         """Bytes that could be taken now."""
 
+    def memory_use(self) -> tuple[int, int]:
+        """Bytes that are in use, and all."""
+
 
 class _Ready:
     def __init__(self, tensor: Tensor) -> None:
@@ -114,6 +118,11 @@ class CpuDevice:
         if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():
             available = min(available, max(0, int(text) - int(used.read_text())))
         return available
+
+    def memory_use(self) -> tuple[int, int]:
+        """Bytes that this process holds, and those that the machine has."""
+        num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return num_pages * os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class _CudaDownload:
@@ -195,6 +204,11 @@ class CudaDevice:
     def free_memory(self) -> int:
         free, _ = torch.cuda.mem_get_info()
         return free
+
+    def memory_use(self) -> tuple[int, int]:
+        """Bytes of the GPU that are taken, by whomever, and all of them."""
+        free, total = torch.cuda.mem_get_info()
+        return total - free, total
 
 
 def _pinned(array: Array) -> Tensor:

@@ -83,6 +83,10 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._ended: Mark | None = None  # the last step that was launched
 
+    def memory_use(self) -> tuple[int, int]:
+        """Bytes of the device that are in use, and all."""
+        return self._device.memory_use()
+
     def capture_graphs(self, device: CudaDevice) -> None:
         """Capture decode steps as CUDA graphs."""
         self._state.page_table[self._max_num_seqs] = self._kv.shape[2] - 1

@@ -89,11 +89,13 @@ def run_worker(
     on_step: Callable[[], None] | None = None,
     *,
     max_silence_ms: int = 10_000,
+    memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
 ) -> int:
     """Serve one scheduler until it refuses or a step fails; the process's exit code.
 
     A plan that is queued already is launched before the loop waits for the result of an older one, so the
-    device goes from step to step without waiting for the host. `on_step` is called after each launch.
+    device goes from step to step without waiting for the host. `on_step` is called after each launch. `memory_use`
+    gives the bytes of the device that are in use, and all.
 
     A scheduler sends heartbeats. One that has sent nothing for `max_silence_ms`, while this loop had nothing to do but
     to listen, may not have heard the hello: it is said again, over a new connection.
@@ -128,7 +130,7 @@ def run_worker(
                         channel.connect_again()
                         channel.send(hello)
                     elif idle_ms == heartbeat_ms or monotonic() - beat_at > heartbeat_ms / 1000:
-                        channel.send(Heartbeat(channel.num_dropped, num_dropped_log_lines()))
+                        channel.send(Heartbeat(channel.num_dropped, num_dropped_log_lines(), *memory_use()))
                         beat_at = monotonic()
                 case PrepareGrammar():
                     grammars.prepare(message)
@@ -137,6 +139,7 @@ def run_worker(
                 case Welcome():
                     pending.clear()  # of a scheduler that is gone
                     runner.clear_rows()
+                    channel.send(Heartbeat(channel.num_dropped, num_dropped_log_lines(), *memory_use()))
                 case SayHello():
                     pending.clear()
                     channel.send(hello)

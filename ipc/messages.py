@@ -45,6 +45,8 @@ class Heartbeat(Message, frozen=True):
 
     num_dropped: int = 0  # a worker's: what came to it since its start and was no message
     num_log_lines_dropped: int = 0  # a worker's, since its start
+    device_memory_used: int = 0  # bytes: on a GPU by all its processes, on a CPU by the worker
+    device_memory_total: int = 0
 
 
 class SayHello(Message, frozen=True):
@@ -207,6 +209,7 @@ class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
     error_code: ErrorCode | None = None
     logprobs: TokenLogprobs | None = None  # of token_ids, if num_logprobs asks for them
     prompt_logprobs: TokenLogprobs | None = None  # the next prompt tokens', in order; only of sequence 0
+    queued_us: int = 0  # in the first delta with a token: microseconds from its arrival to its first row
 
 
 class TokenColumns(Struct, frozen=True, array_like=True, gc=False):
@@ -259,6 +262,12 @@ class EngineStats(Message, frozen=True):
     num_invalid_logits: int = 0  # sequences that ended because no token could be drawn from their logits
     num_log_lines_dropped: int = 0  # by the scheduler, since its start
     num_log_lines_dropped_by_worker: int = 0  # by the present one
+    num_dropped_tokens: int = 0  # total: sampled for sequences that had ended, or left their row, meanwhile
+    num_page_slots: int = 0  # token positions in the pages of running sequences
+    num_unfilled_slots: int = 0  # of these, those that hold nothing yet
+    waiting_reasons: dict[str, int] = {}  # why sequences wait -> how many
+    device_memory_used: int = 0  # bytes, as the present worker said last
+    device_memory_total: int = 0
     waiting_tenants: tuple[WaitingTenant, ...] = ()  # those with something waiting
     max_turns: int = 0  # that may come before a newcomer's, else it is refused; 0: any number
 

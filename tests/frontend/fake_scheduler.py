@@ -141,7 +141,8 @@ class FakeScheduler:
 
     def stats(self, **changes: int) -> EngineStats:
         values = dict.fromkeys(EngineStats.__struct_fields__, 0) | changes
-        return EngineStats(**values | {"is_ready": self.is_ready, "waiting_tenants": ()})  # type: ignore[arg-type]
+        others = {"is_ready": self.is_ready, "waiting_tenants": (), "waiting_reasons": {}}
+        return EngineStats(**values | others)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self._beat.cancel()

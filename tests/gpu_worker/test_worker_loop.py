@@ -104,7 +104,7 @@ def test_a_queued_plan_is_launched_before_an_older_result_is_awaited() -> None:
 def test_idle_welcome_and_hello() -> None:
     device, channel = SlowDevice(), Scripted(None, Heartbeat(), plan(0), Welcome(1), SayHello(), END)
     assert run(device, channel) == EXIT_REFUSED
-    assert channel.sent == [HELLO, Heartbeat(3), HELLO]  # the result was for a scheduler that is gone
+    assert channel.sent == [HELLO, Heartbeat(3), Heartbeat(3), HELLO]  # the result was for a scheduler that is gone
     assert device.events == ["launch 0", "clear"]
 
 
@@ -121,7 +121,7 @@ def test_a_silent_scheduler_is_told_hello_again_over_a_new_connection() -> None:
     channel = Scripted(Welcome(1), None, None, Heartbeat(), None, None, None, Welcome(1), END)
     device = SlowDevice()
     assert run(device, channel) == EXIT_REFUSED
-    assert channel.sent == [HELLO, *[Heartbeat(3)] * 4, HELLO]
+    assert channel.sent == [HELLO, *[Heartbeat(3)] * 5, HELLO, Heartbeat(3)]
     assert channel.num_connections == 2
     assert device.events == ["clear", "clear"]
 
