@@ -48,6 +48,8 @@ def built_library() -> Path | None:
     path = _library_path()
     if path is not None and path.is_file() and _is_ours(path):
         return path
+    if path is None and (kept := _newest_kept()) is not None:
+        return kept
     flags = set(_processor().split())
     fitting = (_portable_path(family) for family, needed in _FAMILIES.items() if needed <= flags)
     return next((path for path in fitting if path.is_file()), None)
@@ -59,7 +61,7 @@ def build() -> Path:
     Raises:
         BuildError: if there is no compiler, or it fails.
     """
-    path = _library_path()
+    path = _library_path() or _newest_kept()
     if path is None:
         raise BuildError("the CPU kernels need a C++ compiler (c++, g++ or clang++), and none was found")
     if not (path.is_file() and _is_ours(path)):
@@ -106,13 +108,25 @@ def _compiler() -> str | None:
 
 
 def _library_path() -> Path | None:
+    """Where the library of this compiler belongs; None without a compiler."""
     compiler = _compiler()
     if compiler is None:
         return None
-    digest = _digest_of_sources()
     stat = os.stat(compiler)
-    digest.update(repr((_FLAGS, compiler, stat.st_size, stat.st_mtime_ns, _processor())).encode())
-    return cache_folder() / f"kernels-{digest.hexdigest()[:24]}.so"
+    made_by = hashlib.sha256(repr((compiler, stat.st_size, stat.st_mtime_ns)).encode())
+    return cache_folder() / f"{_native_name()}-{made_by.hexdigest()[:8]}.so"
+
+
+def _newest_kept() -> Path | None:
+    """Without a compiler, that of any compiler will do: the one made last for these sources and this processor."""
+    found = [path for path in cache_folder().glob(f"{_native_name()}-*.so") if path.is_file() and _is_ours(path)]
+    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+def _native_name() -> str:
+    digest = _digest_of_sources()
+    digest.update(repr((_FLAGS, _processor())).encode())
+    return f"kernels-{digest.hexdigest()[:24]}"
 
 
 def _portable_path(family: str) -> Path:

@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+import tomllib
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -10,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from penstock.bench.peers_report import figures_rows
+from penstock.core import child
 from penstock.core.config.flags import flags
 from penstock.core.config.model_config import ARCHITECTURES, ROPE_KINDS
+from penstock.frontend.app import GET_ROUTES, POST_ROUTES
+from penstock.frontend.engine_client import RESUME_WAIT_SECONDS
+from penstock.frontend.service import READY_WAIT_SECONDS
 from tests.docs.fences import PAGES, ROOT
 from tests.docs.metric_names import metric_names
 
@@ -107,3 +112,31 @@ def test_files_that_are_named_exist(page: Path) -> None:
 def test_metrics_that_are_named_exist(page: Path) -> None:
     named = set(re.findall(r"\bpenstock_[a-z0-9_]*[a-z](?![a-z0-9_*])", page.read_text()))
     assert named - metric_names() == set()
+
+
+def test_deaths_that_end_a_launch_are_as_many_as_told() -> None:
+    words = {5: "five"}
+    never_ready, at_work = child._MAX_DEATHS, child._MAX_DEATHS_AT_WORK
+    operations, reliability = ((ROOT / f"docs/{name}.md").read_text() for name in ("operations", "reliability"))
+    assert f"dies {words[never_ready]} times in a minute before it is ready, or {at_work} times at work" in operations
+    assert f"ready {words[never_ready]} times in a minute" in reliability
+    assert f"dies at work may do so {at_work} times a minute" in " ".join(reliability.split())
+
+
+def test_a_request_without_a_worker_waits_as_long_as_told() -> None:
+    row = next(line for line in (ROOT / "docs/api.md").read_text().splitlines() if line.startswith("| 503 |"))
+    assert f"within {READY_WAIT_SECONDS:.0f} seconds ({RESUME_WAIT_SECONDS:.0f} for" in row
+
+
+def test_routes_that_are_said_not_to_exist_do_not() -> None:
+    lines = (ROOT / "docs/reliability.md").read_text().splitlines()
+    row = next(line for line in lines if line.startswith("| routes that do not exist"))
+    named = set(re.findall(r"`(/v1/[a-z/]+)`", row))
+    assert named
+    assert not named & {*POST_ROUTES, *GET_ROUTES}
+
+
+def test_the_python_versions_are_those_of_the_package() -> None:
+    least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
+    for page in (ROOT / "README.md", ROOT / "docs/quickstart.md"):
+        assert f"Python {least} or later" in page.read_text(), page.name

@@ -1,6 +1,7 @@
 """The CPU's own kernels: against the torch path, and bit for bit against themselves in other batches."""
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -341,6 +342,28 @@ def test_what_others_could_have_written_is_not_loaded(tmp_path: Path, monkeypatc
     assert made.read_text() == "made\n"
     assert build.built_library() == made
     made.chmod(0o666)
+    assert build.built_library() is None
+
+
+def test_a_kept_library_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was made before is used where the compiler is gone; another compiler makes its own."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)
+    (tmp_path / "library.cpp").write_text("// some source")
+    made = []
+    for name in ("first", "second"):
+        compiler = tmp_path / name
+        compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n')
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        assert build.built_library() is None
+        made.append(build.build())
+    os.utime(made[0], (1, 1))
+    monkeypatch.setenv("CXX", "there-is-no-such-compiler")
+    assert build.built_library() == build.build() == made[1]
+    made[1].chmod(0o666)  # others could have written it
+    assert build.built_library() == made[0]
+    (tmp_path / "library.cpp").write_text("// a newer source")
     assert build.built_library() is None
 
 
