@@ -8,6 +8,7 @@ his own, beyond which his own least recently used ones go.
 """
 
 import asyncio
+import errno
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ T = TypeVar("T")
 
 Item = dict[str, Any]
 
+IN_MEMORY = ":memory:"
 FILE_NAME = "responses.sqlite"
 
 _LOCK_SECONDS = 10.0
@@ -73,9 +75,7 @@ def store_path(config: Config) -> str:
     if config.frontend.response_store:
         return config.frontend.response_store
     address = config.ipc.frontend_address
-    return (
-        str(Path(address.removeprefix("ipc://")).with_name(FILE_NAME)) if address.startswith("ipc://") else ":memory:"
-    )
+    return str(Path(address.removeprefix("ipc://")).with_name(FILE_NAME)) if address.startswith("ipc://") else IN_MEMORY
 
 
 class ResponseStore:
@@ -83,6 +83,8 @@ class ResponseStore:
 
     def __init__(self, path: str, max_count: int, max_bytes: int) -> None:
         """`max_count` and `max_bytes` are each owner's; with 0 of them nothing is kept.
+
+        Where the disk is full, a frontend that is started again goes on with what it can keep in memory.
 
         Raises:
             ConfigError: if the file cannot be used.
@@ -93,8 +95,11 @@ class ResponseStore:
         try:
             self._file = self._thread.submit(_open, path).result()
         except (sqlite3.Error, OSError) as error:
-            self._thread.shutdown()
-            raise ConfigError(f"--response-store: {path!r} cannot be used: {error}") from None
+            if not _is_disk_full(error):
+                self._thread.shutdown()
+                raise ConfigError(f"--response-store: {path!r} cannot be used: {error}") from None
+            log.error("responses are kept in memory: no room on the disk", file=path, reason=str(error))
+            self._file = self._thread.submit(_open, IN_MEMORY).result()
 
     async def put(
         self, owner: str, response_id: str, response: bytes, items: list[Item], *, num_before: int, num_inputs: int
@@ -218,13 +223,20 @@ _NOW = "(SELECT coalesce(max(used), 0) + 1 FROM responses)"
 
 
 def _open(path: str) -> sqlite3.Connection:
-    if path != ":memory:":
+    if path != IN_MEMORY:
         Path(path).touch(mode=0o600)
     file = sqlite3.connect(path, timeout=_LOCK_SECONDS)
     file.execute("PRAGMA journal_mode = WAL")
     file.execute("PRAGMA synchronous = OFF")  # a response may get lost when the machine dies, not when a process does
     file.executescript(_SCHEMA)
     return file
+
+
+def _is_disk_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code == sqlite3.SQLITE_FULL or code & 0xFF == sqlite3.SQLITE_IOERR
 
 
 def _num_values(text: bytes) -> int:

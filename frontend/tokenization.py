@@ -1,14 +1,19 @@
 """POST /tokenize and /detokenize, in vLLM's shapes. They need no engine."""
 
+import asyncio
+
 import msgspec
 
 from penstock.frontend import schema
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.replies import Reply, RequestRecord
 from penstock.frontend.service import Service
+from penstock.frontend.tokenizer import TextTokenizer
 from penstock.frontend.validate import MAX_BYTES_PER_TOKEN, check_model, check_text_size, check_token_ids
 from penstock.frontend.validate_chat import validate_conversation
 from penstock.frontend.validate_tools import validate_tools
+
+_SLICE = 8192
 
 
 async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -44,9 +49,18 @@ async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Repl
         count=len(token_ids),
         max_model_len=service.max_model_len,
         tokens=token_ids,
-        token_strs=[model.tokenizer.token_text(i) for i in token_ids] if request.return_token_strs else None,
+        token_strs=await _token_strs(model.tokenizer, token_ids) if request.return_token_strs else None,
     )
     return Reply(msgspec.json.encode(answer))
+
+
+async def _token_strs(tokenizer: TextTokenizer, token_ids: list[int]) -> list[str]:
+    """What the tokens are called; a long context has more of them than may be looked up in one go."""
+    found: list[str] = []
+    for begin in range(0, len(token_ids), _SLICE):
+        found += [tokenizer.token_text(token_id) for token_id in token_ids[begin : begin + _SLICE]]
+        await asyncio.sleep(0)
+    return found
 
 
 async def tokenizer_info(service: Service, record: RequestRecord, body: bytes) -> Reply:

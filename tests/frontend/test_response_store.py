@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from penstock.core.config import Config, ConfigError, FrontendOptions, IpcOptions
 from penstock.core.config.api_keys import digest
+from penstock.frontend import response_store
 from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound
 from penstock.frontend.response_store import Item, ResponseStore, store_path
 from tests.frontend.http_client import error_of, get, post, send
@@ -100,6 +102,23 @@ async def test_a_disk_that_is_gone_is_no_failure(tmp_path: Path) -> None:
     path.write_bytes(b"no database")
     path.with_name("responses.sqlite-wal").write_bytes(b"")
     await put(store, "me", "a")
+    store.close()
+
+
+async def test_a_full_disk_is_no_reason_not_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = response_store._open
+
+    def open_without_room(path: str) -> sqlite3.Connection:
+        if path == ":memory:":
+            return opened(path)
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    monkeypatch.setattr(response_store, "_open", open_without_room)
+    store = ResponseStore(str(tmp_path / "responses.sqlite"), 10, 1 << 20)
+    await put(store, "me", "a")
+    assert await names(store, "me", "a") == "a"
     store.close()
 
 
