@@ -58,6 +58,12 @@ _SERVER = {"Server": NAME}  # aiohttp's own would tell versions
 _BODIES = web.AppKey("_BODIES", BodyReader)
 _ORIGINS = web.AppKey("_ORIGINS", Origins)
 
+_RESPONSE = "/v1/responses/{id:(?!input_tokens$)[^/]+}"
+"""A stored response's path; that of a route beside it is none."""
+
+_PATTERN = re.compile(r":[^}]+\}")
+"""What an argument of a path must look like: no part of the route's name."""
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 POST_ROUTES: dict[str, Handler] = {
@@ -110,14 +116,14 @@ def make_app(service: Service, part: Part = "all") -> web.Application:
         *(("POST", path, handler) for path, handler in (POST_ROUTES | ACTION_ROUTES).items()),
         *(("GET", path, handler) for path, handler in GET_ROUTES.items()),
         ("GET", "/v1/models/{id:.+}", _show_model),
-        ("GET", "/v1/responses/{id}", stored_responses.retrieve_response),
+        ("GET", _RESPONSE, stored_responses.retrieve_response),
         ("GET", "/v1/responses/{id}/input_items", stored_responses.list_input_items),
-        ("DELETE", "/v1/responses/{id}", stored_responses.delete_response),
+        ("DELETE", _RESPONSE, stored_responses.delete_response),
     ]
     add = {"GET": app.router.add_get, "POST": app.router.add_post, "DELETE": app.router.add_delete}
     for method, path, handler in routes:
         if part == "all" or path in OPEN_ROUTES or (path in ADMIN_ROUTES) == (part == "admin"):
-            answer = partial(_answer, service, path.replace(":.+", ""), handler)
+            answer = partial(_answer, service, _PATTERN.sub("}", path), handler)
             for name in (path, *ALIASES.get(path, ())):
                 add[method](name, answer)
     if part != "admin":
