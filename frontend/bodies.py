@@ -13,6 +13,9 @@ BASE_BODY_BYTES = 2 << 20
 BODY_BYTES_PER_TOKEN = 32
 """A body may have this much, and this much for each token of context: tokens are a few bytes, escapes are more."""
 
+SMALL_BODY_BYTES = 4096
+"""What so few bytes say is soon read, whatever it is: most bodies need not be measured."""
+
 MAX_HELD_BODIES = 32
 """Bodies of the greatest size that may be held half-read: a client may take its time with each last byte."""
 
@@ -43,6 +46,7 @@ class BodyReader:
             raise _too_large(max_bytes, str(request.content_length))
         pieces: list[bytes] = []
         num_bytes = 0
+        is_small = request.content_length is not None and request.content_length <= SMALL_BODY_BYTES
         size = JsonSize()
         try:
             while piece := await request.content.readany():
@@ -53,7 +57,8 @@ class BodyReader:
                     raise _too_large(max_bytes, "more")
                 if self._num_held > MAX_HELD_BODIES * max_bytes:
                     raise Unavailable("too many large bodies are being received", retry_after=_RETRY_SECONDS)
-                size.feed(piece)
+                if not is_small:
+                    size.feed(piece)
         except TooManyValuesError as error:
             raise TooManyValues(f"the body is too large: {error}") from None
         except (HttpProcessingError, ValueError):

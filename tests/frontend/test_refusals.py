@@ -394,8 +394,8 @@ TOO_MANY: list[tuple[str, bytes, str]] = [
         "",
     ),
     ("/v1/completions", b'{"prompt":[%s]}' % b",".join([b"7"] * 400_000), ""),
-    ("/v1/responses", b'{"input":"x","made_up":%s%s}' % (b"[" * 200, b"]" * 200), ""),
-    ("/tokenize", b'{"prompt":"x","made_up":%s}' % (b"7" * 1000), ""),
+    ("/v1/responses", b'{"input":"x","made_up":%s%s,"user":"%s"}' % (b"[" * 200, b"]" * 200, b"x" * 4000), ""),
+    ("/tokenize", b'{"prompt":"x","made_up":%s}' % (b"7" * 5000), ""),
     (
         "/v1/chat/completions",
         b'{"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[{"id":"c","type":"function",'
