@@ -50,6 +50,9 @@ def with_output_grammar(common: ValidRequest, output_format: OutputFormat, token
         text = msgspec.json.encode(
             [rules.lark(start), rules.schemas, None if form is None else [form.kind, form.text]]
         ).decode()
+        if rules.not_enforced:
+            keywords = ", ".join(keyword[:32] for keyword in list(rules.not_enforced)[:16])
+            warnings.append(f"tools: this model's way of writing calls is not held to {keywords}")
     except RecursionError:
         raise InvalidParameter("tools: a schema is nested too deeply", param="tools") from None
     source = GrammarSource("calls", text, field)

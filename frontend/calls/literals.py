@@ -17,6 +17,9 @@ from penstock.frontend.calls.values import json_text, resolved
 Write = Callable[[str], None]
 
 _MAX_DEPTH = 64
+_ENFORCED = frozenset(
+    {"$ref", "type", "enum", "const", "anyOf", "oneOf", "items", "properties", "required", "additionalProperties"}
+)
 _WORD = re.compile(r"[^\s,:=(){}\[\]]{0,512}")
 _SAME_IN_JSON = frozenset('"\\/bfnrt')
 _CONTROLS = {"a": "\\u0007", "v": "\\u000b", "0": "\\u0000"}
@@ -183,6 +186,7 @@ def literal_rule(rules: Rules, schema: Any, root: Any, notation: Notation, depth
             f"{notation.quotes} {reference}", lambda _: literal_rule(rules, found_schema, root, notation, depth)
         )
     schema = schema if isinstance(schema, dict) else {}
+    rules.leave_out(schema, _ENFORCED)
     true, false, null = notation.words
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(choices, list) and choices and not any(isinstance(choice, list | dict) for choice in choices):

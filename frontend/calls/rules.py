@@ -9,6 +9,12 @@ import msgspec
 
 from penstock.frontend.tokenizer import TextTokenizer
 
+_DESCRIPTIONS = frozenset(
+    ("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "example")
+    + ("examples", "nullable", "readOnly", "title", "writeOnly")
+)
+"""Keywords of JSON schemas that allow and forbid nothing by themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -28,6 +34,8 @@ class Rules:
     schemas: dict[str, Any] = field(default_factory=dict)
     inner: str = ""
     """A mark that stands within others, and may be a token of its own."""
+    not_enforced: dict[str, None] = field(default_factory=dict)
+    """Keywords of schemas that the grammar has no rule for, in the order in which they were met."""
     _names: dict[str, str] = field(default_factory=dict)
 
     def mark(self, mark: str) -> str:
@@ -84,6 +92,10 @@ class Rules:
         without = "".join(rf" & ~/(.|\n)*{regex(mark)}(.|\n)*/" for mark in marks)
         blank = r"[ \t\r]*"
         return self.terminal(rf"/(.|\n)+/ & ~/((.|\n)*\n)?{blank}{beginning}(.|\n)*/{without}")
+
+    def leave_out(self, schema: dict[str, Any], known: frozenset[str] = frozenset()) -> None:
+        """Note the keywords that a value is not held to: all but the `known` ones and those that only describe."""
+        self.not_enforced.update(dict.fromkeys(sorted(schema.keys() - known - _DESCRIPTIONS)))
 
     def recursive(self, key: str, body: Callable[[str], str]) -> str:
         """A rule that may refer to itself; `body` gets its name and makes its expression, once for a key."""

@@ -9,6 +9,8 @@ from penstock.frontend.calls.block import Block, Reading
 from penstock.frontend.calls.rules import Rules, quoted
 
 _MAX_DEPTH = 8
+_ENFORCED = frozenset({"type", "enum", "const", "anyOf", "oneOf", "allOf"})
+"""What a text between tags can be held to; of several types it may be any."""
 _KINDS = ("array", "boolean", "integer", "null", "number", "object", "string")
 
 
@@ -171,6 +173,7 @@ def value_rule(rules: Rules, schema: Any, key: str, end: str, then: str = "", be
         texts = [value if isinstance(value, str) else json_text_of(value) for value in choices]
         return f"({' | '.join(quoted(text) for text in texts)}) {closing}"
     if "string" in kinds or not kinds:
+        rules.leave_out(plain, _ENFORCED)
         return rules.text_until(end, then, before)
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     return f"{rules.json({**definitions, **said})} {closing}"

@@ -259,3 +259,28 @@ def test_tools_that_are_not_strict_bring_no_grammar(models: Models) -> None:
     assert with_output_grammar(common, forced, model.tokenizer).grammar is not None
     with_form = form_request()
     assert with_output_grammar(with_form, OutputFormat(), model.tokenizer) is with_form
+
+
+def told(name: str, models: Models, *parameters: dict[str, Any]) -> str:
+    functions = [{"name": f"f{i}", "parameters": schema, "strict": True} for i, schema in enumerate(parameters)]
+    tools = [{"type": "function", "function": function} for function in functions]
+    names = frozenset(str(function["name"]) for function in functions)
+    valid = ValidTools(tools, names, parallel=True, tool_format=TOOL_FORMATS[name], is_forced=True)
+    output_format = OutputFormat(tools=valid, tool_format=TOOL_FORMATS[name])
+    common = with_output_grammar(request(), output_format, models.of(name).tokenizer)
+    assert common.grammar is not None
+    return "; ".join(common.warnings)
+
+
+def test_what_cannot_be_enforced_is_told(models: Models) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": "^x", "description": "d"}, "b": {"type": "integer"}},
+    }
+    for name in ("qwen3_coder", "gemma4", "pythonic", "deepseek_v32"):
+        assert told(name, models, schema).endswith("is not held to pattern")
+    assert not told("qwen3_coder", models, PARAMETERS)
+    assert not told("gemma4", models, PARAMETERS)
+    large = {"type": "object", "properties": {"a": {"type": "string", "description": "x" * 70_000}}}
+    for name in NAMES:
+        assert "the arguments of 'f1' are not held to their schema" in told(name, models, PARAMETERS, large)
