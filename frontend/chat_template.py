@@ -28,9 +28,13 @@ from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
 from penstock.frontend.template_calls import CallStyle, Chat, find_style
 
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
+RESERVED = frozenset(
+    {"messages", "tools", "xml_tools", "documents", "add_generation_prompt", "chat_template", "tokenize"}
+)
 """Names that are no variables of a template: they have fields of their own, or none."""
 
+_TOOL_VARIABLES = ("tools", "xml_tools")
+"""Where templates look for the tools; the second is SmolLM3's."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _PROBE_CHARS = 1 << 20
 
@@ -51,7 +55,8 @@ class ChatTemplate:
         """Every name that the template may read, among others."""
         self._special_tokens = special_tokens
         variables = finder.undeclared_identifiers
-        self.reads_tools = "tools" in variables
+        self._tool_variables = [name for name in _TOOL_VARIABLES if name in variables]
+        self.reads_tools = bool(self._tool_variables)
         self.extra_variables = frozenset(variables) - RESERVED - set(special_tokens) - set(environment.globals)
         """What a request may set through `chat_template_kwargs`: variables that the template reads, no others."""
 
@@ -95,9 +100,9 @@ class ChatTemplate:
             return _joined(
                 self._template.generate(
                     messages=chat,
-                    tools=tools,
                     documents=None,
                     add_generation_prompt=add_generation_prompt,
+                    **{"tools": None, **dict.fromkeys(self._tool_variables, tools)},
                     **{**self._special_tokens, **variables},
                 ),
                 max_chars,

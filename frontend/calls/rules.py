@@ -10,8 +10,22 @@ import msgspec
 from penstock.frontend.tokenizer import TextTokenizer
 
 _DESCRIPTIONS = frozenset(
-    ("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "example")
-    + ("examples", "nullable", "readOnly", "title", "writeOnly")
+    {
+        "$comment",
+        "$defs",
+        "$id",
+        "$schema",
+        "default",
+        "definitions",
+        "deprecated",
+        "description",
+        "example",
+        "examples",
+        "nullable",
+        "readOnly",
+        "title",
+        "writeOnly",
+    }
 )
 """Keywords of JSON schemas that allow and forbid nothing by themselves."""
 

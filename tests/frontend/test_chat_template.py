@@ -165,3 +165,14 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="no usable tokenizer"):
         load_tokenizer(tmp_path)
+
+
+def test_tools_under_another_name() -> None:
+    """SmolLM3's template reads `xml_tools`."""
+    template = ChatTemplate("{% if xml_tools %}{{ xml_tools | tojson }}{% endif %}{{ messages[0].content }}", {})
+    assert template.reads_tools
+    assert "xml_tools" not in template.extra_variables
+    chat: Any = [{"role": "user", "content": "Hi"}]
+    assert template.render(chat, tools=[{"a": 1}]) == '[{"a": 1}]Hi'
+    assert template.render(chat) == "Hi"
+    assert not ChatTemplate("{{ messages[0].content }}", {}).reads_tools
