@@ -66,7 +66,8 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar
     Args:
         vocabulary: the model's tokens.
         kind: "json" (a JSON schema), "regex", "choice" (a JSON list of texts), "grammar" (Lark, or GBNF) or
-            "calls" (a JSON list: Lark, the JSON schemas that it refers to by name, and a [kind, text] for its `form`).
+            "calls" (a JSON list: Lark; the JSON schemas that it refers to by name, each with one to be taken if it
+            cannot be used; and a [kind, text] for its `form`).
         text: the grammar.
 
     Raises:
@@ -197,10 +198,15 @@ def _allocated_bytes() -> int:
 
 def _output_rules(vocabulary: "LLTokenizer", text: str, left_out: dict[str, None]) -> str:
     """The Lark of an output: rules, and what they refer to: JSON schemas by name, and a form."""
-    lark, schemas, form = msgspec.json.decode(text, type=tuple[str, dict[str, Any], tuple[str, str] | None])
+    lark, schemas, form = msgspec.json.decode(text, type=tuple[str, dict[str, tuple[Any, Any]], tuple[str, str] | None])
     rules = [lark]
-    for name, schema in schemas.items():
-        rules.append(f"{name}: {_schema_rule(vocabulary, schema, _AS_TEMPLATES_WRITE, left_out)}")
+    for name, (schema, instead) in schemas.items():
+        try:
+            rule = _schema_rule(vocabulary, schema, _AS_TEMPLATES_WRITE, left_out)
+        except GrammarError as error:  # of a tool: others' schemas are not always what their authors believe
+            left_out.setdefault(f"a schema is not enforced: {error}")
+            rule = _schema_rule(vocabulary, instead, _AS_TEMPLATES_WRITE, left_out)
+        rules.append(f"{name}: {rule}")
     if form is not None:
         read_grammar(vocabulary, *form)  # alone it shows better what is wrong with it
         rules.append(f"form: {_form_rule(vocabulary, *form, left_out)}")

@@ -80,8 +80,12 @@ class BareObjects(JsonBlocks):
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         """The grammar of a call: all of it is JSON, since it may have to be told from other JSON by its keys."""
-        schemas = [call_schema(function, self.name_key, self.arguments_key) for function in functions]
-        return rules.rule(" | ".join(rules.json(schema) for schema in schemas))
+        calls = []
+        for function in functions:
+            schema = call_schema(function.name, function.arguments, self.name_key, self.arguments_key)
+            instead = call_schema(function.name, {"type": "object"}, self.name_key, self.arguments_key)
+            calls.append(rules.json(schema, instead))
+        return rules.rule(" | ".join(calls))
 
     def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         """The grammar of text that may end with calls: in it no line begins like a call."""

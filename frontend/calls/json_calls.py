@@ -329,13 +329,13 @@ def objects_rule(
     return rules.rule(" | ".join(object_rule(rules, function, name_key, arguments_key) for function in functions))
 
 
-def call_schema(function: Function, name_key: str, arguments_key: str) -> dict[str, Any]:
+def call_schema(name: str, arguments: dict[str, Any], name_key: str, arguments_key: str) -> dict[str, Any]:
     """The JSON schema of a call's object. That of the arguments moves into it, and what it refers to with it."""
     return {
         "type": "object",
         "properties": {
-            name_key: {"const": function.name},
-            arguments_key: _moved(function.arguments, f"#/properties/{arguments_key}"),
+            name_key: {"const": name},
+            arguments_key: _moved(arguments, f"#/properties/{arguments_key}"),
         },
         "required": [name_key, arguments_key],
         "additionalProperties": False,

@@ -45,7 +45,8 @@ class Rules:
 
     tokenizer: TextTokenizer
     lines: list[str] = field(default_factory=list)
-    schemas: dict[str, Any] = field(default_factory=dict)
+    schemas: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Each with what is taken instead if it cannot be used."""
     inner: str = ""
     """A mark that stands within others, and may be a token of its own."""
     not_enforced: dict[str, None] = field(default_factory=dict)
@@ -64,12 +65,12 @@ class Rules:
         found = re.split("(" + "|".join(re.escape(mark) for mark in marks) + ")", text)
         return " ".join(self.mark(part) if part in marks else quoted(part) for part in found if part)
 
-    def json(self, schema: dict[str, Any]) -> str:
-        """JSON that matches a schema."""
+    def json(self, schema: dict[str, Any], instead: dict[str, Any] | None = None) -> str:
+        """JSON that matches a schema; if that cannot be used, `instead`, or any object."""
         key = msgspec.json.encode(schema).decode()
         if key not in self._names:
             self._names[key] = f"json_{len(self.schemas)}"
-            self.schemas[self._names[key]] = schema
+            self.schemas[self._names[key]] = (schema, {"type": "object"} if instead is None else instead)
         return self._names[key]
 
     def rule(self, body: str, options: str = "") -> str:

@@ -176,7 +176,7 @@ def value_rule(rules: Rules, schema: Any, key: str, end: str, then: str = "", be
         rules.leave_out(plain, _ENFORCED)
         return rules.text_until(end, then, before)
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    return f"{rules.json({**definitions, **said})} {closing}"
+    return f"{rules.json({**definitions, **said}, {})} {closing}"
 
 
 def json_text_of(value: Any) -> str:
