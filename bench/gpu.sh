@@ -1,18 +1,33 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command: correctness first, then the benchmarks, then one table.
 #
-#     bench/gpu.sh [RESULTS_FOLDER]          on a machine with an NVIDIA GPU; less than ten minutes
-#     bench/gpu.sh --dry [RESULTS_FOLDER]    the same code at tiny sizes on the CPU; less than a minute
+#     bench/gpu.sh [--only tests|bench] [RESULTS_FOLDER]    on a machine with an NVIDIA GPU
+#     bench/gpu.sh --dry [RESULTS_FOLDER]                   the same code at tiny sizes on the CPU; less than a minute
 #
-# Needs torch >= 2.11, triton >= 3.6, pytest, transformers, msgspec, structlog, llguidance and what they bring; pyzmq,
-# aiohttp, uvloop, rich, prometheus_client and setproctitle for the served part. Parts whose modules are missing are
-# left out with a line that says so. Nothing is installed and nothing is fetched. PYTHON names the interpreter;
-# PYTHONPATH may name a folder with modules that it lacks.
-set -u
+# It ends within LIMIT seconds (540), what it takes to begin included: parts that no longer fit are left out with a line
+# that says so. Tests and benchmarks together may need more than that on a slow host: then run one and then the other.
+#
+# Needs torch >= 2.11, triton >= 3.6 and numpy; what else there must be is in bench/requirements-gpu.txt. Parts whose
+# modules are missing are left out with a line that says so. Nothing is fetched. WHEELS may name a folder that
+# bench/gpu_wheels.sh has filled: its packages go to a temporary folder, which only this run sees. PYTHON names the
+# interpreter; PYTHONPATH may name a folder with modules that it lacks.
+#
+# Everything that was written is in RESULTS_FOLDER, and once more in its results.tar.gz.
+set -u -o pipefail
+START=$(date +%s)
+LIMIT=${LIMIT:-540}
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
 PYTHON=${PYTHON:-python3}
-DRY=""
-if [ "${1:-}" = "--dry" ]; then DRY="--dry"; shift; fi
+DRY=""; ONLY="all"
+while [ $# -gt 0 ]; do
+    case "$1 ${2:-}" in
+    "--dry "*) DRY="--dry" ;;
+    "--only tests" | "--only bench") ONLY=$2; shift ;;
+    -*) echo "usage: bench/gpu.sh [--dry] [--only tests|bench] [RESULTS_FOLDER]"; exit 2 ;;
+    *) break ;;
+    esac
+    shift
+done
 RESULTS=${1:-$ROOT/bench/results/gpu-$(date +%Y%m%d-%H%M%S)}
 case $RESULTS in /*) ;; *) RESULTS=$PWD/$RESULTS ;; esac
 mkdir -p "$RESULTS" || exit 2
@@ -25,7 +40,9 @@ export TRITON_DEFAULT_FP_FUSION=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 PYTHON
 if [ -n "$DRY" ]; then export CUDA_VISIBLE_DEVICES=""; fi
 cd "$ROOT" || exit 2
 FAILED=""; PARTS=""
-START=$(date +%s)
+if [ -n "${WHEELS:-}" ]; then
+    "$PYTHON" -m pip install --quiet --no-index --no-deps --target "$IMPORTS" "$WHEELS"/*.whl || exit 2
+fi
 
 has() {  # has PART MODULE...: whether all modules are there; says which are not
     part=$1; shift
@@ -34,16 +51,18 @@ print(" ".join(m for m in sys.argv[1:] if not u.find_spec(m)))' "$@") || return 
     if [ -n "$missing" ]; then echo "== $part: left out, this Python lacks: $missing"; return 1; fi
 }
 
-left() { echo $((START + 590 - $(date +%s))); }  # seconds until ten minutes are over
+left() { echo $((START + LIMIT - $(date +%s))); }  # seconds until the time is over
+
+least() { if [ "$1" -lt "$2" ]; then echo "$1"; else echo "$2"; fi; }
 
 part() {  # part NAME SECONDS COMMAND...: run one part under a limit, keep its output; in the dry form side by side
-    if [ "$(left)" -lt 30 ]; then echo "== $1: left out, the ten minutes are over"; FAILED="$FAILED $1"; return; fi
+    if [ "$(left)" -lt 30 ]; then echo "== $1: left out, the $LIMIT seconds are over"; FAILED="$FAILED $1"; return; fi
     if [ -n "$DRY" ]; then run_part "$@" & PARTS="$PARTS $1"; else run_part "$@"; PARTS="$PARTS $1"; fi
 }
 
 run_part() {
     name=$1; limit=$2; shift 2
-    if [ "$limit" -gt "$(left)" ]; then limit=$(left); fi
+    limit=$(least "$limit" "$(left)")
     begin=$(date +%s)
     # `timeout` signals the whole group: a server that the part started ends with it.
     timeout --kill-after=20 "$limit" "$@" > "$RESULTS/$name.log" 2>&1
@@ -63,13 +82,13 @@ tests() {  # tests FILE...: each in a process of its own, side by side; they sha
     fi
     for file in "$@"; do
         name=tests-$(basename "$file" .py)
-        timeout --kill-after=20 240 "$PYTHON" -m pytest -c bench/gpu_pytest.ini --rootdir "$ROOT" -m gpu "$file" \
+        timeout --kill-after=20 "$(least 240 "$(left)")" "$PYTHON" -m pytest -c bench/gpu_pytest.ini --rootdir "$ROOT" -m gpu "$file" \
             > "$RESULTS/$name.log" 2>&1 &
         pids+=($!); names+=("$name")
     done
-    if [ -n "$ENGINE_TESTS" ]; then  # compile what the benchmarks will need, meanwhile
+    if [ -n "$ENGINE_TESTS" ] && [ "$ONLY" != tests ]; then  # compile what the benchmarks will need, meanwhile
         for shape in qwen3-0.6b qwen3-8b llama-3.1-8b; do
-            timeout --kill-after=20 240 "$PYTHON" -m penstock.bench.precompile --shape $shape \
+            timeout --kill-after=20 "$(least 240 "$(left)")" "$PYTHON" -m penstock.bench.precompile --shape $shape \
                 > "$RESULTS/precompile-$shape.log" 2>&1 &
             pids+=($!); names+=("precompile-$shape")
         done
@@ -91,10 +110,11 @@ if has "engine tests" transformers msgspec structlog safetensors tqdm llguidance
     ENGINE_TESTS="tests/gpu_worker/test_cuda_engine.py tests/gpu_worker/test_cuda_features.py"
 fi
 # shellcheck disable=SC2086 - a list of files
-if has "tests" pytest; then
+if [ "$ONLY" != bench ] && has "tests" pytest; then
     tests tests/kernels/launched/test_attention.py tests/kernels/launched/test_sampling.py \
         tests/kernels/launched/test_small_kernels.py $ENGINE_TESTS
 fi
+if [ "$ONLY" != tests ]; then
 part kernels 150 "$PYTHON" -m penstock.bench.kernels $DRY --out "$RESULTS/kernels.json"
 if has "steps and offline" msgspec structlog safetensors tqdm llguidance; then
     for shape in qwen3-0.6b llama-3.1-8b; do
@@ -115,11 +135,15 @@ if [ -z "$DRY" ] && has "offline, second shape" msgspec structlog safetensors tq
     part offline-uniform-qwen3-8b 90 \
         "$PYTHON" -m penstock.bench.offline --shape qwen3-8b --out "$RESULTS/offline-uniform-qwen3-8b.json"
 fi
+fi
 wait
 for name in $PARTS; do
     if [ "$(cat "$RESULTS/$name.code" 2>/dev/null)" != 0 ]; then FAILED="$FAILED $name"; fi
     rm -f "$RESULTS/$name.code"
 done
-"$PYTHON" -m penstock.bench.gpu_table "$RESULTS" | tee "$RESULTS/table.txt"
+{ git rev-parse HEAD 2>/dev/null || echo "no commit: this is no checkout"; } > "$RESULTS/commit.txt"
+"$PYTHON" -m penstock.bench.gpu_table "$RESULTS" | tee "$RESULTS/table.txt" || FAILED="$FAILED table"
+tar -czf "$IMPORTS/results.tar.gz" -C "$RESULTS" --exclude results.tar.gz . && mv "$IMPORTS/results.tar.gz" "$RESULTS/" \
+    || FAILED="$FAILED results.tar.gz"
 echo "results in $RESULTS"
 if [ -n "$FAILED" ]; then echo "FAILED:$FAILED"; exit 1; fi

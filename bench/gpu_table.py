@@ -134,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if kernels:
         copy, matrix = kernels["limits"]["copy_bytes_per_s"] / 1e12, kernels["limits"]["matrix_flop_per_s"] / 1e12
         print(f"{kernels['device']}: copy {copy:.2f} TB/s, bf16 matrix product {matrix:.0f} TFLOP/s")
+    print("good and top: what is wanted on an H200, whatever card this is")
     print(f"{'':52s} {'measured':>10s} {'unit':10s} {'good':>7s} {'top':>7s}  {'':12s} of the card")
     for row in rows(records):
         measured = "-" if row.measured is None else f"{row.measured:.4g}"

@@ -3,13 +3,18 @@
 import os
 
 import pytest
-import structlog
+
+try:
+    import structlog
+except ImportError:  # on a GPU machine that has the kernels' own dependencies alone
+    structlog = None  # type: ignore[assignment]
 
 os.environ["PENSTOCK_TEST_MODELS"] = "1"  # here, the models for tests may be served
 
 # Servers in threads log while pytest puts another object in the place of `sys.stdout`: `print` then writes to one that
 # is gone, and Python 3.11 crashes. A file of our own on the same descriptor stays, and is captured all the same.
-structlog.configure(logger_factory=structlog.PrintLoggerFactory(open(1, "w", closefd=False)))  # noqa: SIM115
+if structlog is not None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(open(1, "w", closefd=False)))  # noqa: SIM115
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def test_the_dry_form(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "left out" not in done.stdout
     assert "No figure below means anything" in done.stdout
+    assert "  tiny B=3 context 8: step" in done.stdout.splitlines()[-2]  # the table is whole
     kinds = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert sum("limits" in record for record in kinds) == 1
     assert {record.get("kind") for record in kinds} == {"decode_step", "offline", None}
@@ -48,14 +50,18 @@ echo "ran: $*"
 """
 
 
-def test_on_a_gpu_machine_every_part_is_run_and_a_failure_is_told(tmp_path: Path) -> None:
-    """With a stand-in for Python that finds a GPU and does nothing."""
-    stand_in = tmp_path / "python"
-    stand_in.write_text(_STAND_IN.replace("PYTHON", sys.executable))
-    stand_in.chmod(0o755)
-    env = {**os.environ, "PYTHON": str(stand_in)}
+@pytest.fixture
+def stand_in(tmp_path: Path) -> dict[str, str]:
+    """An environment with a stand-in for Python that finds a GPU and does nothing."""
+    script = tmp_path / "python"
+    script.write_text(_STAND_IN.replace("PYTHON", sys.executable))
+    script.chmod(0o755)
+    return {**os.environ, "PYTHON": str(script)}
+
+
+def test_on_a_gpu_machine_every_part_is_run_and_a_failure_is_told(stand_in: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
-        [ROOT / "bench/gpu.sh", tmp_path / "out"], env=env, capture_output=True, text=True, check=False
+        [ROOT / "bench/gpu.sh", tmp_path / "out"], env=stand_in, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "FAILED: offline-uniform-qwen3-0.6b"
@@ -63,6 +69,58 @@ def test_on_a_gpu_machine_every_part_is_run_and_a_failure_is_told(tmp_path: Path
     for part in ("bench.kernels", "decode_step", "1024x1024", "gpu_serve"):
         assert any(part in line for line in ran), part
     assert done.stdout.count("not measured") == len(gpu_table.rows([]))
+    assert done.stdout.count("what is wanted on an H200") == 1
+    with tarfile.open(tmp_path / "out/results.tar.gz") as archive:
+        names = {Path(name).name for name in archive.getnames()}
+    assert names >= {"table.txt", "commit.txt", "kernels.log", "offline-uniform-qwen3-0.6b.log"}
+
+
+@pytest.mark.parametrize(("only", "has_tests", "has_benchmarks"), [("tests", True, False), ("bench", False, True)])
+def test_one_half_alone(
+    stand_in: dict[str, str], tmp_path: Path, only: str, has_tests: bool, has_benchmarks: bool
+) -> None:
+    command = [ROOT / "bench/gpu.sh", "--only", only, tmp_path / "out"]
+    done = subprocess.run(command, env=stand_in, capture_output=True, text=True, check=False)
+    assert ("tests-test_attention" in done.stdout) is has_tests
+    assert (tmp_path / "out/tests-test_attention.log").exists() is has_tests
+    assert ("bench.kernels" in done.stdout) is has_benchmarks
+    assert not list((tmp_path / "out").glob("precompile*"))
+
+
+def test_the_time_ends(stand_in: dict[str, str], tmp_path: Path) -> None:
+    env = stand_in | {"LIMIT": "20"}
+    command = [ROOT / "bench/gpu.sh", "--only", "bench", tmp_path / "out"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "== kernels: left out, the 20 seconds are over" in done.stdout
+    assert "ran: " not in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--only", "kernels"], ["--quick"], ["--only"]])
+def test_what_it_does_not_know_it_refuses(arguments: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [ROOT / "bench/gpu.sh", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout.startswith("usage: ")
+
+
+def test_the_kernels_tests_need_no_more_than_torch_and_pytest() -> None:
+    """On a bare GPU machine, here played by an interpreter that cannot find the other packages."""
+    lines = (ROOT / "bench/requirements-gpu.txt").read_text().splitlines()
+    modules = {"pyzmq": "zmq"}
+    absent = [modules.get(line, line) for line in lines if line and not line.startswith("#") and line != "pytest"]
+    assert len(absent) > 10
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import pytest; "
+        "sys.exit(pytest.main(['-c', 'bench/gpu_pytest.ini', '--rootdir', '.', '--collect-only', "
+        "'tests/kernels/launched']))"
+    )
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert "test_rows_without_a_token_are_told" in done.stdout
 
 
 def test_the_workload_is_the_published_one() -> None:
