@@ -79,7 +79,7 @@ def test_on_a_gpu_machine_every_part_is_run_and_a_failure_is_told(stand_in: dict
 def test_one_half_alone(
     stand_in: dict[str, str], tmp_path: Path, only: str, has_tests: bool, has_benchmarks: bool
 ) -> None:
-    command = [ROOT / "bench/gpu.sh", "--only", only, tmp_path / "out"]
+    command: list[str | Path] = [ROOT / "bench/gpu.sh", "--only", only, tmp_path / "out"]
     done = subprocess.run(command, env=stand_in, capture_output=True, text=True, check=False)
     assert ("tests-test_attention" in done.stdout) is has_tests
     assert (tmp_path / "out/tests-test_attention.log").exists() is has_tests
@@ -89,7 +89,7 @@ def test_one_half_alone(
 
 def test_the_time_ends(stand_in: dict[str, str], tmp_path: Path) -> None:
     env = stand_in | {"LIMIT": "20"}
-    command = [ROOT / "bench/gpu.sh", "--only", "bench", tmp_path / "out"]
+    command: list[str | Path] = [ROOT / "bench/gpu.sh", "--only", "bench", tmp_path / "out"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "== kernels: left out, the 20 seconds are over" in done.stdout
