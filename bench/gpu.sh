@@ -7,7 +7,7 @@
 # It ends within LIMIT seconds (540), what it takes to begin included: parts that no longer fit are left out with a line
 # that says so. Tests and benchmarks together may need more than that on a slow host: then run one and then the other.
 #
-# Needs torch >= 2.11, triton >= 3.6 and numpy; what else there must be is in bench/requirements-gpu.txt. Parts whose
+# Needs torch >= 2.11, triton >= 3.6 and numpy; what else there must be is in bench/gpu_requirements.in. Parts whose
 # modules are missing are left out with a line that says so. Nothing is fetched. WHEELS may name a folder that
 # bench/gpu_wheels.sh has filled: its packages go to a temporary folder, which only this run sees. PYTHON names the
 # interpreter; PYTHONPATH may name a folder with modules that it lacks.

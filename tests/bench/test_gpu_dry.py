@@ -107,7 +107,7 @@ def test_what_it_does_not_know_it_refuses(arguments: list[str], tmp_path: Path) 
 
 def test_the_kernels_tests_need_no_more_than_torch_and_pytest() -> None:
     """On a bare GPU machine, here played by an interpreter that cannot find the other packages."""
-    lines = (ROOT / "bench/requirements-gpu.txt").read_text().splitlines()
+    lines = (ROOT / "bench/gpu_requirements.in").read_text().splitlines()
     modules = {"pyzmq": "zmq"}
     absent = [modules.get(line, line) for line in lines if line and not line.startswith("#") and line != "pytest"]
     assert len(absent) > 10
