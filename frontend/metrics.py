@@ -7,12 +7,14 @@ so that any of them answers for all.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample as PrometheusSample
+from prometheus_client.utils import floatToGoString
 
 from penstock.frontend.metrics_board import MetricsBoard, Sample, Snapshot
 from penstock.frontend.replies import RequestRecord
@@ -46,34 +48,27 @@ _E2E_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 1
 _PHASE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 480.0)
 _TOKEN_BUCKETS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 
-_MAX_NOTED = 1000
-"""Values that a BatchedHistogram keeps to itself, at most."""
 
+class Histogram:
+    """Counts values by size. Cheap enough for what happens per token: prometheus_client's own costs five times that."""
 
-class BatchedHistogram(Histogram):
-    """A histogram for what happens per token: `note` costs a fifth of `observe`, and is seen after `flush`."""
-
-    def start_batch(self) -> None:
-        """Call once, after construction (which prometheus_client repeats for each set of labels)."""
-        self._noted = [0] * len(self._buckets)
-        self._noted_sum = 0.0
-        self._num_noted = 0
+    def __init__(self, name: str, about: str, bounds: tuple[float, ...]) -> None:
+        self._name = name
+        self._about = about
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
 
     def note(self, value: float) -> None:
-        """Count a value; every thousandth call flushes."""
-        self._noted[bisect_left(self._upper_bounds, value)] += 1
-        self._noted_sum += value
-        self._num_noted += 1
-        if self._num_noted >= _MAX_NOTED:
-            self.flush()
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
 
-    def flush(self) -> None:
-        """Add what was noted to the metric, as `observe` does."""
-        for bucket, count in zip(self._buckets, self._noted, strict=True):
-            if count:
-                bucket.inc(count)
-        self._sum.inc(self._noted_sum)
-        self.start_batch()
+    def family(self) -> Metric:
+        """All values so far, as the text format has them."""
+        names = [*(floatToGoString(bound) for bound in self._bounds), "+Inf"]
+        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        return HistogramMetricFamily(self._name, self._about, buckets=buckets, sum_value=self._sum)
 
 
 class Metrics:
@@ -85,6 +80,7 @@ class Metrics:
         self._board = board
         registry = CollectorRegistry()  # what this process counts
         self._registry = registry
+        self._histograms: list[Histogram] = []
         self.requests = Counter(
             "penstock_requests", "HTTP requests by endpoint and status.", ["endpoint", "status"], registry=registry
         )
@@ -116,24 +112,14 @@ class Metrics:
             "HTTP requests being answered.",
             registry=registry,
         )
-        self.time_to_first_token = Histogram(
-            "penstock_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
-            registry=registry,
-            buckets=_TTFT_BUCKETS,
+        self.time_to_first_token = self._histogram(
+            "penstock_time_to_first_token_seconds", "From a request's arrival to its first token.", _TTFT_BUCKETS
         )
-        self.inter_token_latency = BatchedHistogram(
-            "penstock_inter_token_latency_seconds",
-            "Between two tokens of a sequence.",
-            registry=registry,
-            buckets=_ITL_BUCKETS,
+        self.inter_token_latency = self._histogram(
+            "penstock_inter_token_latency_seconds", "Between two tokens of a sequence.", _ITL_BUCKETS
         )
-        self.inter_token_latency.start_batch()
-        self.e2e_latency = Histogram(
-            "penstock_e2e_request_latency_seconds",
-            "From a request's arrival to the end of its answer.",
-            registry=registry,
-            buckets=_E2E_BUCKETS,
+        self.e2e_latency = self._histogram(
+            "penstock_e2e_request_latency_seconds", "From a request's arrival to the end of its answer.", _E2E_BUCKETS
         )
         self.time_per_output_token = self._histogram(
             "penstock_request_time_per_output_token_seconds",
@@ -149,23 +135,21 @@ class Metrics:
         self.decode_time = self._histogram(
             "penstock_request_decode_time_seconds", "From the first token to the last.", _PHASE_BUCKETS
         )
-        self.request_prompt_tokens = Histogram(
-            "penstock_request_prompt_tokens", "Prompt tokens of a request.", registry=registry, buckets=_TOKEN_BUCKETS
+        self.request_prompt_tokens = self._histogram(
+            "penstock_request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS
         )
-        self.request_generation_tokens = Histogram(
-            "penstock_request_generation_tokens",
-            "Tokens generated for a request.",
-            registry=registry,
-            buckets=_TOKEN_BUCKETS,
+        self.request_generation_tokens = self._histogram(
+            "penstock_request_generation_tokens", "Tokens generated for a request.", _TOKEN_BUCKETS
         )
 
-    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, about, registry=self._registry, buckets=buckets)
+    def _histogram(self, name: str, about: str, bounds: tuple[float, ...]) -> Histogram:
+        made = Histogram(name, about, bounds)
+        self._histograms.append(made)
+        return made
 
     def note(self, record: RequestRecord, now: float) -> None:
         """Count a request that has been answered (or whose client has left)."""
         self.requests.labels(record.endpoint, str(record.status)).inc()
-        self.inter_token_latency.flush()
         if not record.finish_reasons:
             return
         for reason in record.finish_reasons:
@@ -173,21 +157,21 @@ class Metrics:
         self.prompt_tokens.inc(record.num_prompt_tokens)
         self.generation_tokens.inc(record.num_output_tokens)
         self.cached_tokens.inc(record.num_cached_tokens)
-        self.request_prompt_tokens.observe(record.num_prompt_tokens)
-        self.request_generation_tokens.observe(record.num_output_tokens)
-        self.e2e_latency.observe(now - record.arrived)
+        self.request_prompt_tokens.note(record.num_prompt_tokens)
+        self.request_generation_tokens.note(record.num_output_tokens)
+        self.e2e_latency.note(now - record.arrived)
         if record.first_token_at is not None:
-            self.time_to_first_token.observe(record.first_token_at - record.arrived)
+            self.time_to_first_token.note(record.first_token_at - record.arrived)
             self._note_phases(record, record.first_token_at)
 
     def _note_phases(self, record: RequestRecord, first_token_at: float) -> None:
         decode_seconds = record.last_token_at - first_token_at
-        self.queue_time.observe(record.queue_seconds)
-        self.prefill_time.observe(max(first_token_at - record.submitted_at - record.queue_seconds, 0.0))
-        self.decode_time.observe(decode_seconds)
+        self.queue_time.note(record.queue_seconds)
+        self.prefill_time.note(max(first_token_at - record.submitted_at - record.queue_seconds, 0.0))
+        self.decode_time.note(decode_seconds)
         num_later_tokens = record.num_output_tokens / max(len(record.finish_reasons), 1) - 1
         if num_later_tokens > 0:
-            self.time_per_output_token.observe(decode_seconds / num_later_tokens)
+            self.time_per_output_token.note(decode_seconds / num_later_tokens)
 
     def exposition(self) -> bytes:
         """All metrics as Prometheus' text: of all frontends that share a board."""
@@ -195,7 +179,7 @@ class Metrics:
         shown = CollectorRegistry(auto_describe=False)
         shown.register(self._engine_collector)
         if self._board is None:
-            shown.register(_Families(_without_times(self._registry.collect())))
+            shown.register(_Families(self._families()))
         else:
             # Published first: whoever is asked next must not tell less than this one does now.
             families = self._publish(self._board)
@@ -210,13 +194,15 @@ class Metrics:
             self._publish(self._board)
 
     def _publish(self, board: MetricsBoard) -> list[Metric]:
-        families = _without_times(self._registry.collect())
+        families = self._families()
         add([family for family in families if family.type != "gauge"], [board.inherited])
         board.publish({family.name: [Sample(*sample[:3]) for sample in family.samples] for family in families})
         return families
 
+    def _families(self) -> list[Metric]:
+        return _without_times(self._registry.collect()) + [histogram.family() for histogram in self._histograms]
+
     def _bring_up_to_date(self) -> None:
-        self.inter_token_latency.flush()
         num_lost = num_dropped_log_lines()
         self.dropped_log_lines.inc(num_lost - self._num_dropped_log_lines)
         self._num_dropped_log_lines = num_lost

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
 from penstock.core.config import ConfigError
@@ -27,3 +28,17 @@ def test_a_folder_that_cannot_be_is_a_clear_refusal(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--profile .*file/below"):
         StepProfiler(str(tmp_path / "file" / "below"))
+
+
+def test_a_profile_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    """The folder is gone, or its disk is full: the worker serves on."""
+    profiler = StepProfiler(str(tmp_path / "new"), num_skipped=1, num_recorded=2)
+    profiler.file.unlink()
+    profiler.file.parent.rmdir()
+    x = torch.ones(4, 4)
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(4):
+            x @ x
+            profiler.step()
+        profiler.close()
+    assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == ["the profile could not be written"]
