@@ -379,12 +379,13 @@ def test_template_refusals(live: LiveServer) -> None:
 
 
 def test_what_is_odd_and_accepted(live: LiveServer) -> None:
-    """The last of two equal keys counts; NUL is a character; the text of a special token is that token."""
+    """The last of two equal keys counts; NUL is a character; in a prompt, the text of a special token is it."""
     assert post(live, "/tokenize", b'{"prompt":"one","prompt":"b"}').json()["count"] == 1
     assert complete(live, "a\x00b").status == 200
     plain = post(live, "/tokenize", {"messages": HELLO}).json()["tokens"]
     special = post(live, "/tokenize", {"messages": [{"role": "user", "content": "<|im_start|>"}]}).json()["tokens"]
-    assert special.count(1) == plain.count(1) + 1
+    assert special.count(1) == plain.count(1)
+    assert post(live, "/tokenize", {"prompt": "<|im_start|>"}).json()["tokens"] == [1]
 
 
 TOO_MANY: list[tuple[str, bytes, str]] = [
