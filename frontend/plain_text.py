@@ -24,7 +24,7 @@ class SpecialTexts:
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = sorted({text for text in texts if len(text.strip()) > 1}, key=len, reverse=True)
-        starts = sorted({text[:2] for text in self._texts})
+        starts = sorted({text[:4] for text in self._texts})  # few, and rare in what people write
         self._hint = re.compile("|".join(map(re.escape, starts)) or r"(?!)")
 
     @cached_property
