@@ -47,7 +47,7 @@ $(AGENTS)/.made: tests/agents/requirements.txt tests/agents/javascript/package-l
 	touch $@
 
 test-agents: $(VENV)/.made $(AGENTS)/.made  ## Run the loops of agent frameworks (Python and Node.js) against a server
-	PENSTOCK_AGENTS=1 PENSTOCK_PYTHON=$(abspath $(BIN)/python) \
+	AGENT_TESTS=1 SERVER_PYTHON=$(abspath $(BIN)/python) \
 		$(AGENTS)/bin/python -m pytest -n $(JOBS) --dist loadfile --confcutdir tests/agents -W ignore tests/agents $(FLAGS)
 
 soak: $(VENV)/.made-dev  ## The long forms of the fault and attack tests, then MINUTES of mixed load with deaths

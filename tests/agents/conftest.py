@@ -10,7 +10,7 @@ import pytest
 from tests.agents.families import FAMILIES
 from tests.agents.scripted_server import scripted_server
 
-if not os.environ.get("PENSTOCK_AGENTS"):  # they have an environment of their own: `make test-agents`
+if not os.environ.get("AGENT_TESTS"):  # they have an environment of their own: `make test-agents`
     collect_ignore = ["frameworks"]
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no look-up on the network
 

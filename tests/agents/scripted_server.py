@@ -15,7 +15,7 @@ from tests.agents.families import Family, write_folder
 from tests.agents.script import rules
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = os.environ.get("PENSTOCK_PYTHON", sys.executable)
+PYTHON = os.environ.get("SERVER_PYTHON", sys.executable)
 """That of the environment in which Penstock is installed."""
 
 START_SECONDS = 90.0

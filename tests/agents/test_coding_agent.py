@@ -10,8 +10,6 @@ import pytest
 from tests.agents.script import ANSWER, NEXT_ANSWER, NEXT_QUESTION, QUESTION, TIME, WEATHER
 from tests.agents.scripted_server import MODEL
 
-pytestmark = pytest.mark.xfail(reason="tools of other kinds are refused yet")
-
 KNOWN = {"get_weather": WEATHER, "get_time": TIME}
 PATCH_GRAMMAR = 'start: "*** Begin Patch" LF hunk+ "*** End Patch" LF?\nhunk: /.+/ LF\nLF: "\\n"\n'
 
@@ -99,10 +97,10 @@ def test_two_turns(url: str) -> None:
     assert called[0] == "get_weather"
 
 
-@pytest.mark.parametrize("name", ["apply_patch", "web_search"])
-def test_what_is_left_out_is_told(url: str, name: str) -> None:
+@pytest.mark.parametrize("kind", ["custom", "web_search", "local_shell"])
+def test_what_is_left_out_is_told(url: str, kind: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         ask: Any = client.responses.with_raw_response.create
         answer = ask(**PAYLOAD, input=[user("Hello")])
-        assert name in answer.headers["x-penstock-warning"]
+        assert f"type {kind!r}" in answer.headers["x-penstock-warning"]
         assert answer.parse().output_text == "Good day."
