@@ -19,7 +19,7 @@ THOUGHT = "Two tools know."
 ANSWER = "In Ulm there is rain, 12 degrees, at 14:05 (\u00fcberall)."
 NEXT_ANSWER = "In Bonn there is sun, 21 degrees, at 14:07."
 REPORT: dict[str, Any] = {"city": "Ulm", "degrees": 12, "notes": ["rain", "14:05"]}
-ANSWER_TOOLS = ("final_result", "Report", "report", "output", "submit")
+ANSWER_TOOLS = ("final_result", "Report", "PartialReport")
 
 
 def by_tool(name: str) -> str:

@@ -5,7 +5,7 @@ The checkpoint's folder holds `script.json`:
     {"openers": ["<|im_start|>assistant\\n"],        after the last of these begins the answer
      "rules": [{"after": "Weather?", "seen": [], "say": "It rains."}]}
 
-The rule is taken whose `after` stands last in the prompt; of several, the one with the most `seen`, all of which must
+The rule is taken whose `after` ends last in the prompt; of several, the one with the most `seen`, all of which must
 stand there too. What `say` says is drawn token by token, special tokens included, and then the end of the turn. A
 grammar's mask is applied as to any model: a token that it forbids is not drawn; blanks may be left out in this way,
 and after anything else that the script does not know the turn ends as soon as the grammar lets it.
@@ -69,7 +69,11 @@ class ScriptedModel(ClockworkModel):
         start = max((text.rfind(opener) + len(opener) for opener in self._openers if opener in text), default=len(text))
         prompt, said = text[:start], text[start:]
         say = max(
-            ((prompt.rfind(rule.after), len(rule.seen), rule.say) for rule in self._rules if _fits(rule, prompt)),
+            (
+                (prompt.rfind(rule.after) + len(rule.after), len(rule.seen), rule.say)
+                for rule in self._rules
+                if _fits(rule, prompt)
+            ),
             default=(0, 0, ""),
         )[2]
         first, second = self._next(say + chr(self._end), said)

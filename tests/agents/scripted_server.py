@@ -28,7 +28,7 @@ def scripted_server(folder: Path, family: Family, *flags: str) -> Iterator[str]:
     write_folder(folder, family, rules(family))
     command = [PYTHON, "-m", "tests.agents.scripted_serve", str(folder), "--port", "0", "--num-threads", "1"]
     command += ["--served-model-name", MODEL, "--cpu-kv-cache-gib", "1", *flags]
-    settings = {"PENSTOCK_LOG_FORMAT": "json", "OMP_NUM_THREADS": "1"}
+    settings = {"PENSTOCK_LOG_FORMAT": "json", "PENSTOCK_TEST_MODELS": "1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, stderr=subprocess.PIPE) as process:
         log = _Log(process)
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.agents.conftest import ServerOf
 from tests.agents.script import ANSWER, NEXT_ANSWER, NEXT_QUESTION, QUESTION, TIME, WEATHER
 from tests.agents.scripted_server import MODEL
 
@@ -49,6 +50,11 @@ PAYLOAD: dict[str, Any] = {
     "service_tier": "auto",
     "extra_body": {"client_metadata": {"x-agent-installation-id": "0"}},
 }
+
+
+@pytest.fixture
+def url(server_of: ServerOf) -> str:
+    return server_of("qwen")
 
 
 def user(text: str) -> dict[str, Any]:

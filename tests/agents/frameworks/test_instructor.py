@@ -22,8 +22,8 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def messages(mode: Any) -> list[dict[str, Any]]:
-    how = "" if mode in AS_TEXT else by_tool("Report")
+def messages(mode: Any, tool: str = "Report") -> list[dict[str, Any]]:
+    how = "" if mode in AS_TEXT else by_tool(tool)
     return [{"role": "user", "content": f"Describe Ulm. {how}"}]
 
 
@@ -39,7 +39,7 @@ def test_a_growing_object(client: openai.OpenAI, mode: Any) -> None:
     wrapped: Any = instructor.from_openai(client, mode=mode)
     grown = list(
         wrapped.chat.completions.create_partial(
-            model=MODEL, messages=messages(mode), response_model=Report, max_retries=0
+            model=MODEL, messages=messages(mode, "PartialReport"), response_model=Report, max_retries=0
         )
     )
     assert len(grown) > 3

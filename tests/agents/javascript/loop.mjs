@@ -44,7 +44,7 @@ async function ask(messages) {
     if (part.type === "error") throw part.error;
     if (part.type === "text-delta") pieces += 1;
   }
-  if (pieces < 3) throw new Error(`only ${pieces} pieces`);
+  if (pieces < 2) throw new Error(`only ${pieces} pieces`);
   return { text: await result.text, output: given.form ? await result.output : null, response: await result.response };
 }
 
