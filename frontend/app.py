@@ -139,7 +139,6 @@ async def _answer(service: Service, endpoint: str, handler: Handler, request: we
     """One request from its body to the end of its answer; one log line."""
     record = RequestRecord(_request_id(request), endpoint, monotonic())
     record.query = dict(request.query)
-    record.address = request.remote or ""
     structlog.contextvars.bind_contextvars(request_id=record.request_id)
     service.metrics.live_requests.inc()
     record.status = CLIENT_LEFT  # unless an answer is finished

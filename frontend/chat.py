@@ -17,6 +17,7 @@ from penstock.frontend.output_grammar import with_output_grammar
 from penstock.frontend.parsed_chunks import ParsedChatChunks
 from penstock.frontend.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.service import Service
+from penstock.frontend.stream_check import CheckedChatChunks, Collected, last_words
 from penstock.frontend.streaming import Chunks, stream_reply
 from penstock.frontend.validate import ValidRequest
 from penstock.frontend.validate_chat import validate_chat
@@ -43,7 +44,8 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
     del body, request  # they may be large, and the generation takes its time
     try:
         if valid.common.stream:
-            chunks = ChatChunks(
+            kind = CheckedChatChunks if valid.common.checked_schema else ChatChunks
+            chunks = kind(
                 f"chatcmpl-{record.request_id}",
                 int(time.time()),
                 valid.common.model,
@@ -61,7 +63,11 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
             if not output_format.is_plain:
                 tokenizer = service.model.tokenizer
                 writer = ParsedChatChunks(chunks, output_format, generation.num_sequences, tokenizer, record)
-            return await stream_reply(service, record, valid.common, generation, writer, opening)
+            before_end = None
+            if isinstance(chunks, CheckedChatChunks):
+                chunks.collected = Collected()
+                before_end = last_words(service, record, valid.common, chunks)
+            return await stream_reply(service, record, valid.common, generation, writer, opening, before_end)
         return await _whole(service, record, valid.common, generation, prompt, output_format)
     except BaseException:  # also a cancellation: the client has left
         service.finish(generation, record)

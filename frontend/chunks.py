@@ -4,7 +4,7 @@ Everything but a chunk's text is the same for all chunks of a sequence, so it is
 is then prefix + text as JSON + suffix.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ _encode = msgspec.json.encode
 
 class _Chunks:
     """What chat and completions streams share. `object_name` and the part before the text differ."""
+
+    _empty: ClassVar[dict[str, object]]  # of a choice without news
 
     def __init__(
         self, response_id: str, created: int, model: str, object_name: str, fingerprint: str, *, include_usage: bool
@@ -37,6 +39,11 @@ class _Chunks:
             return sse.DONE
         return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}" + sse.SUFFIX + sse.DONE
 
+    def mismatch(self, index: int, error: str) -> bytes:
+        """A chunk that says why a finished text does not match its schema."""
+        choice = {"index": index, **self._empty, "logprobs": None, "finish_reason": None, "schema_error": error}
+        return self._head + b',"choices":[' + _encode(choice) + b"]" + self._no_usage
+
     def failure(self, error: ApiError) -> bytes:
         """The end of a stream that fails."""
         return sse.error_event(error)
@@ -44,6 +51,8 @@ class _Chunks:
 
 class ChatChunks(_Chunks):
     """chat.completion.chunk events."""
+
+    _empty: ClassVar[dict[str, object]] = {"delta": {}}
 
     def __init__(
         self,
@@ -97,6 +106,8 @@ class ChatChunks(_Chunks):
 
 class CompletionChunks(_Chunks):
     """text_completion events."""
+
+    _empty: ClassVar[dict[str, object]] = {"text": ""}
 
     def __init__(
         self,

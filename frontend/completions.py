@@ -15,6 +15,7 @@ from penstock.frontend.logprobs import prompt_logprobs, score_writer
 from penstock.frontend.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.scores import mean_logprob
 from penstock.frontend.service import Service
+from penstock.frontend.stream_check import CheckedCompletionChunks, Collected, last_words
 from penstock.frontend.streaming import stream_reply
 from penstock.frontend.tokenizer import TextTokenizer
 from penstock.frontend.validate_completion import ValidCompletion, validate_completion
@@ -51,7 +52,8 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
     del body, request  # they may be large, and the generation takes its time
     try:
         if common.stream:
-            chunks = CompletionChunks(
+            kind = CheckedCompletionChunks if common.checked_schema else CompletionChunks
+            chunks = kind(
                 f"cmpl-{record.request_id}",
                 int(time.time()),
                 common.model,
@@ -61,7 +63,11 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
                 scores=score_writer(service.model.tokenizer, common.logprobs),
             )
             opening = await _opening(service, chunks, valid, prompts, generation)
-            return await stream_reply(service, record, common, generation, chunks, opening)
+            before_end = None
+            if isinstance(chunks, CheckedCompletionChunks):
+                chunks.collected = Collected()
+                before_end = last_words(service, record, common, chunks)
+            return await stream_reply(service, record, common, generation, chunks, opening, before_end)
         return await _whole(service, record, valid, generation, prompts)
     except BaseException:  # also a cancellation: the client has left
         service.finish(generation, record)

@@ -41,13 +41,7 @@ class RequestRecord:
     finish_reasons: list[str] = field(default_factory=list)
     error: ApiError | None = None
     warnings: list[str] = field(default_factory=list)  # for the client; see `warnings_header.py`
-    address: str = ""  # of whoever is connected: the client, or the last proxy before this server
     query: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def client(self) -> str:
-        """Whom costly work is charged to: the API key, or where the request came from if there are none."""
-        return self.owner or self.address
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,11 @@ class ResponseCourse:
         self._response_bytes = msgspec.json.encode(self._response(usage))
         return self._response_bytes
 
+    async def last_words(self) -> bytes:
+        """Nothing is said before the last event; but the response is stored."""
+        await self.keep()
+        return b""
+
     async def keep(self) -> None:
         """Store the finished response, if that is wanted."""
         if not self._valid.store:

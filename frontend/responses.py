@@ -44,7 +44,7 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
         course = ResponseCourse(service, record, valid, output_format)
         if common.stream:
             opening = course.opening()
-            return await stream_reply(service, record, common, generation, course, opening, course.keep)
+            return await stream_reply(service, record, common, generation, course, opening, course.last_words)
         return await _whole(service, record, common, generation, course)
     except BaseException:  # also a cancellation: the client has left
         service.finish(generation, record)

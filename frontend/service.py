@@ -188,7 +188,7 @@ class Service:
         if valid.grammar is None:
             return valid
         source = valid.grammar
-        read = await self.grammars.read(source, record.client)
+        read = await self.grammars.read(source, record.tenant)
         told = [f"{source.field}: {what}" for what in read.not_enforced]
         if told and source.schema:
             told.append(f"{source.field}: the finished text is checked, see schema_error")
@@ -203,7 +203,7 @@ class Service:
         """What is wrong with a finished text, where its form could not be enforced as a whole; else empty."""
         if not valid.checked_schema or finish_reason != "stop":
             return ""
-        wrong = await self.grammars.mismatch(valid.checked_schema, text, record.client)
+        wrong = await self.grammars.mismatch(valid.checked_schema, text, record.tenant)
         if wrong:
             record.warnings.append(f"schema_error: {wrong}")
         return wrong

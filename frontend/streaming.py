@@ -42,9 +42,9 @@ async def stream_reply(
     generation: Generation,
     chunks: Chunks,
     opening: bytes,
-    before_end: Callable[[], Awaitable[None]] | None = None,
+    before_end: Callable[[], Awaitable[bytes]] | None = None,
 ) -> StreamReply:
-    """Wait a moment for a first sign of the engine, then answer with a stream. Its end is told after `before_end`.
+    """Wait a moment for a first sign of the engine, then answer with a stream, which ends with what `before_end` says.
 
     Raises:
         ApiError: if the engine refuses the request in that moment.
@@ -64,7 +64,7 @@ async def _stream(
     generation: Generation,
     chunks: Chunks,
     opening: bytes,
-    before_end: Callable[[], Awaitable[None]] | None,
+    before_end: Callable[[], Awaitable[bytes]] | None,
 ) -> AsyncGenerator[bytes, None]:
     pending = opening
     try:
@@ -81,7 +81,7 @@ async def _stream(
                 pending = b""
         end = chunks.end(service.usage(generation, record) if valid.include_usage else None)
         if before_end is not None:
-            await before_end()
+            end = await before_end() + end
         yield end
     except Exception as error:
         if not isinstance(error, ApiError):

@@ -10,7 +10,7 @@ import pytest
 from penstock.frontend.grammar_child import read_grammar
 from penstock.frontend.warnings_header import HEADER
 from tests.e2e.checkpoints import make_checkpoint
-from tests.frontend.http_client import chat, complete
+from tests.frontend.http_client import chat, complete, events
 from tests.frontend.live_server import LiveServer
 from tests.frontend.schema_suite import DRAFTS, Case, Judge, cases_of
 
@@ -130,6 +130,20 @@ def test_the_client_is_told(live: LiveServer, said: str) -> None:
         assert ("schema_error" in choice) == ("schema_error: $" in warning) == (said == "[1, 1]")
         if said == "[1, 1]":
             assert "non-unique" in choice["schema_error"]
+
+
+@pytest.mark.parametrize("said", ["[1, 2]", "[1, 1]"])
+@pytest.mark.parametrize("send", [chat, complete])
+def test_a_stream_is_checked_too(live: LiveServer, said: str, send: Any) -> None:
+    live.says(said)
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": UNIQUE}}
+    answer = send(live, response_format=form, stream=True, n=2)
+    assert "uniqueItems is not enforced" in answer.headers[HEADER]
+    choices = [choice for event in events(answer)[:-1] for choice in event["choices"]]
+    told = [choice for choice in choices if "schema_error" in choice]
+    assert [choice["index"] for choice in told] == ([0, 1] if said == "[1, 1]" else [])
+    assert all("non-unique" in choice["schema_error"] for choice in told)
+    assert sum(choice["finish_reason"] == "stop" for choice in choices) == 2
 
 
 def test_unknown_fields_are_told(live: LiveServer) -> None:
