@@ -103,7 +103,10 @@ def schema_source(field: str, schema: dict[str, Any] | str | None, *, is_strict:
     """The grammar of a JSON schema, as an object or as JSON text; None is one of any object."""
     if schema is None:
         return GrammarSource("json", _ANY_OBJECT, field)
-    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    try:
+        text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    except RecursionError:
+        raise InvalidParameter(f"{field} is nested too deeply", param=field) from None
     return replace(_source("json", field, text), is_strict=is_strict, schema=text)
 
 
