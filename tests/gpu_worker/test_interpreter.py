@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.interpreter_limits import why_not
 from tests.kernels.launch_forms import FILE, errors_of, noted
 
 FOLDER = Path(__file__).parent / "launched"
 
 
 @pytest.mark.long
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.timeout(600)
 def test_the_engine_under_the_interpreter(tmp_path: Path) -> None:
     """The tests pass; and what they launch, warm-up included, can be compiled."""

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.interpreter_limits import why_not
 from tests.kernels.launch_forms import FILE, errors_of, noted
 
 FOLDER = Path(__file__).parent / "launched"
 
 
 @pytest.mark.long
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
 def test_kernels_under_the_interpreter(name: str, tmp_path: Path) -> None:
