@@ -116,7 +116,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (_json({"$ref": "#/x", "x": {"type": "string", "pattern": "((x{1000}){1000}){1000}"}}), "10000 characters at most"),
     (_json(_nested(10_000)), "at most, got"),
     (_json(_nested(2000)), "nested too deeply"),
-    ({"response_format": _strict(json.loads(_nested(400)))}, "64 levels"),
+    ({"response_format": _strict(json.loads(_nested(100)))}, "64 levels"),
     (_json(_nested(80)), "64 levels deep at most"),
     (_json({"enum": list(range(10_001))}), "10000 values at most"),
     (_json({"enum": [f"value {i}" for i in range(100_000)]}), "65536 bytes at most, got"),
