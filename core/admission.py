@@ -3,6 +3,7 @@
 from penstock.core.grammar_gate import GrammarGate
 from penstock.core.kv_pages import KVPages
 from penstock.core.plan_builder import PlanBuilder
+from penstock.core.prefill_pace import Room
 from penstock.core.prefix_start import Start, find_start, is_sibling_ready
 from penstock.core.running_set import RunningSet
 from penstock.core.sequence import Sequence
@@ -80,7 +81,7 @@ class Admissions:
         self._is_held = False
         self._blocked = None
 
-    def admit(self, builder: PlanBuilder, budget: int, admitted: list[Admission], *, is_stalled: bool) -> str:
+    def admit(self, builder: PlanBuilder, room: Room, admitted: list[Admission], *, is_stalled: bool) -> str:
         """Admit what fits and add it to `admitted`; return why the next one waits ("" if none does).
 
         `is_stalled`: a running sequence lacks a page already.
@@ -90,7 +91,7 @@ class Admissions:
             if is_sibling_ready(request) and self._suspects.may_run(request):
                 waiting.unpark(request)
         while (seq := waiting.head()) is not None:
-            if budget <= 0:
+            if room.tokens_from(0) <= 0:
                 return "token budget"
             if not self._running.num_free_rows:
                 return "no free row"
@@ -109,7 +110,8 @@ class Admissions:
             admitted.append(
                 Admission(seq.request_id, seq.sequence_idx, seq.row, seq.num_tokens, start.num_tokens, start.is_fork)
             )
-            budget -= builder.add_next_chunk(seq, budget)
+            start_at = seq.num_computed_tokens
+            room.use(start_at, builder.add_next_chunk(seq, max(1, room.tokens_from(start_at))))
         return ""
 
     def _headroom(self) -> int:

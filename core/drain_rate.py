@@ -9,32 +9,30 @@ WINDOW_SECONDS = 10.0
 _LEAST_SECONDS = 1.0
 """A queue that has stood for less says only how fast it empties at least: rows end in bursts."""
 
-_UNKNOWN_BATCHES = 2
-"""So many times as many as there are rows may wait before anything is known of how fast they go."""
-
 
 class _Sample(NamedTuple):
     at: float  # seconds, monotonic
-    num_seqs: int  # admitted from the queue since the start
-    num_tokens: int  # their prompt tokens
+    num_seqs: int  # that have completed since the start
+    num_tokens: int  # admitted since the start
 
 
 class DrainRate:
-    """Sequences and prompt tokens a second that left the queue for a row, over the last seconds in which one was there.
+    """Sequences a second that made room for waiting ones, and prompt tokens that got a row, over the last seconds.
 
-    Times in which nobody waited say nothing about how fast a queue empties: they are left out, and the last rates
-    that were seen hold until there is a queue again.
+    Rows count that are free because their sequences are complete. Rows that nobody had before, and those of clients
+    that leave because they waited for too long, would tell of a speed that there is not. Times in which nobody waited
+    say nothing about how fast a queue empties: they are left out, and the last rates that were seen hold until there
+    is a queue again.
     """
 
-    __slots__ = ("_samples", "is_known", "seqs_per_second", "tokens_per_second")
+    __slots__ = ("_samples", "seqs_per_second", "tokens_per_second")
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()  # since the queue was last empty
-        self.is_known = False
         self.seqs_per_second = 0.0  # 0: not known, or nothing leaves
         self.tokens_per_second = 0.0
 
-    def note(self, now: float, num_waiting: int, num_admitted_seqs: int, num_admitted_tokens: int) -> None:
+    def note(self, now: float, num_waiting: int, num_completed_seqs: int, num_admitted_tokens: int) -> None:
         """Take the present counters; call it several times a second while they change."""
         samples = self._samples
         if samples and now > samples[0].at:
@@ -43,13 +41,12 @@ class DrainRate:
             first, seconds = samples[0], now - samples[0].at
             is_complete = num_waiting > 0 and seconds >= _LEAST_SECONDS
             seconds = max(seconds, _LEAST_SECONDS)
-            seqs_per_second = (num_admitted_seqs - first.num_seqs) / seconds
+            seqs_per_second = (num_completed_seqs - first.num_seqs) / seconds
             if is_complete or seqs_per_second > self.seqs_per_second:
-                self.is_known = True
                 self.seqs_per_second = seqs_per_second
                 self.tokens_per_second = (num_admitted_tokens - first.num_tokens) / seconds
         if num_waiting:
-            samples.append(_Sample(now, num_admitted_seqs, num_admitted_tokens))
+            samples.append(_Sample(now, num_completed_seqs, num_admitted_tokens))
         else:
             samples.clear()
 
@@ -58,6 +55,4 @@ class DrainRate:
 
         As many as there are rows in any case: they wait for about as long as they will run.
         """
-        if not self.is_known:
-            return _UNKNOWN_BATCHES * num_rows
         return max(num_rows, ceil(self.seqs_per_second * seconds))

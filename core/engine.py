@@ -370,7 +370,7 @@ class Engine:
     def _stats(self) -> EngineStats:
         assert self._scheduler is not None
         totals = self._scheduler.totals
-        self._drain.note(monotonic(), self._scheduler.waiting.num_seqs, totals.num_admitted, totals.num_prompt_tokens)
+        self._drain.note(monotonic(), self._scheduler.waiting.num_seqs, totals.num_completed, totals.num_prompt_tokens)
         self._bound_queue(self._scheduler)
         return replace(
             self._scheduler.stats(is_ready=self._worker is not None),

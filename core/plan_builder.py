@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from penstock.core.sequence import Sequence
+from penstock.core.step_time import Parts
 from penstock.core.token_columns import Audience
 from penstock.ipc.int32_buffer import pack_int32
 from penstock.ipc.messages import NewRow, StepPlan
@@ -58,6 +59,7 @@ class InFlightStep(NamedTuple):
     num_samples: int
     num_left: int  # sequences that had left the running set when it was planned
     has_logprobs: bool  # of some output or prompt token
+    predicted: tuple[Parts, int] | None = None  # what it consists of, and microseconds that it should take; 0: unknown
 
 
 class PlanBuilder:

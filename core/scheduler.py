@@ -21,7 +21,7 @@ from penstock.core.kv_pages import KVPages
 from penstock.core.logprobs import attach_logprobs
 from penstock.core.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
 from penstock.core.policy import POLICIES
-from penstock.core.prefill_pace import PrefillPace
+from penstock.core.prefill_pace import MIN_TOKENS, PrefillPace, Room
 from penstock.core.result_checks import UnexpectedResultError, checked_tokens
 from penstock.core.row_errors import end_failed, failed_sequences
 from penstock.core.running_set import RunningSet
@@ -106,6 +106,7 @@ class Scheduler:
         request = self.requests.get(request_id)
         for seq in [] if request is None else [*request.running, *request.waiting]:
             if sequence_idx in (-1, seq.sequence_idx):
+                self.totals.num_completed += sequence_idx >= 0 and seq.row >= 0  # a stop string of the frontend's
                 self._remove(seq)
 
     def pause(self, request_id: str) -> None:
@@ -199,14 +200,13 @@ class Scheduler:
         admitted: list[Admission] = []
         decodes, starts = self._place_decodes(builder)
         budget = self.limits.max_num_batched_tokens - len(starts)
-        if starts:
-            budget = min(budget, self._pace.max_tokens)
+        room = self._pace.room(budget, starts) if self.running.prefills or self.waiting.num_seqs else Room(budget)
         if self.running.prefills:
-            budget = self._place_prefills(builder, budget)
+            self._place_prefills(builder, room)
         blocked_by = ""
         newcomers: list[Sequence] = []
         if self.waiting.num_seqs:
-            blocked_by = self._admissions.admit(builder, budget, admitted, is_stalled=self._is_stalled)
+            blocked_by = self._admissions.admit(builder, room, admitted, is_stalled=self._is_stalled)
             newcomers = self._admissions.take_newcomers()
             self._blocked_by = blocked_by
         chunks = builder.chunks
@@ -222,11 +222,15 @@ class Scheduler:
                 num_samples += 1
                 self.running.to_decode(chunk.seq)
         has_logprobs = decodes.has_logprobs or builder.has_logprobs
-        self.in_flight.append(InFlightStep(step_id, decodes, chunks, num_samples, self.running.num_left, has_logprobs))
+        predicted = self._pace.predicted(starts, chunks) if chunks else None
+        self.in_flight.append(
+            InFlightStep(step_id, decodes, chunks, num_samples, self.running.num_left, has_logprobs, predicted)
+        )
         preempted, self._preempted = self._preempted, []
         record = None
         if with_record:
-            record = make_record(decodes, builder, admitted, preempted, self.kv, self.waiting, blocked_by)
+            predicted_us = predicted[1] if predicted is not None else 0
+            record = make_record(decodes, builder, admitted, preempted, self.kv, self.waiting, blocked_by, predicted_us)
         return ScheduledStep(plan, record, newcomers)
 
     def _place_decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
@@ -275,12 +279,15 @@ class Scheduler:
         builder.append_page(seq, self.kv.append_page(seq))
         return True
 
-    def _place_prefills(self, builder: PlanBuilder, budget: int) -> int:
+    def _place_prefills(self, builder: PlanBuilder, room: Room) -> None:
         for seq in self.running.prefills:
-            if budget <= 0:
-                break
-            budget -= builder.add_next_chunk(seq, budget)
-        return budget
+            start = seq.num_computed_tokens
+            num_tokens = room.tokens_from(start)
+            if num_tokens <= 0:
+                if builder.chunks or room.num_tokens <= 0:
+                    break
+                num_tokens = min(MIN_TOKENS, room.num_tokens)  # far into a prompt even a few are dear: it goes on
+            room.use(start, builder.add_next_chunk(seq, num_tokens))
 
     def _make_way(self) -> None:
         """Take rows, and pages, from those that yield to the head of the queue (`yielding.py`)."""
@@ -419,6 +426,7 @@ class Scheduler:
         if finish_reason is None:
             self._settle_pages(seq, step_id)
         else:
+            self.totals.num_completed += 1
             self.kv.settle(seq)
             self._remove(seq)
         return SequenceDelta(

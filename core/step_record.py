@@ -55,6 +55,7 @@ class StepRecord(Struct, frozen=True):
     num_waiting: int
     waiting: list[tuple[str, int, str]]  # (request id, index, reason), the first MAX_WAITING_SHOWN in policy order
     waiting_reasons: dict[str, int]  # of all
+    predicted_us: int  # of a step with prompts, under --max-prefill-ms; 0: not known. What it took is `forward_us`
 
 
 class ScheduledStep(NamedTuple):
@@ -90,6 +91,7 @@ def make_record(
     kv: KVPages,
     waiting: WaitingQueue,
     blocked_by: str,
+    predicted_us: int,
 ) -> StepRecord:
     """Describe a step whose plan has just been made; `blocked_by` is why the head of the queue waits."""
     rows = [(seq.request_id, seq.sequence_idx, 1) for seq in decodes.seqs]
@@ -111,6 +113,7 @@ def make_record(
         num_waiting=waiting.num_seqs,
         waiting=shown,
         waiting_reasons=waiting_reasons(waiting, blocked_by),
+        predicted_us=predicted_us,
     )
 
 

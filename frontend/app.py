@@ -215,9 +215,10 @@ async def _send_stream(record: RequestRecord, reply: StreamReply, request: web.R
     )
     try:
         await response.prepare(request)
-        write = response.write
+        write, drain = response.write, connections.drain(request)
         async for chunk in reply.chunks:
             await write(chunk)
+            await drain()
         await response.write_eof()
         record.status = 200
     finally:

@@ -16,7 +16,7 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -39,8 +39,8 @@ MAX_HEADER_BYTES = 8190
 READING_BYTES = 16 << 10
 """Whoever has not even taken so many of the bytes that wait for him in slow_reader_timeout does not read."""
 
-WRITE_BUFFER_BYTES = 64 << 10
-"""What waits here for a client before its stream is held up. TLS would take eight times as much by itself."""
+WRITE_BUFFER_BYTES = 8 << 10
+"""What waits here for a client before its stream is held up. TLS would take sixty times as much by itself."""
 
 OTHER_DESCRIPTORS = 128
 """Open files of a frontend besides its clients' connections, with room to spare: sockets, pipes, helper processes."""
@@ -51,8 +51,9 @@ NO_DESCRIPTORS_SECONDS = 60.0
 LISTEN_BACKLOG = 4096
 """Connections that may wait to be accepted: a thousand clients may come at once."""
 
-SEND_BUFFER_BYTES = 64 << 10
-"""What the system buffers for a client who does not read. By itself it would take megabytes: minutes of output."""
+SEND_BUFFER_BYTES, UNSENT_BYTES = 64 << 10, 4 << 10
+"""What the system buffers for a client: in all, and of that not even sent, for want of room at the other side.
+By itself it would take megabytes: minutes of output."""
 
 TLS_SHUTDOWN_SECONDS = 5.0
 """How long the end of a TLS connection waits for the client's word."""
@@ -148,6 +149,11 @@ class Connection(web.RequestHandler):
         self._num_unread = self._num_buffered()
         self._unread_since = monotonic()
 
+    async def drained(self) -> None:
+        """Wait until the client has taken what waits for it; at once if it keeps up. aiohttp asks every 64 KiB only."""
+        if self._paused:
+            await self._drain_helper()
+
     def close_if_late(self, now: float, timeouts: Timeouts) -> None:
         """Close this connection if what it sends is overdue (not while it is we who do not read), or does not read."""
         if self._paused:
@@ -231,7 +237,9 @@ class BoundedRunner(web.AppRunner):
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Take connections from a bound socket; call `setup` before."""
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit both
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         await _Site(self, listener, tls, self._timeouts.head).start()
 
     async def watch(self) -> None:
@@ -277,6 +285,12 @@ def _has_descriptors() -> bool:
     except OSError:
         return False
     return True
+
+
+def drain(request: web.BaseRequest) -> Callable[[], Awaitable[None]]:
+    """Return what to await between a stream's pieces, so that no more waits than WRITE_BUFFER_BYTES and a piece."""
+    protocol = request.protocol
+    return protocol.drained if isinstance(protocol, Connection) else protocol._drain_helper
 
 
 def was_too_slow(request: web.BaseRequest) -> bool:

@@ -170,7 +170,7 @@ class Generation:
         self._on_tokens = on_tokens
         self._loop = asyncio.get_running_loop()
         self._buffer: list[tuple[int, SequenceDelta]] = []
-        self._reader = SlowReader(self._pause, self._proceed)
+        self._reader = SlowReader(len(self._sequences), self._pause, self._proceed)
         self._waiter: asyncio.Future[None] | None = None
         self._error: ApiError | None = None
         self._is_closed = False

@@ -8,17 +8,18 @@ Who reads nothing for too long is closed by the watch over all connections.
 
 from collections.abc import Callable
 
-MAX_UNREAD_TOKENS = 256
-"""As events they are about 64 KiB, as much as the connection's own buffers hold besides."""
+MAX_UNREAD_TOKENS, MAX_UNREAD_PER_SEQUENCE = 64, 4
+"""As events they are about 16 KiB. A request of many sequences has that many tokens in a single step."""
 
 
 class SlowReader:
     """The reader of one stream."""
 
-    __slots__ = ("_is_paused", "_num_unread", "_pause", "_proceed")
+    __slots__ = ("_is_paused", "_max_unread", "_num_unread", "_pause", "_proceed")
 
-    def __init__(self, pause: Callable[[], None], proceed: Callable[[], None]) -> None:
+    def __init__(self, num_sequences: int, pause: Callable[[], None], proceed: Callable[[], None]) -> None:
         """`pause` and `proceed` are for the engine."""
+        self._max_unread = max(MAX_UNREAD_TOKENS, MAX_UNREAD_PER_SEQUENCE * num_sequences)
         self._pause = pause
         self._proceed = proceed
         self._num_unread = 0  # tokens
@@ -27,7 +28,7 @@ class SlowReader:
     def pushed(self, num_tokens: int, *, is_awaited: bool) -> None:
         """Output has come; `is_awaited` if the reader waits for it. (A burst for a reader who waits is no delay.)"""
         self._num_unread += num_tokens
-        if self._num_unread > MAX_UNREAD_TOKENS and not is_awaited and not self._is_paused:
+        if self._num_unread > self._max_unread and not is_awaited and not self._is_paused:
             self._is_paused = True
             self._pause()
 

@@ -306,7 +306,7 @@ class NewRow(Struct, frozen=True, array_like=True, gc=False):
     token_ids: Buffer  # int32[num_known]: prompt, then outputs already returned (after a preemption)
     num_prompt_tokens: int
     sampling: SamplingParams  # seed is already the sequence's own
-    page_ids: Buffer  # int32[k]: the pages it starts with (prefix hit, plus those for its first chunk)
+    page_ids: Buffer  # int32[k]: the pages it starts with: for all its known tokens, those of a prefix hit first
     grammar_id: int = 0  # of one that was prepared; 0: none. Its text is not in `sampling` any more
 
 

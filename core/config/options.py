@@ -83,7 +83,7 @@ class SchedulerOptions(Options, frozen=True):
             "0 for any time.",
             ge=0.0,
         ),
-    ] = 5.0
+    ] = 4.0
     overload_order: Annotated[
         Literal["oldest", "newest"],
         Meta(description="Whose turn it is while half of what may wait does: the request that came first, or last."),
