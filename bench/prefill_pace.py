@@ -48,6 +48,11 @@ async def load(port: int, num_streams: int, prompt_len: int, seconds: float) -> 
         await asyncio.gather(*(go_on(16, 400) for _ in range(num_streams)), go_on(prompt_len, 1))
 
 
+def _at(values: list[float], share: float) -> float | None:
+    """The value that this share of the sorted values does not exceed."""
+    return round(values[min(len(values) - 1, int(len(values) * share))], 3) if values else None
+
+
 def summary(trace: Path, max_ms: int) -> dict[str, object]:
     """Of the trace's steps with both decodes and a chunk of a prompt."""
     steps = [json.loads(line) for line in trace.read_text().splitlines()]
@@ -55,14 +60,13 @@ def summary(trace: Path, max_ms: int) -> dict[str, object]:
     mixed = [step for step in steps if step["num_rows"] > 1 and step["num_tokens"] > step["num_rows"]]
     times = sorted(step["forward_us"] for step in mixed)
     ratios = sorted(step["forward_us"] / step["predicted_us"] for step in mixed if step["predicted_us"])
-    at = lambda found, share: round(found[min(len(found) - 1, int(len(found) * share))], 3) if found else None  # noqa: E731
     return {
         "max_prefill_ms": max_ms,
         "mixed_steps": len(mixed),
         "within_1.2_times": round(sum(us <= TOLERANCE * max_ms * 1000 for us in times) / max(1, len(times)), 4),
-        "forward_ms": {f"p{int(share * 100)}": at([us / 1000 for us in times], share) for share in (0.5, 0.95, 0.99)},
-        "measured_over_predicted": {f"p{int(share * 100)}": at(ratios, share) for share in (0.05, 0.5, 0.95)},
-        "decodes_only_ms_p50": at([us / 1000 for us in decodes_only], 0.5),
+        "forward_ms": {f"p{int(share * 100)}": _at([us / 1000 for us in times], share) for share in (0.5, 0.95, 0.99)},
+        "measured_over_predicted": {f"p{int(share * 100)}": _at(ratios, share) for share in (0.05, 0.5, 0.95)},
+        "decodes_only_ms_p50": _at([us / 1000 for us in decodes_only], 0.5),
     }
 
 
