@@ -81,7 +81,9 @@ async def ask(port: int, prompt: list[int], patience: float) -> Outcome:
     """Send one request and stay for its answer, or for as long as the patience lasts."""
     body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True,
                        "ignore_eos": True}).encode()  # fmt: skip
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
     outcome = Outcome(time.monotonic())
     loop = asyncio.get_running_loop()
     done = loop.create_future()

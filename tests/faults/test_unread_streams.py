@@ -26,7 +26,9 @@ async def ask_and_not_read(server: Server, body: dict[str, Any]) -> socket.socke
     loop = asyncio.get_running_loop()
     await loop.sock_connect(asking, ("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
     text = json.dumps(body)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(text)}"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: {len(text)}"
+    )
     await loop.sock_sendall(asking, f"{head}\r\n\r\n{text}".encode())
     return asking
 
