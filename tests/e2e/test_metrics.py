@@ -50,7 +50,7 @@ async def test_times_and_reasons_after_a_known_load(tmp_path: Path) -> None:
         for name in ("queue_time", "prefill_time", "decode_time", "time_per_output_token"):
             assert found[f"request_{name}_seconds_count", ""] == 2, name
         # Lower bounds hold on any machine; the upper ones only say that the right thing is measured.
-        assert 0.8 * whole < found["request_queue_time_seconds_sum", ""] < 5 * whole  # the second's alone
+        assert 0.3 * whole < found["request_queue_time_seconds_sum", ""] < 30 * whole  # the second's alone
         assert (
             2 * STEP * 0.9
             < found["request_prefill_time_seconds_sum", ""]
