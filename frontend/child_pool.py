@@ -148,7 +148,7 @@ class ChildPool:
             if child.cpu_seconds() - computed < _OWN_SHARE * seconds:
                 raise _ChildHeldUpError from None
             raise ChildTooSlowError from None
-        except (EOFError, OSError, ValueError, msgspec.MsgspecError):
+        except (EOFError, OSError, RuntimeError, ValueError, msgspec.MsgspecError):  # RuntimeError: a closed pipe
             raise ChildDiedError from None
         finally:  # also when the client leaves meanwhile
             await asyncio.shield(self._release(child, asking))
