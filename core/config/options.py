@@ -173,7 +173,7 @@ class FrontendOptions(Options, frozen=True):
         str,
         Meta(
             description="TOML file of API keys (`penstock keys` makes entries). With keys, or one in the variable "
-            "PENSTOCK_API_KEY, every route but /health and /ready wants one."
+            "PENSTOCK_API_KEY, every route but /, /health and /ready wants one."
         ),
     ] = ""
     share_prefix_cache: Annotated[
