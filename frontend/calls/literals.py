@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.frontend.calls.block import Block, NoCallError, Reading
 from penstock.frontend.calls.rules import Rules, listed, quoted
-from penstock.frontend.calls.values import json_text, resolved
+from penstock.frontend.calls.values import json_text, required, resolved
 
 Write = Callable[[str], None]
 
@@ -224,8 +224,7 @@ def members(schema: dict[str, Any], notation: Notation) -> list[tuple[str, Any, 
     """An object's keys in the order in which they are written, their schemas, and whether they must be there."""
     properties = schema.get("properties")
     properties = properties if isinstance(properties, dict) else {}
-    needed = schema.get("required")
-    needed = needed if isinstance(needed, list) else []
+    needed = required(schema)
     keys = sorted(properties) if notation.has_bare_keys else properties
     return [(key, properties[key], key in needed) for key in keys]
 

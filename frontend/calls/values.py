@@ -117,6 +117,12 @@ def property_schema(schema: Any, key: str) -> Any:
     return more if isinstance(more, dict) else {}
 
 
+def required(schema: dict[str, Any]) -> set[str]:
+    """The keys that an object must have."""
+    names = schema.get("required")
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+
+
 def resolved(schema: Any, root: Any) -> dict[str, Any]:
     """The schema, or what it refers to within `root`; an empty object for what cannot be found."""
     for _ in range(_MAX_DEPTH):
@@ -175,6 +181,7 @@ def value_rule(rules: Rules, schema: Any, key: str, end: str, then: str = "", be
     if "string" in kinds or not kinds:
         rules.leave_out(plain, _ENFORCED)
         return rules.text_until(end, then, before)
+    said = said if isinstance(said, dict) else {}
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     return f"{rules.json({**definitions, **said}, {})} {closing}"
 
@@ -209,8 +216,7 @@ def arguments_rule(
         if plain.get("additionalProperties") is False:
             return ""
         return f"({begin} /[A-Za-z0-9_.\\-]+/ {key_end} {rules.text_until(end, then, before)})*"
-    needed = plain.get("required")
-    needed = needed if isinstance(needed, list) else []
+    needed = required(plain)
     parts = []
     for key in properties:
         part = f"{begin} {quoted(key)} {key_end} {value_rule(rules, plain, key, end, then, before)}"

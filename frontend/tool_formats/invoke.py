@@ -6,7 +6,7 @@ from typing import ClassVar
 from penstock.frontend.calls.block import Block, NoCallError, Reading
 from penstock.frontend.calls.format import Schemas, ToolFormat
 from penstock.frontend.calls.rules import NEW_LINE, Function, Rules, quoted, sequence
-from penstock.frontend.calls.values import ArgumentWriter, arguments_rule, kinds_of, resolved, value_rule
+from penstock.frontend.calls.values import ArgumentWriter, arguments_rule, kinds_of, required, resolved, value_rule
 
 _NAME = re.compile(r'[^"\n<>]{0,256}')
 
@@ -125,12 +125,12 @@ class DeepSeekV32(MiniMaxM2):
             value = sequence(quoted('" string="'), '("true" | "false")', quoted('">'))
             text = rules.text_until(self._parameter_end, "\n")
             return f"({key} {value} {text})*"
-        needed = schema.get("required")
+        needed = required(schema)
         parts = []
         for key in properties:
             kinds = kinds_of(schema, key)
             is_string = "string" in kinds or not kinds
             opening = f'{self._parameter}{key}" string="{"true" if is_string else "false"}">'
             part = sequence(rules.mark(opening), value_rule(rules, schema, key, self._parameter_end, "\n"))
-            parts.append(part if isinstance(needed, list) and key in needed else f"({part})?")
+            parts.append(part if key in needed else f"({part})?")
         return " ".join(parts)

@@ -1,11 +1,13 @@
 """What a model may write: for each tool format, what its template writes of right calls, and nothing else."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.core.config.grammar import grammar_vocabulary, make_matcher
+from penstock.frontend.calls.parser import ToolCallParser
 from penstock.frontend.chat_template import ChatTemplate
 from penstock.frontend.grammar_child import read_grammar
 from penstock.frontend.grammars import GrammarSource
@@ -18,6 +20,7 @@ from penstock.frontend.tool_formats.registry import TOOL_FORMATS
 from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest, validate_common
 from penstock.frontend.validate_tools import ValidTools
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
+from tests.frontend.test_tool_formats import collected
 from tests.frontend.tool_templates import TEMPLATES
 
 THINK = REASONING_FORMATS["think"]
@@ -270,6 +273,42 @@ def told(name: str, models: Models, *parameters: dict[str, Any]) -> str:
     common = with_output_grammar(request(), output_format, models.of(name).tokenizer)
     assert common.grammar is not None
     return "; ".join(common.warnings)
+
+
+def random_schema(rng: random.Random, depth: int = 0) -> Any:
+    """A schema as nobody should write it: every keyword with values of every type."""
+    if depth > 3 or rng.random() < 0.2:
+        return rng.choice([None, True, False, 5, -0.5, "string", "", [], {}, ["a", 1], "#/$defs/a", "\u2028/"])
+    keywords = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "items", "properties", "required", "$ref", "$defs")
+    schema: dict[str, Any] = {}
+    for keyword in rng.sample([*keywords, "additionalProperties", "pattern", "x-more"], rng.randint(0, 5)):
+        kind = rng.random()
+        if keyword == "type" and kind < 0.7:
+            schema[keyword] = rng.choice(["string", "integer", "number", "boolean", "null", "array", "object"])
+        elif keyword == "$ref" and kind < 0.7:
+            schema[keyword] = rng.choice(["#", "#/$defs/a", "#/properties/a", "#/nowhere", "other"])
+        elif keyword in ("properties", "$defs") and kind < 0.8:
+            schema[keyword] = {key: random_schema(rng, depth + 1) for key in rng.sample(["a", 'b"\n', "", "é"], 2)}
+        elif kind < 0.7 and keyword in ("anyOf", "oneOf", "allOf", "enum", "required"):
+            schema[keyword] = [random_schema(rng, depth + 1) for _ in range(rng.randint(0, 2))]
+        else:
+            schema[keyword] = random_schema(rng, depth + 1)
+    return schema
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schemas_that_are_none(models: Models, name: str) -> None:
+    """Whatever a client sends as a schema, the rules of its calls can be written, and its calls be read."""
+    is_open = TOOL_FORMATS[name].is_opened_by_prompt
+    for seed in range(25):
+        rng = random.Random(f"{name} {seed}")
+        schema = random_schema(rng)
+        if not isinstance(schema, dict):
+            schema = {"properties": {"a": schema}}
+        told(name, models, schema)
+        parser = ToolCallParser(TOOL_FORMATS[name], {"f": schema}, is_open=is_open)
+        text = written(name, {"a": "x", "b": 1})
+        assert collected(parser.feed(text) + parser.finish())[2]
 
 
 def test_what_cannot_be_enforced_is_told(models: Models) -> None:
