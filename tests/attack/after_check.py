@@ -26,8 +26,8 @@ MAX_GROWTH = 64 << 20
 """Bytes of resident memory that a process may have gained since its start, after all rows so far: allocators keep what
 the largest body took, once. `test_repeated` in test_http.py looks for what grows with every request."""
 
-CHILDREN_OF_FRONTEND = 2 * (2 + 2)
-"""Descriptors for two processes that read grammars and two that render templates, once they are needed."""
+CHILDREN_OF_FRONTEND = 2 * (3 + 2)
+"""Descriptors for three processes that read grammars and two that render templates, once they are needed."""
 
 CANARY = {"prompt": "The gate opens slowly", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 OURS = ("penstock-frontend-0", "penstock-scheduler", "penstock-worker-0")
