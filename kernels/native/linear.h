@@ -60,12 +60,16 @@ inline Floats weights_at(const bf16* group, int k) {
 // Pairs: the inputs' words are as the weights'.
 inline Words weights_at(const Pair* group, int k) { return load<Words>(group + size_t(k) * kLanes); }
 
-inline Floats plus_product(Floats sum, Floats weights, const float* input) { return sum + weights * splat(*input); }
-inline Floats plus_product(Floats sum, Words weights, const float* input) {
+// An input in all lanes, as the weights are.
+inline Floats input_at(const float* x, Floats) { return splat(*x); }
+inline Words input_at(const float* x, Words) {
   uint32_t word;
-  std::memcpy(&word, input, sizeof word);
-  return add_products(sum, weights, Words{} + word);
+  std::memcpy(&word, x, sizeof word);
+  return Words{} + word;
 }
+
+inline Floats plus_product(Floats sum, Floats weights, Floats input) { return sum + weights * input; }
+inline Floats plus_product(Floats sum, Words weights, Words input) { return add_products(sum, weights, input); }
 
 // sums [kGroups][kTokens] += the products of `num_inputs` inputs; x [num_inputs][kTokens]. On the way it asks for as
 // many stored weights of kAsked groups from `ahead` on. Groups are `group` weights apart, stored ones `stored_group`.
@@ -82,8 +86,10 @@ void multiply(const Weight* weight, size_t group, const Stored* ahead, size_t st
     for (int j = 0; j < kStep; j++) {
       decltype(weights_at(weight, j)) w[kGroups];
       for (int g = 0; g < kGroups; g++) w[g] = weights_at(weight + g * group, j);
-      for (int t = 0; t < kTokens; t++)
-        for (int g = 0; g < kGroups; g++) kept[g][t] = plus_product(kept[g][t], w[g], x + j * kTokens + t);
+      for (int t = 0; t < kTokens; t++) {
+        const auto value = input_at(x + j * kTokens + t, w[0]);
+        for (int g = 0; g < kGroups; g++) kept[g][t] = plus_product(kept[g][t], w[g], value);
+      }
     }
   }
   for (int g = 0; g < kGroups; g++)
