@@ -37,6 +37,7 @@ _SERVERS: dict[str, tuple[str, tuple[str, ...], bool]] = {
 # command -> (help, module that runs it); these parse their own flags
 _TOOLS = {
     "keys": ("make an API key, or the keys of tcp:// channels", "penstock.core.make_key"),
+    "probe": ("ask a scheduler whether it answers (a health check)", "penstock.core.probe"),
     "chat": ("talk to a server in the terminal", "penstock.frontend.terminal_chat"),
     "bench serve": ("put load on an OpenAI endpoint and measure it", "penstock.bench.serve"),
 }

@@ -45,6 +45,7 @@ from penstock.ipc.messages import (
     Heartbeat,
     Message,
     PauseRequest,
+    Probe,
     ProceedRequest,
     Refused,
     ResetPrefixCache,
@@ -115,6 +116,9 @@ class Engine:
     def _on_frontend_message(self, peer: PeerId, message: FromFrontend) -> None:
         if isinstance(message, FrontendHello):
             self._on_frontend_hello(peer, message)
+            return
+        if isinstance(message, Probe):
+            self.frontend_channel.send(peer, self._readiness())
             return
         if peer not in self._frontends:
             if isinstance(message, Goodbye):

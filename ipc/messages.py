@@ -130,6 +130,10 @@ class ResumedSequence(Struct, frozen=True, array_like=True, gc=False):
     num_prompt_logprobs: int = 0  # prompt tokens after the first whose log-probabilities it has
 
 
+class Probe(Message, frozen=True):
+    """Whether the scheduler answers: EngineReady or EngineNotReady, to whoever asks, without a hello."""
+
+
 class AddRequest(Message, frozen=True):
     """A request with `n` sequences. The scheduler answers with deltas in TokenBatch until each has finished.
 
@@ -395,7 +399,15 @@ class WorkerFailed(Message, frozen=True):
 
 
 FromFrontend = (
-    FrontendHello | AddRequest | AbortRequest | PauseRequest | ProceedRequest | Heartbeat | Goodbye | ResetPrefixCache
+    FrontendHello
+    | AddRequest
+    | AbortRequest
+    | PauseRequest
+    | ProceedRequest
+    | Heartbeat
+    | Goodbye
+    | ResetPrefixCache
+    | Probe
 )
 ToFrontend = EngineReady | EngineNotReady | TokenBatch | EngineStats | SayHello | Refused | Heartbeat
 FromWorker = WorkerHello | StepResult | GrammarPrepared | WorkerFailed | Heartbeat

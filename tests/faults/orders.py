@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import psutil
 
+from penstock.core.config.model_config import TEST_MODELS_VARIABLE
 from tests.e2e.servers import Server, serving, start
 from tests.faults.clockwork import expected_tokens, make_clockwork
 from tests.faults.streams import client, spare_is_there
@@ -40,6 +41,7 @@ FLAGS = (
     *("--served-model-name", "m", "--num-pages", "4096", "--spare-worker", "--shutdown-timeout", "600"),
     *("--heartbeat-timeout", "2", "--heartbeat-interval", "0.3"),
 )
+ENVIRONMENT = {TEST_MODELS_VARIABLE: "1"}
 MAX_SECONDS = 120.0
 """For streams to end, and for the next one to be served, on a machine that does much else."""
 
@@ -208,11 +210,11 @@ async def play_all(chosen: Sequence[Order], folder: Path) -> AsyncIterator[Outco
         async with contextlib.AsyncExitStack() as stack:
             http = await stack.enter_async_context(client())
             if left[0].ends_server:
-                server = Server(await start(model, *FLAGS))
+                server = Server(await start(model, *FLAGS, **ENVIRONMENT))
                 stack.push_async_callback(_end, server)
                 server.url = (await server.logged("serving"))["url"]
             else:
-                server = await stack.enter_async_context(serving(model, *FLAGS))
+                server = await stack.enter_async_context(serving(model, *FLAGS, **ENVIRONMENT))
             await spare_is_there(server)
             while left:
                 order = left.pop(0)

@@ -1,0 +1,52 @@
+"""`penstock probe`: ask a scheduler whether its event loop turns; a stopped process still takes connections.
+
+A health check for those that start the scheduler by themselves: exit code 0 if it answers, with or without a worker.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from penstock.ipc.channel import SyncDealer
+from penstock.ipc.codec import Codec
+from penstock.ipc.key_file import KeyFileError, read_key_file
+from penstock.ipc.messages import EngineReady, Probe, ToFrontend
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask once; the exit code (0 it answers, 1 it does not, 2 the arguments cannot work)."""
+    parser = argparse.ArgumentParser(prog="penstock probe", description="Ask a scheduler whether it answers.")
+    parser.add_argument("address", help="the scheduler's --frontend-address, as it is reached from here")
+    parser.add_argument("--seconds", type=float, default=5.0, help="time for the answer (default: 5)")
+    parser.add_argument(
+        "--channel-key-file",
+        type=Path,
+        metavar="FILE",
+        default=os.environ.get("PENSTOCK_CHANNEL_KEY_FILE") or None,
+        help="the launch's keys, for a tcp:// address (PENSTOCK_CHANNEL_KEY_FILE)",
+    )
+    args = parser.parse_args(argv)
+    try:
+        keys = None if args.channel_key_file is None else read_key_file(Path(args.channel_key_file))
+    except KeyFileError as error:
+        print(f"penstock probe: {error}", file=sys.stderr)
+        return 2
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    channel: SyncDealer[ToFrontend] = SyncDealer(context, args.address, "probe", Codec(ToFrontend), keys)
+    channel.send(Probe())
+    answer = channel.receive(int(args.seconds * 1000))
+    channel.close()
+    context.term()
+    if answer is None:
+        print(f"penstock probe: no answer from {args.address} in {args.seconds:g} s", file=sys.stderr)
+        return 1
+    print("a worker is connected" if isinstance(answer, EngineReady) else "no worker is connected")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
