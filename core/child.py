@@ -1,7 +1,7 @@
 """One process under the supervisor: started, started again when it died, and watched.
 
-Where a start takes long, a spare process is kept that has imported everything: `core/spare.py`. It is never waited for:
-as long as it is not ready, or if it does not answer, a new process is started instead.
+Where a start takes long, a spare process is kept that has imported everything: `core/spare.py`. The first process is
+forked from it, too. If it has to be made again, nobody waits for it: a new process is started instead.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ one costs a death for each halving of those that were in flight."""
 
 _DEATHS_WINDOW = 60.0
 _SPARE_DELAY = 3.0
-"""Seconds from ready to the start of a spare. It takes a core for a while, and who waited for ready comes first."""
+"""Seconds from ready to the start of another spare, if the first is gone: who waited for ready comes first."""
 
 _FORK_SECONDS = 5.0
 """What a fork takes at most, on a busy machine; a spare that takes longer is stopped, or ill."""
@@ -95,6 +95,10 @@ class Child:
         self.is_alone = self._is_watched = False
         self._silent_seconds = 0.0
         self._cancel_spare_timer()
+        if self._has_spare and not self._num_starts:
+            await self._start_spare("--eager", "1")
+            if self._spare is not None:
+                await self._spare.until_imported()  # a new process would have to do the same
         self.process = await self._fork() or await self._exec()
         self._num_starts += 1
 
@@ -137,12 +141,12 @@ class Child:
 
     async def _fork(self) -> Running | None:
         """A process made by the spare; None if there is none that can do it now."""
-        if self._spare is None or not self._spare.is_imported:
+        if self._spare is None or not self._spare.imported.is_set():
             return None
         pipe = self._new_pipe()
         self._forked = asyncio.get_running_loop().create_future()
         try:
-            if self._spare.ask(pipe.theirs):
+            if self._spare.ask(pipe.theirs, is_replacement=self._num_starts > 0):
                 pipe.given()
                 async with asyncio.timeout(_FORK_SECONDS):
                     return Forked(await self._forked)
@@ -196,13 +200,13 @@ class Child:
         if self._spare_timer is not None:
             self._spare_timer.cancel()
 
-    async def _start_spare(self) -> None:
+    async def _start_spare(self, *more: str) -> None:
         await self._drop_spare()
         ours, theirs = socket.socketpair()
         pipe = ChildPipe(self._on_spare_word)
         try:
             turn = ["--turn-fd", str(theirs.fileno())]
-            running = await self._spawn(f"{self._module}.spare", pipe, *turn, fd=theirs.fileno())
+            running = await self._spawn(f"{self._module}.spare", pipe, *turn, *more, fd=theirs.fileno())
         except OSError as error:
             log.warning("no spare process can be started", child=self.name, reason=str(error))
             ours.close()
@@ -215,7 +219,7 @@ class Child:
 
     def _on_spare_word(self, word: Word, _number: int) -> None:
         if word is Word.IMPORTED and self._spare is not None:
-            self._spare.is_imported = True
+            self._spare.imported.set()
 
     async def _drop_spare(self) -> None:
         spare = self._spare
@@ -223,7 +227,7 @@ class Child:
             self._spare_pipe.close()
             self._spare_pipe = None
         if spare is not None:
-            spare.is_imported = False
+            spare.imported.clear()
             await spare.end()
             self._spare = None
 

@@ -14,6 +14,9 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+FIRST, REPLACEMENT = b"1", b"2"
+"""What comes with a descriptor: which kind of worker is wanted."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -49,15 +52,24 @@ class Spare:
     def __init__(self, running: asyncio.subprocess.Process, turn: socket.socket) -> None:
         self.running = running
         self._turn = turn
-        self.is_imported = False
-        """Set by whoever hears it say so. Until then it is not to be waited for."""
+        self.imported = asyncio.Event()
+        """Set by whoever hears it say so."""
 
-    def ask(self, descriptor: int) -> bool:
+    async def until_imported(self) -> None:
+        """Wait for it, or for its end."""
+        waits = [asyncio.create_task(self.imported.wait()), asyncio.create_task(self.running.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def ask(self, descriptor: int, *, is_replacement: bool) -> bool:
         """Let it fork a worker that has this descriptor as its parent's pipe; False if it cannot."""
-        if not self.is_imported or self.running.returncode is not None:
+        if not self.imported.is_set() or self.running.returncode is not None:
             return False
         try:
-            socket.send_fds(self._turn, [b"1"], [descriptor])
+            socket.send_fds(self._turn, [REPLACEMENT if is_replacement else FIRST], [descriptor])
         except OSError:
             return False
         return True

@@ -83,8 +83,6 @@ class Supervisor:
         banner = Banner(self._config)
         banner.begin()
         children = self._engine + self._frontends
-        for child in children:
-            await child.start()
         watchers = {child: self._vital(self._keep_running(child)) for child in children}
         watch = self._vital(self._watch())
         announce = asyncio.create_task(banner.announce([child.is_ready for child in self._frontends]))
@@ -133,6 +131,7 @@ class Supervisor:
         child.signal(signal.SIGHUP)
 
     async def _keep_running(self, child: Child) -> None:
+        await child.start()
         while True:
             code = await child.ended()
             if self._stop.is_set() and code == 0:  # a signal to all processes reached it too

@@ -4,8 +4,9 @@ It imports what a worker needs, and then waits on a socket (`--turn-fd N`): for 
 worker off, which has that descriptor as its parent's pipe (`core/spare.py` is the other side). It has no weights, no
 socket of the engine and no device, so a fork of it is as good as a new process.
 
-While it imports, its neighbours serve: it has only what they leave of the processor. A priority once lowered may not be
-raised again by everyone, so it is lowered for a thread that ends with the import.
+The first one imports as fast as it can (`--eager`), for the first worker waits for it. While a later one imports, its
+neighbours serve: it has only what they leave of the processor. A priority once lowered may not be raised again by
+everyone, so it is lowered for a thread that ends with the import.
 """
 
 import gc
@@ -21,6 +22,7 @@ from contextlib import suppress
 from setproctitle import setproctitle
 
 from penstock.core.config import Config
+from penstock.core.spare import REPLACEMENT
 from penstock.ipc import process
 from penstock.ipc.parent import Parent, Word
 
@@ -29,11 +31,12 @@ _NICENESS = 15
 
 def main(argv: list[str]) -> int:
     """Fork workers off until the supervisor is gone. In such a worker: be it; its exit code."""
-    thread = threading.Thread(target=_import_worker)
-    thread.start()
-    thread.join()
-    worker = importlib.import_module("penstock.gpu_worker.__main__")  # an error of the thread's shows here
     arguments = dict(zip(argv[::2], argv[1::2], strict=False))
+    if "--eager" not in arguments:
+        thread = threading.Thread(target=_import_worker)
+        thread.start()
+        thread.join()
+    worker = importlib.import_module("penstock.gpu_worker.__main__")  # an error of the thread's shows here
     supervisor = int(arguments["--parent"])
     config = process.inherited_config(argv, Config)
     process.ignore_hangup()
@@ -42,7 +45,7 @@ def main(argv: list[str]) -> int:
     Parent.of(argv).tell(Word.IMPORTED)
     turn = socket.socket(fileno=int(arguments["--turn-fd"]))
     while True:
-        _, descriptors, _, _ = socket.recv_fds(turn, 1, 1)
+        kind, descriptors, _, _ = socket.recv_fds(turn, 1, 1)
         if not descriptors:
             return 0
         if _fork_worker(supervisor):
@@ -51,7 +54,7 @@ def main(argv: list[str]) -> int:
             parent.tell(Word.STARTED, os.getpid())
             if not parent.listens:  # it took too long, and another one was started
                 return 0
-            code: int = worker.run(config, parent, is_replacement=True)
+            code: int = worker.run(config, parent, is_replacement=kind == REPLACEMENT)
             return code
         os.close(descriptors[0])
 

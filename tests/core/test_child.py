@@ -47,7 +47,7 @@ async def restarted(child: Child) -> None:
 
 async def test_a_spare_that_imports_for_ever_is_not_waited_for(child: Child) -> None:
     await child.start()
-    await until(lambda: len(child.pids) == 2)
+    await until(lambda: child._spare is not None and child._spare.running.returncode is None)
     [spare] = child.pids - {child.process.pid if child.process else 0}
     for _ in range(2):
         await restarted(child)
@@ -58,7 +58,8 @@ async def test_a_spare_that_imports_for_ever_is_not_waited_for(child: Child) -> 
 async def test_a_spare_that_does_not_answer_is_given_up(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SPARE", "imported")
     await child.start()
-    await until(lambda: child._spare is not None and child._spare.is_imported)
+    await child.is_ready.wait()  # a new process, for the spare has not answered
+    await until(lambda: child._spare is not None and child._spare.imported.is_set())
     [spare] = child.pids - {child.process.pid if child.process else 0}
     psutil.Process(spare).suspend()
     await restarted(child)

@@ -29,6 +29,10 @@ async def importing_spare(server: Server) -> psutil.Process:
 async def test_a_worker_comes_back_whatever_its_spare_does(tmp_path: Path, num_loops: int) -> None:
     folder = make_clockwork(tmp_path / "m", step_seconds=0.01)
     async with serving(folder, *FLAGS) as server, client() as http:
+        first = server.children()["penstock-worker-0-spare"]
+        first.kill()
+        await asyncio.to_thread(first.wait)
+        server.children()["penstock-worker-0"].kill()  # a new process, as there is no spare; then another spare
         with busy(num_loops):
             spare = await importing_spare(server)
             running = asyncio.create_task(Stream(5, 200).run(http, server))

@@ -235,3 +235,18 @@ def test_a_checkpoint_that_cannot_work_is_one_clear_line(tmp_path: Path, start_w
     assert len(lines) == 1
     assert "BertForMaskedLM" in lines[0]
     assert "Traceback" not in errors
+
+
+_IMPORT = """
+import torch
+def touched(*_, **__):
+    raise SystemExit("the device was touched")
+for name in ("is_available", "device_count", "init", "_lazy_init", "current_device", "get_device_properties"):
+    setattr(torch.cuda, name, touched)
+import penstock.gpu_worker.__main__
+"""
+
+
+def test_importing_touches_no_device() -> None:
+    """Workers are forked off a process that has imported all of it: a device that it had opened would be lost to them."""
+    subprocess.run([sys.executable, "-c", _IMPORT], check=True, timeout=90)

@@ -1,4 +1,5 @@
-"""A spare that never forks anything; FAKE_SPARE=imported lets it say that it could."""
+"""A spare that never forks anything: the first one dies, later ones import for ever. FAKE_SPARE=imported: all say that
+they could."""
 
 import os
 import sys
@@ -11,4 +12,6 @@ from penstock.ipc.parent import Parent, Word
 process.inherited_config(sys.argv[1:], Config)
 if os.environ.get("FAKE_SPARE") == "imported":
     Parent.of(sys.argv[1:]).tell(Word.IMPORTED)
+elif "--eager" in sys.argv:
+    sys.exit(1)
 time.sleep(60)
