@@ -248,5 +248,5 @@ import penstock.gpu_worker.__main__
 
 
 def test_importing_touches_no_device() -> None:
-    """Workers are forked off a process that has imported all of it: a device that it had opened would be lost to them."""
+    """Workers are forked off a process that has imported all of it: a device that it had opened would be lost."""
     subprocess.run([sys.executable, "-c", _IMPORT], check=True, timeout=90)
