@@ -1,6 +1,7 @@
 """Workers that die on a machine whose other processes want all of it: what is not ready is not waited for."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -19,8 +20,9 @@ async def importing_spare(server: Server) -> psutil.Process:
     """The spare, as soon as it is there."""
     for _ in range(600):
         for child in psutil.Process(server.process.pid).children():
-            if "penstock.gpu_worker.spare" in child.cmdline():
-                return child
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                if "penstock.gpu_worker.spare" in child.cmdline():
+                    return child
         await asyncio.sleep(0.05)
     raise AssertionError("no spare is started")
 
