@@ -14,8 +14,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-FIRST, REPLACEMENT = b"1", b"2"
-"""What comes with a descriptor: which kind of worker is wanted."""
+from penstock.ipc.parent import FIRST, REPLACEMENT
 
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -22,9 +22,8 @@ from contextlib import suppress
 from setproctitle import setproctitle
 
 from penstock.core.config import Config
-from penstock.core.spare import REPLACEMENT
 from penstock.ipc import process
-from penstock.ipc.parent import Parent, Word
+from penstock.ipc.parent import REPLACEMENT, Parent, Word
 
 _NICENESS = 15
 

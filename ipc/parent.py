@@ -16,6 +16,10 @@ from enum import StrEnum
 from time import sleep
 
 
+FIRST, REPLACEMENT = b"1", b"2"
+"""What a parent sends a spare with a descriptor: which kind of worker is wanted."""
+
+
 class Word(StrEnum):
     """All that can be said."""
 
