@@ -15,7 +15,6 @@ from contextlib import suppress
 from enum import StrEnum
 from time import sleep
 
-
 FIRST, REPLACEMENT = b"1", b"2"
 """What a parent sends a spare with a descriptor: which kind of worker is wanted."""
 
