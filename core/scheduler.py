@@ -199,16 +199,16 @@ class Scheduler:
         builder = PlanBuilder()
         admitted: list[Admission] = []
         decodes, starts = self._place_decodes(builder)
-        budget = self.limits.max_num_batched_tokens - len(starts)
-        room = self._pace.room(budget, starts) if self.running.prefills or self.waiting.num_seqs else Room(budget)
-        if self.running.prefills:
-            self._place_prefills(builder, room)
         blocked_by = ""
         newcomers: list[Sequence] = []
-        if self.waiting.num_seqs:
-            blocked_by = self._admissions.admit(builder, room, admitted, is_stalled=self._is_stalled)
-            newcomers = self._admissions.take_newcomers()
-            self._blocked_by = blocked_by
+        if self.running.prefills or self.waiting.num_seqs:
+            room = self._pace.room(self.limits.max_num_batched_tokens - len(starts), starts)
+            if self.running.prefills:
+                self._place_prefills(builder, room)
+            if self.waiting.num_seqs:
+                blocked_by = self._admissions.admit(builder, room, admitted, is_stalled=self._is_stalled)
+                newcomers = self._admissions.take_newcomers()
+                self._blocked_by = blocked_by
         chunks = builder.chunks
         if not starts and not chunks:
             return None
