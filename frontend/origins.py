@@ -2,9 +2,9 @@
 that listens on its own machine alone.
 
 A page may give its own name the address 127.0.0.1 (DNS rebinding) and then asks with that name as Host, as if the
-server were its own. So a server without keys on a loopback address answers to localhost, to addresses, and to the names
-that --allowed-hosts gives. Any page may also send simple requests without asking: they carry its Origin, and routes
-that change something for nothing but a POST refuse one that is not allowed.
+server were its own. So a server without keys answers to localhost, to addresses, and to the names that --allowed-hosts
+gives, if it listens on a loopback address or if that option is given. Any page may also send simple requests without
+asking: they carry its Origin, and routes that change something for nothing but a POST refuse one that is not allowed.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ class Origins:
 
     def __init__(self, host: str, options: FrontendOptions) -> None:
         """`host` is the address that it listens on."""
-        self._is_local = is_loopback(host)
+        self._guards_host = is_loopback(host) or bool(options.allowed_hosts)
         self._allowed = frozenset(name.lower().rstrip(".") for name in (host, *options.allowed_hosts))
         self._pages = frozenset(options.cors_origins)
 
@@ -51,10 +51,10 @@ class Origins:
         name = _name_of(host)
         if not name:
             raise MalformedRequest(f"the header Host must be a name or an address, and a port, got {host[:64]!r}")
-        if self._is_local and not has_keys and not is_open and not self._is_allowed(name):
+        if self._guards_host and not has_keys and not is_open and not self._is_allowed(name):
             raise HostNotAllowed(
-                f"the host {name[:64]!r} is not allowed: without API keys a server on a loopback address answers to "
-                "localhost and to addresses; --allowed-hosts adds names"
+                f"the host {name[:64]!r} is not allowed: without API keys this server answers to localhost and to "
+                "addresses; --allowed-hosts adds names"
             )
         origin = request.headers.get("Origin") if is_action else None
         if not (origin is None or origin in self._pages or origin.partition("://")[2].lower() == host.lower()):

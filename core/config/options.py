@@ -190,8 +190,8 @@ class FrontendOptions(Options, frozen=True):
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="Names, besides localhost, under which a server without API keys on a loopback address may be "
-            "asked, a reverse proxy's for instance; * for any."
+            description="Names, besides localhost, under which a server without API keys may be asked, such as a "
+            "reverse proxy's; * for any. If none is given, any name will do on another than a loopback address."
         ),
     ] = ()
     tls_certificate: Annotated[

@@ -48,6 +48,10 @@ def test_names_are_allowed(checkpoint: Path, sockets: Path, tmp_path: Path) -> N
         assert get(live, "/v1/models", Host="evil.example").status == 200
     with live_server(checkpoint, sockets, frontend={"host": "0.0.0.0", "insecure_bind": True}) as live:
         assert get(live, "/v1/models", Host="gateway.example.org").status == 200
+    opened = {"host": "0.0.0.0", "insecure_bind": True, "allowed_hosts": ("localhost",)}  # as in a container
+    with live_server(checkpoint, sockets, frontend=opened) as live:
+        assert get(live, "/v1/models", Host="gateway.example.org").status == 403
+        assert get(live, "/v1/models", Host="192.168.0.7:8000").status == 200
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[[keys]]\nid = "a"\nsha256 = "{digest("a").hex()}"\nscopes = ["infer"]\n')
     with live_server(checkpoint, sockets, frontend={"api_keys_file": str(keys)}) as live:
