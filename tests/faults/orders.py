@@ -178,7 +178,7 @@ async def play(order: Order, server: Server, http: aiohttp.ClientSession) -> Out
     gap = max(stream.gap for stream in streams)
     assert all(stream.is_true for stream in streams), [(s.ends, len(s.tokens)) for s in streams]
     if order.ends_server:
-        if order.does("frontend", "stop"):  # stopped for good: nobody is left who could end it but who goes on with it
+        if "frontend" in stopped:  # for good, perhaps: it ends when it goes on
             with contextlib.suppress(psutil.NoSuchProcess):
                 stopped["frontend"].resume()
         await asyncio.to_thread(psutil.wait_procs, processes, 30)
