@@ -51,7 +51,8 @@ test-agents: $(VENV)/.made $(AGENTS)/.made  ## Run the loops of agent frameworks
 		$(AGENTS)/bin/python -m pytest -n $(JOBS) --dist loadfile --confcutdir tests/agents -W ignore tests/agents $(FLAGS)
 
 soak: $(VENV)/.made-dev  ## The long forms of the fault and attack tests, then MINUTES of mixed load with deaths
-	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 tests/faults tests/attack tests/frontend/test_leaks.py $(FLAGS)
+	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 tests/faults tests/attack tests/kernels \
+		tests/frontend/test_leaks.py tests/frontend/test_heavy_bodies.py tests/frontend/test_fuzz.py $(FLAGS)
 	mkdir -p build
 	$(BIN)/python -m tests.soak.drive --minutes $(MINUTES) --out build/soak.json
 

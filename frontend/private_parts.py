@@ -7,7 +7,6 @@ import inspect
 from importlib.metadata import version
 
 import jinja2.compiler
-import prometheus_client
 from aiohttp import web
 
 from penstock.core.config import ConfigError
@@ -23,7 +22,6 @@ _PARTS: dict[str, dict[type, tuple[str, ...]]] = {
         web.SockSite: ("_backlog", "_runner", "_server", "_sock", "_ssl_context"),
     },
     "jinja2": {jinja2.compiler.CodeGenerator: ("_output_child_to_const",)},
-    "prometheus_client": {prometheus_client.Histogram: ("_buckets", "_sum", "_upper_bounds")},
 }
 
 

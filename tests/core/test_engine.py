@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from structlog.testing import capture_logs
 
 from penstock.core.config import Config, IpcOptions
 from penstock.core.engine import Engine
@@ -23,6 +24,7 @@ from penstock.ipc.messages import (
     Heartbeat,
     Message,
     PauseRequest,
+    RowError,
     SayHello,
     SequenceDelta,
     StepPlan,
@@ -131,6 +133,18 @@ async def test_a_long_step_may_be_long(peers: Peers, monkeypatch: pytest.MonkeyP
     peers.worker.send(StepResult(step.step_id, pack_int32([7])))
     assert (await peers.delta()).token_ids == (7,)
     assert not peers.hung
+
+
+async def test_logits_that_are_no_numbers_are_logged(peers: Peers) -> None:
+    peers.frontend.send(make_request("a", [1, 2, 3], 2))
+    step = await peers.plan()
+    error = RowError(0, "the model's logits are not finite numbers", "invalid_logits")
+    with capture_logs() as lines:
+        peers.worker.send(StepResult(step.step_id, pack_int32([0]), row_errors=(error,)))
+        delta = await peers.delta()
+    assert (delta.error, delta.error_code) == (error.reason, "invalid_logits")
+    [line] = [line for line in lines if line.get("reason") == error.reason]
+    assert (line["log_level"], line["request_id"]) == ("error", "a")
 
 
 async def test_a_result_from_before_the_last_hello_is_dropped(peers: Peers) -> None:

@@ -21,7 +21,7 @@ BAD_REQUESTS: list[tuple[str, int, str]] = [
     ('{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": "hot"}', 400, "temperature"),
     ('{"model": "m", "messages": [{"role": "user", "content": "x"}], "top_p": 2}', 400, "top_p"),
     ('{"model": "m", "messages": [{"role": "user", "content": "x"}], "n": 0}', 400, "n"),
-    ('{"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": -1}', 400, "max_tokens"),
+    ('{"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": -2}', 400, "max_tokens"),
     ('{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": NaN}', 400, ""),
 ]
 

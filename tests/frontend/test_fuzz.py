@@ -1,11 +1,10 @@
 """A schema fuzzer against every operation of a whole server: no answer of 500 or more, none that nobody described.
 
-By default for a budget of seconds; PENSTOCK_FULL_FUZZ=1 takes minutes, and follows links between operations. Each run
-draws other requests. What failed is kept in `build/fuzz`, and tried again by the next run.
+By default for a budget of seconds; in soak it takes minutes, and follows links between operations. Each run draws other
+requests. What failed is kept in `build/fuzz`, and tried again by the next run.
 """
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import pytest
 
 from tests.e2e.servers import serving
 from tests.faults.clockwork import make_clockwork
+from tests.faults.soak import IS_SOAK
 from tests.faults.streams import client
 
-IS_FULL = bool(os.environ.get("PENSTOCK_FULL_FUZZ"))
-PHASES, SECONDS = ("examples,coverage,fuzzing,stateful", 900) if IS_FULL else ("coverage,fuzzing", 15)
+PHASES, SECONDS = ("examples,coverage,fuzzing,stateful", 900) if IS_SOAK else ("coverage,fuzzing", 15)
 KEPT = Path(__file__).parents[2] / "build" / "fuzz"
 
 

@@ -20,7 +20,7 @@ Make = Callable[..., Checkpoint]
 NAMES = list(CONFIGS) if os.environ.get("PENSTOCK_TEST_CHECKPOINTS") == "all" else ["llama"]
 
 NUM_NEW = 24
-PROMPTS = prompts((1, 33, 17, 64, 133), seed=1)
+PROMPTS = prompts((1, 45, 17, 64, 133), seed=1)
 GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0.0)
 GREEDY_IDX = (1, 4)
 ROOMY, TIGHT = 3200, 133 + NUM_NEW + 20  # tokens in the pool; five prompts, two sequences each, ask for about 700
