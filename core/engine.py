@@ -273,10 +273,14 @@ class Engine:
 
     def _check_progress(self, now: float) -> None:
         """Judge a worker by its results alone: a heartbeat shows that a process lives, not that its device works."""
-        in_flight = self._scheduler.in_flight if self._scheduler is not None else None
-        if self._worker is None or not in_flight:
+        scheduler = self._scheduler
+        if self._worker is None or scheduler is None:
             return
-        step = in_flight[0]
+        if not scheduler.in_flight:
+            if scheduler.grammars.is_trying and now - self._progress_at > STEP_SECONDS:
+                self._lose_stuck_worker(f"a grammar is not ready after {STEP_SECONDS:.0f} s")
+            return
+        step = scheduler.in_flight[0]
         num_tokens = len(step.decodes.seqs) + sum(chunk.num_new for chunk in step.chunks)
         seconds = STEP_SECONDS + STEP_SECONDS_PER_TOKEN * num_tokens
         if now - self._progress_at > seconds:
@@ -336,7 +340,7 @@ class Engine:
             return
         while scheduler.can_schedule:
             started = monotonic()
-            if not scheduler.in_flight:
+            if not (scheduler.in_flight or scheduler.grammars.is_trying):
                 self._progress_at = started
             step = scheduler.schedule(with_record=self._trace is not None)
             if scheduler.grammars.messages:

@@ -8,6 +8,10 @@
 A grammar is live from the moment when the worker is asked until no request wants it any more. Live grammars are bounded
 in number and in bytes, so that no load makes the worker's memory explode; whoever finds no room is held until some is
 free. Pure bookkeeping, like the scheduler that owns it.
+
+A worker that dies may have died of the grammar that it was making, or of the step that it computed meanwhile. So that
+grammar is suspected, and is made next time while no step is planned (`is_trying`): if a worker dies of it again, with
+nothing else to do, it was the grammar.
 """
 
 from collections import deque
@@ -21,9 +25,6 @@ MAX_BYTES = 1 << 30
 
 BYTES_IN_USE = 4 << 20
 """What an ordinary grammar's automaton grows to while rows follow it, beside its size when it is new."""
-
-MAX_DEATHS = 2
-"""Workers that may die while they prepare the same grammar."""
 
 Messages = list[PrepareGrammar | DropGrammar]
 
@@ -44,7 +45,18 @@ class _Live:
 class GrammarGate:
     """The live grammars of one scheduler. Requests that are paused or have ended `leave`."""
 
-    __slots__ = ("_deaths", "_ids", "_live", "_max_live", "_no_room", "_num_bytes", "_num_made", "_waiting", "messages")
+    __slots__ = (
+        "_ids",
+        "_live",
+        "_max_live",
+        "_no_room",
+        "_num_bytes",
+        "_num_made",
+        "_suspected",
+        "_trial",
+        "_waiting",
+        "messages",
+    )
 
     def __init__(self, waiting: WaitingQueue, max_live: int) -> None:
         self._waiting = waiting
@@ -55,10 +67,16 @@ class GrammarGate:
         self._num_bytes = 0
         self._no_room: deque[Request] = deque()  # held without a live grammar; may have left since
         self.messages: Messages = []  # for the worker, until they are taken
-        self._deaths: dict[str, int] = {}
+        self._suspected: set[str] = set()  # texts over which a worker may have died
+        self._trial: _Live | None = None  # one of them, which is being made
 
     def __len__(self) -> int:
         return len(self._live)
+
+    @property
+    def is_trying(self) -> bool:
+        """A suspected grammar is being made: no step is to run beside it."""
+        return self._trial is not None
 
     def admits(self, request: Request) -> bool:
         """Whether the request at the head of the queue may enter a row; else it is held, and no longer the head."""
@@ -67,11 +85,14 @@ class GrammarGate:
         if live is None:
             num_bytes = sampling.grammar_bytes + BYTES_IN_USE
             has_room = len(self._live) < self._max_live and self._num_bytes + num_bytes <= MAX_BYTES
-            if self._live and not has_room:
+            is_suspected = sampling.grammar in self._suspected
+            if (self._live and not has_room) or (is_suspected and self._trial is not None):
                 self._no_room.append(request)
                 self._waiting.hold(request)
                 return False
             live = self._add(sampling.grammar, num_bytes)
+            if is_suspected:
+                self._trial = live
         live.users[request] = None
         request.grammar_id = live.grammar_id
         if not live.is_ready:
@@ -83,10 +104,11 @@ class GrammarGate:
         live = self._ids.get(message.grammar_id)
         if live is None or live.is_ready:
             return []  # nobody wants it any more
+        self._suspected.discard(live.text)
+        self._end_trial(live)
         if message.error:
             return list(live.users)
         live.is_ready = True
-        self._deaths.pop(live.text, None)
         for request in reversed(live.users):  # each goes to the head of its line
             self._waiting.release(request)
         return []
@@ -102,6 +124,7 @@ class GrammarGate:
             del self._live[live.text], self._ids[live.grammar_id]
             self._num_bytes -= live.num_bytes
             self.messages.append(DropGrammar(live.grammar_id))
+            self._end_trial(live)
         # Also if it had none: it may have been the one that was to use the room of somebody who left before.
         while self._no_room and len(self._live) < self._max_live:
             if self._waiting.release(self._no_room.popleft()):
@@ -112,19 +135,27 @@ class GrammarGate:
         messages, self.messages = self.messages, []
         return messages
 
-    def reset(self, max_live: int, *, has_died: bool) -> list[Request]:
+    def reset(self, max_live: int, *, has_died: bool, was_idle: bool) -> list[Request]:
         """Another worker is there, and has no grammar: all are asked for again when their requests' turn comes.
 
-        Returned is who wants a grammar over which `MAX_DEATHS` workers have died.
+        Args:
+            max_live: how many the new worker may have.
+            has_died: the old one has, of whatever.
+            was_idle: it had no step to compute.
+
+        Returns:
+            Who wants the grammar that it died of.
         """
         self._max_live = max_live
         culprits: list[Request] = []
         unready = next((live for live in self._live.values() if not live.is_ready), None)
         if has_died and unready is not None:  # the worker makes one at a time
-            deaths = self._deaths[unready.text] = self._deaths.get(unready.text, 0) + 1
-            if deaths >= MAX_DEATHS:
-                del self._deaths[unready.text]
+            if unready is self._trial and was_idle:
+                self._suspected.discard(unready.text)
                 culprits = list(unready.users)
+            else:
+                self._suspected.add(unready.text)
+        self._trial = None
         for live in self._live.values():
             for request in live.users:
                 request.grammar_id = 0
@@ -135,6 +166,12 @@ class GrammarGate:
         self.messages.clear()
         self._waiting.release_all()
         return culprits
+
+    def _end_trial(self, live: _Live) -> None:
+        if live is self._trial:
+            self._trial = None
+            while self._no_room:  # they ask again: the next suspect may be among them
+                self._waiting.release(self._no_room.popleft())
 
     def _add(self, text: str, num_bytes: int) -> _Live:
         self._num_made += 1

@@ -66,6 +66,7 @@ class Scheduler:
         self.suspects = Suspects()
         self.step_size = StepSize(options)
         self.max_turns = 0  # that may come before a new request's; 0: any number
+        self._num_requeued = 0  # sequences that a death put back into the queue, and that may be there still
         self._pace = PrefillPace(options.max_prefill_ms)
         self.grammars = GrammarGate(self.waiting, limits.max_num_seqs)
         self._set_limits(limits)
@@ -93,9 +94,10 @@ class Scheduler:
         """Take a request in: all its sequences wait. A refusal leaves everything unchanged."""
         if message.request_id in self.requests:
             return Refusal("internal", f"request id {message.request_id!r} is in use by a live request")
-        refusal = check_request(message, self.limits, self.waiting, self._options, self.max_turns)
+        refusal = check_request(message, self.limits, self.waiting, self._options, self._turns_allowed())
         if refusal is not None:
             return refusal
+        self._num_requeued += len(message.resume)
         request = Request(message, owner, self._policy.level(message.priority), self.limits.max_sequence_len)
         self.requests[message.request_id] = request
         self.waiting.add_request(request)
@@ -144,11 +146,13 @@ class Scheduler:
         culprit = self.suspects.blame(self.in_flight) if has_died else None
         if culprit is not None:
             self.step_size.restore()
+        was_idle = not self.in_flight
+        self._num_requeued += len(self.running)
         for seq in list(self.running):
             self.running.leave(seq)
             self.waiting.put_back(seq)
         self._set_limits(self.limits if hello is None else WorkerLimits.of(self.step_size.options, hello))
-        culprits = self.grammars.reset(self.limits.max_num_seqs, has_died=has_died)
+        culprits = self.grammars.reset(self.limits.max_num_seqs, has_died=has_died, was_idle=was_idle)
         deltas: Deltas = {}
         for request in culprits if culprit is None else [culprit, *culprits]:
             self._end(request, ENDS_WORKERS, "ends_workers", deltas)
@@ -191,7 +195,7 @@ class Scheduler:
 
         Returns None if the pipeline is full or there is nothing to compute before a result comes.
         """
-        if not self.can_schedule:
+        if not self.can_schedule or self.grammars.is_trying:
             return None
         self.suspects.advance()
         if self.waiting.num_seqs:
@@ -472,4 +476,9 @@ class Scheduler:
         stats = engine_stats(
             self.limits, self.waiting, self.running, self.kv, self.totals, self._blocked_by, is_ready=is_ready
         )
-        return replace(stats, waiting_tenants=self.waiting.tenants(), max_turns=self.max_turns)
+        return replace(stats, waiting_tenants=self.waiting.tenants(), max_turns=self._turns_allowed())
+
+    def _turns_allowed(self) -> int:
+        """Who ran when a process died is no sign of a long queue: it counts beside those that may wait."""
+        self._num_requeued = min(self._num_requeued, self.waiting.num_seqs)
+        return self.max_turns and self.max_turns + self._num_requeued

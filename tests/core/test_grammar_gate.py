@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.grammar_gate import BYTES_IN_USE, MAX_BYTES, MAX_DEATHS
+from penstock.core.grammar_gate import BYTES_IN_USE, MAX_BYTES
 from penstock.core.suspects import ENDS_WORKERS
 from penstock.ipc.messages import GrammarPrepared
 from tests.core.driver import Driver, make_limits, make_request
@@ -144,9 +144,44 @@ def test_a_grammar_that_ends_workers_ends() -> None:
     driver = Driver()
     driver.add(make_request("poison", range(5), 3, n=2, grammar="g"))
     driver.add(make_request("next", range(5), 3, grammar="h"))
-    for _ in range(MAX_DEATHS):
+    for _ in range(2):
         driver.schedule()
         driver.reset_worker()
     driver.run()
     assert {driver.finished["poison", i].error for i in range(2)} == {ENDS_WORKERS}
     assert len(driver.outputs["next", 0]) == 3
+
+
+def test_a_grammar_is_not_blamed_for_what_a_step_did() -> None:
+    """Two workers die while it is being made, and each has a step to compute as well."""
+    driver = Driver(pipeline_depth=1)
+    for i in range(4):
+        driver.add(make_request(f"free {i}", range(5 + i), 30))
+    driver.add(make_request("held", range(7), 3, n=2, grammar="g"))
+    for _ in range(2):
+        while not driver.worker.asked:
+            driver.schedule()
+            if not driver.worker.asked:
+                driver.execute()
+                driver.process()
+        assert driver.scheduler.in_flight
+        driver.reset_worker()
+    driver.run()
+    assert all(delta.finish_reason == "length" for delta in driver.finished.values())
+    assert names(driver) == {"held", *(f"free {i}" for i in range(4))}
+
+
+def test_no_step_runs_beside_a_suspected_grammar() -> None:
+    driver = Driver()
+    driver.add(make_request("held", range(7), 3, grammar="g"))
+    driver.schedule()
+    driver.reset_worker()  # it had nothing else to do, but this was the first time
+    driver.add(make_request("free", range(5), 5))
+    while driver.schedule() is not None or driver.plans:
+        driver.execute()
+        driver.process()
+    assert driver.scheduler.grammars.is_trying
+    assert driver.schedule() is None
+    assert "free" not in names(driver)
+    driver.run()
+    assert names(driver) == {"held", "free"}

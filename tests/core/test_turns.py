@@ -143,3 +143,20 @@ def test_a_full_queue_does_not_shut_out_who_has_nothing_in_it() -> None:
     assert driver.add(request("c", tenant="c", n=10)) is not None, "nor is there no end to it"
     assert driver.add(request("c", tenant="c", n=9)) is None
     driver.run()
+
+
+def test_who_ran_when_a_worker_died_shuts_nobody_out() -> None:
+    """They wait again, and that is no sign of a long queue."""
+    driver = Driver(make_limits(max_num_seqs=4))
+    driver.scheduler.max_turns = 2
+    for i in range(4):
+        driver.add(make_request(f"r{i}", range(5), 20))
+        driver.schedule()
+        driver.execute()
+        driver.process()
+    driver.reset_worker()
+    assert driver.scheduler.stats().num_waiting == 4
+    driver.add(make_request("newcomer", range(5), 3))  # fails if it is refused
+    driver.run()
+    assert len(driver.outputs["newcomer", 0]) == 3
+    assert driver.scheduler.stats().max_turns == 2
