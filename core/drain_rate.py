@@ -25,10 +25,11 @@ class DrainRate:
     is a queue again.
     """
 
-    __slots__ = ("_samples", "seqs_per_second", "tokens_per_second")
+    __slots__ = ("_is_known", "_samples", "seqs_per_second", "tokens_per_second")
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()  # since the queue was last empty
+        self._is_known = False
         self.seqs_per_second = 0.0  # 0: not known, or nothing leaves
         self.tokens_per_second = 0.0
 
@@ -42,6 +43,7 @@ class DrainRate:
             is_complete = num_waiting > 0 and seconds >= _LEAST_SECONDS
             seconds = max(seconds, _LEAST_SECONDS)
             seqs_per_second = (num_completed_seqs - first.num_seqs) / seconds
+            self._is_known |= is_complete and seqs_per_second > 0
             if is_complete or seqs_per_second > self.seqs_per_second:
                 self.seqs_per_second = seqs_per_second
                 self.tokens_per_second = (num_admitted_tokens - first.num_tokens) / seconds
@@ -53,6 +55,7 @@ class DrainRate:
     def turns_within(self, seconds: float, num_rows: int) -> int:
         """How many sequences may wait for a row before one that shall wait no longer than `seconds`.
 
-        As many as there are rows in any case: they wait for about as long as they will run.
+        As many as there are rows in any case: they wait for about as long as they will run. 0, for any number, until a
+        queue has been seen to move: nobody knows yet how fast a server is that has just begun.
         """
-        return max(num_rows, ceil(self.seqs_per_second * seconds))
+        return max(num_rows, ceil(self.seqs_per_second * seconds)) if self._is_known else 0

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,9 @@ async def test_stopped_again_and_again_is_nobodys_fault(pool: ChildPool) -> None
     def stop_all() -> None:
         while not is_over.is_set():
             for child in psutil.Process().children():
-                if child.name() == "penstock-text":  # ready: it has named itself
-                    child.suspend()
+                with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it ends meanwhile
+                    if child.name() == "penstock-text":  # ready: it has named itself
+                        child.suspend()
             time.sleep(0.001)
 
     thread = threading.Thread(target=stop_all)
