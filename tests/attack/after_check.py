@@ -124,7 +124,8 @@ class Victim:
         deadline = time.monotonic() + 10
         while True:
             found = self.metrics()
-            idle = not found["penstock_num_used_pages"] and not found["penstock_num_requests_waiting"]
+            # Until the engine has said how it is, there is nothing of it.
+            idle = found.get("penstock_num_used_pages") == 0 == found.get("penstock_num_requests_waiting")
             if idle and found["penstock_num_requests_in_frontend"] <= 1:
                 break
             assert time.monotonic() < deadline, found

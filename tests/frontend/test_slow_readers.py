@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.frontend.slow_readers import MAX_UNREAD_TOKENS
+from penstock.ipc.logs import flush_logs
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import closed_for, complete, completion_text, raw_post
 from tests.frontend.live_server import LiveServer, live_server
@@ -81,6 +82,7 @@ def test_who_never_reads_is_closed(checkpoint: Path, sockets: Path, capfd: pytes
         received = read_all(client)
         assert b"[DONE]" not in received
         assert not received.endswith(b"0\r\n\r\n"), "cut off, not ended"
+    flush_logs()
     out, err = capfd.readouterr()
     assert "client_too_slow" in out + err
 
@@ -97,6 +99,7 @@ def test_who_never_reads_what_is_complete_is_closed(
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             assert live.do(lambda: live.server.service.num_generating) == 0
+    flush_logs()
     out, err = capfd.readouterr()
     assert "client_too_slow" in out + err
 

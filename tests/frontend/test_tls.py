@@ -14,6 +14,7 @@ import pytest
 
 from penstock.core.config import ConfigError, FrontendOptions
 from penstock.core.config.listening import check_listening
+from penstock.ipc.logs import flush_logs
 from tests.frontend.certificates import Pair, make_pair, needs_openssl
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import raw_post
@@ -58,6 +59,7 @@ def test_what_is_no_tls_gets_nothing(live: LiveServer, capfd: pytest.CaptureFixt
         plain.request("GET", "/health")
         with pytest.raises((ConnectionError, http.client.HTTPException)):
             plain.getresponse()
+    flush_logs()
     out, err = capfd.readouterr()
     assert "Traceback" not in out + err
 
