@@ -143,7 +143,8 @@ async def run_case(case: Case, feeder: Feeder, frontend_pid: int, port: int) -> 
     loop = asyncio.get_running_loop()
     body = json.dumps({"prompt": "Water", "stream": True, "max_tokens": case.num_tokens, "ignore_eos": True}).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     )
     request = head.encode() + b"\r\n" + body
     ends: list[asyncio.Future[None]] = [loop.create_future() for _ in range(case.num_streams)]
