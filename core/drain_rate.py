@@ -9,6 +9,9 @@ WINDOW_SECONDS = 10.0
 _LEAST_SECONDS = 1.0
 """A queue that has stood for less says only how fast it empties at least: rows end in bursts."""
 
+_ROWFULS_AT_FIRST = 4
+"""Times the rows that may wait while the rate is not known."""
+
 
 class _Sample(NamedTuple):
     at: float  # seconds, monotonic
@@ -55,7 +58,9 @@ class DrainRate:
     def turns_within(self, seconds: float, num_rows: int) -> int:
         """How many sequences may wait for a row before one that shall wait no longer than `seconds`.
 
-        As many as there are rows in any case: they wait for about as long as they will run. 0, for any number, until a
-        queue has been seen to move: nobody knows yet how fast a server is that has just begun.
+        As many as there are rows in any case: they wait for about as long as they will run. Until a queue has been seen
+        to move, some more: nobody knows yet how fast a server is that has just begun.
         """
-        return max(num_rows, ceil(self.seqs_per_second * seconds)) if self._is_known else 0
+        if not self._is_known:
+            return _ROWFULS_AT_FIRST * num_rows
+        return max(num_rows, ceil(self.seqs_per_second * seconds))

@@ -32,9 +32,9 @@ def test_the_rate_is_what_left_while_somebody_waited() -> None:
 def test_as_many_may_wait_as_leave_within_the_time() -> None:
     drain = DrainRate()
     drain.note(100.0, 9, 0, 0)
-    assert drain.turns_within(5.0, 16) == 0, "nothing is known yet: any number"
+    assert drain.turns_within(5.0, 16) == 64, "nothing is known yet: four times the rows"
     drain.note(100.5, 9, 1, 1)
-    assert drain.turns_within(5.0, 16) == 0, "nor is it after so short a time"
+    assert drain.turns_within(5.0, 16) == 64, "nor is it after so short a time"
     drain.note(101.0, 9, 20, 20)
     assert drain.turns_within(5.0, 16) == 100
     assert drain.turns_within(5.0, 200) == 200, "as many as there are rows in any case"
