@@ -18,7 +18,7 @@ from pathlib import Path
 from penstock.bench.local_engine import LocalEngine, Run
 from penstock.bench.offline import fixed, sampling_of
 from penstock.bench.shapes_folder import shape_folder
-from penstock.core.config.model_config import ModelConfig
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.gpu_worker.loader import load_model_config
 
 _NUM_STEPS = 100

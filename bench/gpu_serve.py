@@ -32,7 +32,16 @@ def serving(folder: Path, flags: Sequence[str]) -> Iterator[str]:
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(folder), "--port", str(port), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.core.cli",
+        "serve",
+        str(folder),
+        "--port",
+        str(port),
+        *flags,
+    ]
     with running(command, f"{url}/ready", os.environ | {"PENSTOCK_LOG_FORMAT": "json"}, _START_SECONDS):
         yield url
 

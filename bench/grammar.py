@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from penstock.bench.decode_step import decode_times
 from penstock.bench.local_engine import LocalEngine
-from penstock.core.config.grammar import grammar_vocabulary
-from penstock.frontend.grammar_child import read_grammar
+from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
+from penstock.frontend.grammars.child import read_grammar
 from penstock.ipc.messages import SamplingParams
 
 _NUM_FREE = 15

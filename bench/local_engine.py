@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.core.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
 from penstock.core.config.options import CpuKernels
-from penstock.core.scheduler import Scheduler
+from penstock.core.scheduling.scheduler import Scheduler
 from penstock.gpu_worker.model_runner import PendingStep
 from penstock.gpu_worker.start import start
 from penstock.ipc.deltas import deltas_of

@@ -24,7 +24,7 @@ import uvloop
 
 from penstock.bench.server_process import free_port, running
 from penstock.bench.shapes_folder import clockwork_folder
-from penstock.core.config.model_config import TEST_MODELS_VARIABLE
+from penstock.core.checkpoint.model_config import TEST_MODELS_VARIABLE
 
 NUM_ROWS, STEP_SECONDS, NUM_TOKENS = 64, 0.05, 64
 CAPACITY = NUM_ROWS / STEP_SECONDS / NUM_TOKENS
@@ -141,7 +141,15 @@ def measure(overload: float, seconds: float, patience: float, flags: list[str]) 
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         model = clockwork_folder(Path(folder) / "m", STEP_SECONDS)
-        command = [sys.executable, "-m", "penstock.core.cli", "serve", str(model), "--served-model-name", "m"]
+        command = [
+            sys.executable,
+            "-m",
+            "penstock.core.cli",
+            "serve",
+            str(model),
+            "--served-model-name",
+            "m",
+        ]
         command += ["--port", str(port), "--num-threads", "1", "--max-num-seqs", str(NUM_ROWS), *flags]
         environment = os.environ | {"PENSTOCK_LOG_LEVEL": "warning", TEST_MODELS_VARIABLE: "1"}
         with running(command, f"http://127.0.0.1:{port}/ready", environment, 120):

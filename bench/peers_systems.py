@@ -69,7 +69,15 @@ def _penstock(checkpoint: Path, threads: int, flags: list[str]) -> System:
 
     def command(port: int, prefix_caching: bool) -> list[str | Path]:
         caching = "--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching"
-        serve: list[str | Path] = [sys.executable, "-m", "penstock.core.cli", "serve", checkpoint, "--port", str(port)]
+        serve: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "penstock.core.cli",
+            "serve",
+            checkpoint,
+            "--port",
+            str(port),
+        ]
         return [*serve, *own, caching, "--served-model-name", checkpoint.name, *flags]
 
     versions = {"torch": importlib.metadata.version("torch"), "kernels": "native" if built_library() else "torch's"}

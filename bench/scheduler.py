@@ -16,8 +16,8 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.core.config.options import SchedulerOptions
-from penstock.core.scheduler import Scheduler
-from penstock.core.worker_limits import WorkerLimits
+from penstock.core.scheduling.scheduler import Scheduler
+from penstock.core.sequences.worker_limits import WorkerLimits
 from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan, StepResult
 
 PAGE_SIZE = 16

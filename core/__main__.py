@@ -10,7 +10,7 @@ import uvloop
 import zmq
 
 from penstock.core.config import Config, ConfigError
-from penstock.core.engine import Engine
+from penstock.core.engine.loop import Engine
 from penstock.ipc import process
 from penstock.ipc.logs import refuse
 from penstock.ipc.parent import Parent, Word

@@ -7,7 +7,7 @@ python docs/tool_table.py --check    # exit 1 if it is not what would be written
 import sys
 from pathlib import Path
 
-from penstock.frontend.tool_formats.registry import TOOL_FORMATS
+from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 
 PAGE = Path(__file__).parent / "tool-calling.md"
 

@@ -11,9 +11,9 @@ import uvloop
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.listening import addresses, bind
-from penstock.frontend.metrics_board import MetricsBoard
-from penstock.frontend.private_parts import check_private_parts
-from penstock.frontend.server import Server
+from penstock.frontend.exchange.metrics_board import MetricsBoard
+from penstock.frontend.http.private_parts import check_private_parts
+from penstock.frontend.http.server import Server
 from penstock.ipc import process
 from penstock.ipc.logs import refuse
 from penstock.ipc.parent import Parent, Word

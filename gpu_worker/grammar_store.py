@@ -21,8 +21,8 @@ from typing import NamedTuple
 import structlog
 from llguidance import LLMatcher, LLTokenizer
 
+from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
 from penstock.core.config import ConfigError
-from penstock.core.config.grammar import grammar_vocabulary, make_matcher
 from penstock.ipc.messages import GrammarPrepared, PrepareGrammar
 
 log = structlog.get_logger()

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import Config, ConfigError
-from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker.device import Device
 from penstock.gpu_worker.out_of_memory import NoMemoryError
 

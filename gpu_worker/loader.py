@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from penstock.core.config.checkpoint import read_json
-from penstock.core.config.checkpoint_tensors import expected_tensors
-from penstock.core.config.model_config import CLOCKWORK, ModelConfig, parse_model_config
-from penstock.core.config.weight_files import LoadError, stored_tensors
+from penstock.core.checkpoint.folder import read_json
+from penstock.core.checkpoint.model_config import CLOCKWORK, ModelConfig, parse_model_config
+from penstock.core.checkpoint.tensors import expected_tensors
+from penstock.core.checkpoint.weight_files import LoadError, stored_tensors
 from penstock.gpu_worker.device import multiplies_bf16_matrices
 from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.clockwork import ClockworkModel

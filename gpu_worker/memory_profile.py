@@ -4,8 +4,8 @@ import math
 
 import torch
 
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import Config
-from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker.device import CudaDevice
 from penstock.gpu_worker.kv_pool import allocate
 from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs

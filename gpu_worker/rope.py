@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.core.config.model_config import RopeConfig
+from penstock.core.checkpoint.model_config import RopeConfig
 from penstock.gpu_worker.device import Device
 
 

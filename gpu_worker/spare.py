@@ -1,8 +1,8 @@
 """The spare worker process: `python -m penstock.gpu_worker.spare`, with the arguments of `penstock.gpu_worker`.
 
 It imports what a worker needs, and then waits on a socket (`--turn-fd N`): for each descriptor that comes, it forks a
-worker off, which has that descriptor as its parent's pipe (`core/spare.py` is the other side). It has no weights, no
-socket of the engine and no device, so a fork of it is as good as a new process.
+worker off, which has that descriptor as its parent's pipe (`core/launch/spare.py` is the other side). It has no
+weights, no socket of the engine and no device, so a fork of it is as good as a new process.
 
 The first one imports as fast as it can (`--eager`), for the first worker waits for it. While a later one imports, its
 neighbours serve: it has only what they leave of the processor. A priority once lowered may not be raised again by

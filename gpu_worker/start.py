@@ -10,9 +10,9 @@ from typing import NamedTuple
 import structlog
 import torch
 
+from penstock.core.checkpoint.folder import fingerprint, model_dir
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import Config, ConfigError
-from penstock.core.config.checkpoint import fingerprint, model_dir
-from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker.device import CpuDevice, CudaDevice, choose_dtype, open_device
 from penstock.gpu_worker.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
 from penstock.gpu_worker.loader import dummy_model, load_model, load_model_config

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from penstock.core.config.checkpoint_tensors import expected_tensors
-from penstock.core.config.model_config import ModelConfig
+from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.tensors import expected_tensors
 from penstock.gpu_worker.layers import Linear
 from penstock.gpu_worker.models.dense import DenseLayer, StoredWeights
 

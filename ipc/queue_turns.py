@@ -1,4 +1,4 @@
-"""How many turns a newcomer waits for: the arithmetic of `core/waiting_queue.py`, for those who see only its counts."""
+"""How many turns a newcomer waits for: what `core/sequences/waiting_queue.py` does, from its counts alone."""
 
 from collections.abc import Iterable
 

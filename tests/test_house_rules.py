@@ -13,11 +13,18 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "ipc": set[str](),
     "core": {"ipc"},
-    "frontend": {"ipc", "core.config"},
+    "frontend": {"ipc", "core.config", "core.checkpoint"},
     "kernels": set[str](),
-    "gpu_worker": {"ipc", "kernels", "core.config"},
+    "gpu_worker": {"ipc", "kernels", "core.config", "core.checkpoint"},
 }
 """Folder -> what of ours it may import besides itself."""
+FLOORS = {
+    "core": ("config", "checkpoint", "kv", "sequences", "steps", "scheduling", "engine", "launch", "cli"),
+    "frontend": (
+        "ground", "exchange", "text", "parsing", "engine", "grammars", "validation", "api", "responses", "http",
+    ),
+}  # fmt: skip
+"""Folder -> its rooms from the bottom up: each may import those before it. `ground` is the folder's own files."""
 WITHOUT_TORCH = ("core", "frontend", "ipc")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "misc.py"}
@@ -70,6 +77,29 @@ def test_source_file(path: Path) -> None:
             assert node.type is not None, f"{path}:{node.lineno} has a bare except"
 
 
+def room(module: str) -> str:
+    """The room of a module of ours, given without `penstock.`: `core.kv.page_pool` is in `kv`."""
+    parts = module.split(".")
+    is_file = (ROOT / "/".join(parts[:2])).with_suffix(".py").exists()
+    return "ground" if len(parts) < 3 and is_file else parts[1] if len(parts) > 1 else "ground"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sources(*FLOORS) if path.name not in ("__init__.py", "__main__.py")],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_rooms_import_downwards_only(path: Path) -> None:
+    folder = path.relative_to(ROOT).parts[0]
+    floors = FLOORS[folder]
+    own = floors.index(room(".".join(path.relative_to(ROOT).with_suffix("").parts)))
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"penstock.{folder}"):
+            module = (node.module or "").removeprefix("penstock.")
+            for full in [f"{module}.{alias.name}" for alias in node.names] if "." not in module else [module]:
+                assert floors.index(room(full)) <= own, f"{path} imports {full}, which is on a higher floor"
+
+
 def test_packages_bring_the_files_that_they_read() -> None:
     """An installed package has what `package-data` names, and nothing else that lies beside its sources."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -82,7 +112,9 @@ def test_packages_bring_the_files_that_they_read() -> None:
     assert read - brought == set()
 
 
-@pytest.mark.parametrize("module", ["penstock.core.engine", "penstock.core.cli", "penstock.core.supervisor"])
+@pytest.mark.parametrize(
+    "module", ["penstock.core.engine.loop", "penstock.core.cli.__main__", "penstock.core.launch.supervisor"]
+)
 def test_the_scheduler_process_never_loads_torch(module: str) -> None:
     check = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.core.checkpoint.folder import read_json
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import ConfigError
-from penstock.core.config.checkpoint import read_json
-from penstock.core.config.model_config import ModelConfig
 from penstock.gpu_worker.layers import Linear
 from penstock.gpu_worker.models.dense import DenseModel, DenseWeights, ForwardInputs
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.config.model_config import ModelConfig
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.gpu_worker.layers import Linear
 from penstock.kernels.activation import gelu_mul, silu_mul
 from penstock.kernels.paged_attention import paged_attention

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from penstock.core.config.model_config import ModelConfig
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.gpu_worker.layers import Linear
 from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs, StoredWeights
 from penstock.kernels.native.library import Library, NativeLayer, NativeShape, NativeWeights, PackedLinear

@@ -21,8 +21,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from penstock.core.config.checkpoint import read_json
-from penstock.core.config.model_config import ModelConfig
+from penstock.core.checkpoint.folder import read_json
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.gpu_worker.models.clockwork import ClockworkModel
 
 _BLANKS = " \n\t"

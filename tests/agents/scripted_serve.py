@@ -4,8 +4,9 @@ import sys
 from typing import Any
 from unittest.mock import patch
 
-from penstock.core import cli, supervisor
-from penstock.core.child import Child
+from penstock.core.cli import __main__ as cli
+from penstock.core.launch import supervisor
+from penstock.core.launch.child import Child
 
 
 def child(name: str, module: str, *arguments: Any, **options: Any) -> Child:

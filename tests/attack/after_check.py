@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from penstock.core.config.checkpoint import fingerprint
+from penstock.core.checkpoint.folder import fingerprint
 
 START_SECONDS = 90
 MAX_GROWTH = 64 << 20
@@ -165,7 +165,17 @@ def tells_nothing(text: str, victim: Victim) -> bool:
 def victim(folder: Path, *flags: str) -> Iterator[Victim]:
     """Serve a checkpoint until the block ends."""
     with tempfile.NamedTemporaryFile(suffix=".log") as log, tempfile.TemporaryDirectory(prefix="pst-") as runtime:
-        command = [sys.executable, "-m", "penstock.core.cli", "serve", str(folder), "--port", "0", "--num-threads", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "penstock.core.cli",
+            "serve",
+            str(folder),
+            "--port",
+            "0",
+            "--num-threads",
+            "1",
+        ]
         settings = {"PENSTOCK_LOG_FORMAT": "json", "PENSTOCK_SPARE_WORKER": "false", "PYTHONOPTIMIZE": "1"}
         process = subprocess.Popen([*command, "--runtime-dir", runtime, *flags], stderr=log, env=os.environ | settings)
         try:

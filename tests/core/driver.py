@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from penstock.core.config.options import SchedulerOptions
-from penstock.core.invariants import check_invariants
-from penstock.core.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
-from penstock.core.worker_limits import WorkerLimits
+from penstock.core.scheduling.invariants import check_invariants
+from penstock.core.scheduling.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
+from penstock.core.sequences.worker_limits import WorkerLimits
 from penstock.ipc.deltas import deltas_of
 from penstock.ipc.int32_buffer import pack_int32, unpack_int32
 from penstock.ipc.messages import (

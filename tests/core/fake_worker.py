@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.core.worker_limits import WorkerLimits
+from penstock.core.sequences.worker_limits import WorkerLimits
 from penstock.ipc.int32_buffer import pack_int32, unpack_int32
 from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar, SamplingParams, StepPlan, StepResult
 

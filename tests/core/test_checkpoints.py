@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.folder import model_dir, served_model_names
+from penstock.core.checkpoint.model_config import ARCHITECTURES, CLOCKWORK, ModelConfig, parse_model_config
+from penstock.core.checkpoint.tensors import expected_tensors
 from penstock.core.config import Config, ConfigError, ModelOptions
-from penstock.core.config.checkpoint import model_dir, served_model_names
-from penstock.core.config.checkpoint_check import check_checkpoint
-from penstock.core.config.checkpoint_tensors import expected_tensors
 from penstock.core.config.located import hub_cache, located
-from penstock.core.config.model_config import ARCHITECTURES, CLOCKWORK, ModelConfig, parse_model_config
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -269,7 +269,7 @@ def test_a_refusal_comes_before_torch(folder: Path) -> None:
     """By the command itself: quickly, and from this process alone."""
     change(folder, architectures=["Gemma3ForCausalLM"])
     program = (
-        "import sys\nfrom penstock.core.cli import main\n"
+        "import sys\nfrom penstock.core.cli.__main__ import main\n"
         f"code = main(['serve', {str(folder)!r}])\nassert 'torch' not in sys.modules\nsys.exit(code)"
     )
     began = time.monotonic()

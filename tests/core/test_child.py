@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 import psutil
 import pytest
 
-from penstock.core import child as child_module
-from penstock.core.child import Child
 from penstock.core.config import Config, IpcOptions
-from penstock.core.spare import Forked, adopt_orphans, reap_strangers
+from penstock.core.launch import child as child_module
+from penstock.core.launch.child import Child
+from penstock.core.launch.spare import Forked, adopt_orphans, reap_strangers
 
 CONFIG = Config(ipc=IpcOptions(heartbeat_interval=0.05))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.core.checkpoint.folder import eos_token_ids, fingerprint, model_dir, served_model_names
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses, with_addresses
-from penstock.core.config.checkpoint import eos_token_ids, fingerprint, model_dir, served_model_names
 from penstock.core.config.flags import add_flags, config_from, flags
 from penstock.ipc.curve import make_key_file
 

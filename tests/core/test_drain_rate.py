@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.drain_rate import WINDOW_SECONDS, DrainRate
+from penstock.core.sequences.drain_rate import WINDOW_SECONDS, DrainRate
 from tests.core.driver import Driver, make_limits, make_request
 
 

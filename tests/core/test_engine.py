@@ -9,7 +9,7 @@ import zmq
 from structlog.testing import capture_logs
 
 from penstock.core.config import Config, IpcOptions
-from penstock.core.engine import Engine
+from penstock.core.engine.loop import Engine
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.deltas import deltas_of
@@ -106,8 +106,8 @@ async def peers(tmp_path: Path) -> AsyncIterator[Peers]:
 
 async def test_a_step_without_a_result_ends_the_worker(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process lives and answers pings; its device does not."""
-    monkeypatch.setattr("penstock.core.engine.STEP_SECONDS", 0.3)
-    monkeypatch.setattr("penstock.core.engine.STEP_SECONDS_PER_TOKEN", 0.0)
+    monkeypatch.setattr("penstock.core.engine.loop.STEP_SECONDS", 0.3)
+    monkeypatch.setattr("penstock.core.engine.loop.STEP_SECONDS_PER_TOKEN", 0.0)
     peers.frontend.send(make_request("a", [1, 2, 3], 2))
     first = await peers.plan()
     await asyncio.sleep(0.6)
@@ -124,8 +124,8 @@ async def test_a_step_without_a_result_ends_the_worker(peers: Peers, monkeypatch
 
 async def test_a_long_step_may_be_long(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound grows with the tokens of the step, and counts from the result before it."""
-    monkeypatch.setattr("penstock.core.engine.STEP_SECONDS", 0.3)
-    monkeypatch.setattr("penstock.core.engine.STEP_SECONDS_PER_TOKEN", 0.1)
+    monkeypatch.setattr("penstock.core.engine.loop.STEP_SECONDS", 0.3)
+    monkeypatch.setattr("penstock.core.engine.loop.STEP_SECONDS_PER_TOKEN", 0.1)
     await asyncio.sleep(0.5)  # idle: nothing is due
     peers.frontend.send(make_request("a", range(20), 2))
     step = await peers.plan()

@@ -8,7 +8,12 @@ import pytest
 
 @pytest.mark.parametrize(
     "module",
-    ["penstock.core.cli", "penstock.core.__main__", "penstock.frontend.server", "penstock.gpu_worker.start"],
+    [
+        "penstock.core.cli.__main__",
+        "penstock.core.__main__",
+        "penstock.frontend.http.server",
+        "penstock.gpu_worker.start",
+    ],
 )
 def test_transformers_is_imported_where_it_is_used_alone(module: str) -> None:
     code = f"import sys, {module}; sys.exit('transformers' in sys.modules)"

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.scheduler import ScheduledStep
+from penstock.core.scheduling.scheduler import ScheduledStep
 from penstock.ipc.int32_buffer import unpack_int32
 from tests.core.driver import Driver, make_limits, make_request
 

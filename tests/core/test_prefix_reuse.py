@@ -4,8 +4,8 @@ from array import array
 
 import pytest
 
-from penstock.core.page_pool import OutOfPagesError, PagePool
-from penstock.core.prefix_cache import PrefixCache
+from penstock.core.kv.page_pool import OutOfPagesError, PagePool
+from penstock.core.kv.prefix_cache import PrefixCache
 from penstock.ipc.int32_buffer import unpack_int32
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core import probe
+from penstock.core.launch import probe
 from penstock.ipc.curve import make_key_file
 from tests.e2e.test_tcp import free_port
 

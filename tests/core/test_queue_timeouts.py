@@ -1,6 +1,6 @@
 """Requests that wait too long are ended; those that had a row once are not, whatever happened to them since."""
 
-from penstock.core.queue_timeouts import QueueTimeouts
+from penstock.core.engine.queue_timeouts import QueueTimeouts
 from tests.core.driver import OWNER, Driver, make_limits, make_request
 
 

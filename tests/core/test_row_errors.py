@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.scheduler import UnexpectedResultError
+from penstock.core.scheduling.scheduler import UnexpectedResultError
 from penstock.ipc.messages import RowError
 from tests.core.driver import Driver, make_limits, make_request
 

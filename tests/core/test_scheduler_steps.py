@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from penstock.core.scheduler import ScheduledStep, UnexpectedResultError
+from penstock.core.scheduling.scheduler import ScheduledStep, UnexpectedResultError
 from penstock.ipc.deltas import deltas_of
 from penstock.ipc.int32_buffer import pack_int32, unpack_int32
 from penstock.ipc.messages import AddRequest, SamplingParams, StepResult
@@ -261,7 +261,7 @@ def test_the_record_says_why_sequences_wait() -> None:
 
 def test_the_scheduler_needs_no_torch_no_clock_and_no_event_loop() -> None:
     check = (
-        "import sys, penstock.core.scheduler, penstock.core.invariants;"
+        "import sys, penstock.core.scheduling.scheduler, penstock.core.scheduling.invariants;"
         "print([m for m in ('torch', 'asyncio', 'zmq', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True)

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from penstock.core.grammar_gate import MAX_BYTES
-from penstock.core.worker_limits import WorkerLimits
+from penstock.core.scheduling.grammar_gate import MAX_BYTES
+from penstock.core.sequences.worker_limits import WorkerLimits
 from penstock.ipc.int32_buffer import unpack_int32
 from penstock.ipc.messages import AddRequest
 from tests.core.driver import Driver, make_limits, make_request

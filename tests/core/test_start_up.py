@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.core.banner import curl_line, pool_text
-from penstock.core.checkpoint_size import checkpoint_size
+from penstock.core.checkpoint.size import checkpoint_size
 from penstock.core.config import Config, ConfigError, SchedulerOptions, WorkerOptions
-from penstock.core.output_files import check_output_files
-from penstock.core.step_trace import StepTrace
+from penstock.core.engine.step_trace import StepTrace
+from penstock.core.launch.banner import curl_line, pool_text
+from penstock.core.launch.output_files import check_output_files
 from penstock.ipc.addresses import AddressError, private_dir
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from penstock.core import supervisor as supervisor_module
-from penstock.core.child import Child
 from penstock.core.config import Config, ModelOptions
 from penstock.core.config.addresses import with_addresses
-from penstock.core.supervisor import Supervisor
+from penstock.core.launch import supervisor as supervisor_module
+from penstock.core.launch.child import Child
+from penstock.core.launch.supervisor import Supervisor
 from tests.faults.clockwork import make_clockwork
 
 

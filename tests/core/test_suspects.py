@@ -5,7 +5,7 @@ from math import ceil, log2
 
 import pytest
 
-from penstock.core.step_record import ON_TRIAL
+from penstock.core.scheduling.step_record import ON_TRIAL
 from penstock.ipc.int32_buffer import unpack_int32
 from penstock.ipc.messages import AddRequest, StepPlan
 from tests.core.driver import Driver, make_limits, make_request

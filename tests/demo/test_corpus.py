@@ -13,7 +13,7 @@ from penstock.demo.facts import load_facts
 from penstock.demo.grammar import held_out_requests
 from penstock.demo.phrasings import TEMPLATES, fill, is_plural, noisy, normalized
 from penstock.demo.unknown import held_out_questions, unknown_turn
-from penstock.frontend.app import GET_ROUTES, POST_ROUTES
+from penstock.frontend.http.app import GET_ROUTES, POST_ROUTES
 
 FACTS = load_facts()
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.frontend.metrics import EngineCollector, Metrics
+from penstock.frontend.exchange.metrics import EngineCollector, Metrics
 from penstock.ipc.messages import EngineStats
 
 

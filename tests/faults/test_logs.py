@@ -29,7 +29,16 @@ async def serving_into(stderr: int, folder: Path, *flags: str, is_session: bool 
     """A server with this descriptor as its stdout and stderr; its URL. Ended with SIGTERM, exit code checked."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(folder), "--port", str(port), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.core.cli",
+        "serve",
+        str(folder),
+        "--port",
+        str(port),
+        *flags,
+    ]
     environment = os.environ | {"PENSTOCK_SPARE_WORKER": "false", "PENSTOCK_CPU_KERNELS": "torch"}
     process = await asyncio.create_subprocess_exec(
         *command,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.frontend.app import POST_ROUTES
-from penstock.frontend.openapi import OPERATIONS
+from penstock.frontend.api.openapi import OPERATIONS
+from penstock.frontend.http.app import POST_ROUTES
 
 
 @dataclass(frozen=True)

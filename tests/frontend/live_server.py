@@ -12,8 +12,8 @@ import uvloop
 
 from penstock.core.config import Config, FrontendOptions, IpcOptions, ModelOptions, SchedulerOptions
 from penstock.core.config.listening import addresses, bind
-from penstock.frontend.server import Server
-from penstock.frontend.tokenizer import TextTokenizer
+from penstock.frontend.http.server import Server
+from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.ipc.messages import AddRequest
 from tests.frontend.checkpoint_folder import VOCAB_SIZE
 from tests.frontend.fake_scheduler import FakeScheduler, Script, echo

@@ -110,7 +110,7 @@ class _Probe:
 
 
 async def _serve(folder: str, address: str, options: dict[str, Any]) -> None:
-    from penstock.frontend.server import Server
+    from penstock.frontend.http.server import Server
 
     config = Config(
         model=ModelOptions(model=folder),

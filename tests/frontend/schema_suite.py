@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from penstock.core.config.grammar import grammar_vocabulary, make_matcher
-from penstock.frontend.grammar_child import read_grammar
-from penstock.frontend.json_check import mismatch
-from penstock.frontend.json_schema import GrammarError
+from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.frontend.grammars.child import read_grammar
+from penstock.frontend.grammars.json_check import mismatch
+from penstock.frontend.grammars.json_schema import GrammarError
 from tests.e2e.checkpoints import make_checkpoint
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.core.config import ConfigError
 from penstock.core.config.api_keys import SCOPES, ApiKey, digest, load_api_keys
-from penstock.frontend.access import OPEN_ROUTES
-from penstock.frontend.app import ALIASES
+from penstock.frontend.exchange.access import OPEN_ROUTES
+from penstock.frontend.http.app import ALIASES
 from tests.frontend.http_client import HELLO, post, send
 from tests.frontend.live_server import LiveServer, live_server
 

@@ -10,8 +10,8 @@ import pytest
 from penstock.core.config import Config, ConfigError, FrontendOptions, validate
 from penstock.core.config.api_keys import digest
 from penstock.core.config.listening import check_listening
-from penstock.frontend.access import ADMIN_ROUTES, OPEN_ROUTES
-from penstock.frontend.app import ALIASES
+from penstock.frontend.exchange.access import ADMIN_ROUTES, OPEN_ROUTES
+from penstock.frontend.http.app import ALIASES
 from tests.frontend.http_client import complete, error_of, get, post, send
 from tests.frontend.live_server import LiveServer, live_server
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.core.config import ConfigError
-from penstock.frontend.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.errors import TemplateFailed
-from penstock.frontend.tokenizer import load_tokenizer
+from penstock.frontend.text.chat_template import ChatTemplate, load_chat_template
+from penstock.frontend.text.tokenizer import load_tokenizer
 from tests.frontend.checkpoint_folder import CHATML, write_checkpoint
 
 CONTROL = """

@@ -13,16 +13,16 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.frontend import child_pool
-from penstock.frontend.child_pool import ChildDiedError, ChildPool
 from penstock.frontend.errors import Unavailable
+from penstock.frontend.text import child_pool
+from penstock.frontend.text.child_pool import ChildDiedError, ChildPool
 from tests.frontend.http_client import chat
 from tests.frontend.live_server import live_server
 
 QUESTION: list[Any] = ["encode", ["Hello", ""], False]
 
 
-def make_pool(*arguments: str, module: str = "penstock.frontend.text_child", max_processes: int = 1) -> ChildPool:
+def make_pool(*arguments: str, module: str = "penstock.frontend.text.child", max_processes: int = 1) -> ChildPool:
     return ChildPool(module, arguments, max_processes=max_processes, max_queued=100, max_answer_bytes=1 << 20)
 
 

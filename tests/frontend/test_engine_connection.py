@@ -14,7 +14,7 @@ from tests.frontend.live_server import live_server
 
 
 def test_not_ready_then_ready(checkpoint: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.service.READY_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("penstock.frontend.api.service.READY_WAIT_SECONDS", 0.2)
     with live_server(checkpoint, sockets, is_ready=False) as live:
         live.wait_until(lambda: len(live.scheduler.peers) == 1)
         assert get(live, "/health").status == 200
@@ -23,7 +23,7 @@ def test_not_ready_then_ready(checkpoint: Path, sockets: Path, monkeypatch: pyte
         response = complete(live)
         assert error_of(response, 503)["code"] == "engine_not_ready"
         assert response.headers["retry-after"] == "5"
-        monkeypatch.setattr("penstock.frontend.service.READY_WAIT_SECONDS", 5.0)
+        monkeypatch.setattr("penstock.frontend.api.service.READY_WAIT_SECONDS", 5.0)
         with ThreadPoolExecutor(1) as thread:
             waiting = thread.submit(complete, live)
             time.sleep(0.1)
@@ -111,7 +111,7 @@ def test_what_comes_while_the_scheduler_is_away_waits(checkpoint: Path, sockets:
 
 
 def test_a_scheduler_that_does_not_come_back(checkpoint: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.engine_client.RESUME_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("penstock.frontend.engine.client.RESUME_WAIT_SECONDS", 0.3)
     with live_server(checkpoint, sockets) as live:
         live.gives([5, 6], hangs=True)
         with ThreadPoolExecutor(2) as threads:
@@ -146,7 +146,7 @@ def test_a_request_that_is_lost_again_and_again(checkpoint: Path, sockets: Path)
 
 def test_a_silent_scheduler(checkpoint: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is a loss; a scheduler that answers nothing but hellos is not waited for without end."""
-    monkeypatch.setattr("penstock.frontend.service.READY_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.frontend.api.service.READY_WAIT_SECONDS", 0.1)
     with live_server(checkpoint, sockets, heartbeat_timeout=0.6) as live:
         live.gives([], hangs=True)
         with ThreadPoolExecutor(1) as thread:

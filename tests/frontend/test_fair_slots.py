@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.frontend.errors import Overloaded
-from penstock.frontend.fair_slots import LIGHT_SECONDS, FairSlots
+from penstock.frontend.grammars.fair_slots import LIGHT_SECONDS, FairSlots
 
 
 class Holder:

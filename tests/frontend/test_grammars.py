@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from penstock.frontend.errors import InvalidRequest, Overloaded
-from penstock.frontend.grammars import MAX_CACHED, MAX_QUEUED, GrammarReader, GrammarSource, ReadGrammar
+from penstock.frontend.grammars.reader import MAX_CACHED, MAX_QUEUED, GrammarReader, GrammarSource, ReadGrammar
 from penstock.ipc.messages import AddRequest
 from tests.frontend.http_client import chat, complete, error_of, post
 from tests.frontend.live_server import LiveServer
@@ -188,7 +188,7 @@ def test_text_format_of_responses(live: LiveServer) -> None:
 def test_the_frontend_itself_reads_no_grammar(live: LiveServer) -> None:
     assert chat(live, structured_outputs={"regex": "a+"}).status == 200
     assert _grammar_processes()
-    code = "import sys, penstock.frontend.server; print('torch' in sys.modules, 'llguidance' in sys.modules)"
+    code = "import sys, penstock.frontend.http.server; print('torch' in sys.modules, 'llguidance' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False", "False"]
 
 
@@ -335,7 +335,7 @@ async def test_a_model_without_a_usable_tokenizer(tmp_path: Path) -> None:
 
 def test_the_process_has_bounds() -> None:
     code = (
-        "from penstock.frontend.child_pool import limit_resources\n"
+        "from penstock.frontend.text.child_pool import limit_resources\n"
         "limit_resources()\n"
         "try:\n    bytearray(5 << 30)\nexcept MemoryError:\n    print('bounded')"
     )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.config.grammar import grammar_vocabulary, make_matcher
+from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
 from penstock.frontend.errors import ApiError, InvalidRequest, Unavailable
-from penstock.frontend.grammars import MAX_SECONDS, GrammarReader
-from penstock.frontend.validate_grammar import schema_source
+from penstock.frontend.grammars.reader import MAX_SECONDS, GrammarReader
+from penstock.frontend.validation.grammar import schema_source
 from tests.frontend.heavy_schemas import heavy_schemas
 
 

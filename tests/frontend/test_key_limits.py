@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from penstock.core.cli.make_key import main as make_key
 from penstock.core.config import ConfigError
 from penstock.core.config.api_keys import ApiKey, digest, load_api_keys
-from penstock.core.make_key import main as make_key
-from penstock.frontend.access import Access
 from penstock.frontend.errors import InvalidParameter, RateLimitExceeded
-from penstock.frontend.key_limits import KeyUse
+from penstock.frontend.exchange.access import Access
+from penstock.frontend.exchange.key_limits import KeyUse
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import Response, error_of, get, post
 from tests.frontend.live_server import LiveServer, live_server

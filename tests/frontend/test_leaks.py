@@ -8,9 +8,9 @@ import tracemalloc
 import psutil
 import pytest
 
-from penstock.frontend.generation import Generation, SequenceText
-from penstock.frontend.live_requests import LiveRequest
-from penstock.frontend.replies import RequestRecord
+from penstock.frontend.engine.generation import Generation, SequenceText
+from penstock.frontend.engine.live_requests import LiveRequest
+from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.schema import COMPLETION, decode
 from tests.faults.soak import sized
 from tests.frontend.http_client import HELLO, chat, complete, post, raw_post

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.frontend.metrics import Metrics
-from penstock.frontend.metrics_board import _HEADER, _SLOT_BYTES, MetricsBoard, Sample
-from penstock.frontend.replies import RequestRecord
+from penstock.frontend.exchange.metrics import Metrics
+from penstock.frontend.exchange.metrics_board import _HEADER, _SLOT_BYTES, MetricsBoard, Sample
+from penstock.frontend.exchange.replies import RequestRecord
 from tests.frontend.http_client import HELLO, chat, complete, get, post
 from tests.frontend.live_server import LiveServer, live_server
 from tests.frontend.test_disconnects import begin, leave

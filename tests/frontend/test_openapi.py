@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 from aiohttp import web
 
-from penstock.frontend.app import ALIASES, make_app
-from penstock.frontend.openapi import OPERATIONS
+from penstock.frontend.api.openapi import OPERATIONS
+from penstock.frontend.http.app import ALIASES, make_app
 from tests.frontend.http_client import HELLO, get, post
 from tests.frontend.live_server import LiveServer
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from penstock.core.config.grammar import grammar_vocabulary, make_matcher
-from penstock.frontend.calls.parser import ToolCallParser
-from penstock.frontend.chat_template import ChatTemplate
-from penstock.frontend.grammar_child import read_grammar
-from penstock.frontend.grammars import GrammarSource
-from penstock.frontend.output_format import OutputFormat
-from penstock.frontend.output_grammar import with_output_grammar
-from penstock.frontend.reasoning import REASONING_FORMATS
+from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.frontend.api.output_grammar import with_output_grammar
+from penstock.frontend.grammars.child import read_grammar
+from penstock.frontend.grammars.reader import GrammarSource
+from penstock.frontend.parsing.calls.parser import ToolCallParser
+from penstock.frontend.parsing.offered_tools import ValidTools
+from penstock.frontend.parsing.output_format import OutputFormat
+from penstock.frontend.parsing.reasoning import REASONING_FORMATS
+from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 from penstock.frontend.schema import ChatRequest, JsonSchemaFormat, ResponseFormat
-from penstock.frontend.tokenizer import load_tokenizer
-from penstock.frontend.tool_formats.registry import TOOL_FORMATS
-from penstock.frontend.validate import Rules, SamplingDefaults, ValidRequest, validate_common
-from penstock.frontend.validate_tools import ValidTools
+from penstock.frontend.text.chat_template import ChatTemplate
+from penstock.frontend.text.tokenizer import load_tokenizer
+from penstock.frontend.validation.common import Rules, SamplingDefaults, ValidRequest, validate_common
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.test_tool_formats import collected
 from tests.frontend.tool_templates import TEMPLATES

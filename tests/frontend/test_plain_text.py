@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from penstock.frontend.chat_template import ChatTemplate
-from penstock.frontend.plain_text import SpecialTexts, render_plain
-from penstock.frontend.template_calls import Chat
-from penstock.frontend.text_child import render
-from penstock.frontend.tokenizer import TextTokenizer, load_tokenizer, special_texts_of
-from penstock.frontend.validate_chat import ValidConversation
+from penstock.frontend.text.chat_template import ChatTemplate
+from penstock.frontend.text.child import render
+from penstock.frontend.text.conversation import ValidConversation
+from penstock.frontend.text.plain_text import SpecialTexts, render_plain
+from penstock.frontend.text.template_calls import Chat
+from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of
 from tests.frontend.checkpoint_folder import SPECIAL_TOKENS, byte_level_tokenizer, write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import chat, post

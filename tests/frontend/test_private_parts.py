@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.config import ConfigError
-from penstock.frontend import private_parts
+from penstock.frontend.http import private_parts
 
 FOLDER = Path(private_parts.__file__).parent
 # Every use of a name with an underscore on something that is not our own; "super()." and class attributes included.

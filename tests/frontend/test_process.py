@@ -185,6 +185,6 @@ async def exchange(port: int, method: str, path: str, body: bytes = b"") -> byte
 
 def test_no_heavy_imports() -> None:
     heavy = ("torch", "transformers", "numpy")
-    code = f"import sys, penstock.frontend.server; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, penstock.frontend.http.server; print([name for name in {heavy} if name in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
     assert output.strip() == "[]"

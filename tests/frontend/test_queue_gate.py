@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.config import SchedulerOptions
+from penstock.frontend.engine.queue_gate import MAX_RETRY_SECONDS, QueueGate, retry_after
 from penstock.frontend.errors import Overloaded
-from penstock.frontend.queue_gate import MAX_RETRY_SECONDS, QueueGate, retry_after
 from penstock.ipc.messages import EngineReady, EngineStats, WaitingTenant
 from tests.frontend.http_client import complete, error_of
 from tests.frontend.live_server import LiveServer

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from penstock.frontend.message_parts import Content, Reasoning
-from penstock.frontend.reasoning import (
+from penstock.frontend.parsing.message_parts import Content, Reasoning
+from penstock.frontend.parsing.reasoning import (
     REASONING_FORMATS,
     ReasoningFormat,
     ReasoningSplitter,

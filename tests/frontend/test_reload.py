@@ -58,7 +58,7 @@ def test_a_bad_file_changes_nothing(
     live: LiveServer, keys: Path, text: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = CapturingLogger()
-    monkeypatch.setattr("penstock.frontend.server.log", log)
+    monkeypatch.setattr("penstock.frontend.http.server.log", log)
     keys.unlink() if text is None else keys.write_text(text)
     live.do(live.server.reload)
     assert (status(live, "old"), status(live, "")) == (200, 401)

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.core.config import Config, ConfigError, FrontendOptions, IpcOptions
 from penstock.core.config.api_keys import digest
-from penstock.frontend import response_store
+from penstock.frontend.api import response_store
+from penstock.frontend.api.response_store import Item, ResponseStore, store_path
 from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound
-from penstock.frontend.response_store import Item, ResponseStore, store_path
 from tests.frontend.http_client import error_of, get, post, send
 from tests.frontend.live_server import live_server
 

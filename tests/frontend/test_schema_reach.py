@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.grammar_child import read_grammar
-from penstock.frontend.warnings_header import HEADER
+from penstock.frontend.exchange.warnings_header import HEADER
+from penstock.frontend.grammars.child import read_grammar
 from tests.e2e.checkpoints import make_checkpoint
 from tests.frontend.http_client import chat, complete, events
 from tests.frontend.live_server import LiveServer

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.frontend.stop_strings import StopMatcher
+from penstock.frontend.text.stop_strings import StopMatcher
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import chat, chat_text, complete, completion_text, events
 from tests.frontend.live_server import LiveServer

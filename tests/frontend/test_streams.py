@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.frontend import service as service_module
+from penstock.frontend.api import service as service_module
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import HELLO, chat, complete, completion_text, error_of, events, raw_post
 from tests.frontend.live_server import LiveServer

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 from penstock import demo
 from penstock.core.config import ConfigError
-from penstock.frontend import text_prompt
-from penstock.frontend.chat_template import ChatTemplate
-from penstock.frontend.child_pool import ChildDiedError, ChildPool, ChildTooSlowError
+from penstock.frontend.api import prompts as text_prompt
+from penstock.frontend.text.chat_template import ChatTemplate
+from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError
 from tests.frontend.checkpoint_folder import CHATML, write_checkpoint
 from tests.frontend.http_client import chat, complete, error_of, post
 from tests.frontend.live_server import LiveServer, live_server
@@ -135,7 +135,7 @@ def test_nothing_of_a_template_is_computed_when_it_is_read() -> None:
 
 async def test_the_pool_outlives_what_it_kills(checkpoint: Path) -> None:
     pool = ChildPool(
-        "penstock.frontend.text_child",
+        "penstock.frontend.text.child",
         (str(checkpoint), "", "text"),
         max_processes=1,
         max_queued=4,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.calls.format import ToolFormat
-from penstock.frontend.calls.parser import ToolCallParser
-from penstock.frontend.message_parts import CallArguments, CallStart, Content, Part
-from penstock.frontend.tool_formats.registry import TOOL_FORMATS
+from penstock.frontend.parsing.calls.format import ToolFormat
+from penstock.frontend.parsing.calls.parser import ToolCallParser
+from penstock.frontend.parsing.message_parts import CallArguments, CallStart, Content, Part
+from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 
 NAMES = ("f", "get_weather", "search")
 SCHEMAS: dict[str, Any] = {name: {} for name in NAMES}

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.config import ConfigError
 from penstock.core.config.flags import config_from
-from penstock.frontend.validate_tools import check_tool_choice
+from penstock.frontend.validation.tools import check_tool_choice
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import HELLO, chat, error_of, events, get

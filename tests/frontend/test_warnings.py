@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.frontend.warnings_header import HEADER, MAX_BYTES, warning_headers
+from penstock.frontend.exchange.warnings_header import HEADER, MAX_BYTES, warning_headers
 
 
 def test_no_warning_is_no_header() -> None:

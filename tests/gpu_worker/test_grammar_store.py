@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from penstock.core.config import grammar as grammar_config
-from penstock.core.config.grammar import grammar_vocabulary
-from penstock.frontend.grammar_child import read_grammar
+from penstock.core.checkpoint import grammar_tokens as grammar_config
+from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
+from penstock.frontend.grammars.child import read_grammar
 from penstock.gpu_worker import grammar_store
 from penstock.gpu_worker.grammar_row import GrammarRow
 from penstock.gpu_worker.grammar_store import GrammarStore

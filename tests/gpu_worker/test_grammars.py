@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from penstock.core.config.grammar import grammar_vocabulary
-from penstock.frontend.grammar_child import read_grammar
+from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
+from penstock.frontend.grammars.child import read_grammar
 from penstock.gpu_worker.grammars import Grammars
 from penstock.ipc.deltas import deltas_of
 from penstock.ipc.messages import SamplingParams, SequenceDelta

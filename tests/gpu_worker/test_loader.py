@@ -14,10 +14,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from penstock.core.checkpoint_size import checkpoint_size
+from penstock.core.checkpoint.size import checkpoint_size
+from penstock.core.checkpoint.tensors import expected_tensors
+from penstock.core.checkpoint.weight_files import LoadError
 from penstock.core.config import ConfigError
-from penstock.core.config.checkpoint_tensors import expected_tensors
-from penstock.core.config.weight_files import LoadError
 from penstock.gpu_worker import loader
 from penstock.gpu_worker.loader import dummy_model, load_model, load_model_config
 from penstock.gpu_worker.models.dense import DenseModel

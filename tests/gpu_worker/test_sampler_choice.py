@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.core.config.model_config import ModelConfig
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.gpu_worker import start
 from penstock.gpu_worker.loader import load_model
 from penstock.gpu_worker.models.dense import DenseModel

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.config.model_config import ModelConfig, parse_model_config
+from penstock.core.checkpoint.model_config import ModelConfig, parse_model_config
 from penstock.gpu_worker.layers import Linear
 from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs
 from penstock.gpu_worker.models.native_dense import NativeDenseModel

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.config.model_config import parse_model_config
+from penstock.core.checkpoint.model_config import parse_model_config
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.kernels.native import build
 from penstock.kernels.native.library import Library

@@ -1,0 +1,163 @@
+"""The `penstock` command. It starts the other packages by module name and imports none of them."""
+
+import argparse
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+
+from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.folder import model_dir
+from penstock.core.config import Config, ConfigError
+from penstock.core.config.addresses import require_addresses
+from penstock.core.config.flags import add_flags, config_from, flags
+from penstock.core.config.foreign_flags import unknown_flag, unknown_variables, without_foreign_flags
+from penstock.core.config.listening import check_listening
+from penstock.core.config.located import located
+from penstock.core.launch.output_files import check_output_files
+from penstock.ipc import process
+from penstock.ipc.addresses import AddressError, private_dir
+
+EXIT_CONFIG = 2
+_MODEL_HELP = "checkpoint folder, or ORG/NAME of one that `hf download` has put into the local cache"
+
+# command -> (help, option groups, takes MODEL)
+_SERVERS: dict[str, tuple[str, tuple[str, ...], bool]] = {
+    "serve": (
+        "serve a checkpoint (default: the demo model): all processes on this machine",
+        ("model", "scheduler", "worker", "frontend", "ipc", "log"),
+        True,
+    ),
+    "frontend": ("one HTTP frontend", ("model", "frontend", "ipc", "log"), True),
+    "scheduler": ("the scheduler", ("scheduler", "ipc", "log"), False),
+    "worker": ("one worker", ("model", "scheduler", "worker", "ipc", "log"), True),
+}
+# command -> (help, module that runs it); these parse their own flags
+_TOOLS = {
+    "keys": ("make an API key, or the keys of tcp:// channels", "penstock.core.cli.make_key"),
+    "probe": ("ask a scheduler whether it answers (a health check)", "penstock.core.launch.probe"),
+    "chat": ("talk to a server in the terminal", "penstock.frontend.terminal_chat"),
+    "bench serve": ("put load on an OpenAI endpoint and measure it", "penstock.bench.serve"),
+}
+
+
+# command of others -> what to do here
+_OTHER_COMMANDS = {
+    "pull": "`hf download ORG/NAME` downloads a checkpoint; then `penstock serve ORG/NAME`",
+    "run": "`penstock serve MODEL` serves a checkpoint; `penstock chat` talks to it",
+    "list": "a server serves one checkpoint folder; `hf cache ls` lists what has been downloaded",
+    "launch": "`penstock serve MODEL` serves a checkpoint",
+    "complete": "`penstock serve MODEL` serves a checkpoint; `penstock chat` talks to it",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (2: the options cannot work)."""
+    process.open_standard_streams()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for command, (_, module) in _TOOLS.items():
+        words = command.split()
+        if arguments[: len(words)] == words:
+            os.execv(sys.executable, [sys.executable, "-m", module, *arguments[len(words) :]])
+    try:
+        return _run(arguments)
+    except (ConfigError, AddressError) as error:
+        _complain(str(error))
+        return EXIT_CONFIG
+
+
+def _run(arguments: list[str]) -> int:
+    parser, commands = _parsers()
+    name = arguments[0] if arguments else ""
+    if name in ("--version", "-V", "version"):
+        print(f"penstock {importlib.metadata.version('penstock')}")
+        return 0
+    if name == "bench":  # of its own: there is but one kind
+        print(_bench_help())
+        return 0 if arguments[1:] in (["-h"], ["--help"]) else EXIT_CONFIG
+    if not arguments:
+        parser.print_help()
+        return EXIT_CONFIG
+    if not name.startswith("-") and name not in commands:
+        near = get_close_matches(name, commands, n=1)
+        hint = _OTHER_COMMANDS.get(name) or (f"did you mean {near[0]}?" if near else "see `penstock --help`")
+        raise ConfigError(f"there is no command {name!r}; {hint}")
+    namespace, unknown = parser.parse_known_args(without_foreign_flags(arguments))
+    if unknown:
+        raise ConfigError(_surplus(unknown, [flag.name for flag in flags(_SERVERS[namespace.command][1])]))
+    for sentence in unknown_variables():
+        _complain(sentence)
+    return _run_server(namespace.command, config_from(namespace, os.environ))
+
+
+def _surplus(unknown: list[str], known: list[str]) -> str:
+    for word in unknown:
+        if word.startswith("-"):
+            return unknown_flag(word, known)
+    return f"{unknown[0]!r} is one word too many; an option with several values takes them as A,B"
+
+
+def _complain(sentence: str) -> None:
+    with suppress(OSError):  # a full disk, say
+        print(f"penstock: {sentence}", file=sys.stderr, flush=True)
+
+
+def _bench_help() -> str:
+    lines = ["usage: penstock bench COMMAND", ""]
+    lines += [f"  {name}  {text}" for name, (text, _) in _TOOLS.items() if name.startswith("bench ")]
+    return "\n".join([*lines, "", "`penstock bench serve --help` lists its options."])
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The whole one, and those of the commands."""
+    parser = argparse.ArgumentParser(prog="penstock", description="An LLM inference engine.")
+    parser.add_argument("-V", "--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    made: dict[str, argparse.ArgumentParser] = {}
+    for name, (text, groups, takes_model) in _SERVERS.items():
+        command = made[name] = commands.add_parser(name, help=text, description=text)
+        if takes_model:
+            command.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=_MODEL_HELP)
+        add_flags(command, groups)
+    for name, (text, _) in _TOOLS.items():
+        made[name] = commands.add_parser(name, help=text, add_help=False)
+    made["version"] = commands.add_parser("version", help="print the version")
+    return parser, made
+
+
+def _run_server(command: str, config: Config) -> int:
+    if command != "scheduler":
+        config = located(config)
+        check_checkpoint(
+            model_dir(config),
+            with_weights=command != "frontend" and config.worker.load_format != "dummy",
+            with_tokenizer=command != "worker",
+        )
+    check_output_files(config)
+    if command in ("serve", "frontend"):
+        check_listening(config.frontend)
+    if command == "serve":
+        from penstock.core.launch.supervisor import serve  # asyncio and zmq, which `version` can do without
+
+        return serve(config)
+    if config.ipc.runtime_dir:
+        with private_dir(config.ipc.runtime_dir):
+            pass  # it is there from now on, whoever starts first
+    if command == "scheduler":
+        return _become("penstock.core", require_addresses(config, frontend=True, worker=True))
+    if command == "worker":
+        return _become("penstock.gpu_worker", require_addresses(config, worker=True))
+    return _become("penstock.frontend", require_addresses(config, frontend=True))
+
+
+def _become(module: str, config: Config) -> int:
+    """Replace this process by the one that runs `module`, so that signals and exit codes are its own."""
+    descriptor = process.pass_config(config)
+    os.set_inheritable(descriptor, True)
+    os.execv(sys.executable, [sys.executable, "-m", module, "--config-fd", str(descriptor)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What `penstock serve` says while it starts: what was found, how much fits, where it listens, and a line to try.
+
+On a terminal this is text for people on stdout; elsewhere it is log lines of the same content.
+"""
+
+import asyncio
+import importlib.metadata
+import json
+import sys
+from typing import IO, cast
+
+import structlog
+import zmq
+from rich.console import Console
+from rich.markup import escape
+
+from penstock.core.checkpoint.folder import fingerprint, model_dir, read_json, served_model_names
+from penstock.core.checkpoint.size import checkpoint_size
+from penstock.core.config import Config, FrontendOptions, channel_keys
+from penstock.ipc.channel import Dealer
+from penstock.ipc.codec import Codec
+from penstock.ipc.log_sink import LogSink, SinkStream
+from penstock.ipc.messages import PROTOCOL_VERSION, EngineReady, FrontendHello, Heartbeat, SayHello, ToFrontend
+
+log = structlog.get_logger()
+
+_CHAT_TOKENS = 1024
+_FLUSH_SECONDS = 1.0
+
+
+class Banner:
+    """Listens to the scheduler like a frontend, to learn when the engine is ready and how large it is."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._output = LogSink(1)  # the terminal may go away before the server does
+        self._console: Console | None = None
+        if sys.stdout.isatty():
+            self._console = Console(file=cast(IO[str], SinkStream(self._output, 1)), highlight=False, soft_wrap=True)
+        self._folder = model_dir(config)
+        self._name = served_model_names(config)[0]
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        loop = asyncio.get_running_loop()
+        self._began = loop.time()
+        self._engine: asyncio.Future[EngineReady] = loop.create_future()
+        self._channel: Dealer[ToFrontend] = Dealer(
+            self._context,
+            config.ipc.frontend_address,
+            "penstock-supervisor",
+            Codec(ToFrontend),
+            self._on_message,
+            channel_keys(config),
+        )
+        self._say_hello()
+
+    def _say_hello(self) -> None:
+        self._channel.send(FrontendHello(PROTOCOL_VERSION, "penstock-supervisor", fingerprint(self._folder)))
+
+    def _on_message(self, message: ToFrontend) -> None:
+        match message:
+            case EngineReady() if not self._engine.done():
+                self._engine.set_result(message)
+            case SayHello():
+                self._say_hello()
+            case Heartbeat():
+                self._channel.send(Heartbeat())
+
+    def begin(self) -> None:
+        """Say what was found, before anything is loaded."""
+        is_dummy = self._config.worker.load_format == "dummy"
+        size = None if is_dummy else checkpoint_size(self._folder)
+        architectures = read_json(self._folder / "config.json").get("architectures") or ["unknown architecture"]
+        log.info(
+            "found",
+            model=self._name,
+            folder=str(self._folder),
+            architecture=architectures[0],
+            parameters=size.num_parameters if size else None,
+            weight_bytes=size.num_bytes if size else None,
+        )
+        weights = "random weights" if is_dummy else "no readable weights"
+        if size is not None:
+            weights = f"{_short(size.num_parameters)} parameters, {_bytes(size.num_bytes)}"
+        self._say(f"\n  [bold]Penstock[/bold] {_version()}\n")
+        self._field("model", f"[bold]{escape(self._name)}[/bold]: {escape(str(architectures[0]))}, {weights}")
+        self._field("folder", escape(str(self._folder.resolve())))
+
+    async def announce(self, frontends_ready: list[asyncio.Event]) -> None:
+        """Wait for the engine and all frontends, then say so."""
+        engine = await self._engine
+        for ready in frontends_ready:
+            await ready.wait()
+        options = self._config.frontend
+        url = _url(options, options.host, options.port)
+        admin_url = _url(options, options.admin_host, options.admin_port) if options.admin_port else None
+        num_tokens = engine.num_pages * engine.page_size
+        seconds = asyncio.get_running_loop().time() - self._began
+        log.info(
+            "serving",
+            url=url,
+            admin_url=admin_url,
+            model=self._name,
+            device=engine.device,
+            dtype=engine.dtype,
+            kv_tokens=num_tokens,
+            max_model_len=engine.max_model_len,
+            max_num_seqs=engine.max_num_seqs,
+            start_seconds=round(seconds, 1),
+        )
+        self._field("device", f"{escape(engine.device)}, {engine.dtype}")
+        self._field("KV pool", pool_text(num_tokens, engine.max_num_seqs, engine.max_model_len))
+        self._field("ready", f"[bold green]{url}/v1[/bold green] after {seconds:.1f} s")
+        if admin_url is not None:
+            self._field("admin", f"{admin_url}/metrics")
+        self._say(f"\n  Try it:\n\n{escape(curl_line(url, self._name))}\n\n  or: penstock chat --url {url}")
+        self._say("\n  [dim]Ctrl-C ends it; --log-level info shows every request.[/dim]\n")
+
+    def ending(self) -> None:
+        """The server was asked to end."""
+        self._say("\n  [dim]Ending: running streams may finish; Ctrl-C again ends them, too.[/dim]")
+
+    def close(self) -> None:
+        """Leave the scheduler's list of peers."""
+        self._channel.close()
+        self._context.term()
+        self._output.flush(_FLUSH_SECONDS)
+
+    def _field(self, name: str, text: str) -> None:
+        self._say(f"  [cyan]{name:<9}[/cyan]{text}")
+
+    def _say(self, text: str) -> None:
+        if self._console is not None:
+            self._console.print(text)
+
+
+def pool_text(num_tokens: int, max_num_seqs: int, max_model_len: int) -> str:
+    """What a KV pool of so many tokens means for people who talk."""
+    num_chats = num_tokens // _CHAT_TOKENS
+    if num_chats < 1:
+        meaning = f"less than one chat of {_CHAT_TOKENS:,} tokens"
+    elif num_chats <= max_num_seqs:
+        meaning = f"{num_chats:,} chats of 1k tokens at once"
+    else:
+        meaning = f"{max_num_seqs:,} chats of 1k tokens at once, and {num_chats - max_num_seqs:,} more remembered"
+    return f"{num_tokens:,} tokens: {meaning}; one may have {max_model_len:,}"
+
+
+def curl_line(url: str, model: str) -> str:
+    """A command to paste into a shell."""
+    body = json.dumps(
+        {"model": model, "stream": True, "messages": [{"role": "user", "content": "What is a KV cache?"}]}
+    ).replace("'", "'\\''")
+    return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _url(options: FrontendOptions, host: str, port: int) -> str:
+    """Where this machine reaches the listener."""
+    shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"{'https' if options.tls_certificate else 'http'}://{shown_host}:{port}"
+
+
+def _short(count: int) -> str:
+    for size, letter in ((10**9, "billion"), (10**6, "million")):
+        if count >= size:
+            return f"{count / size:.1f} {letter}"
+    return f"{count:,}"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("penstock")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "from source"

@@ -1,0 +1,163 @@
+"""Admission: which waiting sequences enter a row in this step. It never preempts anybody."""
+
+from penstock.core.scheduling.grammar_gate import GrammarGate
+from penstock.core.scheduling.kv_pages import KVPages
+from penstock.core.scheduling.prefix_start import Start, find_start, is_sibling_ready
+from penstock.core.scheduling.running_set import RunningSet
+from penstock.core.scheduling.step_record import Admission
+from penstock.core.scheduling.suspects import Suspects
+from penstock.core.scheduling.totals import Totals
+from penstock.core.sequences.sequence import Sequence
+from penstock.core.sequences.waiting_queue import WaitingQueue
+from penstock.core.steps.plan_builder import PlanBuilder
+from penstock.core.steps.prefill_pace import Room
+
+
+class Admissions:
+    """Moves sequences from waiting to running, in policy order, while budget, rows and pages last."""
+
+    __slots__ = (
+        "_blocked", "_favoured", "_grammars", "_is_held", "_kv", "_newcomers", "_running", "_suspects", "_totals",
+        "_waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        running: RunningSet,
+        kv: KVPages,
+        totals: Totals,
+        suspects: Suspects,
+        grammars: GrammarGate,
+    ) -> None:
+        self._waiting = waiting
+        self._running = running
+        self._kv = kv
+        self._totals = totals
+        self._suspects = suspects
+        self._grammars = grammars
+        self._newcomers: list[Sequence] = []
+        self._is_held = False
+        self._favoured: Sequence | None = None  # others were preempted for it: it need not wait for one that leaves
+        self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
+
+    def hold(self) -> None:
+        """Somebody was preempted: nobody enters until somebody has left. Without this, sequences that do
+        not fit together would take turns at being preempted and recomputed."""
+        self._is_held = True
+
+    @property
+    def is_held(self) -> bool:
+        """Nobody enters before somebody has left."""
+        return self._is_held
+
+    def take_newcomers(self) -> list[Sequence]:
+        """Those that got their first row since the last call."""
+        newcomers, self._newcomers = self._newcomers, []
+        return newcomers
+
+    def favour(self, seq: Sequence) -> None:
+        """Somebody was preempted for this one."""
+        self._favoured = seq
+        self._blocked = None
+
+    def lacks_room(self, seq: Sequence) -> bool | None:
+        """Tell whether there is no row, or not enough pages, for the head of the queue; None if it waits otherwise."""
+        if not self._suspects.may_run(seq.request):
+            return None
+        start = find_start(seq, self._kv)
+        if start is None:
+            return None
+        if not self._running.num_free_rows:
+            return True
+        kv = self._kv
+        cursor = kv.hold(seq.request.namespace, start.hit)
+        num_available = kv.num_available
+        kv.drop(cursor)
+        return num_available - self._headroom() < kv.pages_for(seq.num_tokens) - len(start.page_ids)
+
+    def sequence_left(self) -> None:
+        """A sequence has ended: there may be room, and the head may be another one."""
+        self._is_held = False
+        self._blocked = None
+
+    def admit(self, builder: PlanBuilder, room: Room, admitted: list[Admission], *, is_stalled: bool) -> str:
+        """Admit what fits and add it to `admitted`; return why the next one waits ("" if none does).
+
+        `is_stalled`: a running sequence lacks a page already.
+        """
+        waiting = self._waiting
+        for request in waiting.parked():
+            if is_sibling_ready(request) and self._suspects.may_run(request):
+                waiting.unpark(request)
+        while (seq := waiting.head()) is not None:
+            if room.tokens_from(0) <= 0:
+                return "token budget"
+            if not self._running.num_free_rows:
+                return "no free row"
+            if is_stalled or self._lacks_pages_still(seq):
+                return "no free pages"
+            if self._is_held and len(self._running) and seq is not self._favoured:
+                return "no free pages since a preemption"
+            start = find_start(seq, self._kv) if self._suspects.may_run(seq.request) else None
+            if start is None:
+                waiting.park(seq.request)
+                continue
+            if seq.request.sampling.grammar and not self._grammars.admits(seq.request):
+                continue
+            if not self._enter(seq, start, builder):
+                return "no free pages"
+            admitted.append(
+                Admission(seq.request_id, seq.sequence_idx, seq.row, seq.num_tokens, start.num_tokens, start.is_fork)
+            )
+            start_at = seq.num_computed_tokens
+            room.use(start_at, builder.add_next_chunk(seq, max(1, room.tokens_from(start_at))))
+        return ""
+
+    def _headroom(self) -> int:
+        """Pages to leave for the running rows, so that a newcomer is not preempted for their next tokens."""
+        pages_per_row = max(1, 16 // self._kv.page_size)
+        return min(len(self._running) * pages_per_row, self._kv.pool.num_pages // 8)
+
+    def _lacks_pages_still(self, seq: Sequence) -> bool:
+        # Spares looking up the head's prefix again in each step in which it cannot be admitted anyway.
+        blocked = self._blocked
+        return blocked is not None and blocked[0] is seq and self._kv.num_available - self._headroom() < blocked[1]
+
+    def _enter(self, seq: Sequence, start: Start, builder: PlanBuilder) -> bool:
+        """Give a waiting sequence a row and pages for all tokens known now, if there are enough."""
+        kv = self._kv
+        num_available = kv.num_available
+        cursor = kv.hold(seq.request.namespace, start.hit)
+        num_held = num_available - kv.num_available  # pages of the hit that could have been evicted
+        num_new_pages = kv.pages_for(seq.num_tokens) - len(start.page_ids)
+        if kv.num_available - self._headroom() < num_new_pages:
+            kv.drop(cursor)
+            self._blocked = (seq, num_new_pages + num_held)
+            return False
+        self._blocked = None
+        if seq is self._favoured:
+            self._favoured = None
+        else:
+            self._is_held = False
+        kv.pool.share(start.page_ids)
+        kv.reserve(num_new_pages)
+        self._waiting.admit(seq)
+        seq.own_token_ids()
+        seq.page_ids = start.page_ids + kv.pool.allocate(num_new_pages)
+        seq.cache_node = cursor
+        seq.num_tree_pages = len(start.hit.page_ids)
+        seq.num_computed_tokens = start.num_tokens
+        seq.num_unsettled_tokens = seq.num_tokens - start.num_tokens
+        kv.limit_launch(seq)
+        self._running.enter(seq)
+        builder.add_row(seq)
+        if start.copy_src >= 0:
+            builder.copy_page(start.copy_src, seq.page_ids[len(start.page_ids)])
+        if seq.num_cached_tokens < 0:
+            seq.num_cached_tokens = start.num_tokens
+            self._newcomers.append(seq)
+            self._totals.num_admitted += 1
+            self._totals.num_prompt_tokens += seq.request.num_prompt_tokens
+            self._totals.num_cached_tokens += start.num_tokens
+        return True

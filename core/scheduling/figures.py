@@ -1,0 +1,48 @@
+"""The scheduler's figures as they are sent to the frontends."""
+
+from penstock.core.scheduling.kv_pages import KVPages
+from penstock.core.scheduling.running_set import RunningSet
+from penstock.core.scheduling.step_record import waiting_reasons
+from penstock.core.scheduling.totals import Totals
+from penstock.core.sequences.waiting_queue import WaitingQueue
+from penstock.core.sequences.worker_limits import WorkerLimits
+from penstock.ipc.messages import EngineStats
+
+
+def engine_stats(
+    limits: WorkerLimits,
+    waiting: WaitingQueue,
+    running: RunningSet,
+    kv: KVPages,
+    totals: Totals,
+    blocked_by: str,
+    *,
+    is_ready: bool,
+) -> EngineStats:
+    """Return the present counts and the totals since the start; `blocked_by` is why the head of the queue waits."""
+    num_pages = num_filled = 0
+    for seq in running:
+        num_pages += len(seq.page_ids)
+        num_filled += seq.num_computed_tokens
+    return EngineStats(
+        num_waiting=waiting.num_seqs,
+        num_running=len(running),
+        num_rows=limits.max_num_seqs,
+        num_pages=limits.num_pages,
+        num_free_pages=kv.pool.num_free,
+        num_cached_pages=kv.pool.num_cached,
+        num_used_pages=kv.pool.num_used,
+        num_steps=totals.num_steps,
+        num_preemptions=totals.num_preemptions,
+        num_invalid_logits=totals.num_invalid_logits,
+        num_prompt_tokens=totals.num_prompt_tokens,
+        num_cached_tokens=totals.num_cached_tokens,
+        num_output_tokens=totals.num_output_tokens,
+        is_ready=is_ready,
+        num_waiting_tokens=waiting.num_tokens,
+        num_paused=waiting.num_paused_requests,
+        num_dropped_tokens=totals.num_dropped_tokens,
+        num_page_slots=num_pages * kv.page_size,
+        num_unfilled_slots=max(num_pages * kv.page_size - num_filled, 0),
+        waiting_reasons=waiting_reasons(waiting, blocked_by),
+    )

@@ -1,0 +1,182 @@
+"""Which waiting requests may enter a row as far as their grammars go: those whose grammar the worker has ready.
+
+    head of the queue ── admits? ──▶ ready: it enters
+                             │ not yet: the worker is asked once per text, the request is held beside the queue
+                             ▼
+    PrepareGrammar ──▶ worker, off its steps ──▶ GrammarPrepared: who was held for it is queued again
+
+A grammar is live from the moment when the worker is asked until no request wants it any more. Live grammars are bounded
+in number and in bytes, so that no load makes the worker's memory explode; whoever finds no room is held until some is
+free. Pure bookkeeping, like the scheduler that owns it.
+
+A worker that dies may have died of the grammar that it was making, or of the step that it computed meanwhile. So that
+grammar is suspected, and is made next time while no step is planned (`is_trying`): if a worker dies of it again, with
+nothing else to do, it was the grammar.
+"""
+
+from collections import deque
+
+from penstock.core.sequences.sequence import Request
+from penstock.core.sequences.waiting_queue import WaitingQueue
+from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar
+
+MAX_BYTES = 1 << 30
+"""Of all live grammars in the worker, as they are estimated."""
+
+BYTES_IN_USE = 4 << 20
+"""What an ordinary grammar's automaton grows to while rows follow it, beside its size when it is new."""
+
+Messages = list[PrepareGrammar | DropGrammar]
+
+
+class _Live:
+    """A grammar that the worker has, or is to make."""
+
+    __slots__ = ("grammar_id", "is_ready", "num_bytes", "text", "users")
+
+    def __init__(self, grammar_id: int, text: str, num_bytes: int) -> None:
+        self.grammar_id = grammar_id
+        self.text = text
+        self.num_bytes = num_bytes
+        self.users: dict[Request, None] = {}
+        self.is_ready = False
+
+
+class GrammarGate:
+    """The live grammars of one scheduler. Requests that are paused or have ended `leave`."""
+
+    __slots__ = (
+        "_ids",
+        "_live",
+        "_max_live",
+        "_no_room",
+        "_num_bytes",
+        "_num_made",
+        "_suspected",
+        "_trial",
+        "_waiting",
+        "messages",
+    )
+
+    def __init__(self, waiting: WaitingQueue, max_live: int) -> None:
+        self._waiting = waiting
+        self._max_live = max_live
+        self._live: dict[str, _Live] = {}  # by text, in the order in which the worker was asked
+        self._ids: dict[int, _Live] = {}
+        self._num_made = 0  # an id is never used again
+        self._num_bytes = 0
+        self._no_room: deque[Request] = deque()  # held without a live grammar; may have left since
+        self.messages: Messages = []  # for the worker, until they are taken
+        self._suspected: set[str] = set()  # texts over which a worker may have died
+        self._trial: _Live | None = None  # one of them, which is being made
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def is_trying(self) -> bool:
+        """A suspected grammar is being made: no step is to run beside it."""
+        return self._trial is not None
+
+    def admits(self, request: Request) -> bool:
+        """Whether the request at the head of the queue may enter a row; else it is held, and no longer the head."""
+        sampling = request.sampling
+        live = self._live.get(sampling.grammar)
+        if live is None:
+            num_bytes = sampling.grammar_bytes + BYTES_IN_USE
+            has_room = len(self._live) < self._max_live and self._num_bytes + num_bytes <= MAX_BYTES
+            is_suspected = sampling.grammar in self._suspected
+            if (self._live and not has_room) or (is_suspected and self._trial is not None):
+                self._no_room.append(request)
+                self._waiting.hold(request)
+                return False
+            live = self._add(sampling.grammar, num_bytes)
+            if is_suspected:
+                self._trial = live
+        live.users[request] = None
+        request.grammar_id = live.grammar_id
+        if not live.is_ready:
+            self._waiting.hold(request)
+        return live.is_ready
+
+    def prepared(self, message: GrammarPrepared) -> list[Request]:
+        """The worker has a grammar ready: who was held for it is queued. Returned is who cannot use it: it failed."""
+        live = self._ids.get(message.grammar_id)
+        if live is None or live.is_ready:
+            return []  # nobody wants it any more
+        self._suspected.discard(live.text)
+        self._end_trial(live)
+        if message.error:
+            return list(live.users)
+        live.is_ready = True
+        for request in reversed(live.users):  # each goes to the head of its line
+            self._waiting.release(request)
+        return []
+
+    def leave(self, request: Request) -> None:
+        """A request has ended, or is paused: it wants its grammar no more."""
+        live = self._ids.get(request.grammar_id)
+        request.grammar_id = 0
+        if live is not None:
+            del live.users[request]
+            if live.users:
+                return
+            del self._live[live.text], self._ids[live.grammar_id]
+            self._num_bytes -= live.num_bytes
+            self.messages.append(DropGrammar(live.grammar_id))
+            self._end_trial(live)
+        # Also if it had none: it may have been the one that was to use the room of somebody who left before.
+        while self._no_room and len(self._live) < self._max_live:
+            if self._waiting.release(self._no_room.popleft()):
+                return  # at the head it asks again
+
+    def take_messages(self) -> Messages:
+        """What the worker is to be told now, in this order."""
+        messages, self.messages = self.messages, []
+        return messages
+
+    def reset(self, max_live: int, *, has_died: bool, was_idle: bool) -> list[Request]:
+        """Another worker is there, and has no grammar: all are asked for again when their requests' turn comes.
+
+        Args:
+            max_live: how many the new worker may have.
+            has_died: the old one has, of whatever.
+            was_idle: it had no step to compute.
+
+        Returns:
+            Who wants the grammar that it died of.
+        """
+        self._max_live = max_live
+        culprits: list[Request] = []
+        unready = next((live for live in self._live.values() if not live.is_ready), None)
+        if has_died and unready is not None:  # the worker makes one at a time
+            if unready is self._trial and was_idle:
+                self._suspected.discard(unready.text)
+                culprits = list(unready.users)
+            else:
+                self._suspected.add(unready.text)
+        self._trial = None
+        for live in self._live.values():
+            for request in live.users:
+                request.grammar_id = 0
+        self._live.clear()
+        self._ids.clear()
+        self._num_bytes = 0
+        self._no_room.clear()
+        self.messages.clear()
+        self._waiting.release_all()
+        return culprits
+
+    def _end_trial(self, live: _Live) -> None:
+        if live is self._trial:
+            self._trial = None
+            while self._no_room:  # they ask again: the next suspect may be among them
+                self._waiting.release(self._no_room.popleft())
+
+    def _add(self, text: str, num_bytes: int) -> _Live:
+        self._num_made += 1
+        live = _Live(self._num_made, text, num_bytes)
+        self._live[text] = self._ids[live.grammar_id] = live
+        self._num_bytes += num_bytes
+        self.messages.append(PrepareGrammar(live.grammar_id, text, live.num_bytes))
+        return live

@@ -1,0 +1,100 @@
+"""Page pool and prefix cache as one: what sequences take, share, settle and give back."""
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from penstock.core.kv.page_pool import PagePool
+from penstock.core.kv.prefix_cache import CacheNode, PrefixCache
+from penstock.core.sequences.sequence import Sequence
+
+
+class PrefixHit(NamedTuple):
+    """Cached pages for the start of a sequence, and the tree node where they end (None: no hit)."""
+
+    node: CacheNode | None
+    page_ids: list[int]
+
+
+class KVPages:
+    """All pages of one worker group's KV pool."""
+
+    __slots__ = ("cache", "page_size", "pool")
+
+    def __init__(self, num_pages: int, page_size: int, *, enable_prefix_caching: bool) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(num_pages)
+        self.cache = PrefixCache(self.pool, page_size) if enable_prefix_caching else None
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free or can be made so by evicting."""
+        cache = self.cache
+        return self.pool.num_free + (cache.num_evictable if cache is not None else 0)
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def reserve(self, count: int) -> bool:
+        """Make `count` pages free, evicting cold cache leaves if needed; False if there are not that many."""
+        missing = count - self.pool.num_free
+        if missing <= 0:
+            return True
+        return self.cache is not None and missing <= self.cache.num_evictable and self.cache.evict(missing) == missing
+
+    def drop_cached(self) -> int:
+        """Free all cached pages that no sequence uses; return how many."""
+        return self.cache.evict(self.cache.num_evictable) if self.cache is not None else 0
+
+    def append_page(self, seq: Sequence) -> int:
+        """Give the sequence one more page (there is a free one) and return it."""
+        page_id = self.pool.allocate_one()
+        seq.page_ids.append(page_id)
+        self.limit_launch(seq)
+        return page_id
+
+    def limit_launch(self, seq: Sequence) -> None:
+        # The last token of a full sequence is sampled but never computed: hence max_len - 1.
+        seq.launch_limit = min(len(seq.page_ids) * self.page_size, seq.max_len - 1)
+
+    def find_prefix(self, seq: Sequence) -> PrefixHit:
+        """Look up the known tokens. What logits are wanted of is left to compute: the last token, at least."""
+        if self.cache is None:
+            return PrefixHit(None, [])
+        end = seq.num_prompt_logprobs_sent if seq.owes_prompt_logprobs else seq.num_tokens - 1
+        max_pages = end // self.page_size
+        return PrefixHit(*self.cache.match(seq.request.namespace, seq.token_ids, max_pages))
+
+    def hold(self, namespace: Hashable, hit: PrefixHit) -> CacheNode | None:
+        """Keep a hit from eviction; return the cursor to `drop` or to give to a sequence."""
+        return None if self.cache is None else self.cache.acquire(namespace, hit.node)
+
+    def drop(self, cursor: CacheNode | None) -> None:
+        """Undo `hold`."""
+        if self.cache is not None and cursor is not None:
+            self.cache.release(cursor)
+
+    def settle(self, seq: Sequence) -> None:
+        """Put the sequence's newly settled full pages into the prefix cache, O(1) a page."""
+        node = seq.cache_node
+        if node is None or self.cache is None:
+            return
+        page_size = self.page_size
+        # The property, written out: a call less for each page that fills.
+        num_settled = len(seq.token_ids) - seq.num_unsettled_tokens
+        for i in range(seq.num_tree_pages, num_settled // page_size):
+            tokens = seq.token_ids[i * page_size : (i + 1) * page_size].tobytes()
+            node = self.cache.extend(node, tokens, seq.page_ids[i])
+            seq.num_tree_pages = i + 1
+        seq.cache_node = node
+
+    def next_settle_event(self, seq: Sequence) -> int:
+        """Return the count of settled tokens at which the sequence has a page to cache or its full length."""
+        if self.cache is None:
+            return seq.max_len - 1
+        next_page, last = (seq.num_tree_pages + 1) * self.page_size, seq.max_len - 1
+        return next_page if next_page < last else last
+
+    def release(self, seq: Sequence) -> None:
+        """Take the sequence's pages back; those in the prefix cache stay there until they are evicted."""
+        self.drop(seq.cache_node)
+        self.pool.release(seq.page_ids)

@@ -1,0 +1,484 @@
+"""The scheduler: decides what each step computes, and what its results mean. Pure: no IO, no clock, no tensor.
+
+    add_request / abort ──▶ waiting ──schedule()──▶ running ──process()──▶ finished
+                               ▲                       │
+                               └────── preempted ◀─────┘
+
+One rule: each step computes the next chunk of what is known, or will be when the steps in flight
+return, but is not computed yet. Up to `pipeline_depth` steps are planned ahead of the results.
+"""
+
+from collections import deque
+
+from msgspec.structs import replace
+
+from penstock.core.config.options import SchedulerOptions
+from penstock.core.scheduling.admission import Admissions
+from penstock.core.scheduling.figures import engine_stats
+from penstock.core.scheduling.grammar_gate import GrammarGate
+from penstock.core.scheduling.kv_pages import KVPages
+from penstock.core.scheduling.running_set import RunningSet
+from penstock.core.scheduling.step_record import Admission, Preemption, ScheduledStep, make_record
+from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects
+from penstock.core.scheduling.totals import Totals
+from penstock.core.scheduling.yielding import by_level, by_share
+from penstock.core.sequences.intake import Refusal, check_request
+from penstock.core.sequences.policy import POLICIES
+from penstock.core.sequences.sequence import Owner, Request, Sequence
+from penstock.core.sequences.waiting_queue import WaitingQueue
+from penstock.core.sequences.worker_limits import WorkerLimits
+from penstock.core.steps.logprobs import attach_logprobs
+from penstock.core.steps.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
+from penstock.core.steps.prefill_pace import MIN_TOKENS, PrefillPace, Room
+from penstock.core.steps.result_checks import UnexpectedResultError, checked_tokens
+from penstock.core.steps.row_errors import end_failed, failed_sequences
+from penstock.core.steps.settle_calendar import SettleCalendar
+from penstock.core.steps.step_size import StepSize
+from penstock.ipc.messages import (
+    AddRequest,
+    EngineStats,
+    ErrorCode,
+    FinishReason,
+    GrammarPrepared,
+    SequenceDelta,
+    StepResult,
+    TokenBatch,
+    TokenColumns,
+    WorkerHello,
+)
+
+__all__ = ["Deltas", "Refusal", "ScheduledStep", "Scheduler", "UnexpectedResultError"]
+
+Deltas = dict[Owner, list[SequenceDelta]]
+"""What there is to tell, by the owner that each request was added with."""
+
+
+class Scheduler:
+    """Admission, batching, pages, prefix reuse and preemption for one worker group."""
+
+    def __init__(self, options: SchedulerOptions, limits: WorkerLimits) -> None:
+        self._options = options
+        self.pipeline_depth = options.pipeline_depth
+        self._policy = POLICIES[options.scheduling_policy]
+        self.requests: dict[str, Request] = {}
+        self.waiting = WaitingQueue()
+        self.totals = Totals()
+        self.suspects = Suspects()
+        self.step_size = StepSize(options)
+        self.max_turns = 0  # that may come before a new request's; 0: any number
+        self._num_requeued = 0  # sequences that a death put back into the queue, and that may be there still
+        self._pace = PrefillPace(options.max_prefill_ms)
+        self.grammars = GrammarGate(self.waiting, limits.max_num_seqs)
+        self._set_limits(limits)
+
+    @classmethod
+    def for_worker(cls, options: SchedulerOptions, hello: WorkerHello) -> "Scheduler":
+        """Return a scheduler for the first worker that said hello."""
+        return cls(options, WorkerLimits.of(options, hello))
+
+    def _set_limits(self, limits: WorkerLimits) -> None:
+        self.limits = limits
+        self.kv = KVPages(limits.num_pages, limits.page_size, enable_prefix_caching=self._options.enable_prefix_caching)
+        self.running = RunningSet(limits.max_num_seqs)
+        self.in_flight: deque[InFlightStep] = deque()
+        self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals, self.suspects, self.grammars)
+        self._nobody_yields_to: tuple[Sequence | None, int, int, int] = (None, 0, 0, 0)  # until somebody comes or goes
+        self._blocked_by = ""  # why the head of the queue waits, as of the last step
+        self._is_stalled = False  # in this step, a decode waits for pages of sequences that end for sure
+        self._preempted: list[Preemption] = []  # since the last record
+        self.calendar = SettleCalendar()
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def add_request(self, message: AddRequest, owner: Owner) -> Refusal | None:
+        """Take a request in: all its sequences wait. A refusal leaves everything unchanged."""
+        if message.request_id in self.requests:
+            return Refusal("internal", f"request id {message.request_id!r} is in use by a live request")
+        refusal = check_request(message, self.limits, self.waiting, self._options, self._turns_allowed())
+        if refusal is not None:
+            return refusal
+        self._num_requeued += len(message.resume)
+        request = Request(message, owner, self._policy.level(message.priority), self.limits.max_sequence_len)
+        self.requests[message.request_id] = request
+        self.waiting.add_request(request)
+        return None
+
+    def abort(self, request_id: str, sequence_idx: int = -1) -> None:
+        """Drop a request, or one sequence of it, without a delta. Unknown ids are fine."""
+        request = self.requests.get(request_id)
+        for seq in [] if request is None else [*request.running, *request.waiting]:
+            if sequence_idx in (-1, seq.sequence_idx):
+                self.totals.num_completed += sequence_idx >= 0 and seq.row >= 0  # a stop string of the frontend's
+                self._remove(seq)
+
+    def pause(self, request_id: str) -> None:
+        """Take a request out of the batch until `proceed`: only its tokens stay. Unknown ids are fine."""
+        request = self.requests.get(request_id)
+        if request is not None and not request.is_paused:
+            for seq in list(request.running):
+                self._vacate(seq)
+                self._admissions.sequence_left()
+            self.waiting.pause(request)
+            if request.sampling.grammar:
+                self.grammars.leave(request)
+
+    def proceed(self, request_id: str) -> None:
+        """Let a paused request go on, after those that wait already. Unknown ids are fine."""
+        request = self.requests.get(request_id)
+        if request is not None and request.is_paused:
+            self.waiting.proceed(request)
+
+    def abort_owner(self, owner: Owner) -> int:
+        """Drop all requests of an owner that is gone; return how many it had."""
+        request_ids = [request.request_id for request in self.requests.values() if request.owner == owner]
+        for request_id in request_ids:
+            self.abort(request_id)
+        return len(request_ids)
+
+    def reset_worker(self, hello: WorkerHello | None = None, *, has_died: bool = True) -> Deltas:
+        """The worker is gone, or another one is there: nothing that it held exists any more.
+
+        Running sequences wait again at their places in the order and will be recomputed from their
+        tokens; steps in flight are forgotten, the prefix cache is empty. With a hello the new worker's
+        sizes apply. Returned are the ends of sequences that are too long for it, and of a request that ends workers:
+        if this one `has_died`, what it had in flight is suspected of it.
+        """
+        culprit = self.suspects.blame(self.in_flight) if has_died else None
+        if culprit is not None:
+            self.step_size.restore()
+        was_idle = not self.in_flight
+        self._num_requeued += len(self.running)
+        for seq in list(self.running):
+            self.running.leave(seq)
+            self.waiting.put_back(seq)
+        self._set_limits(self.limits if hello is None else WorkerLimits.of(self.step_size.options, hello))
+        culprits = self.grammars.reset(self.limits.max_num_seqs, has_died=has_died, was_idle=was_idle)
+        deltas: Deltas = {}
+        for request in culprits if culprit is None else [culprit, *culprits]:
+            self._end(request, ENDS_WORKERS, "ends_workers", deltas)
+        max_len = self.limits.max_sequence_len
+        for request in list(self.waiting.requests()):
+            request.limit_length(max_len)
+            for seq in list(request.waiting):
+                seq.max_len = request.max_len
+                if seq.num_tokens >= seq.max_len:
+                    self._remove(seq)
+                    error = f"the sequence has {seq.num_tokens} tokens; the worker that is there now takes {max_len}"
+                    deltas.setdefault(request.owner, []).append(seq.error_delta(error))
+        return deltas
+
+    def grammar_prepared(self, message: GrammarPrepared) -> Deltas:
+        """A grammar is ready, or will never be; return the ends of the sequences that wanted it then."""
+        deltas: Deltas = {}
+        for request in self.grammars.prepared(message):
+            self._end(request, message.error, "grammar", deltas)
+        return deltas
+
+    def reset_prefix_cache(self) -> int:
+        """Drop all cached pages that no sequence uses; return how many."""
+        return self.kv.drop_cached()
+
+    # --- a step -----------------------------------------------------------------------------
+
+    @property
+    def can_schedule(self) -> bool:
+        """The pipeline takes one more step. (Whether there is something to compute is another matter.)"""
+        return len(self.in_flight) <= self.pipeline_depth
+
+    @property
+    def has_work(self) -> bool:
+        """Some request is not finished."""
+        return bool(self.requests)
+
+    def schedule(self, *, with_record: bool = False) -> ScheduledStep | None:
+        """Plan the next step: running decodes, then chunks of running prefills, then admissions.
+
+        Returns None if the pipeline is full or there is nothing to compute before a result comes.
+        """
+        if not self.can_schedule or self.grammars.is_trying:
+            return None
+        self.suspects.advance()
+        if self.waiting.num_seqs:
+            self._make_way()
+        builder = PlanBuilder()
+        admitted: list[Admission] = []
+        decodes, starts = self._place_decodes(builder)
+        blocked_by = ""
+        newcomers: list[Sequence] = []
+        if self.running.prefills or self.waiting.num_seqs:
+            room = self._pace.room(self.limits.max_num_batched_tokens - len(starts), starts)
+            if self.running.prefills:
+                self._place_prefills(builder, room)
+            if self.waiting.num_seqs:
+                blocked_by = self._admissions.admit(builder, room, admitted, is_stalled=self._is_stalled)
+                newcomers = self._admissions.take_newcomers()
+                self._blocked_by = blocked_by
+        chunks = builder.chunks
+        if not starts and not chunks:
+            return None
+        step_id = self.totals.num_steps
+        self.totals.num_steps = step_id + 1
+        plan = builder.build(step_id, decodes, starts, self.running.freed_rows)
+        self.running.freed_rows.clear()
+        num_samples = len(starts)
+        for chunk in chunks:
+            if chunk.samples:
+                num_samples += 1
+                self.running.to_decode(chunk.seq)
+        has_logprobs = decodes.has_logprobs or builder.has_logprobs
+        predicted = self._pace.predicted(starts, chunks) if chunks else None
+        self.in_flight.append(
+            InFlightStep(step_id, decodes, chunks, num_samples, self.running.num_left, has_logprobs, predicted)
+        )
+        preempted, self._preempted = self._preempted, []
+        record = None
+        if with_record:
+            predicted_us = predicted[1] if predicted is not None else 0
+            record = make_record(decodes, builder, admitted, preempted, self.kv, self.waiting, blocked_by, predicted_us)
+        return ScheduledStep(plan, record, newcomers)
+
+    def _place_decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
+        """Launch one token of each decode; return who that was, and each one's position."""
+        self._is_stalled = False
+        batch = self.running.decode_batch()
+        seqs = batch.seqs
+        # No budget to check here: admissions take only what all running rows have left over, so there
+        # are never more running rows than tokens in a step.
+        num_preemptions = self.totals.num_preemptions
+        starts: list[int] = []
+        append_start = starts.append
+        unplaced: list[Sequence] = []
+        for seq in seqs:
+            start = seq.num_computed_tokens
+            if start >= seq.launch_limit and not self._extend(seq, builder):
+                unplaced.append(seq)
+                continue
+            seq.num_computed_tokens = start + 1
+            append_start(start)
+        if unplaced or num_preemptions != self.totals.num_preemptions:
+            not_placed = dict.fromkeys(unplaced)
+            placed = [seq for seq in seqs if seq.row >= 0 and seq not in not_placed]
+            return DecodeBatch(placed), [seq.num_computed_tokens - 1 for seq in placed]
+        return batch, starts
+
+    def _extend(self, seq: Sequence, builder: PlanBuilder) -> bool:
+        """Give a decode the page that its next position needs; False if it computes nothing in this step."""
+        running = self.running
+        if seq.row < 0:
+            return False  # preempted a moment ago
+        if seq.num_computed_tokens >= seq.max_len - 1:
+            running.to_draining(seq)
+            return False
+        while not self.kv.reserve(1):
+            if running.draining:
+                self._is_stalled = True  # theirs come back with the results in flight: cheaper than preempting
+                return False
+            victim = running.last()
+            if victim.num_computed_tokens >= victim.max_len - 1:
+                self._is_stalled = True  # this one is about to drain
+                return False
+            self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
+            if victim is seq:
+                return False
+        builder.append_page(seq, self.kv.append_page(seq))
+        return True
+
+    def _place_prefills(self, builder: PlanBuilder, room: Room) -> None:
+        for seq in self.running.prefills:
+            start = seq.num_computed_tokens
+            num_tokens = room.tokens_from(start)
+            if num_tokens <= 0:
+                if builder.chunks or room.num_tokens <= 0:
+                    break
+                num_tokens = min(MIN_TOKENS, room.num_tokens)  # far into a prompt even a few are dear: it goes on
+            room.use(start, builder.add_next_chunk(seq, num_tokens))
+
+    def _make_way(self) -> None:
+        """Take rows, and pages, from those that yield to the head of the queue (`yielding.py`)."""
+        running, head = self.running, self.waiting.head()
+        state = (head, running.num_entered, running.num_left, self.waiting.num_line_ups)
+        if head is None or state == self._nobody_yields_to or running.draining:
+            return  # who drains leaves its row in a moment
+        if self._policy.preempts:
+            while (victim := by_level(head, running)) is not None and self._admissions.lacks_room(head):
+                if head.request.sampling.grammar and not self.grammars.admits(head.request):
+                    return  # it is held, and its turn comes again
+                self._preempt(victim, f"{head.request_id}/{head.sequence_idx} has a higher priority")
+                self._admissions.favour(head)
+            if victim is not None:
+                return
+        if not running.num_free_rows and not self._admissions.is_held:
+            newcomer = self.waiting.without_row(running.rows_of)
+            if newcomer is not None and self._admissions.lacks_room(newcomer):
+                victim = by_share(newcomer, running)
+                if victim is not None:
+                    if newcomer.request.sampling.grammar and not self.grammars.admits(newcomer.request):
+                        return
+                    self.waiting.bring_forward(newcomer)
+                    self._preempt(victim, f"{newcomer.request_id}/{newcomer.sequence_idx} had no row", at_end=True)
+                    return
+        self._nobody_yields_to = state
+
+    def _preempt(self, seq: Sequence, reason: str, *, at_end: bool = False) -> None:
+        """Take a running sequence's pages back. Its settled full pages are in the prefix cache already."""
+        self.totals.num_preemptions += 1
+        if not at_end:
+            self._admissions.hold()
+        self._preempted.append(Preemption(seq.request_id, seq.sequence_idx, reason))
+        self._vacate(seq, at_end=at_end)
+
+    def _vacate(self, seq: Sequence, *, at_end: bool = False) -> None:
+        self.kv.release(seq)
+        self.running.leave(seq)
+        self.waiting.put_back(seq, at_end=at_end)
+
+    # --- results ----------------------------------------------------------------------------
+
+    def process(self, result: StepResult) -> dict[Owner, TokenBatch]:
+        """Apply the result of the oldest step in flight; return what to tell each owner.
+
+        Raises:
+            UnexpectedResultError: it is not the result of that step; nothing was changed.
+        """
+        tokens = checked_tokens(self.in_flight, result, self.limits.vocab_size)
+        step = self.in_flight.popleft()
+        self._pace.note(step, result)
+        failed = failed_sequences(step, result) if result.row_errors else []
+        step_id = step.step_id
+        due = self.calendar.take(step_id)
+        output: Deltas = {}
+        columns: dict[Owner, TokenColumns] = {}
+        num_dropped = 0
+        has_left = step.num_left != self.running.num_left
+        if has_left or failed or step.has_logprobs or not step.decodes.stop_token_ids.isdisjoint(tokens):
+            num_dropped = self._settle_decodes(step, tokens, output)
+        else:
+            ended = self._settle_all_decodes(step, tokens, due, output)
+            columns = step.decodes.audience.columns(result.token_ids, ended)
+        position = len(step.decodes.seqs)
+        for seq, epoch, _, num_new, samples, _ in step.chunks:
+            if seq.running_epoch == epoch:
+                seq.num_unsettled_tokens -= num_new
+                if samples:
+                    seq.append_token(tokens[position])
+                    seq.num_unsettled_tokens += 1
+                    output.setdefault(seq.owner, []).append(self._settle_sample(seq, tokens[position], step_id))
+                else:
+                    self.kv.settle(seq)
+            else:
+                num_dropped += samples
+            position += samples
+        if step.has_logprobs:
+            attach_logprobs(step, result, output)
+        self.totals.num_invalid_logits += end_failed(failed, output, self._remove)
+        for seq in due:
+            if seq.row >= 0 and seq.due_step == step_id:  # it was not in this step after all
+                self.calendar.enter(seq, step_id)
+        self.totals.num_output_tokens += step.num_samples - num_dropped
+        self.totals.num_dropped_tokens += num_dropped
+        owners = dict.fromkeys([*columns, *output])
+        return {owner: TokenBatch(step_id, tuple(output.get(owner, ())), columns.get(owner)) for owner in owners}
+
+    def _settle_all_decodes(
+        self, step: InFlightStep, tokens: list[int], due: list[Sequence], output: Deltas
+    ) -> set[int]:
+        """The usual case: nobody has left since the step was planned, no token stops anybody, all have but a token.
+
+        Returns the positions of sequences that end here nevertheless; only they are in `output`.
+        """
+        batch = step.decodes
+        ended: set[int] = set()
+        for append_token, token in zip(batch.appends, tokens, strict=False):  # the tokens of the chunks follow
+            append_token(token)
+        for seq in due:
+            position = batch.positions.get(seq)
+            if position is None or seq.num_settled_tokens < seq.settle_event:
+                continue
+            if seq.num_tokens >= seq.max_len:
+                ended.add(position)
+                output.setdefault(seq.owner, []).append(self._settle_sample(seq, tokens[position], step.step_id))
+            else:
+                self._settle_pages(seq, step.step_id)
+        return ended
+
+    def _settle_decodes(self, step: InFlightStep, tokens: list[int], output: Deltas) -> int:
+        """The general case; returns how many tokens were dropped."""
+        num_dropped = 0
+        for seq, epoch, token in zip(step.decodes.seqs, step.decodes.epochs, tokens, strict=False):
+            if seq.running_epoch != epoch:
+                num_dropped += 1
+                continue
+            seq.append_token(token)
+            if seq.num_settled_tokens >= seq.settle_event or token in seq.stop_token_ids:
+                delta = self._settle_sample(seq, token, step.step_id)
+            else:
+                delta = SequenceDelta(seq.request_id, seq.sequence_idx, (token,))
+            output.setdefault(seq.owner, []).append(delta)
+        return num_dropped
+
+    def _settle_sample(self, seq: Sequence, token: int, step_id: int) -> SequenceDelta:
+        """A token that may be a first or a last one."""
+        num_outputs = seq.num_outputs
+        finish_reason: FinishReason | None = None
+        stop_token_id: int | None = None
+        # Up to min_tokens the worker's sampler masks stop tokens; one that comes nevertheless does not stop.
+        if token in seq.stop_token_ids and num_outputs >= seq.request.sampling.min_tokens:
+            finish_reason, stop_token_id = "stop", token
+        elif seq.num_tokens >= seq.max_len:
+            finish_reason = "length"
+        num_cached, queued_us = (seq.num_cached_tokens, seq.queued_us) if num_outputs == 1 else (0, 0)
+        if finish_reason is None:
+            self._settle_pages(seq, step_id)
+        else:
+            self.totals.num_completed += 1
+            self.kv.settle(seq)
+            self._remove(seq)
+        return SequenceDelta(
+            seq.request_id,
+            seq.sequence_idx,
+            (token,),
+            finish_reason,
+            stop_token_id,
+            num_cached,
+            queued_us=queued_us,
+        )
+
+    def _settle_pages(self, seq: Sequence, step_id: int) -> None:
+        """Cache what is full and settled now, and look at the sequence again when there is more."""
+        self.kv.settle(seq)
+        seq.settle_event = self.kv.next_settle_event(seq)
+        self.calendar.enter(seq, step_id)
+
+    def _remove(self, seq: Sequence) -> None:
+        """A sequence ends, for whatever reason: row and pages come back, its request forgets it."""
+        request = seq.request
+        if seq.row >= 0:
+            self.kv.release(seq)
+            self.running.leave(seq)
+            self._admissions.sequence_left()
+        else:
+            self.waiting.remove(seq)
+        if not request.is_live:
+            del self.requests[request.request_id]
+            if request.sampling.grammar:
+                self.grammars.leave(request)
+
+    def _end(self, request: Request, error: str, code: ErrorCode, deltas: Deltas) -> None:
+        """All sequences of a request that waits end with an error."""
+        for seq in list(request.waiting):
+            self._remove(seq)
+            deltas.setdefault(seq.owner, []).append(seq.error_delta(error, code))
+
+    # --- figures ----------------------------------------------------------------------------
+
+    def stats(self, *, is_ready: bool = True) -> EngineStats:
+        """Return the counters as they are sent to the frontends."""
+        stats = engine_stats(
+            self.limits, self.waiting, self.running, self.kv, self.totals, self._blocked_by, is_ready=is_ready
+        )
+        return replace(stats, waiting_tenants=self.waiting.tenants(), max_turns=self._turns_allowed())
+
+    def _turns_allowed(self) -> int:
+        """Who ran when a process died is no sign of a long queue: it counts beside those that may wait."""
+        self._num_requeued = min(self._num_requeued, self.waiting.num_seqs)
+        return self.max_turns and self.max_turns + self._num_requeued

@@ -1,0 +1,86 @@
+"""Who may have ended a worker: the requests in flight at its death, told apart by replaying them in halves.
+
+    a death     those in flight are suspects, in groups: the first is on trial, and nobody else is admitted
+    passed      on trial, all that was in flight has been computed once more: the next group joins
+    a death     of a trial: its group is split in two, and the first half tried alone
+    guilty      alone in flight at a death, and a suspect already
+
+Not every death is somebody's fault, so a first one costs its suspects no more than a few steps of waiting. One request
+among n that ends every worker is found after about log2(n) + 1 deaths.
+"""
+
+from collections.abc import Iterable
+
+from penstock.core.sequences.sequence import Request, Sequence
+from penstock.core.steps.plan_builder import InFlightStep
+
+ENDS_WORKERS = "the worker died whenever it computed this request, and with this request alone"
+
+
+class Suspects:
+    """All groups, the one on trial first. Pure bookkeeping: whoever schedules asks `may_run`."""
+
+    __slots__ = ("_groups", "_marks")
+
+    def __init__(self) -> None:
+        self._groups: list[list[Request]] = []
+        self._marks: dict[Request, dict[Sequence, int]] = {}  # positions launched when the worker died
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def may_run(self, request: Request) -> bool:
+        """Whether the request may be admitted now."""
+        return not self._groups or request in self._groups[0]
+
+    def blame(self, in_flight: Iterable[InFlightStep]) -> Request | None:
+        """A worker died with these steps in flight, and all sequences will be recomputed; return a certain culprit.
+
+        To be called before the sequences leave their rows.
+        """
+        launched = _launched(in_flight)
+        on_trial = [request for request in self._groups[0] if request in launched] if self._groups else []
+        if on_trial and len(launched) == 1:
+            self._release(on_trial)
+            return on_trial[0]
+        suspects = on_trial or list(launched)
+        if not suspects:
+            return None
+        if on_trial:
+            self._groups[0] = [request for request in self._groups[0] if request not in launched]
+        half = (len(suspects) + 1) // 2
+        self._groups = [group for group in (suspects[:half], suspects[half:], *self._groups) if group]
+        for request in suspects:
+            self._marks[request] = launched[request]
+        return None
+
+    def advance(self) -> None:
+        """Let those go who have passed, or ended; the next group's turn comes when the first one is empty."""
+        while self._groups:
+            # Whoever is paused would keep all others waiting: he is let go, and suspected again if it was him.
+            passed = [request for request in self._groups[0] if request.is_paused or self._has_passed(request)]
+            self._release(passed)
+            if self._groups[0]:
+                return
+            del self._groups[0]
+
+    def _has_passed(self, request: Request) -> bool:
+        marks = self._marks[request]
+        return all(seq.num_settled_tokens >= marks.get(seq, 0) for seq in (*request.running, *request.waiting))
+
+    def _release(self, requests: list[Request]) -> None:
+        """Drop members of the group on trial."""
+        for request in requests:
+            self._groups[0].remove(request)
+            del self._marks[request]
+
+
+def _launched(in_flight: Iterable[InFlightStep]) -> dict[Request, dict[Sequence, int]]:
+    """The live sequences of these steps, by request, with the positions launched of each."""
+    found: dict[Request, dict[Sequence, int]] = {}
+    for step in in_flight:
+        members = [*zip(step.decodes.seqs, step.decodes.epochs, strict=True), *((c.seq, c.epoch) for c in step.chunks)]
+        for seq, epoch in members:
+            if seq.running_epoch == epoch:
+                found.setdefault(seq.request, {})[seq] = seq.num_computed_tokens
+    return found

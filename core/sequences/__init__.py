@@ -1,0 +1,1 @@
+"""Sequences, and the queue in which they wait."""

@@ -1,0 +1,224 @@
+"""State of a request and of its sequences, as the scheduler keeps it.
+
+The counters of a running sequence, over token positions:
+
+    0 ............ settled ............ computed ........ target
+    [ KV is there  )[ KV in flight      )[ to be computed )
+
+    num_settled_tokens    returned by the worker; the only basis on which pages are cached or freed
+    num_computed_tokens   launched; num_inflight_tokens = computed - settled
+    target                num_tokens (known ids) + samples in flight; the next chunk is target - computed
+
+What is stored is num_unsettled_tokens = num_tokens - settled: while a sequence decodes it stays 1, its
+last token, so that a result changes nothing but the token ids.
+
+A chunk that reaches the target samples. From its first sample on a sequence decodes: each step
+computes one position and samples one token, so `target == computed + 1` until it may sample no more.
+"""
+
+from array import array
+from collections.abc import Hashable
+
+from msgspec.structs import replace
+
+from penstock.core.kv.prefix_cache import CacheNode
+from penstock.ipc.int32_buffer import unpack_int32
+from penstock.ipc.messages import AddRequest, ErrorCode, ResumedSequence, SamplingParams, SequenceDelta
+
+Owner = bytes
+"""Identity of the frontend that a request came from; opaque here."""
+
+
+class Request:
+    """What a client asked for. Holds its live sequences only; finished ones are forgotten."""
+
+    __slots__ = (
+        "arrived",
+        "grammar_id",
+        "group",
+        "is_lined_up",
+        "is_parked",
+        "is_paused",
+        "level",
+        "max_len",
+        "namespace",
+        "num_prompt_tokens",
+        "owner",
+        "prompt_token_ids",
+        "request_id",
+        "running",
+        "sampling",
+        "stop_token_ids",
+        "tenant",
+        "waiting",
+    )
+
+    def __init__(self, message: AddRequest, owner: Owner, level: int, max_model_len: int) -> None:
+        self.request_id = message.request_id
+        self.owner = owner
+        self.level = level  # lower runs first and is preempted last
+        self.tenant = message.tenant
+        self.group = message.group or message.request_id
+        self.namespace: Hashable = message.cache_salt
+        self.prompt_token_ids = unpack_int32(message.prompt_token_ids)
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.sampling = message.sampling
+        self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
+        self.max_len = 0  # prompt + output tokens at which a sequence has its full length
+        self.limit_length(max_model_len)
+        self.waiting: list[Sequence] = [Sequence(self, idx) for idx in range(message.n)]  # by sequence_idx
+        if message.resume:
+            self.waiting = [self.waiting[resumed.sequence_idx] for resumed in message.resume]
+            for seq, resumed in zip(self.waiting, message.resume, strict=True):
+                seq.resume(resumed)
+        self.running: list[Sequence] = []
+        self.grammar_id = 0  # in the worker; 0 if there is none, or it has not been asked for it
+        self.is_lined_up = False  # it has its place among the requests with new sequences
+        self.is_parked = False
+        self.is_paused = False  # its client does not read
+        self.arrived = 0.0  # when it was queued, by the clock of whoever has one
+
+    def limit_length(self, max_model_len: int) -> None:
+        self.max_len = min(self.num_prompt_tokens + self.sampling.max_tokens, max_model_len)
+
+    @property
+    def is_live(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def can_fork(self) -> bool:
+        """A sequence outlives the step that settles its prompt, unless it has but one token to sample."""
+        return self.max_len - self.num_prompt_tokens > 1
+
+
+class Sequence:
+    """One stream of tokens. Its fields are read in loops over all rows: plain slots, no properties there."""
+
+    __slots__ = (
+        "append_token",
+        "cache_node",
+        "due_step",
+        "epoch",
+        "is_returning",
+        "is_waiting",
+        "launch_limit",
+        "max_len",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_logprobs",
+        "num_prompt_logprobs_due",
+        "num_prompt_logprobs_sent",
+        "num_tree_pages",
+        "num_unsettled_tokens",
+        "owner",
+        "page_ids",
+        "queued_us",
+        "request",
+        "request_id",
+        "row",
+        "running_epoch",
+        "sequence_idx",
+        "settle_event",
+        "stop_token_ids",
+        "token_ids",
+        "turn",
+    )
+
+    def __init__(self, request: Request, sequence_idx: int) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.owner = request.owner
+        self.sequence_idx = sequence_idx
+        self.stop_token_ids = request.stop_token_ids
+        # The prompt is shared until the sequence runs: n waiting sequences cost no n copies.
+        self.token_ids = request.prompt_token_ids
+        self.append_token = self.token_ids.append
+        self.num_cached_tokens = -1  # prompt tokens not computed at the first admission; -1 before it
+        self.queued_us = 0  # how long it waited for its first row
+        self.epoch = 0
+        self.turn = -1  # number of its first admission among all; -1 before it
+        self.is_waiting = False
+        self.is_returning = False  # has an entry among those that wait for another row
+        self.max_len = request.max_len
+        self.num_logprobs = request.sampling.num_logprobs
+        # Position p gives the log-probability of token p + 1. The prompt is the same for all sequences: one tells.
+        wants_prompt = request.sampling.prompt_logprobs >= 0 and sequence_idx == 0
+        self.num_prompt_logprobs_due = request.num_prompt_tokens - 1 if wants_prompt else 0
+        self.num_prompt_logprobs_sent = 0  # told so far; a recomputed position is not told again
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all that belongs to a row: the state of a sequence that is not running."""
+        self.row = -1
+        self.running_epoch = -1  # `epoch` while it has a row: one comparison tells a stale result
+        self.page_ids: list[int] = []
+        self.num_computed_tokens = 0
+        self.num_unsettled_tokens = self.num_tokens
+        self.launch_limit = 0  # computed positions stay below this without new pages or the end in sight
+        self.settle_event = 0  # settled tokens at which there is more to do than to append a token
+        self.due_step = -1  # step whose result reaches that at the earliest
+        self.cache_node: CacheNode | None = None  # cursor in the prefix cache
+        self.num_tree_pages = 0  # page_ids[:num_tree_pages] are in the tree, down to the cursor
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.token_ids) - self.request.num_prompt_tokens
+
+    @property
+    def num_settled_tokens(self) -> int:
+        return len(self.token_ids) - self.num_unsettled_tokens
+
+    @property
+    def num_inflight_tokens(self) -> int:
+        return self.num_computed_tokens - self.num_settled_tokens
+
+    @property
+    def is_new(self) -> bool:
+        """It has not had its turn to get a row."""
+        return self.turn < 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of those that had their turn: smaller runs first and is preempted last; unique."""
+        return self.request.level, self.turn
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """Prompt positions from `num_prompt_logprobs_sent` on must be computed, cached or not."""
+        return self.num_prompt_logprobs_sent < self.num_prompt_logprobs_due
+
+    def sampling(self) -> SamplingParams:
+        """Return the parameters with the sequence's own seed and what it still asks for."""
+        params = self.request.sampling
+        if params.grammar:
+            params = replace(params, grammar="")  # the worker has it already
+        if params.prompt_logprobs >= 0 and not self.owes_prompt_logprobs:
+            params = replace(params, prompt_logprobs=-1)
+        if not self.sequence_idx:
+            return params
+        return replace(params, seed=(params.seed + self.sequence_idx) % 2**63)
+
+    def error_delta(self, error: str, code: ErrorCode = "internal") -> SequenceDelta:
+        """Return the last delta of a sequence that fails."""
+        return SequenceDelta(
+            self.request_id, self.sequence_idx, (), finish_reason="error", error=error, error_code=code
+        )
+
+    def resume(self, resumed: ResumedSequence) -> None:
+        """Go on after outputs of an earlier scheduler: as after a preemption, they are known and not computed."""
+        self.num_prompt_logprobs_sent = resumed.num_prompt_logprobs
+        if resumed.token_ids:
+            self.own_token_ids().extend(unpack_int32(resumed.token_ids))
+            self.num_cached_tokens = 0  # told with the first output, long ago
+            self.num_unsettled_tokens = self.num_tokens
+
+    def own_token_ids(self) -> "array[int]":
+        """Give the sequence a token buffer of its own (before its first output) and return it."""
+        if self.token_ids is self.request.prompt_token_ids:
+            self.token_ids = self.token_ids[:]
+            self.append_token = self.token_ids.append
+        return self.token_ids

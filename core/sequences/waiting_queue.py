@@ -1,0 +1,399 @@
+"""Sequences that wait, and whose turn it is, with work per step that does not grow with their number.
+
+    1. by level (`policy.py`): the lowest first;
+    2. in a level, sequences that had a row and lost it, in the order in which they first got one;
+    3. then new ones, in turns: one sequence of each tenant, and of a tenant's, one of each of its groups.
+
+A tenant is an API key, a group is what one client asked for at once. Whoever had a turn goes to the end of the line, so
+a group of one sequence waits for its turn as in a plain queue, and one of a thousand keeps nobody waiting for long.
+"""
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from operator import attrgetter
+
+from penstock.core.sequences.sequence import Request, Sequence
+from penstock.ipc.messages import WaitingTenant
+
+_by_idx = attrgetter("sequence_idx")
+
+Rows = Mapping[str, Mapping[str, int]]
+"""How many rows each group of each tenant has; those without any are left out."""
+
+_Group = OrderedDict[Request, None]
+_Tenant = OrderedDict[str, _Group]
+
+
+class _Lines:
+    """The new sequences of one level: tenants, their groups, and the requests of a group, each in line."""
+
+    __slots__ = ("_tenants",)
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def add(self, request: Request) -> None:
+        self._tenants.setdefault(request.tenant, OrderedDict()).setdefault(request.group, OrderedDict())[request] = None
+
+    def remove(self, request: Request) -> None:
+        groups = self._tenants[request.tenant]
+        requests = groups[request.group]
+        del requests[request]
+        if not requests:
+            del groups[request.group]
+            if not groups:
+                del self._tenants[request.tenant]
+
+    def first(self, *, newest: bool) -> Request:
+        """Return the request whose turn it is; with `newest`, of the tenant's groups the last one."""
+        groups = next(iter(self._tenants.values()))
+        requests = next(reversed(groups.values())) if newest else next(iter(groups.values()))
+        return next(iter(requests))
+
+    def had_turn(self, request: Request) -> None:
+        """Its tenant, its group and the request itself go to the end of their lines."""
+        groups = self._tenants[request.tenant]
+        self._tenants.move_to_end(request.tenant)
+        groups.move_to_end(request.group)
+        groups[request.group].move_to_end(request)
+
+    def without_row(self, rows_of: Rows) -> Request | None:
+        """Return the first request whose tenant has no row; else one whose group has none; None if all have some."""
+        for name, groups in self._tenants.items():
+            if name not in rows_of:
+                return next(iter(next(iter(groups.values()))))
+        for name, groups in self._tenants.items():
+            for group, requests in groups.items():
+                if group not in rows_of[name]:
+                    return next(iter(requests))
+        return None
+
+    def bring_forward(self, request: Request, *, newest: bool) -> None:
+        """It is its turn now."""
+        groups = self._tenants[request.tenant]
+        self._tenants.move_to_end(request.tenant, last=False)
+        groups.move_to_end(request.group, last=newest)
+        groups[request.group].move_to_end(request, last=False)
+
+    def in_order(self) -> Iterator[Sequence]:
+        """Yield all new sequences as their turns would come. O(all) for the first one: only for the step trace."""
+        tenants = [
+            [[[seq for seq in request.waiting if seq.is_new] for request in group] for group in groups.values()]
+            for groups in self._tenants.values()
+        ]
+        yield from _in_turns([list(_in_turns([list(_in_turns(group)) for group in groups])) for groups in tenants])
+
+
+def _in_turns(lists: list[list[Sequence]]) -> Iterator[Sequence]:
+    for i in range(max(map(len, lists), default=0)):
+        yield from (each[i] for each in lists if i < len(each))
+
+
+class _Count:
+    """What waits of one tenant."""
+
+    __slots__ = ("groups", "num_seqs")
+
+    def __init__(self) -> None:
+        self.num_seqs = 0
+        self.groups: dict[str, int] = {}  # its sequences by group
+
+
+class WaitingQueue:
+    """All that wait.
+
+    A request whose sequences wait for a sibling to compute their common prompt is parked beside the lines, so that
+    it does not hold up those behind it; so is one that must wait until it is known who ended a worker.
+    A request whose grammar is not ready is held, until it is released.
+    A request whose client does not read is paused: it counts as waiting no more until it may proceed.
+    Entries of `_returning` that are not due any more are dropped when they reach the top, or all at once when they
+    are the majority.
+    """
+
+    __slots__ = (
+        "_counts", "_held", "_level_ids", "_levels", "_num_turns", "_parked", "_paused", "_returning", "newest_first",
+        "num_line_ups", "num_seqs", "num_tokens",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._levels: dict[int, _Lines] = {}
+        self._level_ids: list[int] = []  # sorted
+        self._returning: list[tuple[int, int, Sequence]] = []  # heap: level, turn
+        self._parked: dict[Request, None] = {}
+        self._held: dict[Request, None] = {}  # as parked, but somebody says when it is over
+        self._paused: dict[Request, None] = {}
+        self._counts: dict[str, _Count] = {}  # by tenant
+        self._num_turns = 0
+        self.num_seqs = 0
+        self.num_tokens = 0  # known ones, prompts and outputs, of each sequence that waits
+        self.num_line_ups = 0  # ever: whether somebody has come
+        self.newest_first = False  # of a tenant's groups
+
+    def add_request(self, request: Request) -> None:
+        """Queue a new request with all its sequences. Those that had outputs elsewhere have had their turn."""
+        for seq in request.waiting:
+            seq.is_waiting = True
+            if seq.num_outputs:
+                self._give_turn(seq)
+        self._count_all(request)
+        self._line_up(request)
+
+    def put_back(self, seq: Sequence, *, at_end: bool = False) -> None:
+        """Queue a sequence that ran: at its place in the order, or `at_end` of the line of new ones."""
+        request = seq.request
+        insort(request.waiting, seq, key=_by_idx)
+        seq.is_waiting = True
+        self._count(seq, 1)
+        if at_end:
+            _forget_turn(seq)
+            if not request.is_parked and not request.is_lined_up:
+                self._line_up(request)
+        elif not request.is_parked:
+            self._return(seq)
+
+    def head(self) -> Sequence | None:
+        """Return the sequence whose turn it is, or None."""
+        heap = self._returning
+        while heap and not _is_due(heap[0]):
+            _drop(heappop(heap))
+        if heap and (not self._level_ids or heap[0][0] <= self._level_ids[0]):
+            return heap[0][2]
+        if not self._level_ids:
+            return None
+        request = self._levels[self._level_ids[0]].first(newest=self.newest_first)
+        return next(seq for seq in request.waiting if seq.is_new)
+
+    def without_row(self, rows_of: Rows) -> Sequence | None:
+        """Return the first new sequence of a tenant, or a group, without a row; None unless the head is new, too."""
+        head = self.head()
+        if head is None or not head.is_new:
+            return None
+        request = self._levels[head.request.level].without_row(rows_of)
+        return None if request is None else next(seq for seq in request.waiting if seq.is_new)
+
+    def bring_forward(self, seq: Sequence) -> None:
+        """It is the turn of this one now, which is new, and of the head's level."""
+        self._levels[seq.request.level].bring_forward(seq.request, newest=self.newest_first)
+
+    def admit(self, seq: Sequence) -> None:
+        """Take the sequence whose turn it is out: it gets a row."""
+        request = seq.request
+        if seq.is_new:
+            self._give_turn(seq)
+            if request.is_lined_up:
+                self._levels[request.level].had_turn(request)
+        self.remove(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a waiting sequence out: it is admitted, aborted or failed."""
+        request = seq.request
+        request.waiting.remove(seq)
+        seq.is_waiting = False
+        if request.is_paused:
+            if not request.waiting:
+                del self._paused[request]
+                request.is_paused = False
+            return
+        self._count(seq, -1)
+        if request.is_parked and not request.waiting:
+            self._leave_side(request)
+        if request.is_lined_up and not any(each.is_new for each in request.waiting):
+            self._leave_line(request)
+        if len(self._returning) > 2 * self.num_seqs + 64:
+            self._compact()
+
+    def park(self, request: Request) -> None:
+        """Set a request aside."""
+        self._set_aside(request)
+        self._parked[request] = None
+
+    def parked(self) -> list[Request]:
+        """Return the requests set aside: no more than rows, but while suspects of a worker's death are tried."""
+        return list(self._parked)
+
+    def unpark(self, request: Request) -> None:
+        self._leave_side(request)
+        self._line_up(request)
+
+    def hold(self, request: Request) -> None:
+        """Set a request aside until `release`: nobody looks at it in between."""
+        self._set_aside(request)
+        self._held[request] = None
+
+    def release(self, request: Request) -> bool:
+        """Queue a held request again, at the head of its line; whether it was held."""
+        if request not in self._held:
+            return False
+        self.unpark(request)
+        if request.is_lined_up:  # it was its turn already
+            self._levels[request.level].bring_forward(request, newest=self.newest_first)
+        return True
+
+    def release_all(self) -> None:
+        for request in reversed(list(self._held)):
+            self.release(request)
+
+    def is_held(self, request: Request) -> bool:
+        return request in self._held
+
+    def held(self) -> list[Request]:
+        """Return the requests that wait to be released."""
+        return list(self._held)
+
+    def pause(self, request: Request) -> None:
+        """Set a request aside, none of whose sequences runs, until `proceed`."""
+        for seq in request.waiting:
+            self._count(seq, -1)
+        if request.is_parked:
+            self._leave_side(request)
+        if request.is_lined_up:
+            self._leave_line(request)
+        request.is_paused = True
+        self._paused[request] = None
+
+    def proceed(self, request: Request) -> None:
+        """Queue a paused request again. It kept the engine waiting, so it comes after all that wait already."""
+        del self._paused[request]
+        request.is_paused = False
+        for seq in request.waiting:
+            _forget_turn(seq)
+        self._count_all(request)
+        self._line_up(request)
+
+    @property
+    def num_paused_requests(self) -> int:
+        return len(self._paused)
+
+    def tenants(self) -> tuple[WaitingTenant, ...]:
+        """Return what waits of each tenant that has something waiting."""
+        return tuple(WaitingTenant(name, each.num_seqs, len(each.groups)) for name, each in self._counts.items())
+
+    def has_tenant(self, tenant: str) -> bool:
+        """Tell whether it has something waiting."""
+        return tenant in self._counts
+
+    def has_group(self, tenant: str, group: str) -> bool:
+        """Tell whether some of the group waits."""
+        return tenant in self._counts and group in self._counts[tenant].groups
+
+    def requests(self) -> Iterator[Request]:
+        """Yield every request with a waiting sequence, in no order; for resets and checks."""
+        found: dict[Request, None] = {}
+        for lines in self._levels.values():
+            found.update((seq.request, None) for seq in lines.in_order())
+        found.update((entry[2].request, None) for entry in self._returning if _is_due(entry))
+        found.update(self._parked)
+        found.update(self._held)
+        found.update(self._paused)
+        return iter(found)
+
+    def first(self, limit: int) -> list[Sequence]:
+        """Return the first waiting sequences in order, then parked ones. O(waiting): only for the step trace."""
+        return list(islice(self._in_order(), limit))
+
+    def _in_order(self) -> Iterator[Sequence]:
+        returning = sorted(entry for entry in self._returning if _is_due(entry))
+        for level in sorted({*self._level_ids, *(entry[0] for entry in returning)}):
+            yield from (seq for of_level, _, seq in returning if of_level == level)
+            if level in self._levels:
+                yield from self._levels[level].in_order()
+        for request in (*self._parked, *self._held):
+            yield from request.waiting
+
+    @property
+    def num_entries(self) -> int:
+        """Size of the heap, entries that are not due included; for checks."""
+        return len(self._returning)
+
+    def _set_aside(self, request: Request) -> None:
+        if request.is_lined_up:
+            self._leave_line(request)
+        request.is_parked = True
+
+    def _leave_side(self, request: Request) -> None:
+        request.is_parked = False
+        del (self._held if request in self._held else self._parked)[request]
+
+    def _give_turn(self, seq: Sequence) -> None:
+        seq.turn = self._num_turns
+        self._num_turns += 1
+
+    def _count_all(self, request: Request) -> None:
+        for seq in request.waiting:
+            self._count(seq, 1)
+
+    def _count(self, seq: Sequence, change: int) -> None:
+        self.num_seqs += change
+        self.num_tokens += change * len(seq.token_ids)
+        tenant, group = seq.request.tenant, seq.request.group
+        count = self._counts.setdefault(tenant, _Count())
+        count.num_seqs += change
+        num_of_group = count.groups.get(group, 0) + change
+        if num_of_group:
+            count.groups[group] = num_of_group
+            return
+        del count.groups[group]
+        if not count.groups:
+            del self._counts[tenant]
+
+    def _line_up(self, request: Request) -> None:
+        has_new = False
+        for seq in request.waiting:
+            if seq.is_new:
+                has_new = True
+            else:
+                self._return(seq)
+        if has_new:
+            level = request.level
+            if level not in self._levels:
+                self._levels[level] = _Lines()
+                insort(self._level_ids, level)
+            self._levels[level].add(request)
+            self.num_line_ups += 1
+            request.is_lined_up = True
+
+    def _leave_line(self, request: Request) -> None:
+        request.is_lined_up = False
+        level = request.level
+        lines = self._levels[level]
+        lines.remove(request)
+        if not lines:
+            del self._levels[level]
+            del self._level_ids[bisect_left(self._level_ids, level)]
+
+    def _return(self, seq: Sequence) -> None:
+        if not seq.is_returning:
+            seq.is_returning = True
+            heappush(self._returning, (seq.request.level, seq.turn, seq))
+
+    def _compact(self) -> None:
+        due = [entry for entry in self._returning if _is_due(entry)]
+        for entry in self._returning:
+            if not _is_due(entry):
+                _drop(entry)
+        heapify(due)
+        self._returning = due
+
+
+def _is_due(entry: tuple[int, int, Sequence]) -> bool:
+    """Whether the sequence of an entry still waits there."""
+    _, turn, seq = entry
+    request = seq.request
+    return seq.turn == turn and seq.is_waiting and not request.is_parked and not request.is_paused
+
+
+def _forget_turn(seq: Sequence) -> None:
+    seq.turn = -1
+    seq.is_returning = False  # an entry with its old turn is no longer due
+
+
+def _drop(entry: tuple[int, int, Sequence]) -> None:
+    _, turn, seq = entry
+    if seq.turn == turn:
+        seq.is_returning = False

@@ -1,0 +1,1 @@
+"""What a step is: its plan, its size, its expected time, its result."""

@@ -1,0 +1,143 @@
+"""Puts one step together: who is in it, and the columns that the worker gets."""
+
+from typing import NamedTuple
+
+from penstock.core.sequences.sequence import Sequence
+from penstock.core.steps.step_time import Parts
+from penstock.core.steps.token_columns import Audience
+from penstock.ipc.int32_buffer import pack_int32
+from penstock.ipc.messages import NewRow, StepPlan
+
+
+class DecodeBatch:
+    """Sequences that compute one token each, in batch order. Never changed after it is made:
+    while nobody joins or leaves, all steps in flight and the next ones share it."""
+
+    __slots__ = (
+        "appends",
+        "audience",
+        "epochs",
+        "has_logprobs",
+        "num_new",
+        "positions",
+        "rows",
+        "samples",
+        "seqs",
+        "stop_token_ids",
+    )
+
+    def __init__(self, seqs: list[Sequence]) -> None:
+        self.seqs = seqs
+        self.epochs = [seq.epoch for seq in seqs]
+        self.rows = pack_int32([seq.row for seq in seqs])
+        self.num_new = pack_int32([1] * len(seqs))
+        self.samples = b"\x01" * len(seqs)
+        self.positions = {seq: position for position, seq in enumerate(seqs)}
+        self.appends = [seq.append_token for seq in seqs]
+        self.audience = Audience(seqs)
+        self.has_logprobs = any(seq.num_logprobs >= 0 for seq in seqs)
+        self.stop_token_ids = frozenset[int]().union(*{seq.stop_token_ids for seq in seqs})
+
+
+class Chunk(NamedTuple):
+    """Part of a prompt (or of known tokens to recompute) in one step."""
+
+    seq: Sequence
+    epoch: int
+    start: int
+    num_new: int
+    samples: bool  # reaches the last known token
+    num_prompt_logprobs: int  # of its first positions the result says how likely the next prompt token was
+
+
+class InFlightStep(NamedTuple):
+    """What a result of this step is for; in the order of the plan's rows: decodes, then chunks."""
+
+    step_id: int
+    decodes: DecodeBatch
+    chunks: list[Chunk]
+    num_samples: int
+    num_left: int  # sequences that had left the running set when it was planned
+    has_logprobs: bool  # of some output or prompt token
+    predicted: tuple[Parts, int] | None = None  # what it consists of, and microseconds that it should take; 0: unknown
+
+
+class PlanBuilder:
+    """Collects what one plan says beside its decodes."""
+
+    __slots__ = ("_appends", "_copy_dst", "_copy_src", "_new_rows", "chunks", "has_logprobs")
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.has_logprobs = False  # in some chunk
+        self._appends: list[tuple[Sequence, int]] = []
+        self._new_rows: list[NewRow] = []
+        self._copy_src: list[int] = []
+        self._copy_dst: list[int] = []
+
+    def append_page(self, seq: Sequence, page_id: int) -> None:
+        self._appends.append((seq, page_id))
+
+    def add_row(self, seq: Sequence) -> None:
+        """A sequence enters a row with all tokens known now."""
+        self._new_rows.append(
+            NewRow(
+                seq.row,
+                pack_int32(seq.token_ids),
+                seq.request.num_prompt_tokens,
+                seq.sampling(),
+                pack_int32(seq.page_ids),
+                seq.request.grammar_id,
+            )
+        )
+
+    def copy_page(self, src: int, dst: int) -> None:
+        """Copy before the forward pass. No page is both a source and a target in one plan."""
+        self._copy_src.append(src)
+        self._copy_dst.append(dst)
+
+    def add_next_chunk(self, seq: Sequence, budget: int) -> int:
+        """Launch the next known tokens of the sequence, at most `budget`; return how many."""
+        start = seq.num_computed_tokens
+        remaining = seq.num_tokens - start
+        num_new = min(remaining, budget)
+        samples = num_new == remaining
+        # Those that a row begins with stay due until the chunk with the last one has returned; later chunks have none.
+        num_prompt_logprobs = max(0, min(start + num_new, seq.num_prompt_logprobs_due) - start)
+        if not seq.owes_prompt_logprobs:
+            num_prompt_logprobs = 0
+        self.chunks.append(Chunk(seq, seq.epoch, start, num_new, samples, num_prompt_logprobs))
+        if num_prompt_logprobs or (samples and seq.num_logprobs >= 0):
+            self.has_logprobs = True
+        seq.num_computed_tokens = start + num_new
+        return num_new
+
+    def build(self, step_id: int, decodes: DecodeBatch, decode_starts: list[int], freed_rows: list[int]) -> StepPlan:
+        """Return the message. Pages given to a sequence that was preempted afterwards are left out."""
+        chunks = self.chunks
+        rows, start, num_new, samples = decodes.rows, pack_int32(decode_starts), decodes.num_new, decodes.samples
+        if chunks:
+            rows += pack_int32([chunk.seq.row for chunk in chunks])
+            start += pack_int32([chunk.start for chunk in chunks])
+            num_new += pack_int32([chunk.num_new for chunk in chunks])
+            samples += bytes([chunk.samples for chunk in chunks])
+        append_rows = append_counts = append_page_ids = b""
+        if self._appends:
+            appends = [(seq.row, page_id) for seq, page_id in self._appends if seq.row >= 0]
+            append_rows = pack_int32([row for row, _ in appends])
+            append_counts = pack_int32([1] * len(appends))
+            append_page_ids = pack_int32([page_id for _, page_id in appends])
+        return StepPlan(
+            step_id,
+            rows,
+            start,
+            num_new,
+            samples,
+            tuple(self._new_rows),
+            append_rows,
+            append_counts,
+            append_page_ids,
+            pack_int32(self._copy_src) if self._copy_src else b"",
+            pack_int32(self._copy_dst) if self._copy_dst else b"",
+            pack_int32(freed_rows) if freed_rows else b"",
+        )

@@ -1,0 +1,113 @@
+"""How much of prompts may go beside decodes, so that whoever streams does not wait long for the next token.
+
+What a step will take is predicted from what is in it (`step_time.py`), so it does not matter that others are under way
+whose times are not known yet. Before anything is known, and wherever a prediction would be far from what has been seen,
+chunks grow by a factor from the largest one that has come back.
+"""
+
+from penstock.core.steps.plan_builder import Chunk, DecodeBatch, InFlightStep
+from penstock.core.steps.step_time import Parts, StepTime, parts_of
+from penstock.ipc.messages import StepResult
+
+MIN_TOKENS = 16  # prompts go on, however slow the device is
+_FIRST_TOKENS = 64
+_GROWTH = 4
+_DECODES_BETWEEN = 64
+"""Of steps without prompts one in so many is learned from."""
+
+_TOLERANCE = 1.1
+_SPREAD_UP, _SPREAD_DOWN, _MAX_RATIO = 0.25, 0.02, 4.0
+"""Steps vary: the longer ones of them should keep the bound, so what is rarely exceeded counts, not the mean."""
+
+
+class Room:
+    """What a step still has room for."""
+
+    __slots__ = ("_num_us", "_pace", "num_tokens")
+
+    def __init__(self, num_tokens: int, num_us: float | None = None, pace: "PrefillPace | None" = None) -> None:
+        """`num_us`: for prompts, beside decodes; None for any time."""
+        self.num_tokens = num_tokens
+        self._num_us = num_us
+        self._pace = pace
+
+    def tokens_from(self, start: int) -> int:
+        """Return how many tokens a chunk from this position may have; none if there is no more room."""
+        if self._num_us is None or self._pace is None:
+            return self.num_tokens
+        return min(self.num_tokens, self._pace.tokens_within(self._num_us, start))
+
+    def use(self, start: int, num_new: int) -> None:
+        """A chunk was launched."""
+        self.num_tokens -= num_new
+        if self._num_us is not None and self._pace is not None:
+            self._num_us -= self._pace.chunk_us(start, num_new)
+
+
+class PrefillPace:
+    """The bound, learned from results."""
+
+    __slots__ = ("_largest", "_max_us", "_num_decodes_since", "_spread", "_time", "_us_per_token")
+
+    def __init__(self, max_ms: int) -> None:
+        """`max_ms`: what a step with prompts should take at most; 0 for any time."""
+        self._max_us = max_ms * 1000
+        self._time = StepTime()
+        self._largest = 0  # prompt tokens of a step that has come back
+        self._us_per_token = 0.0  # of the last step with prompts, all that it took
+        self._spread = 1.0  # of a step's time to its prediction
+        self._num_decodes_since = 0
+
+    def room(self, num_tokens: int, starts: list[int]) -> Room:
+        """Return the room of a step with these decodes, by their positions; `num_tokens` is what else bounds it."""
+        if not starts or not self._max_us:
+            return Room(num_tokens)
+        num_tokens = min(num_tokens, max(_FIRST_TOKENS, _GROWTH * self._largest))
+        if not self._time.is_known:
+            if self._us_per_token:
+                num_tokens = min(num_tokens, max(MIN_TOKENS, int(self._max_us / self._us_per_token)))
+            return Room(num_tokens)
+        decodes_us = self._time.predict(parts_of(len(starts), sum(starts), []))
+        num_us = self._max_us * _TOLERANCE / self._spread - decodes_us
+        # Some go in any case, whatever that takes.
+        return Room(num_tokens, max(num_us, self.chunk_us(0, MIN_TOKENS)), self)
+
+    def tokens_within(self, num_us: float, start: int) -> int:
+        """Return how many tokens a chunk may have; once there is less room than for a few, none."""
+        return num if (num := self._time.tokens_within(num_us, start)) >= MIN_TOKENS else 0
+
+    def chunk_us(self, start: int, num_new: int) -> float:
+        """Return what a chunk adds to a step."""
+        return self._time.predict((0.0, *parts_of(0, 0, [(start, num_new)])[1:]))
+
+    def predicted(self, starts: list[int], chunks: list[Chunk]) -> tuple[Parts, int] | None:
+        """Return a step's parts and its predicted microseconds, 0 if that is not known yet; None if nobody asks."""
+        if not self._max_us or not chunks:
+            return None
+        parts = parts_of(len(starts), sum(starts), [(chunk.start, chunk.num_new) for chunk in chunks])
+        return parts, round(self._time.predict(parts)) if self._time.is_known else 0
+
+    def note(self, step: InFlightStep, result: StepResult) -> None:
+        """A step has returned."""
+        num_us = result.num_forward_us
+        if not num_us or not self._max_us:
+            return
+        if step.predicted is None:
+            self._num_decodes_since += 1
+            if self._num_decodes_since >= _DECODES_BETWEEN:
+                self._num_decodes_since = 0
+                self._time.learn(_parts_of_decodes(step.decodes), num_us)
+            return
+        parts, predicted_us = step.predicted
+        num_tokens = sum(chunk.num_new for chunk in step.chunks)
+        self._largest = max(self._largest, num_tokens)
+        self._us_per_token = num_us / num_tokens
+        if predicted_us and step.decodes.seqs:
+            ratio = min(num_us / predicted_us, _MAX_RATIO)
+            self._spread += (ratio - self._spread) * (_SPREAD_UP if ratio > self._spread else _SPREAD_DOWN)
+            self._spread = max(1.0, self._spread)
+        self._time.learn(parts, num_us)
+
+
+def _parts_of_decodes(decodes: DecodeBatch) -> Parts:
+    return parts_of(len(decodes.seqs), sum(seq.num_computed_tokens for seq in decodes.seqs), [])

@@ -1,0 +1,44 @@
+"""How large steps may be: as the options say, or less after a device ran out of memory in one."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from penstock.core.config.options import SchedulerOptions
+from penstock.core.steps.plan_builder import InFlightStep
+
+_MAX_CUTS = 3
+"""A step that is too large at an eighth of its size is not too large: something in it is wrong."""
+
+
+class StepSize:
+    """The options that bound steps, and how often they were cut."""
+
+    __slots__ = ("_num_cuts", "_original", "options")
+
+    def __init__(self, options: SchedulerOptions) -> None:
+        self._original = options
+        self._num_cuts = 0
+        self.options = options
+
+    def cut(self, in_flight: Sequence[InFlightStep]) -> bool:
+        """The oldest of these ran out of memory: allow steps of half its size. False if that would not help."""
+        if not in_flight or self._num_cuts == _MAX_CUTS:
+            return False
+        step, options = in_flight[0], self.options
+        num_rows = len(step.decodes.seqs) + len(step.chunks)
+        num_tokens = len(step.decodes.seqs) + sum(chunk.num_new for chunk in step.chunks)
+        if num_tokens < 2:
+            return False
+        self._num_cuts += 1
+        max_num_tokens = min(options.max_num_batched_tokens, num_tokens // 2)
+        max_num_seqs = options.max_num_seqs
+        if num_rows == num_tokens:  # else it was a chunk that was too long
+            max_num_seqs = min(max_num_seqs, num_rows // 2)
+        self.options = replace(options, max_num_batched_tokens=max_num_tokens, max_num_seqs=max_num_seqs)
+        return True
+
+    def restore(self) -> None:
+        """It was not the size."""
+        self._num_cuts = 0
+        self.options = self._original

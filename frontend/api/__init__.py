@@ -1,0 +1,1 @@
+"""The handlers behind the routes."""

@@ -1,0 +1,120 @@
+"""The grammar of a whole output: reasoning first, then calls, a form, or text.
+
+    reasoning? (calls | form)                  a forced choice leaves only calls, no tools only the form
+    reasoning? text (call text)*               free text whose calls are of strict tools
+
+Calls are written the way the model's chat template teaches: `ToolFormat` knows it. What is asked of the answer
+is not asked of the reasoning before it.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.errors import InvalidParameter
+from penstock.frontend.grammars.reader import GrammarSource
+from penstock.frontend.parsing.calls.rules import Function, Rules, quoted, sequence
+from penstock.frontend.parsing.offered_tools import ValidTools
+from penstock.frontend.parsing.output_format import OutputFormat
+from penstock.frontend.text.tokenizer import TextTokenizer
+from penstock.frontend.validation.common import ValidRequest
+from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES
+
+_ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def with_output_grammar(common: ValidRequest, output_format: OutputFormat, tokenizer: TextTokenizer) -> ValidRequest:
+    """The request with the grammar of its output, if it has a form, forced calls, or strict tools.
+
+    Raises:
+        InvalidParameter: if the output cannot end.
+    """
+    tools, form = output_format.tools, common.grammar
+    if tools is not None and tools.is_forced:
+        form = None  # calls are what is asked for now
+    if form is None and (tools is None or not (tools.is_forced or tools.has_strict)):
+        return common
+    field, what = form.field if form is not None else "", "a form"
+    if tools is not None and (tools.is_forced or form is None):
+        field, what = ("tool_choice", "a forced tool_choice") if tools.is_forced else ("tools", "a strict tool")
+    if common.bad_words or common.user_stop_token_ids.issuperset(common.sampling.stop_token_ids):
+        raise InvalidParameter(f"{what} excludes ignore_eos and bad_words", param=field)
+    if tools is None and form is not None and (output_format.reasoning is None or output_format.is_reasoning_over):
+        return common  # the form is all there is
+    rules = Rules(tokenizer)
+    try:
+        functions, warnings = _functions(tools)
+        start = _start(rules, output_format, functions, has_form=form is not None)
+        text = msgspec.json.encode(
+            [rules.lark(start), rules.schemas, None if form is None else [form.kind, form.text]]
+        ).decode()
+        if rules.not_enforced:
+            keywords = ", ".join(keyword[:32] for keyword in list(rules.not_enforced)[:16])
+            warnings.append(f"tools: this model's way of writing calls is not held to {keywords}")
+    except RecursionError:
+        raise InvalidParameter("tools: a schema is nested too deeply", param="tools") from None
+    source = GrammarSource("calls", text, field)
+    if form is not None:
+        source = replace(source, schema=form.schema, is_strict=form.is_strict and tools is None)
+    return replace(common, grammar=source, warnings=(*common.warnings, *warnings))
+
+
+def _functions(tools: ValidTools | None) -> tuple[list[Function], list[str]]:
+    """The tools that may be called, and what is to be told of them: too large schemas are not enforced."""
+    functions: list[Function] = []
+    warnings: list[str] = []
+    room = MAX_GRAMMAR_BYTES
+    for function in tools.functions if tools is not None else ():
+        assert tools is not None
+        arguments = _ANY_ARGUMENTS
+        if tools.is_forced or function.get("strict"):
+            arguments = function.get("parameters") or _NO_ARGUMENTS
+            room -= len(msgspec.json.encode(arguments))
+            if room < 0:
+                arguments = _ANY_ARGUMENTS
+                warnings.append(
+                    f"tools: the arguments of {function['name']!r} are not held to their schema: schemas may have "
+                    f"{MAX_GRAMMAR_BYTES} bytes together"
+                )
+        functions.append(Function(function["name"], arguments))
+    return functions, warnings
+
+
+def _start(rules: Rules, output_format: OutputFormat, functions: list[Function], *, has_form: bool) -> str:
+    tools, tool_format = output_format.tools, output_format.tool_format
+    reasoning = _reasoning(rules, output_format)
+    form = "form" if has_form else ""
+    if output_format.reasoning is not None and output_format.reasoning.has_channels:
+        final = sequence(rules.mark("<|channel|>"), quoted("final"), rules.mark("<|message|>"))
+        form = sequence(final, form or f"{rules.text_without()}?")
+        if tools is None or tool_format is None:
+            return sequence(reasoning, form)
+        calls = tool_format.calls_rule(rules, functions, parallel=False)
+        return sequence(reasoning, calls if tools.is_forced else f"({calls} | {form})")
+    if tools is None or tool_format is None:
+        return sequence(reasoning, form)
+    if not (tools.is_forced or has_form):
+        return sequence(reasoning, tool_format.text_rule(rules, functions, parallel=tools.parallel))
+    calls = tool_format.calls_rule(rules, functions, parallel=tools.parallel)
+    return sequence(reasoning, f"({rules.rule(calls)} | {form})" if has_form else calls)
+
+
+def _reasoning(rules: Rules, output_format: OutputFormat) -> str:
+    """What may, or must, come before the answer."""
+    marks = output_format.reasoning
+    if marks is None:
+        return ""
+    if marks.has_channels:
+        head = sequence(rules.mark("<|channel|>"), quoted("analysis"), rules.mark("<|message|>"))
+        next_message = sequence(rules.mark("<|start|>"), quoted("assistant"))
+        return f"({head} {rules.text_until('<|end|>')} {next_message})*"
+    if output_format.is_reasoning_over:
+        return ""
+    space = rules.terminal(r"/[ \t\r\n]{1,8}/")
+    inside = f"{rules.text_until(marks.end)} {space}?"
+    if output_format.is_reasoning_open:
+        return inside
+    opening = sequence(rules.mark(marks.start), quoted(marks.label) if marks.label else "")
+    return f"({opening} {inside})?"

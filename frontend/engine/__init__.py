@@ -1,0 +1,1 @@
+"""The link to the engine, and what comes back over it."""

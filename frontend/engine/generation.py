@@ -1,0 +1,371 @@
+"""One HTTP request's generation: its sequences from engine deltas to text, its stops, its one end.
+
+AddRequest(s) --> engine          a request per prompt, `n` sequences each;
+deltas <--------- engine          global index = prompt index * n + sequence_idx
+  |  push(): into a bounded buffer, by the engine client
+  v  next_events(): detokenize, look for stop strings, merge what has piled up
+SequenceEvents --> handler        one per sequence that has news
+close()                           aborts what is unfinished; runs on every path
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from penstock.frontend.engine.client import EngineClient
+from penstock.frontend.engine.failures import failure_of
+from penstock.frontend.engine.scores import HeldScores, ShownToken, TokenScore, num_scored, read_scores
+from penstock.frontend.engine.slow_readers import SlowReader
+from penstock.frontend.errors import ApiError
+from penstock.frontend.schema import Timings
+from penstock.frontend.text.detokenize import Detokenizer
+from penstock.frontend.text.stop_strings import StopMatcher
+from penstock.ipc.messages import AddRequest, SequenceDelta, TokenLogprobs
+
+StopReason = str | int | None
+
+
+@dataclass(slots=True)
+class SequenceEvent:
+    """News of one sequence. Without news of text it still carries its token ids."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: StopReason = None
+    scores: list[ShownToken] | None = None  # of the tokens whose text is out; None if there are none
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRules:
+    """How token ids become the text that a client sees."""
+
+    make_detokenizer: Callable[[], Detokenizer]
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+    reported_stop_token_ids: frozenset[int] = frozenset()
+    is_prompt_only: bool = False  # one token is drawn, and nobody is told of it
+
+
+class SequenceText:
+    """One sequence's way from token ids to text, up to its end."""
+
+    __slots__ = ("_detokenizer", "_matcher", "_num_shown", "_rules", "_scores", "finish_reason", "num_tokens")
+
+    def __init__(self, rules: OutputRules) -> None:
+        self._rules = rules
+        self._detokenizer = rules.make_detokenizer()
+        self._matcher = StopMatcher(rules.stop, include_stop=rules.include_stop) if rules.stop else None
+        self._scores = HeldScores()
+        self._num_shown = 0  # characters; counted only for tokens with scores
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+
+    def advance(self, index: int, delta: SequenceDelta) -> SequenceEvent:
+        """Take a delta; the event says what the client may see of it now."""
+        if delta.logprobs is not None or self._rules.is_prompt_only:
+            return self._advance_scored(index, delta)
+        if len(delta.token_ids) == 1 and delta.finish_reason is None and self._matcher is None:  # nearly always
+            self.num_tokens += 1
+            return SequenceEvent(index, self._detokenizer.feed(delta.token_ids[0]), [*delta.token_ids])
+        return self._advance(index, delta, [])
+
+    def _advance_scored(self, index: int, delta: SequenceDelta) -> SequenceEvent:
+        if self._rules.is_prompt_only:
+            self.finish_reason = "length"
+            return SequenceEvent(index, "", [], self.finish_reason)
+        assert delta.logprobs is not None
+        event = self._advance(index, delta, read_scores(delta.logprobs))
+        self._num_shown += len(event.text)
+        ended = event.finish_reason is not None
+        event.scores = (self._scores.release_all() if ended else self._scores.release(self._num_shown)) or None
+        return event
+
+    def _advance(self, index: int, delta: SequenceDelta, scores: list[TokenScore]) -> SequenceEvent:
+        """The general case; `scores` is empty or as long as the delta."""
+        shown: list[str] = []
+        for position, token_id in enumerate(delta.token_ids):
+            self.num_tokens += 1
+            is_stop_token = delta.stop_token_id is not None and position == len(delta.token_ids) - 1
+            if is_stop_token and not self._rules.include_stop:
+                if scores:
+                    self._scores.take(scores[position], "")
+                break
+            text = self._detokenizer.feed(token_id)
+            if scores:
+                self._scores.take(scores[position], text)
+            stop = self._show(text, shown)
+            if stop is not None:
+                self.finish_reason = "stop"
+                return SequenceEvent(index, "".join(shown), list(delta.token_ids[: position + 1]), "stop", stop)
+        stop_reason: StopReason = None
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            stop_reason = self._show(self._detokenizer.flush(), shown)
+            if stop_reason is not None:
+                self.finish_reason = "stop"
+            elif self._matcher is not None:
+                shown.append(self._matcher.flush())
+            if delta.stop_token_id in self._rules.reported_stop_token_ids:
+                stop_reason = delta.stop_token_id
+        return SequenceEvent(index, "".join(shown), list(delta.token_ids), self.finish_reason, stop_reason)
+
+    def _show(self, text: str, shown: list[str]) -> str | None:
+        """Append what may be shown; the stop string, if one is complete."""
+        if not text:
+            return None
+        if self._matcher is None or self.num_tokens <= self._rules.min_tokens:
+            shown.append(text)
+            return None
+        visible, stop = self._matcher.feed(text)
+        shown.append(visible)
+        return stop
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts and times of a generation, for usage, metrics and the log. Times are `time.monotonic`, in seconds."""
+
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    first_token_at: float | None = None
+    last_token_at: float = 0.0
+    submitted_at: float = 0.0
+    queue_seconds: float = 0.0  # of the sequence whose token came first, for its row
+    finish_reasons: list[str] = field(default_factory=list)
+
+    def timings(self, arrived: float) -> Timings:
+        """What a client may be told of a request that arrived then."""
+        now = monotonic()
+        first = self.first_token_at
+        return Timings(
+            ttft_ms=None if first is None else round((first - arrived) * 1e3, 3),
+            output_ms=None if first is None else round((self.last_token_at - first) * 1e3, 3),
+            total_ms=round((now - arrived) * 1e3, 3),
+        )
+
+
+class Generation:
+    """A `DeltaSink` for all sequences of one HTTP request; iterate with `next_events` until `is_finished`."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        requests: Sequence[AddRequest],
+        rules: OutputRules,
+        on_gap: Callable[[float], None],
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> None:
+        """`on_gap` is told the seconds between a sequence's tokens, `on_tokens` how many have come."""
+        self._engine = engine
+        self._requests = requests
+        self._n = requests[0].n
+        self._sequences = [SequenceText(rules) for request in requests for _ in range(request.n)]
+        self._num_unfinished = len(self._sequences)
+        self._last_token_at = [0.0] * len(self._sequences)
+        self._on_gap = on_gap
+        self._on_tokens = on_tokens
+        self._loop = asyncio.get_running_loop()
+        self._buffer: list[tuple[int, SequenceDelta]] = []
+        self._reader = SlowReader(len(self._sequences), self._pause, self._proceed)
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: ApiError | None = None
+        self._is_closed = False
+        self._of_prompts: list[list[TokenLogprobs]] = [[] for _ in requests]
+        self._awaits_prompts = False
+        self.progress = Progress()
+        self.deadline: asyncio.TimerHandle | None = None  # cancelled when it closes
+
+    @property
+    def is_finished(self) -> bool:
+        """Every sequence has had its end."""
+        return self._num_unfinished == 0
+
+    @property
+    def error(self) -> ApiError | None:
+        """What it failed of."""
+        return self._error
+
+    @property
+    def has_news(self) -> bool:
+        """`next_events` would return or raise at once."""
+        return bool(self._buffer) or self._error is not None
+
+    @property
+    def num_sequences(self) -> int:
+        """Prompts times `n`."""
+        return len(self._sequences)
+
+    def start(self) -> None:
+        """Send the requests to the engine."""
+        self.progress.submitted_at = monotonic()
+        for prompt_index, request in enumerate(self._requests):
+            self._engine.submit(request, self, prompt_index * self._n)
+
+    def push(self, first_index: int, delta: SequenceDelta) -> None:
+        if delta.prompt_logprobs is not None:
+            self._of_prompts[first_index // self._n].append(delta.prompt_logprobs)
+            if not delta.token_ids and delta.finish_reason is None:
+                if self._awaits_prompts:
+                    self._wake()
+                return
+        self._buffer.append((first_index + delta.sequence_idx, delta))
+        self._reader.pushed(len(delta.token_ids), is_awaited=self._waiter is not None)
+        if self._waiter is not None:
+            self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        """End the generation with an error, after what has arrived so far."""
+        if self._error is None:
+            self._error = error
+        self._wake()
+
+    def end(self, error: ApiError) -> None:
+        """The same, and let the engine stop at once: rows and pages come back however late anybody reads on."""
+        self.fail(error)
+        self._abort_unfinished()
+
+    def tick(self) -> None:
+        """Make a waiting `next_events` return with nothing, so that the handler can show that it lives."""
+        self._wake()
+
+    async def wait_first(self, seconds: float) -> None:
+        """Wait for the first delta, a failure, or this long; an early failure can still become a status code.
+
+        Raises:
+            ApiError: if the engine refused the request.
+        """
+        if not self._buffer and self._error is None:
+            timer = self._loop.call_later(seconds, self.tick)
+            try:
+                await self._wait()
+            finally:
+                timer.cancel()
+        if self._buffer or self._error is not None:
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        for _, delta in self._buffer:
+            if delta.finish_reason in ("error", "abort"):
+                raise self._failure_of(delta)
+        if not self._buffer and self._error is not None:
+            raise self._error
+
+    async def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
+        """Wait for what was asked of the prompts: for each, one entry per token but the first, in pieces.
+
+        Raises:
+            ApiError: if the generation failed.
+        """
+        self._awaits_prompts = True
+        while any(
+            request.sampling.prompt_logprobs >= 0 and num_scored(pieces) < len(request.prompt_token_ids) // 4 - 1
+            for request, pieces in zip(self._requests, self._of_prompts, strict=True)
+        ):
+            self._raise_failure()
+            await self._wait()
+        self._awaits_prompts = False
+        return self._of_prompts
+
+    async def next_events(self) -> list[SequenceEvent]:
+        """Wait for news and return all there is, one event per sequence; empty after a `tick`.
+
+        Raises:
+            ApiError: if the generation failed; call `close` as always.
+        """
+        if not self._buffer and self._error is None:
+            await self._wait()
+        deltas, self._buffer = self._buffer, []
+        self._reader.took_all()
+        if len(deltas) == 1:
+            event = self._advance(*deltas[0])
+            if event is not None:
+                return [event]
+            deltas = []
+        events: dict[int, SequenceEvent] = {}
+        for index, delta in deltas:
+            event = self._advance(index, delta)
+            if event is not None:
+                known = events.setdefault(index, event)
+                if known is not event:
+                    known.text += event.text
+                    known.token_ids += event.token_ids
+                    known.finish_reason, known.stop_reason = event.finish_reason, event.stop_reason
+                    if event.scores:
+                        known.scores = (known.scores or []) + event.scores
+        if not events and self._error is not None:
+            raise self._error
+        return list(events.values())
+
+    def close(self) -> None:
+        """Abort what is unfinished. Idempotent; every user of a generation calls it in `finally`."""
+        if not self._is_closed:
+            self._is_closed = True
+            if self.deadline is not None:
+                self.deadline.cancel()
+            self._abort_unfinished()
+
+    def _advance(self, index: int, delta: SequenceDelta) -> SequenceEvent | None:
+        sequence = self._sequences[index]
+        if sequence.finish_reason is not None:
+            return None  # it met a stop string while this was under way
+        if delta.finish_reason in ("error", "abort"):
+            self.fail(self._failure_of(delta))  # raised once the events before it have been taken
+            return None
+        event = sequence.advance(index, delta)
+        progress = self.progress
+        if delta.num_cached_tokens and delta.sequence_idx == 0:
+            progress.num_cached_tokens += delta.num_cached_tokens
+        if event.token_ids:
+            self._note_time(index, len(event.token_ids), delta)
+        if event.finish_reason is not None:
+            self._num_unfinished -= 1
+            progress.finish_reasons.append(event.finish_reason)
+            if delta.finish_reason is None:
+                self._engine.abort(self._requests[index // self._n].request_id, delta.sequence_idx)
+        return event
+
+    def _failure_of(self, delta: SequenceDelta) -> ApiError:
+        num_tokens = sum(len(request.prompt_token_ids) // 4 for request in self._requests) * self._n
+        return failure_of(delta, self._engine.stats, self.num_sequences, num_tokens)
+
+    def _note_time(self, index: int, num_tokens: int, delta: SequenceDelta) -> None:
+        now = monotonic()
+        progress = self.progress
+        progress.num_output_tokens += num_tokens
+        if self._on_tokens is not None:
+            self._on_tokens(num_tokens)
+        progress.last_token_at = now
+        if progress.first_token_at is None:
+            progress.first_token_at = now
+            progress.queue_seconds = delta.queued_us * 1e-6
+        last = self._last_token_at[index]
+        if last:
+            self._on_gap((now - last) / num_tokens)
+        self._last_token_at[index] = now
+
+    def _abort_unfinished(self) -> None:
+        for request in self._requests:
+            self._engine.abort(request.request_id)
+
+    def _pause(self) -> None:
+        for request in self._requests:
+            self._engine.pause(request.request_id)
+
+    def _proceed(self) -> None:
+        for request in self._requests:
+            self._engine.proceed(request.request_id)
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,1 @@
+"""Structured output: schemas and grammars, read in a helper process."""

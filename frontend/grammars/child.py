@@ -1,0 +1,302 @@
+"""The process that reads grammars: `python -m penstock.frontend.grammars.child FOLDER PARENT`.
+
+A grammar is code of a client's making: reading it may take for ever, eat the memory or crash. Hence this
+process of its own (see `child_pool.py`). [kind, text] is answered with [grammar, error, bytes of memory, what is not
+enforced]; ["check", schema, text] with [what is wrong with the text].
+"""
+
+import ctypes
+import os
+import random
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.core.config import ConfigError
+from penstock.frontend.grammars.json_check import check_is_schema, mismatch
+from penstock.frontend.grammars.json_schema import GrammarError, check_pattern, check_repetitions, check_schema
+from penstock.frontend.grammars.json_superset import fallbacks, notes_of, superset_of
+from penstock.frontend.text.child_pool import answer, limit_resources
+from penstock.ipc import process
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_AS_MODELS_WRITE: dict[str, str | bool] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+"""The blanks of JSON: one at most behind a comma or colon, as models and their training data write it on one line, or
+none. Where more are allowed small models go on with blanks, sometimes for ever."""
+
+_AS_TEMPLATES_WRITE: dict[str, str | bool] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""Calls come in the white space that models have learned them in."""
+
+_PRIORITY = 10
+"""As `nice`: requests that run come first."""
+
+_TRIED_TOKENS = 24
+"""Length of the text that is drawn on trial: a grammar that cannot go on, or not fast, mostly shows it there."""
+
+MAX_BYTES = 64 << 20
+"""Of memory that a grammar may take, made ready. Usual ones take a megabyte."""
+
+
+class ReadGrammar(NamedTuple):
+    """A grammar that can be followed."""
+
+    text: str  # as the worker's matcher reads it
+    not_enforced: tuple[str, ...]  # what it lets pass though it should not, in words for the client
+    num_bytes: int  # of memory that it takes, about
+
+
+def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar:
+    """From a grammar as a client writes it to one that the worker can follow.
+
+    Args:
+        vocabulary: the model's tokens.
+        kind: "json" (a JSON schema), "regex", "choice" (a JSON list of texts), "grammar" (Lark, or GBNF) or
+            "calls" (a JSON list: Lark; the JSON schemas that it refers to by name, each with one to be taken if it
+            cannot be used; and a [kind, text] for its `form`).
+        text: the grammar.
+
+    Raises:
+        GrammarError: if it cannot be read, has features that are not supported, or matches nothing.
+    """
+    import llguidance
+
+    left_out: dict[str, None] = {}
+    before = _allocated_bytes()
+    try:
+        match kind:
+            case "json":
+                grammar = _read_schema(vocabulary, msgspec.json.decode(text), left_out)
+            case "regex":
+                check_pattern(text)
+                grammar = llguidance.LLMatcher.grammar_from_regex(text)
+            case "choice":
+                choices = [msgspec.json.encode(choice).decode() for choice in msgspec.json.decode(text, type=list[str])]
+                grammar = llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+            case "calls":
+                grammar = llguidance.LLMatcher.grammar_from_lark(_output_rules(vocabulary, text, left_out))
+            case _:
+                check_repetitions(text)
+                from llguidance.gbnf_to_lark import any_to_lark
+
+                grammar = llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
+    except (GrammarError, MemoryError):
+        raise
+    except RecursionError:
+        raise GrammarError("it is nested too deeply") from None
+    except Exception as error:  # the library has several kinds, of no common base
+        raise GrammarError(_shortened(str(error))) from None
+    matcher = make_matcher(vocabulary, grammar)
+    if matcher.is_error():
+        raise GrammarError(_shortened(matcher.get_error()))
+    _try_out(matcher)
+    num_bytes = max(0, _allocated_bytes() - before)
+    if num_bytes > MAX_BYTES:
+        raise GrammarError(f"it takes {num_bytes >> 20} MiB of memory; at most {MAX_BYTES >> 20} are allowed")
+    return ReadGrammar(grammar, tuple(left_out), num_bytes)
+
+
+_LENIENT: dict[str, str | bool] = {"lenient": True}
+"""The library leaves out what it does not implement, and says so."""
+
+
+def _read_schema(vocabulary: "LLTokenizer", schema: Any, left_out: dict[str, None]) -> str:
+    if schema is True:
+        schema = {}
+    return _superset(vocabulary, schema, _AS_MODELS_WRITE, left_out)
+
+
+def _superset(vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], left_out: dict[str, None]) -> str:
+    """The grammar of all texts that match a schema, and few others. The schema is changed to what it describes."""
+
+    def note(keyword: str) -> None:
+        left_out.setdefault(f"{keyword} is not enforced while the text is written")
+
+    check_schema(schema)
+    original = msgspec.json.encode(schema)
+    superset_of(schema, note)
+    grammar, error = _compiled(vocabulary, schema, blanks, note)
+    if error:
+        if "is not present in a registry" in error:
+            raise GrammarError(f"only references within the schema are followed, nothing is fetched: {error}")
+        if "nsatisfiable" in error or "does not exist" in error:
+            raise GrammarError(error)
+        check_is_schema(msgspec.json.decode(original))
+        for _ in fallbacks(schema, note):
+            grammar, error = _compiled(vocabulary, schema, blanks, note)
+            if not error:
+                break
+        else:
+            raise GrammarError(error)
+    return grammar
+
+
+def _compiled(
+    vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], note: Callable[[str], None]
+) -> tuple[str, str]:
+    """A schema's grammar, or what is wrong with it. What the library leaves out is noted."""
+    import llguidance
+
+    try:
+        options: Any = {**_LENIENT, **blanks}
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(msgspec.json.encode(schema).decode(), overrides=options)
+        matcher = make_matcher(vocabulary, grammar)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:
+        return "", _shortened(str(error))
+    if matcher.is_error():
+        return "", _shortened(matcher.get_error())
+    notes_of(map(str, matcher.get_grammar_warnings()), note)
+    return grammar, ""
+
+
+class _Allocated(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+def _allocated_bytes() -> int:
+    """Bytes that this process has allocated and not freed; 0 where the C library does not tell."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return 0
+    mallinfo2.restype = _Allocated
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+def _output_rules(vocabulary: "LLTokenizer", text: str, left_out: dict[str, None]) -> str:
+    """The Lark of an output: rules, and what they refer to: JSON schemas by name, and a form."""
+    lark, schemas, form = msgspec.json.decode(text, type=tuple[str, dict[str, tuple[Any, Any]], tuple[str, str] | None])
+    rules = [lark]
+    for name, (schema, instead) in schemas.items():
+        try:
+            rule = _schema_rule(vocabulary, schema, _AS_TEMPLATES_WRITE, left_out)
+        except GrammarError as error:  # of a tool: others' schemas are not always what their authors believe
+            left_out.setdefault(f"a schema is not enforced: {error}")
+            rule = _schema_rule(vocabulary, instead, _AS_TEMPLATES_WRITE, left_out)
+        rules.append(f"{name}: {rule}")
+    if form is not None:
+        read_grammar(vocabulary, *form)  # alone it shows better what is wrong with it
+        rules.append(f"form: {_form_rule(vocabulary, *form, left_out)}")
+    return "\n".join(rules) + "\n"
+
+
+def _schema_rule(
+    vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], left_out: dict[str, None]
+) -> str:
+    """What stands in Lark for JSON that matches a schema, as far as it can be enforced."""
+    if schema is True:
+        schema = {}
+    _superset(vocabulary, schema, blanks, left_out)
+    return f"%json {msgspec.json.encode({**schema, 'x-guidance': {**_LENIENT, **blanks}}).decode()}"
+
+
+def _form_rule(vocabulary: "LLTokenizer", kind: str, text: str, left_out: dict[str, None]) -> str:
+    match kind:
+        case "json":
+            return _schema_rule(vocabulary, msgspec.json.decode(text), _AS_MODELS_WRITE, left_out)
+        case "regex":
+            check_pattern(text)
+            return f"/{_UNESCAPED_SLASH.sub(_escaped_slash, text)}/"
+        case "choice":
+            return " | ".join(msgspec.json.encode(choice).decode() for choice in msgspec.json.decode(text))
+    check_repetitions(text)
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    return f"%lark {{\n{any_to_lark(text)}\n}}"
+
+
+_UNESCAPED_SLASH = re.compile(r"\\.|/", re.DOTALL)
+
+
+def _escaped_slash(found: re.Match[str]) -> str:
+    return r"\/" if found[0] == "/" else found[0]
+
+
+def _try_out(matcher: "LLMatcher") -> None:
+    """Draw a short text, always the same one for the same grammar."""
+    draw = random.Random(0)
+    for num_tokens in range(_TRIED_TOKENS):
+        if matcher.is_stopped() and not matcher.is_error() and num_tokens:
+            return
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarError(f"it cannot be followed: {_shortened(matcher.get_error())}")
+        if matcher.is_stopped() and not num_tokens and not matcher.is_accepting():
+            raise GrammarError("nothing matches it")
+        candidates = [i for i, byte in enumerate(mask) if byte]
+        if not candidates:
+            raise GrammarError("nothing matches it" if not num_tokens else f"nothing goes on after {num_tokens} tokens")
+        byte = draw.choice(candidates)
+        token_id = 8 * byte + draw.choice([bit for bit in range(8) if mask[byte] >> bit & 1])
+        if not matcher.consume_token(token_id):
+            raise GrammarError(f"it cannot be followed: {_shortened(matcher.get_error())}")
+
+
+def _shortened(message: str) -> str:
+    lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines()]
+    return " ".join(line for line in lines if line)[:300]
+
+
+def main(argv: list[str]) -> int:
+    """Answer until stdin ends; the exit code."""
+    folder, parent = argv
+    process.end_with_parent(int(parent))
+    process.begin("penstock-grammar", "warning")
+    limit_resources()
+    os.nice(_PRIORITY)
+    try:
+        vocabulary = grammar_vocabulary(Path(folder))
+    except ConfigError as error:
+        answer(["", str(error)])
+        return 2
+    answer([])
+    for line in sys.stdin.buffer:
+        kind, *texts = msgspec.json.decode(line, type=list[str])
+        try:
+            if kind == "check":
+                answer([mismatch(*texts)])
+            else:
+                read = read_grammar(vocabulary, kind, *texts)
+                answer([read.text, "", read.num_bytes, read.not_enforced])
+        except GrammarError as error:
+            answer(["", str(error) or "it cannot be read", 0, ()])
+        except MemoryError:
+            answer(["", "reading it takes too much memory", 0, ()])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""Grammars are read off the event loop, in processes that can be killed (`child_pool.py`), and remembered.
+
+read ──▶ remembered, a refusal too: answered at once
+     └─▶ being read for somebody else: one question for all who ask
+     └─▶ a slot, fairly among clients (`fair_slots.py`) ──▶ a process ──▶ remembered
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from time import monotonic
+from typing import Literal
+
+import structlog
+
+from penstock.frontend.errors import InvalidParameter, Overloaded, UnsupportedParameter
+from penstock.frontend.grammars.fair_slots import FairSlots
+from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
+
+log = structlog.get_logger()
+
+GrammarKind = Literal["json", "regex", "choice", "grammar", "calls"]
+
+MAX_SECONDS = 2.0
+"""For reading one grammar. Usual ones take a few milliseconds."""
+
+MAX_QUEUED = 64
+MAX_CACHED = 1024
+MAX_CACHED_BYTES = 16 << 20
+
+GIVEN_UP_SECONDS = 60.0
+"""How long it is remembered that a grammar took too long: on a machine that was busy it may not do so again."""
+
+_MAX_PROCESSES = 3
+_MAX_ANSWER_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """A grammar as the client wrote it, small enough to be read."""
+
+    kind: GrammarKind
+    text: str
+    field: str  # of the request: named in errors
+    is_strict: bool = False  # what cannot be enforced is refused
+    schema: str = ""  # JSON: what a finished text is held against, if not all of it can be enforced
+
+
+@dataclass(frozen=True, slots=True)
+class ReadGrammar:
+    """A grammar that can be followed."""
+
+    text: str  # as the worker takes it
+    num_bytes: int = 0  # of memory that it takes
+    not_enforced: tuple[str, ...] = ()  # what it lets pass nevertheless, in words for the client
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    grammar: ReadGrammar
+    error: str = ""  # why it cannot be used
+    is_given_up: bool = False  # it was not read to its end
+    until: float = float("inf")  # monotonic: remembered so long
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.grammar.text) + len(self.error) + sum(map(len, self.grammar.not_enforced))
+
+
+class _Reading:
+    """A question under way, and how many wait for its answer."""
+
+    def __init__(self, task: asyncio.Task[_Outcome]) -> None:
+        self.task = task
+        self.num_readers = 0
+
+
+class GrammarReader:
+    """Reads and remembers grammars for one model; lives in a running event loop until `close`."""
+
+    def __init__(self, folder: Path, max_seconds: float = MAX_SECONDS) -> None:
+        """`folder` is the checkpoint's. No process is started before the first grammar comes."""
+        self._max_seconds = max_seconds
+        self._cache: OrderedDict[bytes, _Outcome] = OrderedDict()
+        self._cached_bytes = 0
+        self._readings: dict[bytes, _Reading] = {}
+        self._slots = FairSlots(_MAX_PROCESSES, MAX_QUEUED)
+        self._children = ChildPool(
+            "penstock.frontend.grammars.child",
+            (str(folder),),
+            max_processes=_MAX_PROCESSES,
+            max_queued=MAX_QUEUED,
+            max_answer_bytes=_MAX_ANSWER_BYTES,
+        )
+
+    @property
+    def process_ids(self) -> list[int]:
+        """The processes that wait for work."""
+        return self._children.process_ids
+
+    async def read(self, source: GrammarSource, client: str = "") -> ReadGrammar:
+        """The grammar as the worker takes it. `client` is whom the time for it is charged to.
+
+        Raises:
+            UnsupportedParameter: if the grammar, or this model with one, is not supported.
+            InvalidParameter: if it takes too much time or memory.
+            Overloaded: if too many wait already.
+        """
+        key = blake2b(f"{source.kind} {source.text}".encode(), digest_size=32).digest()
+        outcome = self._cache.get(key)
+        if outcome is None or outcome.until < monotonic():
+            outcome = await self._read_once(key, source, client)
+        else:
+            self._cache.move_to_end(key)
+        field = source.field
+        if outcome.is_given_up:
+            raise InvalidParameter(f"{field} cannot be used: {outcome.error}", param=field)
+        if outcome.error:
+            raise UnsupportedParameter(f"{field} cannot be used: {outcome.error}", param=field)
+        if source.is_strict and outcome.grammar.not_enforced:
+            what = "; ".join(outcome.grammar.not_enforced)
+            raise UnsupportedParameter(
+                f"{field} is not supported with strict: {what}; without strict it is checked at the end", param=field
+            )
+        return outcome.grammar
+
+    async def mismatch(self, schema: str, text: str, client: str = "") -> str:
+        """What is wrong with a finished text, in one sentence; empty if it matches the schema."""
+        try:
+            async with self._slots.slot(client):
+                [wrong] = await self._children.ask(["check", schema, text], self._max_seconds)
+        except Overloaded:
+            return "it was not checked: the server is busy"
+        except (ChildTooSlowError, ChildDiedError, ChildUnusableError):
+            log.warning("text not checked", num_chars=len(text))
+            return "it could not be checked: that takes too much time or memory"
+        return str(wrong)
+
+    async def close(self) -> None:
+        """End the processes."""
+        await self._children.close()
+
+    async def _read_once(self, key: bytes, source: GrammarSource, client: str) -> _Outcome:
+        """The outcome of one question, whoever else asks it meanwhile; it ends when nobody waits for it any more."""
+        reading = self._readings.get(key)
+        if reading is None:
+            reading = self._readings[key] = _Reading(asyncio.create_task(self._ask(source, client)))
+        reading.num_readers += 1
+        try:
+            outcome = await asyncio.shield(reading.task)
+        finally:
+            reading.num_readers -= 1
+            if not reading.num_readers:
+                if self._readings.get(key) is reading:
+                    del self._readings[key]
+                if not reading.task.done():
+                    reading.task.cancel()
+                    await asyncio.wait({reading.task})
+        self._remember(key, outcome)
+        return outcome
+
+    async def _ask(self, source: GrammarSource, client: str) -> _Outcome:
+        async with self._slots.slot(client):
+            return await self._ask_a_process(source)
+
+    async def _ask_a_process(self, source: GrammarSource) -> _Outcome:
+        nothing = ReadGrammar("")
+        until = monotonic() + GIVEN_UP_SECONDS
+        try:
+            text, error, num_bytes, not_enforced = await self._children.ask(
+                [source.kind, source.text], self._max_seconds
+            )
+        except ChildTooSlowError:
+            log.warning("grammar given up", kind=source.kind, seconds=self._max_seconds)
+            error = f"reading it takes longer than {self._max_seconds:g} seconds"
+            return _Outcome(nothing, error, is_given_up=True, until=until)
+        except ChildDiedError:
+            log.warning("grammar process died", kind=source.kind)
+            error = "it takes too much memory, or cannot be read at all"
+            return _Outcome(nothing, error, is_given_up=True, until=until)
+        except ChildUnusableError as unusable:
+            return _Outcome(nothing, str(unusable), until=0.0)
+        return _Outcome(ReadGrammar(text, num_bytes, tuple(not_enforced)), error)
+
+    def _remember(self, key: bytes, outcome: _Outcome) -> None:
+        old = self._cache.pop(key, None)
+        if old is not None:
+            self._cached_bytes -= len(key) + old.num_bytes
+        self._cache[key] = outcome
+        self._cached_bytes += len(key) + outcome.num_bytes
+        while len(self._cache) > MAX_CACHED or self._cached_bytes > MAX_CACHED_BYTES:
+            digest, old = self._cache.popitem(last=False)
+            self._cached_bytes -= len(digest) + old.num_bytes

@@ -1,0 +1,1 @@
+"""aiohttp: sockets, connections, bodies, routes."""

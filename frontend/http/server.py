@@ -1,0 +1,162 @@
+"""One frontend from start to end: service, engine connection, HTTP server, drain."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+import structlog
+import zmq
+
+from penstock.core.checkpoint.folder import fingerprint, model_dir
+from penstock.core.config import Config, ConfigError, channel_keys
+from penstock.core.config.api_keys import load_api_keys
+from penstock.core.config.listening import has_files
+from penstock.core.config.tls import load_certificate, load_tls
+from penstock.frontend.api.service import Service, load_text_model
+from penstock.frontend.engine.client import EngineClient, EngineLink
+from penstock.frontend.exchange.metrics import Metrics
+from penstock.frontend.exchange.metrics_board import MetricsBoard
+from penstock.frontend.http.app import Part, make_app
+from penstock.frontend.http.connections import BoundedRunner, Timeouts, connections_within_limit
+
+log = structlog.get_logger()
+
+KEEPALIVE_SECONDS = 75.0
+_SHARE_SECONDS = 1.0  # how old the figures of other frontends may be
+
+
+class Server:
+    """Make it inside a running event loop, `start`, wait for `stopped`, `close`."""
+
+    def __init__(self, config: Config, name: str, board: MetricsBoard | None = None) -> None:
+        """Load the text side of the model and connect to the scheduler. `board`: for metrics, with several frontends.
+
+        Raises:
+            ConfigError: if the checkpoint cannot be served, or a file that the options name cannot be used.
+        """
+        self._config = config
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.stopped = asyncio.Event()
+        """Set by whoever wants the server to end (a signal, a refusal by the scheduler)."""
+        self._hurry = asyncio.Event()
+        self.exit_code = 0
+        self._tls = load_tls(config.frontend)
+        model = load_text_model(config)
+        link = EngineLink(
+            config.ipc.frontend_address,
+            name,
+            fingerprint(model_dir(config)),
+            config.ipc.heartbeat_interval,
+            config.ipc.heartbeat_timeout,
+            channel_keys(config),
+        )
+        metrics = Metrics(lambda: engine.stats, board)
+        engine = EngineClient(link, self._context, self._on_refused, metrics.dropped_messages.inc)
+        self.service = Service(config, model, engine, metrics)
+        self._max_connections = connections_within_limit(config.frontend.max_connections)
+        parts: tuple[Part, ...] = ("public", "admin") if config.frontend.admin_port else ("all",)
+        self._runners = [self._make_runner(part) for part in parts]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _make_runner(self, part: Part) -> BoundedRunner:
+        options = self._config.frontend
+        return BoundedRunner(
+            make_app(self.service, part),
+            max_connections=self._max_connections,
+            timeouts=Timeouts(options.head_timeout, options.body_timeout, options.slow_reader_timeout),
+            count_closed=lambda reason: self.service.metrics.closed_connections.labels(reason).inc(),
+            handler_cancellation=True,  # a client that leaves ends its handler, which aborts its work
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_SECONDS,
+            shutdown_timeout=1.0,  # handlers that are still there after the drain
+            auto_decompress=False,
+            logger=_http_logger(),
+        )
+
+    async def start(self, *listeners: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Serve on bound sockets: the one for all, and the administrators' if the options name one.
+
+        `on_ready` is called once, when requests can be served.
+        """
+        for runner, listener in zip(self._runners, listeners, strict=True):
+            await runner.setup()
+            await runner.listen(listener, self._tls)
+            host, port = listener.getsockname()[:2]
+            is_admin = runner is not self._runners[0]
+            facts = {"tls": self._tls is not None, "admin": is_admin, "model": self.service.model.names[0]}
+            log.info("listening", host=host, port=port, **facts)
+            self._tasks.append(asyncio.create_task(runner.watch()))
+        self._tasks.append(asyncio.create_task(self.service.prompts.warm()))
+        self._tasks.append(asyncio.create_task(self.service.keep_alive()))
+        self._tasks.append(asyncio.create_task(self._announce(on_ready)))
+        self._tasks.append(asyncio.create_task(self._share_metrics()))
+
+    def end(self, *, at_once: bool) -> None:
+        """Begin to stop: running streams get time to finish, or an error now if `at_once`, also in a drain's middle."""
+        if at_once:
+            self._hurry.set()
+        self.stopped.set()
+
+    def reload(self) -> None:
+        """Read the files of keys and certificate again; one that cannot be used changes nothing."""
+        options = self._config.frontend
+        if not has_files(options):
+            log.info("nothing to read again: no file of keys, no certificate")
+        try:
+            if options.api_keys_file:
+                self.service.access.change(load_api_keys(options.api_keys_file))
+                log.info("read the API keys again", file=options.api_keys_file)
+        except ConfigError as error:
+            log.error("the API keys stay as they were", reason=str(error))
+        try:
+            if self._tls is not None:
+                load_tls(options)  # on trial: a key that does not belong to the certificate would spoil both
+                load_certificate(self._tls, options)
+                log.info("read the certificate again", file=options.tls_certificate)
+        except ConfigError as error:
+            log.error("the certificate stays as it was", reason=str(error))
+
+    async def close(self) -> None:
+        """Drain, then close everything."""
+        await self.service.drain(self._config.frontend.shutdown_timeout, self._hurry)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        for runner in self._runners:
+            await runner.cleanup()
+        await self.service.engine.close()
+        await self.service.grammars.close()
+        await self.service.prompts.close()
+        self.service.responses.close()
+        self.service.model.tokenizer.close()
+        self._context.term()
+        self.service.metrics.share()
+        log.info("stopped")
+
+    async def _announce(self, on_ready: Callable[[], None]) -> None:
+        await self.service.engine.ready.wait()
+        on_ready()
+
+    async def _share_metrics(self) -> None:
+        while True:
+            self.service.metrics.share()
+            await asyncio.sleep(_SHARE_SECONDS)
+
+    def _on_refused(self, reason: str) -> None:
+        self.exit_code = 2
+        self.stopped.set()
+
+
+class _OneLine(logging.Handler):
+    """What aiohttp says (mostly of requests that are no HTTP), as one line of ours without a traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        log.warning("http", message=record.getMessage()[:256], reason=repr(error)[:256] if error else None)
+
+
+def _http_logger() -> logging.Logger:
+    logger = logging.Logger("penstock.http", logging.WARNING)  # outside the global tree, so configured here alone
+    logger.addHandler(_OneLine())
+    return logger

@@ -1,0 +1,1 @@
+"""Reasoning and tool calls in the text that a model writes."""

@@ -1,0 +1,81 @@
+"""What a tool format is: one way in which models write tool calls."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from penstock.frontend.parsing.calls.block import Block, Reading
+from penstock.frontend.parsing.calls.rules import Function, Rules, regex, repeated, sequence
+
+Schemas = Mapping[str, Any]
+"""The JSON schema of each offered tool's arguments, by its name."""
+
+
+class ToolFormat:
+    """One way of writing calls. The ways are in `penstock.frontend.parsing.tool_formats`, and found in its registry."""
+
+    name: ClassVar[str]
+    models: ClassVar[tuple[str, ...]]
+    """Families that write so; for the documentation."""
+    example: ClassVar[str]
+    """A call of `get_weather` with the argument `city`, "Oslo"; for the documentation."""
+
+    starts: tuple[str, ...] = ()
+    """The marks that open a block of calls. Grammars make the model write the first of them."""
+    marks: tuple[str, ...] = ()
+    """All marks; a tokenizer may spell them as special tokens, which must then stay visible."""
+    opening: str = ""
+    """What opens a block without a mark, at the start of a line: one of these characters."""
+    separator: str | None = None
+    """What stands between two blocks; None if one block has all calls."""
+
+    is_opened_by_prompt: ClassVar[bool] = False
+    """The prompt ends with the first mark, whether or not there are tools."""
+
+    def is_taught_by(self, template: str) -> bool:
+        """Whether a chat template teaches this way of writing."""
+        raise NotImplementedError
+
+    def make_id(self) -> str:
+        """An id for a call that the model has given none."""
+        return "call_" + secrets.token_hex(12)
+
+    def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
+        """Read a block behind its opening mark; without a mark, from its opening character on.
+
+        Raises:
+            NoCallError: if it is none, or goes on with something else. What was not settled is text then.
+            EndOfTextError: if the text ends before the block does.
+        """
+        raise NotImplementedError
+
+    def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of a block behind its first mark, as a Lark expression."""
+        raise NotImplementedError
+
+    def start_rule(self, rules: Rules) -> str:
+        """The grammar of what opens a block."""
+        return rules.mark(self.starts[0]) if self.starts else ""
+
+    @property
+    def text_ends(self) -> tuple[str, ...]:
+        """The marks that cannot be in a text around calls."""
+        return self.starts
+
+    def calls_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of an output that is nothing but calls."""
+        block = sequence(self.start_rule(rules), self.block_rule(rules, functions, parallel=parallel))
+        if self.separator is None:
+            return block
+        return repeated(rules.rule(block), self.separator, parallel=parallel)
+
+    def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of an output of text that may hold calls."""
+        block = self.block_rule(rules, functions, parallel=parallel)
+        text = rules.text_without(*self.text_ends)
+        many = "*" if parallel else "?"
+        start = self.start_rule(rules)
+        if start.startswith("<["):  # a token
+            return f"{text}? ({start} {block} {text}?){many}"
+        opened = rules.rule(rf"/(.|\n)*{regex(self.starts[0])}/", "[lazy]")
+        return f"({opened} {block}){many} {text}?"

@@ -1,0 +1,305 @@
+"""Values written as literals of a programming language, read as they grow and written as JSON.
+
+Python's quotes and words, or strings between marks of a model's own: a `Notation` says which.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
+from penstock.frontend.parsing.calls.rules import Rules, listed, quoted
+from penstock.frontend.parsing.calls.values import json_text, required, resolved
+
+Write = Callable[[str], None]
+
+_MAX_DEPTH = 64
+_ENFORCED = frozenset(
+    {"$ref", "type", "enum", "const", "anyOf", "oneOf", "items", "properties", "required", "additionalProperties"}
+)
+_WORD = re.compile(r"[^\s,:=(){}\[\]]{0,512}")
+_SAME_IN_JSON = frozenset('"\\/bfnrt')
+_CONTROLS = {"a": "\\u0007", "v": "\\u000b", "0": "\\u0000"}
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
+_AFTER_STRING = (",", ")", "]", "}", ":")
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """How strings, keys and words are written."""
+
+    quotes: tuple[str, ...]
+    has_escapes: bool
+    """A backslash in a string means something."""
+    has_bare_keys: bool
+    """Keys of objects stand without quotes, in the order of the alphabet."""
+    words: tuple[str, str, str]
+    """True, false and null, as grammars let the model write them."""
+
+
+PYTHON = Notation(("'", '"'), has_escapes=True, has_bare_keys=False, words=("True", "False", "None"))
+
+
+def read_value(block: Block, write: Write, notation: Notation, depth: int = 0) -> Reading[None]:
+    """Read one value and write it as JSON.
+
+    Raises:
+        NoCallError: if it is none.
+    """
+    yield from block.skip()
+    quote = yield from block.accepts(*notation.quotes)
+    if quote:
+        yield from _read_string(block, write, quote, notation)
+        return
+    opening = yield from block.peek()
+    if depth > _MAX_DEPTH:
+        raise NoCallError
+    if opening in ("[", "("):
+        block.take(1)
+        write("[")
+        yield from _read_items(block, write, notation, "]" if opening == "[" else ")", depth)
+        write("]")
+    elif opening == "{":
+        block.take(1)
+        write("{")
+        yield from _read_members(block, write, notation, depth)
+        write("}")
+    else:
+        word = yield from block.word(_WORD)
+        yield from block.goes_on()  # the text has ended, perhaps within the word
+        if not word:
+            raise NoCallError
+        write(word_as_json(word))
+
+
+def _read_items(block: Block, write: Write, notation: Notation, end: str, depth: int) -> Reading[None]:
+    is_first = True
+    while True:
+        yield from block.skip()
+        if (yield from block.accepts(end)):
+            return
+        if not is_first:
+            yield from block.expects(",")
+            yield from block.skip()
+            if (yield from block.accepts(end)):
+                return
+            write(", ")
+        is_first = False
+        yield from read_value(block, write, notation, depth + 1)
+
+
+def _read_members(block: Block, write: Write, notation: Notation, depth: int) -> Reading[None]:
+    is_first = True
+    while True:
+        yield from block.skip(" \t\r\n,")
+        if (yield from block.accepts("}")):
+            return
+        yield from block.goes_on()
+        if not is_first:
+            write(", ")
+        is_first = False
+        yield from read_key(block, write, notation)
+        write(": ")
+        yield from read_value(block, write, notation, depth + 1)
+
+
+def read_key(block: Block, write: Write, notation: Notation) -> Reading[None]:
+    """Read an object's key and the colon behind it, and write it as JSON."""
+    quote = yield from block.accepts(*notation.quotes)
+    if quote:
+        yield from _read_string(block, write, quote, notation)
+        yield from block.skip()
+        yield from block.expects(":")
+    else:
+        key, _ = yield from block.until(":")
+        write(json_text(key.strip()))
+
+
+def _read_string(block: Block, write: Write, quote: str, notation: Notation) -> Reading[None]:
+    write('"')
+
+    def text(piece: str) -> None:
+        write(json_text(piece)[1:-1])
+
+    if not notation.has_escapes:
+        yield from block.until(quote, then=_AFTER_STRING, each=text)
+        write('"')
+        return
+    while True:
+        # A quote that nothing of the notation follows is one of the text: not every template escapes it.
+        _, found = yield from block.until(quote, then=_AFTER_STRING, free="\\", each=text)
+        if found == quote:
+            break
+        yield from _read_escape(block, write)
+    write('"')
+
+
+def _read_escape(block: Block, write: Write) -> Reading[None]:
+    """What a backslash means, as JSON."""
+    kind = yield from block.peek()
+    yield from block.goes_on()
+    block.take(1)
+    if kind in _SAME_IN_JSON:
+        write("\\" + kind)
+    elif kind == "'":
+        write("'")
+    elif kind in ("u", "x", "U"):
+        count = {"u": 4, "x": 2, "U": 8}[kind]
+        digits = block.take(len((yield from block.peek(count))))
+        try:
+            code = int(digits, 16)
+            write(f"\\u{code:04x}" if code < 0x10000 else chr(code))
+        except (ValueError, OverflowError):
+            write("\\\\" + json_text(kind + digits)[1:-1])
+    elif kind in _CONTROLS:
+        write(_CONTROLS[kind])
+    elif kind != "\n":
+        write("\\\\" + json_text(kind)[1:-1])
+
+
+def word_as_json(word: str) -> str:
+    """A number, or a word that means something; any other is a text without quotes."""
+    if word in _WORDS:
+        return _WORDS[word]
+    for text in (word, word.replace("_", "")):
+        try:
+            if not isinstance(msgspec.json.decode(text), str):
+                return text
+        except (msgspec.DecodeError, UnicodeError):
+            pass
+    try:
+        return repr(float(word)) if float(word) - float(word) == 0 else json_text(word)
+    except ValueError:
+        return json_text(word)
+
+
+def literal_rule(rules: Rules, schema: Any, root: Any, notation: Notation, depth: int = 0) -> str:
+    """The grammar of a value; what the notation has no rule for is left open."""
+    reference = schema.get("$ref") if isinstance(schema, dict) else None
+    if isinstance(reference, str):
+        found_schema = resolved(schema, root)
+        return rules.recursive(
+            f"{notation.quotes} {reference}", lambda _: literal_rule(rules, found_schema, root, notation, depth)
+        )
+    schema = schema if isinstance(schema, dict) else {}
+    rules.leave_out(schema, _ENFORCED)
+    true, false, null = notation.words
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(choices, list) and choices and not any(isinstance(choice, list | dict) for choice in choices):
+        return f"({' | '.join(_choice(rules, choice, notation) for choice in choices)})"
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list) and schema[name] and depth < _MAX_DEPTH:
+            parts = [literal_rule(rules, part, root, notation, depth + 1) for part in schema[name]]
+            return f"({' | '.join(parts)})"
+    said = schema.get("type")
+    kinds = said if isinstance(said, list) else [said]
+    found = []
+    for kind in kinds:
+        match kind:
+            case "string":
+                found.append(_string_rule(rules, notation))
+            case "integer":
+                found.append(rules.terminal(r"/-?(0|[1-9][0-9]*)/"))
+            case "number":
+                found.append(rules.terminal(_NUMBER))
+            case "boolean":
+                found.append(f'("{true}" | "{false}")')
+            case "null":
+                found.append(f'"{null}"')
+            case "array" if depth < _MAX_DEPTH:
+                item = literal_rule(rules, schema.get("items") or {}, root, notation, depth + 1)
+                found.append(rules.rule(f'"[" ({item} ({quoted(_comma(notation))} {item})*)? "]"'))
+            case "object" if depth < _MAX_DEPTH:
+                found.append(_object_rule(rules, schema, root, notation, depth))
+            case _:
+                return _any_rule(rules, notation)
+    return f"({' | '.join(found)})"
+
+
+def members(schema: dict[str, Any], notation: Notation) -> list[tuple[str, Any, bool]]:
+    """An object's keys in the order in which they are written, their schemas, and whether they must be there."""
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, dict) else {}
+    needed = required(schema)
+    keys = sorted(properties) if notation.has_bare_keys else properties
+    return [(key, properties[key], key in needed) for key in keys]
+
+
+def is_open(schema: dict[str, Any]) -> bool:
+    """An object of which the schema does not name the keys."""
+    return not schema.get("properties") and schema.get("additionalProperties") is not False
+
+
+def _object_rule(rules: Rules, schema: dict[str, Any], root: Any, notation: Notation, depth: int) -> str:
+    if is_open(schema):
+        value = _any_rule(rules, notation)
+        member = f"{_key_rule(rules, None, notation)} {value}"
+        return rules.rule(f'"{{" ({member} ({quoted(_comma(notation))} {member})*)? "}}"')
+    items = [
+        (f"{_key_rule(rules, key, notation)} {literal_rule(rules, part, root, notation, depth + 1)}", is_needed)
+        for key, part, is_needed in members(schema, notation)
+    ]
+    return rules.rule(f'"{{" {listed(rules, items, _comma(notation))} "}}"')
+
+
+def _comma(notation: Notation) -> str:
+    return "," if notation.has_bare_keys else ", "
+
+
+def _key_rule(rules: Rules, key: str | None, notation: Notation) -> str:
+    if notation.has_bare_keys:
+        return quoted(f"{key}:") if key is not None else rules.terminal(r"/[A-Za-z0-9_.\-]+:/")
+    return quoted(json_text(key) + ": ") if key is not None else rules.terminal(r'/"[A-Za-z0-9_.\-]+": /')
+
+
+def _choice(rules: Rules, value: Any, notation: Notation) -> str:
+    true, false, null = notation.words
+    match value:
+        case str() if notation.has_escapes:
+            return f"({quoted(json_text(value))} | {quoted(repr(value))})"
+        case str():
+            mark = rules.mark(notation.quotes[0])
+            return f"({mark} {quoted(value)} {mark})" if value else f"({mark} {mark})"
+        case bool():
+            return f'"{true if value else false}"'
+        case None:
+            return f'"{null}"'
+    return quoted(json_text_of_number(value))
+
+
+def json_text_of_number(value: float) -> str:
+    """A number as JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def _string_rule(rules: Rules, notation: Notation) -> str:
+    if not notation.has_escapes:
+        mark = notation.quotes[0]
+        return rules.rule(f"{rules.mark(mark)} {rules.text_until(mark)}")
+    inner = r"\\[\\\"'nrtbf\/]|\\u[0-9a-fA-F]{4}"
+    double, single = rf'"([^"\\\n]|{inner})*"', rf"'([^'\\\n]|{inner})*'"
+    return rules.terminal(f"/{double}|{single}/")
+
+
+def _any_rule(rules: Rules, notation: Notation) -> str:
+    """Any value: the rule refers to itself."""
+
+    def body(name: str) -> str:
+        true, false, null = notation.words
+        member = f"{_key_rule(rules, None, notation)} {name}"
+        comma = quoted(_comma(notation))
+        return " | ".join(
+            [
+                _string_rule(rules, notation),
+                rules.terminal(_NUMBER),
+                f'"{true}" | "{false}" | "{null}"',
+                f'"[" ({name} ({comma} {name})*)? "]"',
+                f'"{{" ({member} ({comma} {member})*)? "}}"',
+            ]
+        )
+
+    return rules.recursive(f"any {notation.quotes}", body)

@@ -1,0 +1,224 @@
+"""Arguments that a model writes one by one as plain text, typed by the tool's JSON schema."""
+
+import ast
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.parsing.calls.block import Block, Reading
+from penstock.frontend.parsing.calls.rules import Rules, quoted
+
+_MAX_DEPTH = 8
+_ENFORCED = frozenset({"type", "enum", "const", "anyOf", "oneOf", "allOf"})
+"""What a text between tags can be held to; of several types it may be any."""
+_KINDS = ("array", "boolean", "integer", "null", "number", "object", "string")
+
+
+class ArgumentWriter:
+    """Writes a call's arguments as a JSON object, one after the other."""
+
+    def __init__(self, block: Block, schema: Any) -> None:
+        """`schema` describes the whole object."""
+        self._block = block
+        self._schema = schema
+        self._is_empty = True
+
+    def key(self, key: str) -> None:
+        """An argument begins."""
+        self._block.add(("{" if self._is_empty else ", ") + json_text(key) + ": ")
+        self._is_empty = False
+
+    def raw(self, text: str) -> None:
+        """Some of the argument's value, as JSON."""
+        self._block.add(text)
+
+    def string(self, text: str) -> None:
+        """Some of a string's text."""
+        self._block.add(json_text(text)[1:-1])
+
+    def value(
+        self, key: str, *ends: str, then: tuple[str, ...] = (), kinds: frozenset[str] | None = None
+    ) -> Reading[None]:
+        """Read an argument's text up to one of `ends`, and write it as what the schema says it is.
+
+        A string is handed on as it comes, anything else when it is whole. `kinds` overrides the schema.
+        """
+        kinds = kinds_of(self._schema, key) if kinds is None else kinds
+        self.key(key)
+        if kinds == {"string"}:
+            self.raw('"')
+            yield from self._block.until(*ends, then=then, each=self.string)
+            self.raw('"')
+        else:
+            text, _ = yield from self._block.until(*ends, then=then)
+            self.raw(as_json(text, kinds))
+
+    def close(self) -> None:
+        """There are no more arguments."""
+        self._block.add("{}" if self._is_empty else "}")
+        self._block.end_call()
+
+
+def json_text(text: str) -> str:
+    """A text as JSON."""
+    return msgspec.json.encode(text).decode()
+
+
+def as_json(text: str, kinds: frozenset[str]) -> str:
+    """A value's text as JSON of one of these kinds; of whatever kind it seems to be if there are none."""
+    written = text.strip()
+    value, kind = _decoded(written)
+    if kind and (kind in kinds or (kind == "integer" and "number" in kinds)):
+        return value
+    if "string" in kinds or kind in ("", "string"):
+        return json_text(text)
+    return value
+
+
+def _decoded(text: str) -> tuple[str, str]:
+    """JSON text and its kind; Python's words and quotes are understood, too. Two empty texts if it is neither."""
+    try:
+        return text, _kind(msgspec.json.decode(text))
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        pass
+    if text[:1] in ("[", "{", "(") or text in ("True", "False", "None"):
+        try:
+            value = ast.literal_eval(text)
+            return msgspec.json.encode(value).decode(), _kind(value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, UnicodeError):
+            pass
+    return "", ""
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "number"
+        case str():
+            return "string"
+        case dict():
+            return "object"
+    return "array"
+
+
+def property_schema(schema: Any, key: str) -> Any:
+    """What the schema says of an argument; an empty object if nothing."""
+    schema = resolved(schema, schema)
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and key in properties:
+        return properties[key]
+    more = schema.get("additionalProperties")
+    return more if isinstance(more, dict) else {}
+
+
+def required(schema: dict[str, Any]) -> set[str]:
+    """The keys that an object must have."""
+    names = schema.get("required")
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+
+
+def resolved(schema: Any, root: Any) -> dict[str, Any]:
+    """The schema, or what it refers to within `root`; an empty object for what cannot be found."""
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(schema, dict):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        schema = root
+        for name in reference.removeprefix("#").strip("/").split("/"):
+            if name:
+                name = name.replace("~1", "/").replace("~0", "~")
+                schema = schema.get(name) if isinstance(schema, dict) else None
+    return {}
+
+
+def kinds_of(schema: Any, key: str) -> frozenset[str]:
+    """The JSON types that an argument may have; none if the schema does not say."""
+    return frozenset(_kinds(property_schema(schema, key), schema, 0))
+
+
+def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
+    schema = resolved(schema, root)
+    said = schema.get("type")
+    if isinstance(said, str | list):
+        return {kind for kind in ([said] if isinstance(said, str) else said) if kind in _KINDS}
+    if isinstance(schema.get("enum"), list):
+        return {_kind(value) for value in schema["enum"]}
+    if "const" in schema:
+        return {_kind(schema["const"])}
+    found: set[str] = set()
+    if depth < _MAX_DEPTH:
+        for name in ("anyOf", "oneOf", "allOf"):
+            parts = schema.get(name)
+            for part in parts if isinstance(parts, list) else ():
+                kinds = _kinds(part, root, depth + 1)
+                if not kinds and name != "allOf":
+                    return set()
+                found |= kinds
+    if not found and "properties" in schema:
+        found = {"object"}
+    return found
+
+
+def value_rule(rules: Rules, schema: Any, key: str, end: str, then: str = "", before: str = "") -> str:
+    """The grammar of an argument's text and of the end mark behind it, with the text around that mark."""
+    kinds = kinds_of(schema, key)
+    said = property_schema(schema, key)
+    plain = resolved(said, schema)
+    closing = " ".join([*([quoted(before)] if before else []), rules.mark(end), *([quoted(then)] if then else [])])
+    choices = plain.get("enum") if isinstance(plain.get("enum"), list) else None
+    choices = [plain["const"]] if "const" in plain else choices
+    if choices:
+        texts = [value if isinstance(value, str) else json_text_of(value) for value in choices]
+        return f"({' | '.join(quoted(text) for text in texts)}) {closing}"
+    if "string" in kinds or not kinds:
+        rules.leave_out(plain, _ENFORCED)
+        return rules.text_until(end, then, before)
+    said = said if isinstance(said, dict) else {}
+    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    return f"{rules.json({**definitions, **said}, {})} {closing}"
+
+
+def json_text_of(value: Any) -> str:
+    """Any value as compact JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def arguments_rule(
+    rules: Rules,
+    schema: Any,
+    opening: tuple[str, str],
+    key_end: str,
+    end: str,
+    then: str = "",
+    before: str = "",
+) -> str:
+    """The grammar of arguments, each with its marks, in the order of the schema.
+
+    Args:
+        opening: mark, and text behind it, in front of a key.
+        key_end: what stands between a key and its value.
+        end: the mark behind a value.
+        then: text behind that mark.
+        before: text in front of it.
+    """
+    plain = resolved(schema, schema)
+    properties = plain.get("properties")
+    begin = " ".join(filter(None, (rules.mark(opening[0]), quoted(opening[1]) if opening[1] else "")))
+    if not isinstance(properties, dict) or not properties:
+        if plain.get("additionalProperties") is False:
+            return ""
+        return f"({begin} /[A-Za-z0-9_.\\-]+/ {key_end} {rules.text_until(end, then, before)})*"
+    needed = required(plain)
+    parts = []
+    for key in properties:
+        part = f"{begin} {quoted(key)} {key_end} {value_rule(rules, plain, key, end, then, before)}"
+        parts.append(part if key in needed else f"({part})?")
+    return " ".join(parts)

@@ -1,0 +1,132 @@
+"""From a sequence's text to a message: reasoning first, then content, then tool calls.
+
+    text --ReasoningSplitter--> reasoning
+                  `-----------> content --ToolCallParser--> content, calls
+    text --ChannelParser--> all of them, for models that write in channels
+
+Streams feed it event by event; whole answers feed it everything at once, with the same result.
+Stop strings are looked for before, in the raw text, reasoning and calls included.
+"""
+
+from dataclasses import dataclass, field
+
+from penstock.frontend.parsing.calls.parser import ToolCallParser
+from penstock.frontend.parsing.channels import ChannelParser
+from penstock.frontend.parsing.message_parts import CallArguments, CallStart, Content, Part, Reasoning
+from penstock.frontend.parsing.output_format import OutputFormat
+from penstock.frontend.parsing.reasoning import ReasoningSplitter
+from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
+from penstock.frontend.text.tokenizer import TextTokenizer
+
+
+class MessageParser:
+    """One sequence's text to parts of its message."""
+
+    def __init__(self, output_format: OutputFormat) -> None:
+        self._format = output_format
+        self._splitter: ReasoningSplitter | None = None
+        self._tools: ToolCallParser | ChannelParser | None = None
+        reasoning, tools, tool_format = output_format.reasoning, output_format.tools, output_format.tool_format
+        schemas = {} if tools is None else tools.schemas
+        parallel = tools is None or tools.parallel
+        if reasoning is not None and reasoning.has_channels:
+            self._tools = ChannelParser(tool_format or TOOL_FORMATS["harmony"], schemas, parallel=parallel)
+            return
+        if reasoning is not None:
+            self._splitter = ReasoningSplitter(reasoning, is_open=output_format.is_reasoning_open)
+        if tool_format is not None:
+            is_open = output_format.is_call_open
+            self._tools = ToolCallParser(tool_format, schemas, parallel=parallel, is_open=is_open)
+
+    def feed(self, text: str) -> list[Part]:
+        """Take the next piece of text; return what is certain now."""
+        if self._splitter is None:
+            return self._without_reasoning([Content(text)] if text else [])
+        return self._without_reasoning(self._splitter.feed(text))
+
+    def finish(self) -> list[Part]:
+        """No more text comes; return what was held back."""
+        parts = self._without_reasoning([] if self._splitter is None else self._splitter.finish())
+        return parts if self._tools is None else parts + self._wanted(self._tools.finish())
+
+    def end(self, finish_reason: str) -> str:
+        """The message's finish_reason: calls turn a stop into "tool_calls"."""
+        has_calls = self._tools is not None and self._tools.num_calls > 0
+        return "tool_calls" if has_calls and finish_reason == "stop" else finish_reason
+
+    def _without_reasoning(self, parts: list[Part]) -> list[Part]:
+        """Parts with their content searched for calls, and the reasoning gone if it is not wanted."""
+        if self._tools is None and self._format.include_reasoning:
+            return parts
+        found: list[Part] = []
+        for part in parts:
+            if isinstance(part, Content):
+                found += [part] if self._tools is None else self._wanted(self._tools.feed(part.text))
+            elif self._format.include_reasoning:
+                found.append(part)
+        return found
+
+    def _wanted(self, parts: list[Part]) -> list[Part]:
+        """The parts without reasoning, if that is not wanted."""
+        if self._format.include_reasoning:
+            return parts
+        return [part for part in parts if not isinstance(part, Reasoning)]
+
+
+@dataclass(slots=True)
+class ParsedCall:
+    """One whole call."""
+
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ParsedMessage:
+    """A whole message. `reasoning` is empty if there was none."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[ParsedCall] = field(default_factory=list)
+    finish_reason: str = ""
+
+
+def parse_message(output_format: OutputFormat, text: str, finish_reason: str) -> ParsedMessage:
+    """A whole text at once."""
+    parser = MessageParser(output_format)
+    message = ParsedMessage()
+    for part in parser.feed(text) + parser.finish():
+        match part:
+            case Reasoning():
+                message.reasoning += part.text
+            case Content():
+                message.content += part.text
+            case CallStart():
+                message.calls.append(ParsedCall(part.call_id, part.name))
+            case CallArguments():
+                message.calls[part.index].arguments += part.text
+    message.finish_reason = parser.end(finish_reason)
+    return message
+
+
+class ReasoningCounter:
+    """Counts the tokens of one sequence's reasoning, marks included; exact however they are grouped."""
+
+    def __init__(self, output_format: OutputFormat, tokenizer: TextTokenizer) -> None:
+        self._splitter: ReasoningSplitter | None = None
+        if output_format.reasoning is not None:
+            self._splitter = ReasoningSplitter(output_format.reasoning, is_open=output_format.is_reasoning_open)
+            self._detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
+        self._num_tokens = 0
+
+    def feed(self, token_ids: list[int]) -> int:
+        """Take the next tokens; how many were reasoning so far."""
+        splitter = self._splitter
+        if splitter is not None:
+            for token_id in token_ids:
+                if splitter.is_over:
+                    break
+                splitter.feed(self._detokenizer.feed(token_id))
+                self._num_tokens += 1
+        return self._num_tokens if splitter is not None and splitter.has_begun else 0

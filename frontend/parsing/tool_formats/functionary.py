@@ -1,0 +1,84 @@
+"""Functionary: a tag that holds the name around the arguments, or `>>>`, the name, and the arguments in a new line."""
+
+import re
+
+from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
+from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
+from penstock.frontend.parsing.calls.json_calls import read_arguments
+from penstock.frontend.parsing.calls.rules import Function, Rules, quoted, regex, sequence
+
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{0,256}")
+
+
+class FunctionaryV31(ToolFormat):
+    """Also the way in which Llama 3.1 was taught tools of a user's own."""
+
+    name = "functionary_v31"
+    models = ("Functionary 3.1",)
+    example = '<function=get_weather>{"city": "Oslo"}</function>'
+    starts = ("<function=",)
+    separator = ""
+
+    def is_taught_by(self, template: str) -> bool:
+        """Whether a chat template teaches this way of writing."""
+        return "<function=" in template and "<parameter" not in template
+
+    def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
+        """Read a block."""
+        name = yield from block.word(_NAME)
+        if not name:
+            raise NoCallError
+        yield from block.expects(">")
+        yield from block.skip()
+        yield from read_arguments(block, name)
+        yield from block.close("</function>", mark)
+
+    def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of a block behind its mark."""
+        calls = [sequence(quoted(f"{function.name}>"), rules.json(function.arguments)) for function in functions]
+        return f"{rules.rule(' | '.join(calls))} {quoted('</function>')}"
+
+
+class FunctionaryV32(ToolFormat):
+    """`>>>all` opens content. The prompt ends with the first `>>>`, so that the output begins behind it."""
+
+    name = "functionary_v32"
+    models = ("Functionary 3.2",)
+    example = '>>>get_weather\n{"city": "Oslo"}'
+    starts = (">>>",)
+    separator = ""
+    is_opened_by_prompt = True
+
+    def is_taught_by(self, template: str) -> bool:
+        """Whether a chat template teaches this way of writing."""
+        return ">>>all" in template or "'>>>'" in template
+
+    def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
+        """Read a block."""
+        name = yield from block.word(_NAME)
+        yield from block.expects("\n")
+        if name == "all":
+            block.settle()
+            return
+        if name not in block.names:
+            raise NoCallError
+        yield from block.skip()
+        yield from read_arguments(block, name)
+
+    def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of a block behind its mark."""
+        calls = [sequence(quoted(f"{function.name}\n"), rules.json(function.arguments)) for function in functions]
+        return rules.rule(" | ".join(calls))
+
+    def calls_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of an output that is nothing but calls; the prompt has written the first mark."""
+        call = self.block_rule(rules, functions, parallel=parallel)
+        return sequence(call, f"({self.start_rule(rules)} {call})*") if parallel else call
+
+    def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of an output of text that may hold calls."""
+        calls = self.calls_rule(rules, functions, parallel=parallel)
+        opened = rules.rule(rf"/(.|\n)*{regex(self.starts[0])}/", "[lazy]")
+        text = f"({opened} {calls} | {rules.text_without(*self.starts)}?)"
+        head = quoted("all\n")
+        return f"{calls} | {head} {text}"

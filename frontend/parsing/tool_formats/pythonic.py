@@ -1,0 +1,174 @@
+"""Calls as Python writes them, in a list: Llama 3.2 and 4 (pythonic), LFM2, OLMo 3."""
+
+import re
+from typing import Any, ClassVar
+
+from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
+from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
+from penstock.frontend.parsing.calls.json_blocks import read_bare_objects
+from penstock.frontend.parsing.calls.literals import PYTHON, literal_rule, members, read_value, word_as_json
+from penstock.frontend.parsing.calls.rules import NEW_LINE, Function, Rules, listed, quoted, regex, sequence
+from penstock.frontend.parsing.calls.values import ArgumentWriter, resolved
+
+_NAME = re.compile(r"[A-Za-z_]?[A-Za-z0-9_.\-]{0,256}")
+_BETWEEN = " \t\r\n,"
+
+
+class Pythonic(ToolFormat):
+    """A list of calls at the start of a line, of offered tools; or between marks."""
+
+    name = "pythonic"
+    models: ClassVar[tuple[str, ...]] = ("Llama 3.2 (pythonic)", "Llama 4", "ToolACE")
+    example = "[get_weather(city='Oslo')]"
+    starts: tuple[str, ...] = ("<|python_start|>",)
+    end = "<|python_end|>"
+    opening = "["
+
+    def __init__(self) -> None:
+        self.marks = (*self.starts, self.end)
+
+    def is_taught_by(self, template: str) -> bool:
+        """Whether a chat template teaches this way of writing."""
+        return "[func_name1(" in template or "<|python_start|>" in template
+
+    def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
+        """Read a list of calls."""
+        yield from block.skip()
+        if mark and (yield from block.peek()) == "{":
+            yield from read_bare_objects(block, known_only=False)
+        else:
+            yield from self._read_list(block, mark, schemas)
+        if mark:
+            yield from block.close(self.end, mark)
+
+    def _read_list(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
+        is_list = yield from block.accepts("[")
+        if not (is_list or mark):
+            raise NoCallError
+        while True:
+            yield from block.skip(_BETWEEN)
+            if block.has_calls and (yield from block.accepts("]")):
+                return
+            if block.has_calls and not is_list and (yield from block.sees(self.end)):
+                return
+            yield from read_call(block, schemas, known_only=not mark)
+
+    def start_rule(self, rules: Rules) -> str:
+        """Nothing opens a list but its own bracket."""
+        return ""
+
+    def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of a list of calls."""
+        call = rules.rule(" | ".join(call_rule(rules, function) for function in functions))
+        more = f' (", " {call})*' if parallel else ""
+        return f'"[" {call}{more} "]"'
+
+    def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of text that may end with a list of calls: in it no line begins like one."""
+        openings = [
+            sequence(rules.text_until_line(regex(f"[{function.name}(")), arguments_rule(rules, function), '")"')
+            for function in functions
+        ]
+        call = rules.rule(" | ".join(call_rule(rules, function) for function in functions))
+        more = f' (", " {call})*' if parallel else ""
+        names = "|".join(regex(function.name) for function in functions)
+        text = rules.text_without_lines(rf"\[[ \t\r\n,]*({names})\(", *self.starts)
+        return f'({" | ".join(openings)}){more} "]" | {text}?'
+
+
+class Lfm2(Pythonic):
+    """The list stands between marks; JSON objects there are read, too."""
+
+    name = "lfm2"
+    models: ClassVar[tuple[str, ...]] = ("LFM2", "LFM2.5")
+    example = "<|tool_call_start|>[get_weather(city='Oslo')]<|tool_call_end|>"
+    starts = ("<|tool_call_start|>",)
+    end = "<|tool_call_end|>"
+    opening = ""
+
+    def is_taught_by(self, template: str) -> bool:
+        """Whether a chat template teaches this way of writing."""
+        return "<|tool_call_start|>" in template or "<|tool_list_start|>" in template
+
+    def start_rule(self, rules: Rules) -> str:
+        """The grammar of what opens a block."""
+        return rules.mark(self.starts[0])
+
+    def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of a block behind its mark."""
+        return f"{super().block_rule(rules, functions, parallel=parallel)} {rules.mark(self.end)}"
+
+    def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of text that may hold lists of calls."""
+        return ToolFormat.text_rule(self, rules, functions, parallel=parallel)
+
+
+class Olmo3(Lfm2):
+    """A line for each call, between tags."""
+
+    name = "olmo3"
+    models: ClassVar[tuple[str, ...]] = ("OLMo 3",)
+    example = '<function_calls>\nget_weather(city="Oslo")\n</function_calls>'
+    starts = ("<function_calls>",)
+    end = "</function_calls>"
+
+    def is_taught_by(self, template: str) -> bool:
+        """Whether a chat template teaches this way of writing."""
+        return "<function_calls>" in template
+
+    def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of a block behind its mark."""
+        call = rules.rule(" | ".join(call_rule(rules, function) for function in functions))
+        return f"{NEW_LINE} ({call} {NEW_LINE}){'+' if parallel else ''} {rules.mark(self.end)}"
+
+
+def read_call(block: Block, schemas: Schemas, *, known_only: bool) -> Reading[None]:
+    """Read a name and arguments in parentheses; those without a name are taken in the order of the schema."""
+    name = yield from block.word(_NAME)
+    if not name or (known_only and name not in block.names) or not (yield from block.accepts("(")):
+        raise NoCallError
+    block.start_call(name)
+    arguments = ArgumentWriter(block, schemas.get(name))
+    keys = list(_properties(schemas.get(name)))
+    while True:
+        yield from block.skip(_BETWEEN)
+        if (yield from block.accepts(")")):
+            break
+        word = yield from block.word(_NAME)
+        yield from block.skip()
+        if word and (yield from block.accepts("=")):
+            arguments.key(word)
+            yield from read_value(block, arguments.raw, PYTHON)
+            continue
+        yield from block.goes_on()
+        if not keys:
+            raise NoCallError
+        arguments.key(keys.pop(0))
+        if word:
+            arguments.raw(word_as_json(word))
+        else:
+            yield from read_value(block, arguments.raw, PYTHON)
+    arguments.close()
+
+
+def call_rule(rules: Rules, function: Function) -> str:
+    """The grammar of a call."""
+    return sequence(quoted(f"{function.name}("), arguments_rule(rules, function), '")"')
+
+
+def arguments_rule(rules: Rules, function: Function) -> str:
+    """The grammar of what stands in a call's parentheses."""
+    schema = resolved(function.arguments, function.arguments)
+    items = [
+        (f"{quoted(key + '=')} {literal_rule(rules, part, schema, PYTHON)}", is_needed)
+        for key, part, is_needed in members(schema, PYTHON)
+    ]
+    if items or schema.get("additionalProperties") is False:
+        return listed(rules, items, ", ")
+    one = f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {literal_rule(rules, {}, schema, PYTHON)}'
+    return f'({one} (", " {one})*)?'
+
+
+def _properties(schema: Any) -> dict[str, Any]:
+    properties = resolved(schema, schema).get("properties")
+    return properties if isinstance(properties, dict) else {}

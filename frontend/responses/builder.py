@@ -1,0 +1,117 @@
+"""A response's output items, as the parts of its message come, and the events that tell of them.
+
+    output_item.added, content_part.added, *.delta ..., *.done, content_part.done, output_item.done
+
+Streams send the events; whole answers use only the items.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.frontend.parsing.message_parts import CallArguments, CallStart, Content, Part, Reasoning
+from penstock.frontend.schema import ContentLogprob
+from penstock.frontend.schema_responses import (
+    FunctionCallItem,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    Status,
+)
+
+Event = tuple[str, dict[str, Any]]
+"""An event's type and its fields, besides its number."""
+
+
+class ResponseBuilder:
+    """The items of one response. At any time one item at most is open."""
+
+    def __init__(self) -> None:
+        self.items: list[OutputItem] = []  # closed ones
+        self._open: type[OutputItem] | None = None
+        self._item_id = ""
+        self._call = ("", "")  # id and name of an open call
+        self._texts: list[str] = []
+        self._logprobs: list[ContentLogprob] = []  # of an open message
+
+    def add(self, part: Part, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
+        """Take a part, with the log-probabilities of its tokens if it is content; the events that tell of it."""
+        match part:
+            case CallArguments(_, text):
+                self._texts.append(text)
+                return [self._event("response.function_call_arguments.delta", delta=text)]
+            case CallStart(_, call_id, name):
+                return [*self._close("completed"), *self._begin(FunctionCallItem, (call_id, name))]
+            case Reasoning(text):
+                events = self._switch(ReasoningItem)
+                name = "response.reasoning_text.delta"
+                delta = self._event(name, content_index=0, delta=text)
+            case Content(text):
+                events = self._switch(MessageItem)
+                name = "response.output_text.delta"
+                delta = self._event(name, content_index=0, delta=text, logprobs=logprobs)
+                self._logprobs += logprobs
+        self._texts.append(text)
+        return [*events, delta]
+
+    def finish(self, status: Status) -> list[Event]:
+        """The output has ended: an open item ends with this status. A response without any item gets an empty text."""
+        events = [] if self.items or self._open is not None else self._begin(MessageItem)
+        return [*events, *self._close(status)]
+
+    def _switch(self, kind: type[OutputItem]) -> list[Event]:
+        if self._open is kind:
+            return []
+        return [*self._close("completed"), *self._begin(kind)]
+
+    def _begin(self, kind: type[OutputItem], call: tuple[str, str] = ("", "")) -> list[Event]:
+        prefix = {ReasoningItem: "rs", MessageItem: "msg", FunctionCallItem: "fc"}[kind]
+        self._open, self._call, self._texts, self._logprobs = kind, call, [], []
+        self._item_id = f"{prefix}_{secrets.token_hex(16)}"
+        events: list[Event] = [("response.output_item.added", self._place(item=self._item("in_progress", is_new=True)))]
+        if kind is not FunctionCallItem:
+            events.append(self._event("response.content_part.added", content_index=0, part=self._part("")))
+        return events
+
+    def _close(self, status: Status) -> list[Event]:
+        kind, text = self._open, "".join(self._texts)
+        if kind is None:
+            return []
+        item = self._item(status)
+        if kind is FunctionCallItem:
+            name = self._call[1]
+            events = [self._event("response.function_call_arguments.done", name=name, arguments=text)]
+        else:
+            is_reasoning = kind is ReasoningItem
+            done = "response.reasoning_text.done" if is_reasoning else "response.output_text.done"
+            more: dict[str, Any] = {} if is_reasoning else {"logprobs": self._logprobs}
+            events = [
+                self._event(done, content_index=0, text=text, **more),
+                self._event("response.content_part.done", content_index=0, part=self._part(text)),
+            ]
+        events.append(("response.output_item.done", self._place(item=item)))
+        self.items.append(item)
+        self._open = None
+        return events
+
+    def _part(self, text: str) -> ReasoningText | OutputText:
+        if self._open is ReasoningItem:
+            return ReasoningText(text)
+        return OutputText(text, logprobs=tuple(self._logprobs))
+
+    def _item(self, status: Status, *, is_new: bool = False) -> OutputItem:
+        text = "".join(self._texts)
+        if self._open is ReasoningItem:
+            return ReasoningItem(self._item_id, [] if is_new else [ReasoningText(text)], status)
+        if self._open is MessageItem:
+            message = OutputText(text, logprobs=tuple(self._logprobs))
+            return MessageItem(self._item_id, [] if is_new else [message], status)
+        return FunctionCallItem(self._item_id, *self._call, text, status)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        return kind, self._place(item_id=self._item_id, **fields)
+
+    def _place(self, **fields: Any) -> dict[str, Any]:
+        return {"output_index": len(self.items), **fields}

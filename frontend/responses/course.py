@@ -1,0 +1,215 @@
+"""A response from its first event to the last, streamed or whole."""
+
+import secrets
+import time
+from itertools import accumulate, pairwise
+from typing import Any
+
+import msgspec
+
+from penstock.frontend import schema
+from penstock.frontend.api.logprobs import score_writer
+from penstock.frontend.api.service import Service
+from penstock.frontend.engine.generation import SequenceEvent
+from penstock.frontend.errors import ApiError
+from penstock.frontend.exchange import sse
+from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.parsing.message_parser import MessageParser, ReasoningCounter
+from penstock.frontend.parsing.message_parts import Content, Part
+from penstock.frontend.parsing.output_format import OutputFormat
+from penstock.frontend.responses.builder import Event, ResponseBuilder
+from penstock.frontend.responses.validate import ValidResponse
+from penstock.frontend.schema_responses import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputItem,
+    OutputTokensDetails,
+    Response,
+    ResponseError,
+    ResponseUsage,
+    Status,
+)
+
+
+class ResponseCourse:
+    """One response from its first event to the last; the `Chunks` of its stream."""
+
+    def __init__(
+        self, service: Service, record: RequestRecord, valid: ValidResponse, output_format: OutputFormat
+    ) -> None:
+        self._service = service
+        self._record = record
+        self._valid = valid
+        self._id = f"resp_{secrets.token_hex(24)}"
+        self._created_at = int(time.time())
+        self._parser = MessageParser(output_format)
+        self._counter = ReasoningCounter(output_format, service.model.tokenizer)
+        self._builder = ResponseBuilder()
+        self._scores = score_writer(service.model.tokenizer, valid.chat.common.logprobs)
+        self._untold: list[tuple[str, schema.ContentLogprob]] = []  # texts and scores of tokens not told of yet
+        self._num_characters = 0  # of the sequence's text so far, if its tokens are told of
+        self._status: Status = "in_progress"
+        self._completed_at: int | None = None
+        self._events = EventWriter()
+        self._response_bytes = b""  # once it is finished
+
+    def opening(self) -> bytes:
+        """The events before any output."""
+        response = self._response(None)
+        return self._events.write(
+            [("response.created", {"response": response}), ("response.in_progress", {"response": response})]
+        )
+
+    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+        """The events of what has become certain."""
+        return self._events.write(self.take(event))
+
+    def end(self, usage: schema.Usage | None) -> bytes:
+        """The last event, with the whole response."""
+        response = self.finished(usage)
+        return self._events.write([(f"response.{self._status}", {"response": msgspec.Raw(response)})])
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last events of a response that fails after its first byte."""
+        self._status = "failed"
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        failed = self._response(None, ResponseError(code, error.message))
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        return self._events.write([("response.failed", {"response": failed}), ("error", fields)])
+
+    def take(self, event: SequenceEvent) -> list[Event]:
+        """Take news of the sequence; what there is to tell of it."""
+        self._record.num_reasoning_tokens = self._counter.feed(event.token_ids)
+        events = self._take_text(event)
+        if event.finish_reason is None:
+            return events
+        parts = self._parser.finish()
+        self._record.num_calling = int(self._parser.end(event.finish_reason) == "tool_calls")
+        self._status = "incomplete" if event.finish_reason == "length" else "completed"
+        if self._status == "completed":
+            self._completed_at = int(time.time())
+        return events + self._add(parts) + self._builder.finish(self._status)
+
+    def _take_text(self, event: SequenceEvent) -> list[Event]:
+        if self._scores is None:
+            return self._add(self._parser.feed(event.text))
+        # Token by token, so that each part gets its own, however many came at once.
+        begin, events = self._num_characters, []
+        self._num_characters += len(event.text)
+        scores = event.scores or []
+        cuts = [begin, *(token.offset for token in scores), self._num_characters]
+        for score, (start, end) in zip([None, *scores], pairwise(cuts), strict=True):
+            text = event.text[start - begin : end - begin]
+            if score is not None:
+                self._untold += [(text, entry) for entry in self._scores.chat([score]).content]
+            if text:
+                events += self._add(self._parser.feed(text))
+        return events
+
+    def _add(self, parts: list[Part]) -> list[Event]:
+        events: list[Event] = []
+        for part in parts:
+            # What belongs to reasoning, calls or marks is not told of: there is no place for it.
+            events += self._builder.add(part, self._scores_of(part.text) if isinstance(part, Content) else ())
+            self._untold = []
+        return events
+
+    def _scores_of(self, content: str) -> list[schema.ContentLogprob]:
+        """Those of the tokens that wrote it: it is how their texts end."""
+        begin = "".join(text for text, _ in self._untold).rfind(content)
+        ends = accumulate(len(text) for text, _ in self._untold)
+        return [entry for (_, entry), end in zip(self._untold, ends, strict=True) if end > begin]
+
+    def finished(self, usage: schema.Usage | None) -> bytes:
+        """The whole response as JSON."""
+        self._response_bytes = msgspec.json.encode(self._response(usage))
+        return self._response_bytes
+
+    async def last_words(self) -> bytes:
+        """Nothing is said before the last event; but the response is stored."""
+        await self.keep()
+        return b""
+
+    async def keep(self) -> None:
+        """Store the finished response, if that is wanted."""
+        if not self._valid.store:
+            return
+        output: list[dict[str, Any]] = [_stored(item) for item in self._builder.items]
+        given = self._valid.items
+        await self._service.responses.put(
+            self._record.owner,
+            self._id,
+            self._response_bytes,
+            given + output,
+            num_before=self._valid.num_before,
+            num_inputs=len(given) - self._valid.num_before,
+        )
+
+    def _response(self, usage: schema.Usage | None, error: ResponseError | None = None) -> Response:
+        valid, sampling = self._valid, self._valid.chat.common.sampling
+        return Response(
+            id=self._id,
+            created_at=self._created_at,
+            completed_at=self._completed_at,
+            status=self._status,
+            model=valid.chat.common.model,
+            output=list(self._builder.items),
+            usage=None if usage is None else _usage(usage, self._record.num_reasoning_tokens),
+            error=error,
+            incomplete_details=IncompleteDetails("max_output_tokens") if self._status == "incomplete" else None,
+            instructions=valid.instructions,
+            max_output_tokens=valid.max_output_tokens,
+            max_tool_calls=valid.max_tool_calls,
+            metadata=valid.metadata,
+            parallel_tool_calls=valid.parallel_tool_calls,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            previous_response_id=valid.previous_response_id,
+            prompt_cache_key=valid.prompt_cache_key,
+            reasoning=valid.reasoning,
+            safety_identifier=valid.safety_identifier,
+            store=valid.store,
+            temperature=sampling.temperature,
+            text=valid.text,
+            tool_choice=valid.tool_choice,
+            tools=valid.tools,
+            top_logprobs=valid.top_logprobs,
+            top_p=sampling.top_p,
+            truncation="auto" if valid.truncates else "disabled",
+            user=valid.user,
+        )
+
+
+class EventWriter:
+    """Numbers and frames the events of one stream."""
+
+    def __init__(self) -> None:
+        self._num_events = 0
+
+    def write(self, events: list[Event], after: int = -1) -> bytes:
+        """These events; those numbered up to `after` are left out."""
+        framed = b""
+        for kind, fields in events:
+            if self._num_events > after:
+                data = {"type": kind, "sequence_number": self._num_events, **fields}
+                framed += sse.named_event(kind, msgspec.json.encode(data))
+            self._num_events += 1
+        return framed
+
+
+def _usage(usage: schema.Usage, num_reasoning_tokens: int) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(num_reasoning_tokens),
+        total_tokens=usage.total_tokens,
+    )
+
+
+def _stored(item: OutputItem) -> dict[str, Any]:
+    """An output item as a later request of the conversation goes on from it."""
+    stored: dict[str, Any] = msgspec.to_builtins(item)
+    for part in stored.get("content", ()):
+        part.pop("logprobs", None)
+    return stored

@@ -1,0 +1,237 @@
+"""Checks of /v1/responses: the same request as a chat's in another dress. See `common.py`."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
+from penstock.frontend.grammars.reader import GrammarSource
+from penstock.frontend.responses.items import Item, as_messages, known_items
+from penstock.frontend.schema_responses import LOGPROBS, ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
+from penstock.frontend.text.chat_template import ChatTemplate
+from penstock.frontend.validation.chat import ValidChat, validate_conversation
+from penstock.frontend.validation.common import Rules, ValidRequest, validate_common
+from penstock.frontend.validation.grammar import check_ending, schema_source
+from penstock.frontend.validation.template_settings import with_fields
+from penstock.frontend.validation.tools import ToolChoice, validate_tools
+
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+MAX_IDENTIFIER = 512
+_INCLUDABLE = frozenset(
+    (
+        LOGPROBS,
+        "reasoning.encrypted_content",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "message.input_image.image_url",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+    )
+)
+"""Reasoning always comes in the clear in `content`, and may be sent back so: there is nothing to encrypt. Of what
+tools of the server would tell there is nothing either."""
+
+_TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
+
+
+@dataclass(frozen=True, slots=True)
+class ValidResponse:
+    """A responses request, checked; not rendered yet."""
+
+    chat: ValidChat
+    items: list[Item]  # of the whole conversation so far, instructions excepted, as they are kept
+    num_before: int  # items of earlier responses
+    instructions: str | None
+    previous_response_id: str | None
+    store: bool
+    metadata: dict[str, str]
+    user: str | None
+    tools: list[dict[str, Any]]  # as they are shown in the response
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    reasoning: ReasoningOptions
+    text: TextOptions
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    top_logprobs: int
+    truncates: bool  # what does not fit goes, from the conversation's beginning
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+
+
+def validate_response(
+    request: ResponsesRequest, rules: Rules, template: ChatTemplate | None, previous: list[Item], given: list[Item]
+) -> ValidResponse:
+    """Check a responses request that goes on from `previous` items with those `given` (see `input_items`).
+
+    Raises:
+        InvalidRequest: one of its kinds (see `errors.py`).
+    """
+    field, max_tokens = "max_output_tokens", request.max_output_tokens
+    if max_tokens is None:
+        field, max_tokens = "max_tokens", request.max_tokens
+    common = validate_common(request, rules, max_tokens=max_tokens, max_tokens_field=field, prompt_field="input")
+    if common.n != 1:
+        raise InvalidParameter(f"n must be 1 for a response, got {common.n}", param="n")
+    if common.continuous_usage:
+        raise UnsupportedParameter("stream_options.continuous_usage_stats is not supported", param="stream_options")
+    warnings = list(common.warnings)
+    _check_options(request, warnings)
+    shown_tools = _shown_tools(request.tools or [], warnings)
+    tool_choice = _tool_choice(request.tool_choice, warnings)
+    tools = validate_tools(
+        [_chat_tool(tool) for tool in shown_tools],
+        tool_choice,
+        request.parallel_tool_calls,
+        template,
+        rules.tool_format,
+    )
+    items = previous + given
+    try:
+        conversation = validate_conversation(
+            as_messages(items, request.instructions),
+            rules,
+            template,
+            add_generation_prompt=True,
+            continue_final_message=False,
+            variables=with_fields(
+                request.chat_template_kwargs,
+                reasoning_effort=request.reasoning.effort if request.reasoning else None,
+                verbosity=request.text.verbosity if request.text else None,
+            ),
+            tools=None if tools is None else tools.definitions,
+        )
+    except InvalidRequest as error:
+        if error.param is not None and error.param.startswith("messages"):
+            error.param = "input"
+        raise
+    # Usage is part of every response.
+    common = replace(common, include_usage=True, grammar=_grammar(request, common, rules), warnings=tuple(warnings))
+    return ValidResponse(
+        chat=ValidChat(common, conversation, tools, request.include_reasoning is not False),
+        items=previous + known_items(given),
+        num_before=len(previous),
+        instructions=request.instructions,
+        previous_response_id=request.previous_response_id,
+        store=request.store is not False,
+        metadata=_metadata(request.metadata),
+        user=request.user,
+        tools=shown_tools,
+        tool_choice="auto" if tool_choice is None else tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        reasoning=request.reasoning or ReasoningOptions(),
+        text=TextOptions((request.text.format if request.text is not None else None) or TextFormat(), "medium"),
+        max_output_tokens=max_tokens,
+        max_tool_calls=request.max_tool_calls,
+        top_logprobs=max(common.logprobs.output, 0),
+        truncates=request.truncation == "auto",
+        safety_identifier=_identifier("safety_identifier", request.safety_identifier),
+        prompt_cache_key=_identifier("prompt_cache_key", request.prompt_cache_key),
+    )
+
+
+def _grammar(request: ResponsesRequest, common: ValidRequest, rules: Rules) -> GrammarSource | None:
+    """What the text must match: said by `text.format`, or as in the other endpoints."""
+    text_format = request.text.format if request.text is not None else None
+    if text_format is None or text_format.type == "text":
+        return common.grammar
+    if common.grammar is not None:
+        raise InvalidParameter(f"text.format and {common.grammar.field} exclude each other", param="text.format")
+    if text_format.type not in ("json_object", "json_schema"):
+        raise InvalidParameter(
+            f"text.format.type must be 'text', 'json_object' or 'json_schema', got {text_format.type[:64]!r}",
+            param="text.format.type",
+        )
+    check_ending(request, "text.format", rules.eos_token_ids)
+    if text_format.type == "json_object":
+        return schema_source("text.format", None)
+    if not text_format.schema:
+        raise InvalidParameter("text.format.schema is required for type 'json_schema'", param="text.format.schema")
+    return schema_source("text.format.schema", text_format.schema, is_strict=text_format.strict is True)
+
+
+def input_items(given: str | list[Item] | None) -> list[Item]:
+    """A request's input as items.
+
+    Raises:
+        InvalidParameter: if there is none.
+    """
+    if given is None:
+        raise InvalidParameter("input is required", param="input")
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+
+
+def _check_options(request: ResponsesRequest, warnings: list[str]) -> None:
+    """Refuse what would change the answer if it were honoured, and tell of what has no effect."""
+    if request.prompt_logprobs is not None:
+        raise UnsupportedParameter("prompt_logprobs is not supported for responses", param="prompt_logprobs")
+    if request.truncation not in (None, "disabled", "auto"):
+        raise InvalidParameter("truncation must be 'auto' or 'disabled'", param="truncation")
+    if request.max_tool_calls is not None and request.max_tool_calls < 1:
+        raise InvalidParameter("max_tool_calls must be at least 1", param="max_tool_calls")
+    reasoning = request.reasoning or ReasoningOptions()
+    for summary in (reasoning.summary, reasoning.generate_summary):  # reasoning comes whole, there is none of it
+        if summary not in (None, "auto", "concise", "detailed"):
+            raise InvalidParameter(
+                "reasoning.summary must be 'auto', 'concise' or 'detailed'", param="reasoning.summary"
+            )
+    for name in request.include or []:
+        if name not in _INCLUDABLE:
+            raise UnsupportedParameter(f"include: {name[:64]!r} is not supported", param="include")
+
+
+def _shown_tools(tools: list[dict[str, Any]], warnings: list[str]) -> list[dict[str, Any]]:
+    """The functions among the tools, with the fields that a response shows in any case.
+
+    Tools of other types would be run by the server (a search), or are written in another way than a call. Agents
+    offer them along with their functions: the model is not told of them, the client is.
+    """
+    shown = []
+    for index, tool in enumerate(tools):
+        kind = tool.get("type")
+        if not isinstance(kind, str):
+            raise InvalidParameter(f"tools[{index}].type: expected a text", param=f"tools[{index}].type")
+        if kind == "function":
+            known = {name: value for name, value in tool.items() if name in _TOOL_FIELDS}
+            shown.append({"description": None, "parameters": None, "strict": False, **known})
+        else:
+            warnings.append(f"tools[{index}]: tools of type {kind[:64]!r} are not supported and were left out")
+    return shown
+
+
+def _tool_choice(choice: ToolChoice | None, warnings: list[str]) -> ToolChoice | None:
+    """The choice; one of a tool that was left out is the model's own."""
+    kind = choice.get("type") if isinstance(choice, dict) else "function"
+    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
+        warnings.append(f"tool_choice: tools of type {kind[:64]!r} are not supported; 'auto' was taken")
+        return "auto"
+    return choice
+
+
+def _identifier(field: str, value: str | None) -> str | None:
+    if value is not None and len(value) > MAX_IDENTIFIER:
+        raise InvalidParameter(f"{field} may have {MAX_IDENTIFIER} characters at most, got {len(value)}", param=field)
+    return value
+
+
+def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Responses write a tool flat, chats with the function inside."""
+    names = ("name", "description", "parameters", "strict")
+    function = {name: tool[name] for name in names if tool.get(name) not in (None, False)}
+    return {"type": "function", "function": function}
+
+
+def _metadata(metadata: dict[str, str] | None) -> dict[str, str]:
+    found = metadata or {}
+    if len(found) > MAX_METADATA:
+        raise InvalidParameter(f"metadata may hold {MAX_METADATA} entries at most, got {len(found)}", param="metadata")
+    for key, value in found.items():
+        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+            raise InvalidParameter(
+                f"metadata: keys may have {MAX_METADATA_KEY} characters and values {MAX_METADATA_VALUE}, "
+                f"got {len(key)} and {len(value)}",
+                param="metadata",
+            )
+    return found

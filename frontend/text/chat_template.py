@@ -1,0 +1,285 @@
+"""The checkpoint's chat template, rendered as transformers renders it, in Jinja's immutable sandbox.
+
+Same settings (trim_blocks, lstrip_blocks, loop controls), filters (`tojson` without HTML or ASCII
+escapes), globals (`raise_exception`, `strftime_now`, `dict`, `namespace`) and the `{% generation %}`
+tag, so that the text equals `tokenizer.apply_chat_template(..., tokenize=False)`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import jinja2
+import jinja2.compiler
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from penstock.core.checkpoint.folder import read_json
+from penstock.core.config import ConfigError
+from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
+from penstock.frontend.text.template_calls import CallStyle, Chat, find_style
+
+_CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+RESERVED = frozenset(
+    {"messages", "tools", "xml_tools", "documents", "add_generation_prompt", "chat_template", "tokenize"}
+)
+"""Names that are no variables of a template: they have fields of their own, or none."""
+
+_TOOL_VARIABLES = ("tools", "xml_tools")
+"""Where templates look for the tools; the second is SmolLM3's."""
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_PROBE_CHARS = 1 << 20
+
+
+class ChatTemplate:
+    """One compiled template and the special tokens that it may name."""
+
+    def __init__(self, source: str, special_tokens: dict[str, Any]) -> None:
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            finder = _VariableFinder(environment)
+            finder.visit(environment.parse(source))
+        except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
+            raise ConfigError(f"the chat template does not compile: {error}") from None
+        self.source = source
+        self.words = frozenset(re.findall(r"\w+", source))
+        """Every name that the template may read, among others."""
+        self._special_tokens = special_tokens
+        variables = finder.undeclared_identifiers
+        self._tool_variables = [name for name in _TOOL_VARIABLES if name in variables]
+        self.reads_tools = bool(self._tool_variables)
+        self.extra_variables = frozenset(variables) - RESERVED - set(special_tokens) - set(environment.globals)
+        """What a request may set through `chat_template_kwargs`: variables that the template reads, no others."""
+
+    def render(
+        self,
+        messages: Chat,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        max_chars: int = 1 << 30,
+    ) -> str:
+        """The prompt text of a conversation. It may take for ever: `text_child.py` is where that does no harm.
+
+        Raises:
+            TemplateFailed: if the template refuses the conversation, or fails on it.
+            ContextLengthExceeded: if it writes more than `max_chars`.
+        """
+        style = self._call_style if any(message.get("tool_calls") for message in messages) else CallStyle()
+        chat = [_with_reasoning_names(style.apply(message)) for message in messages]
+        final = ""
+        if continue_final_message:
+            final = _mark_final_message(chat)
+        text = self._write(chat, tools, add_generation_prompt, variables or {}, max_chars)
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+    @cached_property
+    def _call_style(self) -> CallStyle:
+        return find_style(lambda chat, tools: self._write(chat, tools, True, {}, _PROBE_CHARS))
+
+    def _write(
+        self,
+        chat: Chat,
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: dict[str, Any],
+        max_chars: int,
+    ) -> str:
+        try:
+            return _joined(
+                self._template.generate(
+                    messages=chat,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    **{"tools": None, **dict.fromkeys(self._tool_variables, tools)},
+                    **{**self._special_tokens, **variables},
+                ),
+                max_chars,
+            )
+        except jinja2.TemplateError as error:
+            raise TemplateFailed(f"the chat template refuses these messages: {error}", param="messages") from None
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+            raise TemplateFailed(
+                f"the chat template fails on these messages: {type(error).__name__}: {error}", param="messages"
+            ) from None
+
+
+def _joined(pieces: Iterator[str], max_chars: int) -> str:
+    kept, size = [], 0
+    for piece in pieces:
+        kept.append(piece)
+        size += len(piece)
+        if size > max_chars:
+            raise ContextLengthExceeded(f"the chat template writes more than {max_chars} characters", param="messages")
+    return "".join(kept)
+
+
+def _with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates read a message's reasoning under different names; offer it under all (as transformers does)."""
+    reasoning = next((message[name] for name in _REASONING_FIELDS if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _mark_final_message(chat: Chat) -> str:
+    """Append the mark to the last message's text, in place; return that text."""
+    final = chat[-1].get("content") if chat else None
+    if not isinstance(final, str):
+        raise TemplateFailed("continue_final_message needs a last message with text content", param="messages")
+    chat[-1] = {**chat[-1], "content": final + _CONTINUE_MARK}
+    return final
+
+
+def _cut_at_mark(text: str, final: str) -> str:
+    mark = _CONTINUE_MARK.strip()
+    if mark not in text or final.strip() not in text:
+        raise TemplateFailed("the chat template does not show the last message, so it cannot be continued")
+    position = text.rindex(mark)
+    if text[position : position + len(_CONTINUE_MARK)] == _CONTINUE_MARK:
+        return text[:position]
+    return text[:position].rstrip()  # the template trims messages
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what the model wrote, for training; here it only renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_render_body"), [], [], body).set_lineno(line)
+
+    def _render_body(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _CodeGenerator(jinja2.compiler.CodeGenerator):
+    """Computes nothing while it compiles: `{{ 9 ** 9 ** 9 }}` is for the process that can be killed."""
+
+    def _output_child_to_const(self, node: jinja2.nodes.Expr, frame: Any, finalize: Any) -> str:
+        raise jinja2.nodes.Impossible
+
+
+class _VariableFinder(jinja2.meta.TrackingCodeGenerator):
+    """Finds the variables that a template reads, as `find_undeclared_variables`, and computes nothing either."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.optimizer = None
+
+    def _output_child_to_const(self, node: jinja2.nodes.Expr, frame: Any, finalize: Any) -> str:
+        raise jinja2.nodes.Impossible
+
+
+class _SafeNamespace(Namespace):
+    """A namespace without underscore names, which could reach into the interpreter."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        attributes = dict(*args[1:], **kwargs)  # as in jinja2, so that `namespace(self=...)` works
+        for name in attributes:
+            _refuse_underscore(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+class _SafeDict:
+    """`dict(...)` and `dict.fromkeys(...)`, and nothing else of the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _ToJson(Protocol):
+    def __call__(self, value: Any, **options: Any) -> str: ...
+
+
+def _tojson(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse_underscore(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a template may not set {name!r} on a namespace")
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+        optimized=False,  # nothing of a template is computed before it is rendered
+    )
+    environment.code_generator_class = _CodeGenerator
+    environment.filters["tojson"] = cast(_ToJson, _tojson)
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _SafeDict()
+    environment.globals["namespace"] = _SafeNamespace
+    return environment
+
+
+def load_chat_template(folder: Path, override: str, special_tokens: dict[str, Any]) -> ChatTemplate | None:
+    """The template of --chat-template, else the checkpoint's (chat_template.jinja, tokenizer_config.json), if any.
+
+    Raises:
+        ConfigError: if the file cannot be read, or the template does not compile.
+    """
+    source = _source(folder, override)
+    return None if source is None else ChatTemplate(source, special_tokens)
+
+
+def _source(folder: Path, override: str) -> str | None:
+    if override:
+        return _read(Path(override))
+    if (folder / "chat_template.jinja").is_file():
+        return _read(folder / "chat_template.jinja")
+    found = read_json(folder / "tokenizer_config.json").get("chat_template")
+    if found is None:
+        found = read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}
+    if isinstance(found, dict):
+        found = found.get("default")
+        if found is None:
+            raise ConfigError("the checkpoint has several chat templates and none is called 'default'")
+    if found is not None and not isinstance(found, str):
+        raise ConfigError("tokenizer_config.json: chat_template is neither a text nor a list of named ones")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the chat template {str(path)!r}: {error}") from None

@@ -1,0 +1,1 @@
+"""From a body as it came to a request that is valid."""

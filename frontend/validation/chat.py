@@ -1,0 +1,189 @@
+"""Checks of chat requests: messages, template variables. See `common.py`."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.errors import InvalidParameter, InvalidRequest, TooManyValues, UnsupportedParameter
+from penstock.frontend.json_size import JsonSize, TooManyValuesError
+from penstock.frontend.parsing.offered_tools import ValidTools
+from penstock.frontend.schema import ChatRequest, without_collecting
+from penstock.frontend.text.chat_template import ChatTemplate
+from penstock.frontend.text.conversation import ValidConversation
+from penstock.frontend.validation.common import Rules, ValidRequest, check_text_size, validate_common
+from penstock.frontend.validation.template_settings import settings_for, with_fields
+from penstock.frontend.validation.tools import validate_tools
+
+MAX_MESSAGES = 2048
+MAX_TOOL_CALLS = 128
+MAX_ARGUMENT_NUMBERS = 65_536
+"""In the arguments of all past calls together."""
+
+_MESSAGE_FIELDS = frozenset(
+    ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+)
+
+_TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of parts that are texts, in chats and in responses, and where the text stands."""
+
+_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ValidChat:
+    """A chat request, checked; not rendered yet."""
+
+    common: ValidRequest
+    conversation: ValidConversation
+    tools: ValidTools | None
+    include_reasoning: bool
+
+
+def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | None) -> ValidChat:
+    """Check a chat request.
+
+    Raises:
+        InvalidRequest: one of its kinds (see `errors.py`).
+    """
+    field, max_tokens = "max_completion_tokens", request.max_completion_tokens
+    if max_tokens is None:
+        field, max_tokens = "max_tokens", request.max_tokens
+    common = validate_common(request, rules, max_tokens=max_tokens, max_tokens_field=field, prompt_field="messages")
+    if request.store:
+        note = "store: no effect, chat completions are not kept; /v1/responses keeps responses"
+        common = replace(common, warnings=(*common.warnings, note))
+    tools = validate_tools(request.tools, request.tool_choice, request.parallel_tool_calls, template, rules.tool_format)
+    return ValidChat(
+        common=common,
+        conversation=validate_conversation(
+            request.messages,
+            rules,
+            template,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            variables=with_fields(
+                request.chat_template_kwargs, reasoning_effort=request.reasoning_effort, verbosity=request.verbosity
+            ),
+            tools=None if tools is None else tools.definitions,
+        ),
+        tools=tools,
+        include_reasoning=request.include_reasoning is not False,
+    )
+
+
+def validate_conversation(
+    messages: list[dict[str, Any]] | None,
+    rules: Rules,
+    template: ChatTemplate | None,
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    variables: dict[str, Any] | None,
+    tools: list[dict[str, Any]] | None = None,
+) -> ValidConversation:
+    """Check messages and template variables, also those of /tokenize."""
+    if template is None:
+        raise InvalidRequest("this model has no chat template; use /v1/completions, or serve it with --chat-template")
+    if messages is None:
+        raise InvalidParameter("messages is required", param="messages")
+    if not messages:
+        raise InvalidParameter("messages is empty", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidParameter(
+            f"messages may hold {MAX_MESSAGES} messages at most, got {len(messages)}", param="messages"
+        )
+    if continue_final_message and add_generation_prompt:
+        raise InvalidParameter(
+            "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+        )
+    size = JsonSize(MAX_ARGUMENT_NUMBERS)
+    chat = [_message(f"messages[{index}]", message, template, size) for index, message in enumerate(messages)]
+    for index, message in enumerate(chat):
+        if isinstance(message.get("content"), str):
+            check_text_size(f"messages[{index}].content", message["content"], rules)
+    settings, warnings = settings_for(template, variables or {})
+    return ValidConversation(
+        messages=chat,
+        add_generation_prompt=not continue_final_message and add_generation_prompt is not False,
+        continue_final_message=bool(continue_final_message),
+        variables=settings,
+        tools=tools,
+        warnings=warnings,
+    )
+
+
+def _message(field: str, message: dict[str, Any], template: ChatTemplate, size: JsonSize) -> dict[str, Any]:
+    """A message as the template sees it. Unknown fields go along if the template has their name in it.
+
+    `size` has counted the values of the messages before.
+    """
+    role = message.get("role")
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise InvalidParameter(
+            f"{field}.role must be a name such as 'user' (letters, digits, '_' and '-', 64 at most)",
+            param=f"{field}.role",
+        )
+    if role == "developer" and "developer" not in template.source:
+        role = "system"  # OpenAI's newer name of the same thing
+    content = _content(f"{field}.content", message.get("content"))
+    if content is None and role != "assistant":
+        raise InvalidParameter(f"{field}.content is required", param=f"{field}.content")
+    known = {name: value for name, value in message.items() if name in _MESSAGE_FIELDS or name in template.words}
+    known |= {"role": role, "content": content}
+    if message.get("tool_calls") is not None:
+        known["tool_calls"] = _tool_calls(f"{field}.tool_calls", message["tool_calls"], size)
+    return known
+
+
+def _content(field: str, content: Any) -> str | None:
+    """Content is a text, or a list of parts of type text (joined with line breaks)."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidParameter(f"{field}: expected a text or a list of parts", param=field)
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, dict):
+            raise InvalidParameter(f"{field}[{index}]: expected an object with type 'text'", param=field)
+        kind = part.get("type")
+        key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+        if key is None:
+            raise UnsupportedParameter(
+                f"{field}[{index}]: this model takes parts of type 'text' only", param=f"{field}[{index}].type"
+            )
+        if not isinstance(part.get(key), str):
+            raise InvalidParameter(f"{field}[{index}].{key}: expected a text", param=f"{field}[{index}].{key}")
+        texts.append(part[key])
+    return "\n".join(texts)
+
+
+def _tool_calls(field: str, tool_calls: Any, size: JsonSize) -> list[Any]:
+    """Past calls of an assistant message. Templates want their arguments as objects, clients send JSON text."""
+    if not isinstance(tool_calls, list) or not all(isinstance(call, dict) for call in tool_calls):
+        raise InvalidParameter(f"{field}: expected a list of objects", param=field)
+    if len(tool_calls) > MAX_TOOL_CALLS:
+        raise InvalidParameter(f"{field} may hold {MAX_TOOL_CALLS} at most, got {len(tool_calls)}", param=field)
+    calls: list[Any] = []
+    for call in tool_calls:
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            arguments = _arguments(f"{field}[{len(calls)}].function.arguments", function["arguments"], size)
+            call = {**call, "function": {**function, "arguments": arguments}}
+        calls.append(call)
+    return calls
+
+
+def _arguments(field: str, text: str, size: JsonSize) -> Any:
+    """What the text says, or the text if that is no JSON."""
+    written = text.encode(errors="replace")
+    try:
+        size.begin()
+        size.feed(written)
+        with without_collecting():
+            return msgspec.json.decode(written)
+    except TooManyValuesError as error:
+        raise TooManyValues(f"{field}: in the messages together {error}", param=field) from None
+    except (msgspec.DecodeError, RecursionError):
+        return text

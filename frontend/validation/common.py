@@ -1,0 +1,451 @@
+"""From a request as sent (`schema.py`) to one that can be run: another type, which only this module makes.
+
+Every bound is checked here, before anything is tokenized, queued or allocated; the messages name the
+field, the limit and the value.
+"""
+
+import math
+import re
+import secrets
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
+from penstock.frontend.grammars.reader import GrammarSource
+from penstock.frontend.parsing.calls.format import ToolFormat
+from penstock.frontend.schema import SamplingRequest, StreamOptions, Unsupported
+from penstock.frontend.validation.grammar import check_grammar
+from penstock.frontend.validation.logprobs import (
+    MAX_ALLOWED_TOKEN_IDS,
+    ValidLogprobs,
+    check_bad_words,
+    check_best_of,
+    check_truncation,
+    validate_logprobs,
+)
+from penstock.ipc.messages import SamplingParams
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_CACHE_SALT = 128
+MAX_BYTES_PER_TOKEN = 16
+"""A prompt with more bytes than this times the context length is refused before it is tokenized."""
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them would overflow."""
+
+_MAX_INT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What applies where a request says nothing; from the checkpoint's generation_config.json."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a request is held against: this server's limits and the model's facts."""
+
+    model_names: tuple[str, ...]
+    max_n: int
+    max_model_len: int  # prompt + output tokens of one sequence
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingDefaults
+    tool_format: ToolFormat | None = None  # None: no tools here
+
+
+@dataclass(frozen=True, slots=True)
+class ValidRequest:
+    """All that chat completions and completions have in common, checked."""
+
+    model: str  # as the client wrote it
+    n: int
+    num_sequences: int  # per prompt; more than n if the best n of them are the answers
+    sampling: SamplingParams  # its max_tokens is still open: see `sampling_for`
+    max_tokens: int | None  # None: the rest of the context
+    max_model_len: int
+    stop: tuple[str, ...]
+    include_stop: bool
+    user_stop_token_ids: frozenset[int]  # reported as stop_reason; EOS ids are not
+    skip_special_tokens: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    return_timings: bool
+    priority: int
+    cache_salt: str
+    max_tokens_field: str
+    logprobs: ValidLogprobs
+    bad_words: tuple[str, ...]
+    num_kept_prompt_tokens: int | None  # the last ones; -1: as many as leave room for the output; None: all
+    keeps_prompt_start: bool = False  # of a prompt that is too long
+    prompt_field: str = "prompt"
+    grammar: GrammarSource | None = None  # what the output must match, before `Service.with_grammar` has read it
+    checked_schema: str = ""  # JSON: what finished texts are held against; empty: nothing
+    warnings: tuple[str, ...] = ()  # for the client; see `warnings_header.py`
+
+    def truncated(self, prompt: list[int]) -> list[int]:
+        """What is kept of a prompt."""
+        kept = self.num_kept_prompt_tokens
+        if kept is None:
+            return prompt
+        if kept < 0:
+            asked = self.max_tokens or 1
+            kept = self.max_model_len - (asked if asked < self.max_model_len else 1)
+        return prompt[:kept] if self.keeps_prompt_start else prompt[-kept:]
+
+    def sampling_for(self, num_prompt_tokens: int, *, is_strict: bool = False) -> SamplingParams:
+        """The sampling parameters for a prompt of this length: not more tokens than the context has room for.
+
+        Raises:
+            ContextLengthExceeded: if the prompt does not fit into the context, or `is_strict` and the output does not.
+        """
+        limit = self.max_model_len
+        if num_prompt_tokens >= limit:
+            raise ContextLengthExceeded(
+                f"the context length is {limit} tokens, the prompt has {num_prompt_tokens} "
+                "and needs room for one more at least",
+                param=self.prompt_field,
+            )
+        room = limit - num_prompt_tokens
+        if is_strict and self.max_tokens is not None and self.max_tokens > room:
+            raise ContextLengthExceeded(
+                f"the context length is {limit} tokens, but {num_prompt_tokens + self.max_tokens} were asked for: "
+                f"{num_prompt_tokens} in the prompt and {self.max_tokens} in {self.max_tokens_field}",
+                param=self.max_tokens_field,
+            )
+        if self.sampling.min_tokens > room:
+            raise ContextLengthExceeded(
+                f"min_tokens is {self.sampling.min_tokens}, but after the prompt there is room for {room} tokens",
+                param="min_tokens",
+            )
+        return msgspec.structs.replace(self.sampling, max_tokens=min(self.max_tokens or room, room))
+
+    def shortened(self, num_prompt_tokens: int) -> tuple[str, ...]:
+        """A warning if the output may have fewer tokens than were asked for."""
+        room = self.max_model_len - num_prompt_tokens
+        if self.max_tokens is None or self.max_tokens <= room:
+            return ()
+        return (f"{self.max_tokens_field}: {room} in place of {self.max_tokens}, for more the context has no room",)
+
+
+def validate_common(
+    request: SamplingRequest,
+    rules: Rules,
+    *,
+    max_tokens: int | None,
+    max_tokens_field: str = "max_tokens",
+    prompt_field: str = "prompt",
+) -> ValidRequest:
+    """Check the fields of `SamplingRequest`.
+
+    Raises:
+        InvalidRequest: one of its kinds (see `errors.py`).
+    """
+    model = check_model(request.model, rules)
+    refuse_unsupported(request)
+    defaults = rules.defaults
+    n = _integer("n", request.n, 1, 1, rules.max_n)
+    num_sequences = check_best_of(request, n, rules.max_n)
+    logprobs = validate_logprobs(request, rules.vocab_size)
+    if max_tokens == -1:  # how some clients say: as many as there is room for
+        max_tokens = None
+    if max_tokens is not None:
+        max_tokens = _integer(max_tokens_field, max_tokens, 1, 1, _MAX_INT)
+    min_tokens = _integer("min_tokens", request.min_tokens, 0, 0, _MAX_INT)
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidParameter(
+            f"min_tokens ({min_tokens}) exceeds {max_tokens_field} ({max_tokens})", param="min_tokens"
+        )
+    temperature = _number("temperature", request.temperature, defaults.temperature, 0.0, 100.0)
+    top_k = _integer("top_k", request.top_k, defaults.top_k, -1, _MAX_INT)
+    stop_token_ids = check_token_ids(
+        "stop_token_ids", request.stop_token_ids or [], rules.vocab_size, MAX_STOP_TOKEN_IDS
+    )
+    eos = () if request.ignore_eos else rules.eos_token_ids
+    sampling = SamplingParams(
+        max_tokens=1,
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        top_k=0 if top_k < 1 or top_k >= rules.vocab_size else top_k,
+        top_p=_number("top_p", request.top_p, defaults.top_p, 0.0, 1.0, is_above=True),
+        min_p=_number("min_p", request.min_p, defaults.min_p, 0.0, 1.0),
+        repetition_penalty=_number(
+            "repetition_penalty", request.repetition_penalty, defaults.repetition_penalty, 0.0, 100.0, is_above=True
+        ),
+        presence_penalty=_number("presence_penalty", request.presence_penalty, 0.0, -2.0, 2.0),
+        frequency_penalty=_number("frequency_penalty", request.frequency_penalty, 0.0, -2.0, 2.0),
+        seed=_seed(request.seed),
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(dict.fromkeys((*eos, *stop_token_ids))),
+        logit_bias=_logit_bias(request.logit_bias, rules.vocab_size),
+        num_logprobs=logprobs.output if num_sequences == n else max(logprobs.output, 0),
+        prompt_logprobs=max(logprobs.prompt, logprobs.echo),
+        allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, rules.vocab_size),
+    )
+    check_drawable(sampling)
+    options = _stream_options(request)
+    return ValidRequest(
+        model=model,
+        n=n,
+        num_sequences=num_sequences,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        max_model_len=rules.max_model_len,
+        stop=_stop(request.stop),
+        include_stop=bool(request.include_stop_str_in_output),
+        user_stop_token_ids=frozenset(stop_token_ids) - frozenset(eos),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        stream=bool(request.stream),
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+        return_token_ids=bool(request.return_token_ids),
+        return_timings=_return_timings(request, options),
+        priority=_integer("priority", request.priority, 0, -_MAX_INT, _MAX_INT),
+        cache_salt=_cache_salt(request.cache_salt),
+        max_tokens_field=max_tokens_field,
+        logprobs=logprobs,
+        bad_words=check_bad_words(request.bad_words),
+        num_kept_prompt_tokens=check_truncation(request.truncate_prompt_tokens, rules.max_model_len),
+        keeps_prompt_start=_keeps_start(request),
+        prompt_field=prompt_field,
+        warnings=_without_effect(request),
+        grammar=check_grammar(request, rules.eos_token_ids),
+    )
+
+
+def check_drawable(sampling: SamplingParams) -> None:
+    """Refuse limits that leave no token to draw.
+
+    Raises:
+        InvalidParameter: naming the limits that contradict each other.
+    """
+    if not sampling.allowed_token_ids:
+        return
+    drawable, limits = set(sampling.allowed_token_ids), []
+    if sampling.min_tokens and not drawable.isdisjoint(sampling.stop_token_ids):
+        drawable.difference_update(sampling.stop_token_ids)
+        limits.append(f"min_tokens ({sampling.min_tokens}) forbids those that stop")
+    if banned := drawable.intersection(words[0] for words in sampling.bad_words if len(words) == 1):
+        drawable -= banned
+        limits.append("bad_words forbids some")
+    if not drawable:
+        raise InvalidParameter(
+            f"allowed_token_ids leaves no token to draw: of its {len(sampling.allowed_token_ids)} tokens "
+            f"{' and '.join(limits)}",
+            param="allowed_token_ids",
+        )
+
+
+def _keeps_start(request: SamplingRequest) -> bool:
+    if request.truncation_side not in (None, "left", "right"):
+        raise InvalidParameter(
+            f"truncation_side must be 'left' or 'right', got {request.truncation_side[:64]!r}", param="truncation_side"
+        )
+    return request.truncation_side == "right"
+
+
+def _without_effect(request: SamplingRequest) -> tuple[str, ...]:
+    """Warnings of what is accepted and cannot change the answer."""
+    if request.service_tier in (None, "auto", "default"):
+        return ()
+    return ("service_tier: no effect, all requests are of one tier",)
+
+
+def check_model(model: str | None, rules: Rules) -> str:
+    """The name to answer under; a request may leave the model out.
+
+    Raises:
+        ModelNotFound: if it names one that is not served.
+    """
+    if model is None:
+        return rules.model_names[0]
+    if model not in rules.model_names:
+        raise ModelNotFound(
+            f"the model {model[:256]!r} does not exist; served: {rules.model_names[0]!r}", param="model"
+        )
+    return model
+
+
+def check_text_size(field: str, text: str, rules: Rules) -> None:
+    """Refuse a text that cannot fit into the context, before it is tokenized."""
+    limit = MAX_BYTES_PER_TOKEN * rules.max_model_len
+    if len(text) > limit or (len(text) * 4 > limit and len(text.encode(errors="replace")) > limit):
+        raise ContextLengthExceeded(
+            f"{field} has {len(text)} characters; {rules.max_model_len} tokens of context take at most {limit} bytes",
+            param=field,
+        )
+
+
+_OFF: dict[str, tuple[Any, ...]] = {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "documents": ([],),
+    "length_penalty": (1.0,),
+    "typical_p": (1.0,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "top_n_sigma": (0, -1),
+    "dynatemp_range": (0,),
+    "tfs_z": (1.0,),
+    "top_a": (0,),
+    "smoothing_factor": (0,),
+    "repeat_penalty": (1.0,),
+    "options": ({},),
+    "format": ("",),
+}
+"""Values of refused fields that ask for nothing, besides null and false."""
+
+
+@cache
+def _unsupported_fields(request_type: type[SamplingRequest]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(request_type) if field.type == Unsupported)
+
+
+def refuse_unsupported(request: SamplingRequest) -> None:
+    """Refuse what is known but not honoured, rather than ignore it."""
+    for field in _unsupported_fields(type(request)):
+        value = getattr(request, field)
+        if value is None or value is False or any(value == off for off in _OFF.get(field, ())):
+            continue
+        instead = f"; use {_INSTEAD[field]}" if field in _INSTEAD else ""
+        raise UnsupportedParameter(f"{field} is not supported{instead}", param=field)
+
+
+_INSTEAD = {
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "stop_regex": "stop",
+    "format": "response_format",
+    "options": "the fields of this API",
+}
+"""What this API calls the same, or nearly the same."""
+
+
+def _integer(field: str, value: int | None, default: int, low: int, high: int) -> int:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise InvalidParameter(f"{field} must be between {low} and {high}, got {_shown(value)}", param=field)
+    return value
+
+
+def _number(
+    field: str, value: float | None, default: float, low: float, high: float, *, is_above: bool = False
+) -> float:
+    if value is None:
+        return default
+    if not math.isfinite(value) or not low <= value <= high or (is_above and value == low):
+        bounds = f"above {low:g} and at most {high:g}" if is_above else f"between {low:g} and {high:g}"
+        raise InvalidParameter(f"{field} must be {bounds}, got {value:g}", param=field)
+    return value + 0.0  # -0.0 becomes 0.0
+
+
+def _shown(value: int) -> str:
+    """A number for a message: a client may send thousands of digits."""
+    return str(value) if -(2**63) <= value < 2**64 else "a number beyond 64 bits"
+
+
+def _seed(seed: int | None) -> int:
+    if seed is None:
+        return secrets.randbits(63)
+    if not -(2**63) <= seed < 2**64:
+        raise InvalidParameter("seed must fit into 64 bits", param="seed")
+    return seed % 2**63
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MAX_STOP_STRINGS:
+        raise InvalidParameter(f"stop may hold {MAX_STOP_STRINGS} strings at most, got {len(stops)}", param="stop")
+    for index, text in enumerate(stops):
+        if not text:
+            raise InvalidParameter(f"stop[{index}] is empty", param="stop")
+        if len(text) > MAX_STOP_CHARACTERS:
+            raise InvalidParameter(
+                f"stop[{index}] may have {MAX_STOP_CHARACTERS} characters at most, got {len(text)}", param="stop"
+            )
+    return tuple(dict.fromkeys(stops))
+
+
+def check_token_ids(field: str, token_ids: list[int], vocab_size: int, max_count: int | None = None) -> list[int]:
+    if max_count is not None and len(token_ids) > max_count:
+        raise InvalidParameter(f"{field} may hold {max_count} ids at most, got {len(token_ids)}", param=field)
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+        raise InvalidParameter(
+            f"{field}[{index}] must be a token id between 0 and {vocab_size - 1}, got {_shown(token_ids[index])}",
+            param=field,
+        )
+    return token_ids
+
+
+def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if not biases:
+        return ()
+    if len(biases) > MAX_LOGIT_BIAS:
+        raise InvalidParameter(
+            f"logit_bias may hold {MAX_LOGIT_BIAS} entries at most, got {len(biases)}", param="logit_bias"
+        )
+    checked: dict[int, float] = {}
+    for key, bias in biases.items():
+        if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) >= vocab_size:
+            raise InvalidParameter(
+                f"logit_bias: keys must be token ids between 0 and {vocab_size - 1}, got {key[:32]!r}",
+                param="logit_bias",
+            )
+        checked[int(key)] = _number(f"logit_bias[{key}]", bias, 0.0, -100.0, 100.0)
+    return tuple(checked.items())
+
+
+def _allowed_token_ids(token_ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
+    if token_ids is None:
+        return ()
+    if not token_ids:
+        raise InvalidParameter("allowed_token_ids is empty", param="allowed_token_ids")
+    checked = check_token_ids("allowed_token_ids", token_ids, vocab_size, MAX_ALLOWED_TOKEN_IDS)
+    return tuple(dict.fromkeys(checked))
+
+
+def _stream_options(request: SamplingRequest) -> StreamOptions:
+    if request.stream_options is None:
+        return StreamOptions()
+    if not request.stream:
+        raise InvalidParameter("stream_options is only allowed when stream is true", param="stream_options")
+    return request.stream_options
+
+
+def _return_timings(request: SamplingRequest, options: StreamOptions) -> bool:
+    if request.return_timings and request.stream and not options.include_usage:
+        raise InvalidParameter(
+            "return_timings: timings come with usage, which a stream has only with stream_options.include_usage",
+            param="return_timings",
+        )
+    return bool(request.return_timings)
+
+
+def _cache_salt(salt: str | None) -> str:
+    if salt is None:
+        return ""
+    if not re.fullmatch(rf"[\x20-\x7e]{{1,{MAX_CACHE_SALT}}}", salt):
+        raise InvalidParameter(
+            f"cache_salt must be 1 to {MAX_CACHE_SALT} printable ASCII characters, got {len(salt)} characters",
+            param="cache_salt",
+        )
+    return salt

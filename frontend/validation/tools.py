@@ -1,0 +1,136 @@
+"""Checks of tools and of how they may be used. See `common.py`."""
+
+import re
+from typing import Any
+
+from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
+from penstock.frontend.parsing.calls.format import ToolFormat
+from penstock.frontend.parsing.offered_tools import ValidTools
+from penstock.frontend.text.chat_template import ChatTemplate
+
+MAX_TOOLS = 128
+MAX_DESCRIPTION_CHARACTERS = 32768
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+ToolChoice = str | dict[str, Any]
+
+
+def validate_tools(
+    tools: list[dict[str, Any]] | None,
+    tool_choice: ToolChoice | None,
+    parallel: bool | None,
+    template: ChatTemplate | None,
+    tool_format: ToolFormat | None,
+) -> ValidTools | None:
+    """Check tools in the shape of chat completions; None if the model is offered none.
+
+    Raises:
+        InvalidParameter: naming what is wrong with a tool or the choice.
+        UnsupportedParameter: if this model, or this server, cannot honour them.
+    """
+    choice, wanted = check_tool_choice(tool_choice)
+    is_forced = choice in ("required", "named", "allowed_required")
+    if not tools and not is_forced:
+        return None
+    param = "tools" if tools else "tool_choice"
+    if template is None or not template.reads_tools:
+        raise UnsupportedParameter("this model's chat template does not take tools", param=param)
+    if tool_format is None:
+        raise UnsupportedParameter("tools are switched off on this server (--tool-call-parser none)", param=param)
+    if not tools:
+        raise InvalidParameter(f"tool_choice {choice!r} needs tools", param="tool_choice")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidParameter(f"tools may hold {MAX_TOOLS} tools at most, got {len(tools)}", param="tools")
+    names = [_check_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidParameter(f"tools: {twice!r} is there twice", param="tools")
+    if choice == "none":
+        return None
+    unknown = next((name for name in wanted if name not in names), None)
+    if unknown is not None:
+        raise InvalidParameter(f"tool_choice names {unknown!r}, which is none of the tools", param="tool_choice")
+    if choice == "named":
+        return ValidTools(tools, frozenset(wanted), False, tool_format, is_forced)
+    if wanted:  # the model is not told of the others
+        tools = [tool for tool in tools if tool["function"]["name"] in wanted]
+    return ValidTools(tools, frozenset(wanted or names), parallel is not False, tool_format, is_forced)
+
+
+def check_tool_choice(choice: ToolChoice | None) -> tuple[str, tuple[str, ...]]:
+    """What the model may do, and the names of the tools that the choice is limited to; none of them for all.
+
+    It is "auto", "none", "required", "named" (the one tool must be called), "allowed_auto" or "allowed_required".
+
+    Raises:
+        InvalidParameter: for a choice that is none of these.
+    """
+    if isinstance(choice, dict):
+        if choice.get("type") == "allowed_tools":
+            return _allowed_tools(choice)
+        name = _tool_name(choice)
+        if name is None:
+            raise InvalidParameter("tool_choice: an object must name a tool of type 'function'", param="tool_choice")
+        return "named", (name,)
+    if choice is None or choice in ("auto", "none", "required"):
+        return choice or "auto", ()
+    raise InvalidParameter(
+        f"tool_choice must be 'auto', 'none', 'required' or an object that names a tool, got {choice[:64]!r}",
+        param="tool_choice",
+    )
+
+
+def _allowed_tools(choice: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """OpenAI's choice among some of the tools; chat completions put its fields into an object of its own."""
+    allowed = choice.get("allowed_tools", choice)
+    mode, tools = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+    if mode not in ("auto", "required"):
+        raise InvalidParameter(
+            "tool_choice: the mode of allowed_tools must be 'auto' or 'required'", param="tool_choice"
+        )
+    names = [_tool_name(tool) for tool in tools] if isinstance(tools, list) else []
+    known = [name for name in names if name is not None]
+    if not known or len(known) < len(names):
+        raise InvalidParameter("tool_choice: allowed_tools must list tools of type 'function'", param="tool_choice")
+    return f"allowed_{mode}", tuple(dict.fromkeys(known))
+
+
+def _tool_name(tool: Any) -> str | None:
+    """The name in what refers to a function; chat completions put it inside, responses do not."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return None
+    function = tool.get("function", tool)
+    name = function.get("name") if isinstance(function, dict) else None
+    return name[:64] if isinstance(name, str) else None
+
+
+def _check_tool(field: str, tool: dict[str, Any]) -> str:
+    if tool.get("type") != "function":
+        raise InvalidParameter(f"{field}.type must be 'function'", param=f"{field}.type")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise InvalidParameter(f"{field}.function: expected an object", param=f"{field}.function")
+    check_function(f"{field}.function", function)
+    return str(function["name"])
+
+
+def check_function(field: str, function: dict[str, Any]) -> None:
+    """Check a function's name, description, parameters and `strict`."""
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidParameter(
+            f"{field}.name must have 1 to 64 letters, digits, '_', '-' or '.'", param=f"{field}.name"
+        )
+    description = function.get("description")
+    if description is not None and (not isinstance(description, str) or len(description) > MAX_DESCRIPTION_CHARACTERS):
+        raise InvalidParameter(
+            f"{field}.description must be a text of {MAX_DESCRIPTION_CHARACTERS} characters at most",
+            param=f"{field}.description",
+        )
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise InvalidParameter(f"{field}.parameters: expected an object, a JSON schema", param=f"{field}.parameters")
+    strict = function.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidParameter(f"{field}.strict: expected a boolean", param=f"{field}.strict")
