@@ -26,14 +26,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ModelOptions(Options, frozen=True):
     """Which checkpoint, and under which names."""
 
-    model: Annotated[str, Meta(description="Hugging Face checkpoint folder; empty for the bundled demo model.")] = ""
+    model: Annotated[str, Meta(description="Hugging Face checkpoint folder. Empty: the bundled demo model.")] = ""
     served_model_name: Annotated[
-        tuple[str, ...], Meta(description="Names under which the API knows the model; the first is the one it reports.")
+        tuple[str, ...], Meta(description="Names of the model in the API. The first one is reported.")
     ] = ()
     max_model_len: Annotated[
         int,
         Meta(
-            description="Longest prompt plus output of one sequence, in tokens; 0: what model and KV pool allow.",
+            description="Longest prompt plus output of one sequence, in tokens. 0: as long as the model and the "
+            "KV pool allow.",
             ge=0,
         ),
     ] = 0
@@ -49,50 +50,55 @@ class SchedulerOptions(Options, frozen=True):
     max_prefill_ms: Annotated[
         int,
         Meta(
-            description="Milliseconds that a step with prompts should take at most while others stream: their chunks "
-            "are made shorter. 0 for any time.",
+            description="Longest time for a step that computes prompts while other requests are streaming, in "
+            "milliseconds: prompts are cut into smaller chunks to keep to it. 0: no limit.",
             ge=0,
         ),
     ] = 250
     page_size: Annotated[int, Meta(description="Tokens per KV page, a power of two.", ge=1, le=1024)] = 16
     pipeline_depth: Annotated[
-        int, Meta(description="Steps planned ahead of the results: 0 waits for each step, 1 overlaps one.", ge=0, le=4)
+        int, Meta(description="Steps planned ahead of the results. 0 waits for each step, 1 overlaps one.", ge=0, le=4)
     ] = 1
     enable_prefix_caching: Annotated[
-        bool, Meta(description="Keep finished sequences' pages and reuse them for equal prefixes.")
+        bool, Meta(description="Keep the pages of finished sequences and reuse them for equal prefixes.")
     ] = True
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
-        Meta(description="Order of waiting requests: by arrival, or by the request's priority first."),
+        Meta(description="Order of waiting requests: by arrival (fcfs), or by the request's priority first."),
     ] = "fcfs"
     max_num_queued_seqs: Annotated[
-        int, Meta(description="Most sequences waiting; more are refused with status 429.", ge=1)
+        int, Meta(description="Most sequences in the queue. Further requests are refused with status 429.", ge=1)
     ] = 4096
     max_num_queued_tokens: Annotated[
         int,
         Meta(
-            description="Most prompt tokens waiting; more are refused with status 429, unless nobody waits.",
+            description="Most prompt tokens in the queue. Further requests are refused with status 429, unless "
+            "the queue is empty.",
             ge=1,
         ),
     ] = 4 << 20
     queue_patience: Annotated[
         float,
         Meta(
-            description="Seconds that a request should wait for a row at most: one that would wait longer, at the rate "
-            "at which the queue empties, is refused with status 429. As many as there are rows may wait in any case. "
-            "0 for any time.",
+            description="Longest expected wait for a row, in seconds. A request that would wait longer, at the "
+            "rate at which the queue is emptying, is refused with status 429. At least as many "
+            "requests as there are rows may always wait. 0: no limit.",
             ge=0.0,
         ),
     ] = 4.0
     overload_order: Annotated[
         Literal["oldest", "newest"],
-        Meta(description="Whose turn it is while half of what may wait does: the request that came first, or last."),
+        Meta(description="Which request goes first once the queue is half full: the oldest or the newest."),
     ] = "oldest"
     queue_timeout: Annotated[
         float,
-        Meta(description="Seconds a request may wait for its first row, then status 504; 0 for any time.", ge=0.0),
+        Meta(
+            description="Longest wait for a first row, in seconds. After that the request fails with status 504. "
+            "0: no limit.",
+            ge=0.0,
+        ),
     ] = 0.0
-    step_trace: Annotated[str, Meta(description="File that gets one JSON line per step; empty for none.")] = ""
+    step_trace: Annotated[str, Meta(description="Write one JSON line per step to this file. Empty: no trace.")] = ""
 
 
 class WorkerOptions(Options, frozen=True):
@@ -101,157 +107,186 @@ class WorkerOptions(Options, frozen=True):
     device: Annotated[str, Meta(description="'auto', 'cpu', 'cuda' or 'cuda:N'.")] = "auto"
     dtype: Annotated[
         DTypeName,
-        Meta(description="Type of weights and KV; 'auto' takes the checkpoint's where the device is fast in it."),
+        Meta(description="Type of weights and KV. 'auto' takes the checkpoint's type where the device is fast in it."),
     ] = "auto"
     load_format: Annotated[
         Literal["safetensors", "dummy"], Meta(description="'dummy' makes random weights of the right shapes.")
     ] = "safetensors"
     gpu_memory_utilization: Annotated[
-        float, Meta(description="Share of the device's memory for weights, activations and KV pool.", gt=0.0, le=1.0)
+        float, Meta(description="Share of the GPU's memory for weights, activations and KV pool.", gt=0.0, le=1.0)
     ] = 0.9
     cpu_kv_cache_gib: Annotated[
-        float, Meta(description="KV pool on a CPU in GiB; 0 for a tenth of the free memory, 4 GiB at most.", ge=0.0)
+        float,
+        Meta(
+            description="Size of the KV pool on a CPU, in GiB. 0: a tenth of the free memory, but at most 4 GiB.",
+            ge=0.0,
+        ),
     ] = 0.0
-    num_pages: Annotated[int, Meta(description="Size of the KV pool in pages; 0 to size it from memory.", ge=0)] = 0
+    num_pages: Annotated[
+        int, Meta(description="Size of the KV pool in pages. 0: as many as the memory allows.", ge=0)
+    ] = 0
     num_threads: Annotated[
         int,
         Meta(
-            description="Threads of the CPU kernels, at most; 0 for all cores given to this process.",
+            description="Most threads for the CPU kernels. 0: one per core that this process may use.",
             ge=0,
         ),
     ] = 0
     spare_worker: Annotated[
         bool,
         Meta(
-            description="Keep a second process ready that has imported everything but has no weights (some 200 MB), "
-            "and forks a new worker off at once when one is lost."
+            description="Keep a spare process ready that has imported everything but holds no weights (about 200 "
+            "MB). A lost worker is replaced by a fork of it, without delay."
         ),
     ] = True
     cpu_kernels: Annotated[
         CpuKernels,
         Meta(
-            description="Kernels of a CPU: 'native' ones in C++, compiled once if they are not there yet (takes "
-            "seconds and a C++ compiler), or torch's; 'auto' takes native ones that are there."
+            description="Kernels on a CPU: 'native' are in C++, and are compiled first if necessary (this takes "
+            "seconds and a C++ compiler); 'torch' are PyTorch's own. 'auto' takes the native ones if "
+            "they are compiled already."
         ),
     ] = "auto"
     enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False
-    profile: Annotated[str, Meta(description="Folder for a torch profiler trace of the worker; empty for none.")] = ""
+    profile: Annotated[
+        str, Meta(description="Write a torch profiler trace of the worker to this folder. Empty: no trace.")
+    ] = ""
 
 
 class FrontendOptions(Options, frozen=True):
     """The HTTP side."""
 
     host: Annotated[
-        str, Meta(description="Address to listen on; one that others can reach wants API keys, or --insecure-bind.")
+        str, Meta(description="Address to listen on. If others can reach it, API keys or --insecure-bind are required.")
     ] = "127.0.0.1"
-    port: Annotated[int, Meta(description="Port to listen on; 0 lets the system choose.", ge=0, le=65535)] = 8000
+    port: Annotated[int, Meta(description="Port to listen on. 0: the system chooses one.", ge=0, le=65535)] = 8000
     insecure_bind: Annotated[
-        bool, Meta(description="Listen where others can reach it without any API key: they may ask everything.")
+        bool,
+        Meta(
+            description="Allow an address that others can reach without API keys. Anyone who reaches it can then "
+            "use the server."
+        ),
     ] = False
     admin_port: Annotated[
         int,
         Meta(
-            description="Port of a second listener, which alone answers /metrics and /reset_prefix_cache then; "
-            "0 for none: --port answers them, too.",
+            description="Port of a second listener for /metrics and /reset_prefix_cache, which --port then no "
+            "longer answers. 0: no second listener.",
             ge=0,
             le=65535,
         ),
     ] = 0
-    admin_host: Annotated[str, Meta(description="Its address; the same holds of it as of --host.")] = "127.0.0.1"
-    num_frontends: Annotated[int, Meta(description="Frontend processes that share the ports.", ge=1, le=64)] = 1
-    chat_template: Annotated[
-        str, Meta(description="File with a chat template to use in place of the checkpoint's own.")
-    ] = ""
+    admin_host: Annotated[
+        str,
+        Meta(
+            description="Address of the second listener. If others can reach it, API keys or --insecure-bind are "
+            "required."
+        ),
+    ] = "127.0.0.1"
+    num_frontends: Annotated[
+        int, Meta(description="Number of frontend processes. They share the ports.", ge=1, le=64)
+    ] = 1
+    chat_template: Annotated[str, Meta(description="File with a chat template to use instead of the checkpoint's.")] = (
+        ""
+    )
     parse_special_tokens: Annotated[
         bool,
         Meta(
-            description="Read the spelling of a special token in messages as that token, as transformers does. "
-            "Otherwise it is plain text, and nobody's text can end its turn."
+            description="Read special tokens that are spelled out in messages as special tokens, as transformers "
+            "does. By default they are plain text, so that no message can end its own turn."
         ),
     ] = False
     api_keys_file: Annotated[
         str,
         Meta(
-            description="TOML file of API keys (`penstock keys` makes entries). With keys, or one in the variable "
-            "PENSTOCK_API_KEY, every route but /, /health and /ready wants one."
+            description="TOML file with API keys (`penstock keys` makes entries). With this, or with a key in "
+            "PENSTOCK_API_KEY, every route but /, /health and /ready requires a key."
         ),
     ] = ""
     share_prefix_cache: Annotated[
         bool,
         Meta(
-            description="API keys without a `namespace` of their own share cached prompts. Faster where they have "
-            "prompts in common, but each can find out what others have asked. Without it a key shares with nobody."
+            description="Let all API keys without a `namespace` share one prefix cache. This is faster if their "
+            "prompts have much in common, but lets each of them find out what others have asked. By "
+            "default each key has a cache of its own."
         ),
     ] = False
     cors_origins: Annotated[
         tuple[str, ...],
-        Meta(description="Origins (https://chat.example.org) whose pages may ask from a browser; none by default."),
+        Meta(
+            description="Origins whose web pages may call this server from a browser, such as "
+            "https://chat.example.org. Empty: none."
+        ),
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="Names, besides localhost, under which a server without API keys may be asked, such as a "
-            "reverse proxy's; * for any. If none is given, any name will do on another than a loopback address."
+            description="Host names under which a server without API keys answers, besides localhost; for "
+            "instance the name of a reverse proxy. * allows any. Empty: localhost only on a loopback "
+            "address, any name on another address."
         ),
     ] = ()
     tls_certificate: Annotated[
         str,
-        Meta(description="PEM file with the server's certificate and those between it and its root; wants --tls-key."),
+        Meta(
+            description="PEM file with the server's certificate and its intermediate certificates. Requires --tls-key."
+        ),
     ] = ""
     tls_key: Annotated[
-        str, Meta(description="PEM file with the certificate's private key. With both, connections are TLS (https).")
+        str, Meta(description="PEM file with the certificate's private key. With both files the server speaks https.")
     ] = ""
     max_body_bytes: Annotated[
         int,
-        Meta(description="Largest request body; 0 for 2 MiB and 32 bytes for each token of context.", ge=0),
+        Meta(description="Largest request body in bytes. 0: 2 MiB plus 32 bytes per token of context.", ge=0),
     ] = 0
     max_connections: Annotated[
         int,
-        Meta(description="Most open connections of each frontend process; more are answered with status 503.", ge=1),
+        Meta(
+            description="Most open connections per frontend process. Further ones are answered with status 503.", ge=1
+        ),
     ] = 8192
     head_timeout: Annotated[
-        float, Meta(description="Seconds in which a request's line and headers must have come.", gt=0.0)
+        float, Meta(description="Time in which the request line and headers must arrive, in seconds.", gt=0.0)
     ] = 10.0
-    body_timeout: Annotated[
-        float, Meta(description="Seconds without a byte after which a request's unfinished body is given up.", gt=0.0)
-    ] = 30.0
+    body_timeout: Annotated[float, Meta(description="Longest pause within a request body, in seconds.", gt=0.0)] = 30.0
     strict_requests: Annotated[
         bool,
         Meta(
-            description="Refuse what would only get a warning: max_tokens beyond the context, fields without effect, "
-            "forms that cannot be followed whole."
+            description="Refuse requests that would otherwise get a warning: max_tokens beyond the context, "
+            "fields without effect, output forms that cannot be enforced completely."
         ),
     ] = False
     max_n: Annotated[int, Meta(description="Largest `n` of a request.", ge=1, le=1024)] = 64
     max_request_seqs: Annotated[
-        int, Meta(description="Most sequences of one request: its prompts times `n` (or `best_of`).", ge=1)
+        int,
+        Meta(description="Most sequences in one request: the number of its prompts times `n` (or `best_of`).", ge=1),
     ] = 1024
     max_request_timeout: Annotated[
         float,
         Meta(
-            description="Most seconds a request may take, whatever its x-request-timeout says or if it has none; "
-            "0 for no bound.",
+            description="Longest time for any request, in seconds, even if its x-request-timeout header asks for "
+            "more. 0: no limit.",
             ge=0.0,
         ),
     ] = 0.0
     health_timeout: Annotated[
         float,
         Meta(
-            description="Seconds without any step, though there is work, after which /health says 503. More than one "
-            "step takes at most, with all its tokens.",
+            description="Seconds without a finished step, while there is work, after which /health answers 503. "
+            "Must be longer than the longest step.",
             gt=0.0,
         ),
     ] = 900.0
     slow_reader_timeout: Annotated[
         float,
         Meta(
-            description="Seconds without a read after which a client is given up whose answer waits for it; until "
-            "then the engine pauses its stream.",
+            description="Seconds after which a client that does not read its stream is disconnected. Until then "
+            "its request is paused.",
             ge=0.0,
         ),
     ] = 60.0
     shutdown_timeout: Annotated[
-        float, Meta(description="Seconds that running streams get to finish after SIGTERM.", ge=0.0)
+        float, Meta(description="Time that running requests get to finish after SIGTERM, in seconds.", ge=0.0)
     ] = 30.0
     tool_call_parser: Annotated[
         Literal[
@@ -287,7 +322,10 @@ class FrontendOptions(Options, frozen=True):
             "qwen3_coder",
             "seed_oss",
         ],
-        Meta(description="How the model writes tool calls; 'auto' looks at its chat template, 'none' refuses tools."),
+        Meta(
+            description="How the model writes tool calls. 'auto' finds out from the chat template, 'none' refuses"
+            " tools."
+        ),
     ] = "auto"
     reasoning_parser: Annotated[
         Literal[
@@ -301,24 +339,24 @@ class FrontendOptions(Options, frozen=True):
             "seed_oss",
             "think",
         ],
-        Meta(description="How the model marks its reasoning; 'auto' looks at its chat template."),
+        Meta(description="How the model marks its reasoning. 'auto' finds out from the chat template."),
     ] = "auto"
     max_stored_responses: Annotated[
         int,
-        Meta(description="Responses kept for previous_response_id, for each API key; 0 for none.", ge=0),
+        Meta(description="Most stored responses per API key, for previous_response_id. 0: store none.", ge=0),
     ] = 1000
     max_stored_response_bytes: Annotated[
         int,
         Meta(
-            description="Bytes that those of an API key may take together; its least recently used ones go first.",
+            description="Most bytes of stored responses per API key. The least recently used are dropped first.",
             ge=0,
         ),
     ] = 64 << 20
     response_store: Annotated[
         str,
         Meta(
-            description="SQLite file in which responses are kept beyond the end of the server; empty for one that "
-            "all frontends of a launch share and that goes with it."
+            description="SQLite file for stored responses, which then survive a restart. Empty: a temporary file,"
+            " shared by all frontends."
         ),
     ] = ""
 
@@ -328,25 +366,25 @@ class IpcOptions(Options, frozen=True):
 
     frontend_address: Annotated[
         str,
-        Meta(description="ZeroMQ address where the scheduler meets the frontends; empty for a private ipc:// socket."),
+        Meta(description="ZeroMQ address where scheduler and frontends meet. Empty: a private ipc:// socket."),
     ] = ""
     worker_address: Annotated[
         str,
-        Meta(description="ZeroMQ address where the scheduler meets the workers; empty for a private ipc:// socket."),
+        Meta(description="ZeroMQ address where scheduler and workers meet. Empty: a private ipc:// socket."),
     ] = ""
     runtime_dir: Annotated[
-        str, Meta(description="Folder (mode 0700) for the ipc:// sockets; empty for a fresh one.")
+        str, Meta(description="Folder (mode 0700) for ipc:// sockets. Empty: a new temporary one.")
     ] = ""
     channel_key_file: Annotated[
         str,
         Meta(
-            description="File with the CURVE keys of the tcp:// addresses (`penstock keys --channel FILE` makes one): "
-            "every process of the launch needs the same, and nobody without it gets in."
+            description="File with the CURVE keys for tcp:// addresses (`penstock keys --channel FILE` makes "
+            "one). All processes of a launch need the same file; without it nobody can connect."
         ),
     ] = ""
-    heartbeat_interval: Annotated[float, Meta(description="Seconds between signs of life.", gt=0.0)] = 1.0
+    heartbeat_interval: Annotated[float, Meta(description="Seconds between heartbeats.", gt=0.0)] = 1.0
     heartbeat_timeout: Annotated[
-        float, Meta(description="Seconds of silence after which a peer counts as gone.", gt=0.0)
+        float, Meta(description="Seconds of silence after which a process counts as lost.", gt=0.0)
     ] = 10.0
 
 
@@ -356,12 +394,13 @@ class LogOptions(Options, frozen=True):
     log_level: Annotated[
         Literal["auto", "debug", "info", "warning", "error"],
         Meta(
-            description="Least severe level that is logged; 'auto' is info, "
-            "but warning for `penstock serve` on a terminal."
+            description="Least severe level that is logged. 'auto' is info, or warning for `penstock serve` on a "
+            "terminal."
         ),
     ] = "auto"
     log_format: Annotated[
-        LogFormat, Meta(description="'console' for people, 'json' for machines, 'auto' by whether a terminal reads.")
+        LogFormat,
+        Meta(description="'console' for people, 'json' for machines. 'auto' is console on a terminal, else json."),
     ] = "auto"
 
 
