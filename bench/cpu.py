@@ -27,7 +27,7 @@ from penstock.bench.machine import commit, processor, read_rate
 from penstock.bench.offline import sampling_of
 from penstock.bench.shapes_folder import shape_folder
 from penstock.core.config.options import CpuKernels
-from penstock.gpu_worker.loader import load_model_config
+from penstock.gpu_worker.models.loader import load_model_config
 
 KERNELS: tuple[CpuKernels, ...] = ("native", "torch")
 

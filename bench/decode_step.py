@@ -19,7 +19,7 @@ from penstock.bench.local_engine import LocalEngine, Run
 from penstock.bench.offline import fixed, sampling_of
 from penstock.bench.shapes_folder import shape_folder
 from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.gpu_worker.loader import load_model_config
+from penstock.gpu_worker.models.loader import load_model_config
 
 _NUM_STEPS = 100
 _CONTEXT = {1: 128, 256: 1024}

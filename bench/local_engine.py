@@ -11,8 +11,8 @@ import numpy as np
 from penstock.core.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
 from penstock.core.config.options import CpuKernels
 from penstock.core.scheduling.scheduler import Scheduler
-from penstock.gpu_worker.model_runner import PendingStep
-from penstock.gpu_worker.start import start
+from penstock.gpu_worker.startup.start import start
+from penstock.gpu_worker.steps.model_runner import PendingStep
 from penstock.ipc.deltas import deltas_of
 from penstock.ipc.messages import AddRequest, PrepareGrammar, SamplingParams, StepPlan
 

@@ -28,7 +28,7 @@ from penstock.bench.peers_report import markdown
 from penstock.bench.peers_systems import PENSTOCK, System, prepare, started
 from penstock.bench.peers_workloads import QUICK, Sizes, WorkloadFailed, decode_bytes, measure_chat, measure_raw
 from penstock.bench.shapes_folder import SHAPES
-from penstock.gpu_worker.loader import load_model_config
+from penstock.gpu_worker.models.loader import load_model_config
 from penstock.kernels.native.build import cache_folder
 
 _QUIET = 0.5

@@ -19,7 +19,7 @@ from penstock.bench.load_processes import run
 from penstock.bench.peers_envs import Environment, PeerError, make
 from penstock.bench.peers_model import to_gguf, to_openvino
 from penstock.bench.server_process import free_port, running, stop
-from penstock.gpu_worker.device import computes_in_bf16
+from penstock.gpu_worker.devices.device import computes_in_bf16
 from penstock.kernels.native.build import built_library
 
 PENSTOCK = "penstock"

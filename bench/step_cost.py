@@ -22,7 +22,7 @@ from penstock.bench.machine import commit, machine
 from penstock.bench.offline import sampling_of
 from penstock.bench.peers_plot import is_available
 from penstock.bench.shapes_folder import shape_folder
-from penstock.gpu_worker.loader import load_model_config
+from penstock.gpu_worker.models.loader import load_model_config
 
 _CONTEXT = 128
 _ROWS = 16

@@ -9,11 +9,11 @@ import structlog
 import zmq
 
 from penstock.core.config import Config, ConfigError, channel_keys
+from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.faults import with_faults
-from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.profiler import StepProfiler
-from penstock.gpu_worker.replacement import StillNoMemoryError
-from penstock.gpu_worker.start import start, start_replacement
+from penstock.gpu_worker.startup.replacement import StillNoMemoryError
+from penstock.gpu_worker.startup.start import start, start_replacement
 from penstock.gpu_worker.worker_loop import EXIT_FAILED, EXIT_REFUSED, run_worker
 from penstock.ipc import faults, process
 from penstock.ipc.channel import SyncDealer

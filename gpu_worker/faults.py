@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from penstock.gpu_worker.grammar_store import GrammarStore
+from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.worker_loop import Channel, PendingResult, Runner
 from penstock.ipc import faults
 from penstock.ipc.messages import Message, StepPlan, StepResult, ToWorker

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import structlog
 
-from penstock.gpu_worker.grammar_store import GrammarStore
-from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
+from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
+from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
     DropGrammar,

@@ -23,6 +23,7 @@ FLOORS = {
     "frontend": (
         "ground", "exchange", "text", "parsing", "engine", "grammars", "validation", "api", "responses", "http",
     ),
+    "gpu_worker": ("devices", "state", "grammars", "models", "steps", "startup", "ground"),
 }  # fmt: skip
 """Folder -> its rooms from the bottom up: each may import those before it. `ground` is the folder's own files."""
 WITHOUT_TORCH = ("core", "frontend", "ipc")

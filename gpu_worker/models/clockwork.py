@@ -22,8 +22,8 @@ from torch import Tensor
 from penstock.core.checkpoint.folder import read_json
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import ConfigError
-from penstock.gpu_worker.layers import Linear
 from penstock.gpu_worker.models.dense import DenseModel, DenseWeights, ForwardInputs
+from penstock.gpu_worker.models.linear import Linear
 
 FIRST, LAST = 3, 96
 """Only these ids are drawn freely; in a byte-level vocabulary after three special tokens they are "!" to "~"."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.gpu_worker.layers import Linear
+from penstock.gpu_worker.models.linear import Linear
 from penstock.kernels.activation import gelu_mul, silu_mul
 from penstock.kernels.paged_attention import paged_attention
 from penstock.kernels.paged_attention_cpu import CpuAttentionPlan

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.gpu_worker.layers import Linear
 from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs, StoredWeights
+from penstock.gpu_worker.models.linear import Linear
 from penstock.kernels.native.library import Library, NativeLayer, NativeShape, NativeWeights, PackedLinear
 
 _LONG = 64

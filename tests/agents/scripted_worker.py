@@ -4,7 +4,7 @@ import sys
 from unittest.mock import patch
 
 from penstock.gpu_worker import __main__ as worker
-from penstock.gpu_worker import loader
+from penstock.gpu_worker.models import loader
 from tests.agents.scripted_model import ScriptedModel
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
         "penstock.core.cli.__main__",
         "penstock.core.__main__",
         "penstock.frontend.http.server",
-        "penstock.gpu_worker.start",
+        "penstock.gpu_worker.startup.start",
     ],
 )
 def test_transformers_is_imported_where_it_is_used_alone(module: str) -> None:

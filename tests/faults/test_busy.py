@@ -21,7 +21,7 @@ async def importing_spare(server: Server) -> psutil.Process:
     for _ in range(600):
         for child in psutil.Process(server.process.pid).children():
             with contextlib.suppress(psutil.Error):  # it has just ended
-                if "penstock.gpu_worker.spare" in child.cmdline():
+                if "penstock.gpu_worker.startup.spare" in child.cmdline():
                     return child
         await asyncio.sleep(0.05)
     raise AssertionError("no spare is started")

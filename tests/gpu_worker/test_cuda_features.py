@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from penstock.core.config import ConfigError
-from penstock.gpu_worker.start import start
+from penstock.gpu_worker.startup.start import start
 from penstock.ipc.messages import SamplingParams, TokenLogprobs
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from penstock.core.config import ConfigError
-from penstock.gpu_worker import device as device_module
-from penstock.gpu_worker.device import CpuDevice, open_device
+from penstock.gpu_worker.devices import device as device_module
+from penstock.gpu_worker.devices.device import CpuDevice, open_device
 
 
 @pytest.fixture

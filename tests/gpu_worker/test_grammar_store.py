@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from penstock.core.checkpoint import grammar_tokens as grammar_config
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
 from penstock.frontend.grammars.child import read_grammar
-from penstock.gpu_worker import grammar_store
-from penstock.gpu_worker.grammar_row import GrammarRow
-from penstock.gpu_worker.grammar_store import GrammarStore
+from penstock.gpu_worker.grammars import store as grammar_store
+from penstock.gpu_worker.grammars.row import GrammarRow
+from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.ipc.messages import GrammarPrepared, PrepareGrammar, SamplingParams
 from tests.e2e.checkpoints import make_checkpoint
 

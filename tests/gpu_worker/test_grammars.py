@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
 from penstock.frontend.grammars.child import read_grammar
-from penstock.gpu_worker.grammars import Grammars
+from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.ipc.deltas import deltas_of
 from penstock.ipc.messages import SamplingParams, SequenceDelta
 from tests.e2e.checkpoints import make_checkpoint

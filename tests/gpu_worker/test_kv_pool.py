@@ -7,8 +7,8 @@ import torch
 
 from penstock.core.checkpoint.model_config import ModelConfig, parse_model_config
 from penstock.core.config import ConfigError
-from penstock.gpu_worker.device import CpuDevice, choose_dtype, open_device
-from penstock.gpu_worker.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
+from penstock.gpu_worker.devices.device import CpuDevice, choose_dtype, open_device
+from penstock.gpu_worker.state.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
 from tests.gpu_worker.engine_in_process import make_config
 
 GIB = 1 << 30

@@ -18,9 +18,9 @@ from penstock.core.checkpoint.size import checkpoint_size
 from penstock.core.checkpoint.tensors import expected_tensors
 from penstock.core.checkpoint.weight_files import LoadError
 from penstock.core.config import ConfigError
-from penstock.gpu_worker import loader
-from penstock.gpu_worker.loader import dummy_model, load_model, load_model_config
+from penstock.gpu_worker.models import loader
 from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.models.loader import dummy_model, load_model, load_model_config
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.native.library import Library
 from tests.gpu_worker.checkpoints import edit_config

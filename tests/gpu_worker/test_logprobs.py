@@ -10,7 +10,7 @@ import transformers
 from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.gpu_worker import logprobs
+from penstock.gpu_worker.steps import logprobs
 from penstock.ipc.messages import SamplingParams, SequenceDelta, TokenLogprobs
 from tests.gpu_worker.checkpoints import VOCAB_SIZE, prompts
 from tests.gpu_worker.conftest import Checkpoint

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.config import Config, ConfigError, ModelOptions
-from penstock.gpu_worker import replacement
-from penstock.gpu_worker.out_of_memory import NoMemoryError
-from penstock.gpu_worker.replacement import StillNoMemoryError, start_again, wait_until_settled
+from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
+from penstock.gpu_worker.startup import replacement
+from penstock.gpu_worker.startup.replacement import StillNoMemoryError, start_again, wait_until_settled
 from penstock.ipc import process
 from tests.faults.clockwork import make_clockwork
 
@@ -79,8 +79,10 @@ def test_memory_is_measured_when_it_has_settled() -> None:
 
 _WORKER = """
 import sys
-from penstock.gpu_worker import __main__ as worker, kv_pool, replacement, start
-from penstock.gpu_worker.out_of_memory import NoMemoryError
+from penstock.gpu_worker import __main__ as worker
+from penstock.gpu_worker.startup import replacement, start
+from penstock.gpu_worker.state import kv_pool
+from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
 
 def no_page_fits(*_):
     raise NoMemoryError("no KV page fits")

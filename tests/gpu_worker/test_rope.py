@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from penstock.gpu_worker.device import CpuDevice
-from penstock.gpu_worker.loader import load_model_config
-from penstock.gpu_worker.rope import Rope, cos_sin_table, inverse_frequencies
+from penstock.gpu_worker.devices.device import CpuDevice
+from penstock.gpu_worker.models.loader import load_model_config
+from penstock.gpu_worker.models.rope import Rope, cos_sin_table, inverse_frequencies
 from tests.gpu_worker.checkpoints import TRAINED_LEN
 from tests.gpu_worker.conftest import Checkpoint
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.gpu_worker.device import CpuDevice
-from penstock.gpu_worker.row_state import RowState
+from penstock.gpu_worker.devices.device import CpuDevice
+from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 from penstock.kernels.sampling import SamplingNeeds, sample
 

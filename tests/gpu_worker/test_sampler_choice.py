@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.gpu_worker import start
-from penstock.gpu_worker.loader import load_model
 from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.models.loader import load_model
+from penstock.gpu_worker.startup import start
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.native.library import Library

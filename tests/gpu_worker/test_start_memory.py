@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from penstock.core.config import ConfigError
-from penstock.gpu_worker import start as start_module
-from penstock.gpu_worker.out_of_memory import failure_reason, is_out_of_memory
-from penstock.gpu_worker.start import start
+from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
+from penstock.gpu_worker.startup import start as start_module
+from penstock.gpu_worker.startup.start import start
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import make_config
 

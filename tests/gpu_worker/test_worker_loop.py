@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from penstock.gpu_worker.device import CpuDevice
-from penstock.gpu_worker.grammar_store import GrammarStore
-from penstock.gpu_worker.model_runner import ModelRunner, PendingStep
+from penstock.gpu_worker.devices.device import CpuDevice
+from penstock.gpu_worker.grammars.store import GrammarStore
+from penstock.gpu_worker.steps.model_runner import ModelRunner, PendingStep
 from penstock.gpu_worker.worker_loop import _LOOK_AT_GRAMMARS_MS, EXIT_REFUSED, run_worker
 from penstock.ipc.messages import (
     GrammarPrepared,

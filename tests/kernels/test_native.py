@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.model_config import ModelConfig, parse_model_config
-from penstock.gpu_worker.layers import Linear
 from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs
+from penstock.gpu_worker.models.linear import Linear
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.kernels.native import build
 from penstock.kernels.native.library import Library, NativeShape, NativeWeights, StepTables

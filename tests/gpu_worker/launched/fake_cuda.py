@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker import start as start_module
-from penstock.gpu_worker.device import Array, CpuDevice, CudaDevice, Download, Mark
+from penstock.gpu_worker.devices.device import Array, CpuDevice, CudaDevice, Download, Mark
+from penstock.gpu_worker.startup import start as start_module
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from penstock.gpu_worker import logprobs
+from penstock.gpu_worker.steps import logprobs
 from penstock.ipc.messages import SamplingParams
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
@@ -39,7 +39,7 @@ SAMPLING = (replace(GREEDY, prompt_logprobs=3, num_logprobs=1), EVERYTHING, repl
 @pytest.fixture(autouse=True)
 def without_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the interpreter minutes."""
-    monkeypatch.setattr("penstock.gpu_worker.start.warm_up", lambda runner, limits: 0)
+    monkeypatch.setattr("penstock.gpu_worker.startup.start.warm_up", lambda runner, limits: 0)
 
 
 @pytest.mark.parametrize(("name", "eager"), [("llama-dynamic", False), ("mistral-window", False), ("qwen3", True)])

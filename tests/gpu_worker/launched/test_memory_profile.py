@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from penstock.gpu_worker.loader import dummy_model, load_model_config
-from penstock.gpu_worker.memory_profile import cuda_budget, row_state_bytes
 from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
+from penstock.gpu_worker.models.loader import dummy_model, load_model_config
+from penstock.gpu_worker.startup.memory_profile import cuda_budget, row_state_bytes
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import make_config
 from tests.gpu_worker.launched.fake_cuda import use_fake_cuda

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.tensors import expected_tensors
-from penstock.gpu_worker.layers import Linear
 from penstock.gpu_worker.models.dense import DenseLayer, StoredWeights
+from penstock.gpu_worker.models.linear import Linear
 
 Read = Callable[[str], Tensor]
 """Gives the tensor of a name, in any dtype, on any device."""

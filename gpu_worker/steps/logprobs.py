@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.device import Device
-from penstock.gpu_worker.input_batch import HostBatch
+from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models import Model
-from penstock.gpu_worker.row_state import RowState
+from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.steps.input_batch import HostBatch
 from penstock.ipc.messages import StepResult
 from penstock.kernels.top_logprobs import token_ranks, top_logprobs
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.device import Device
+from penstock.gpu_worker.devices.device import Device
 from penstock.ipc.messages import NewRow, SamplingParams
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import Config, ConfigError
-from penstock.gpu_worker.device import Device
-from penstock.gpu_worker.out_of_memory import NoMemoryError
+from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
 
 _GIB = 1 << 30
 _CPU_SHARE = 0.1

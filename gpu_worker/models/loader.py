@@ -17,12 +17,12 @@ from penstock.core.checkpoint.folder import read_json
 from penstock.core.checkpoint.model_config import CLOCKWORK, ModelConfig, parse_model_config
 from penstock.core.checkpoint.tensors import expected_tensors
 from penstock.core.checkpoint.weight_files import LoadError, stored_tensors
-from penstock.gpu_worker.device import multiplies_bf16_matrices
+from penstock.gpu_worker.devices.device import multiplies_bf16_matrices
 from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.clockwork import ClockworkModel
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
-from penstock.gpu_worker.weights import Read, build_weights
+from penstock.gpu_worker.models.weights import Read, build_weights
 from penstock.kernels.native.library import Library
 
 log = structlog.get_logger()

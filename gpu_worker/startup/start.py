@@ -13,16 +13,16 @@ import torch
 from penstock.core.checkpoint.folder import fingerprint, model_dir
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import Config, ConfigError
-from penstock.gpu_worker.device import CpuDevice, CudaDevice, choose_dtype, open_device
-from penstock.gpu_worker.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
-from penstock.gpu_worker.loader import dummy_model, load_model, load_model_config
-from penstock.gpu_worker.memory_profile import cuda_budget
-from penstock.gpu_worker.model_runner import ModelRunner
+from penstock.gpu_worker.devices.device import CpuDevice, CudaDevice, choose_dtype, open_device
+from penstock.gpu_worker.devices.out_of_memory import NoMemoryError, is_out_of_memory
 from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.models.loader import dummy_model, load_model, load_model_config
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
-from penstock.gpu_worker.out_of_memory import NoMemoryError, is_out_of_memory
-from penstock.gpu_worker.replacement import start_again, wait_until_settled
-from penstock.gpu_worker.warm_up import Limits, warm_up
+from penstock.gpu_worker.startup.memory_profile import cuda_budget
+from penstock.gpu_worker.startup.replacement import start_again, wait_until_settled
+from penstock.gpu_worker.startup.warm_up import Limits, warm_up
+from penstock.gpu_worker.state.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
+from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.messages import PROTOCOL_VERSION, WorkerHello
 from penstock.kernels.native.build import BuildError, build, built_library
 from penstock.kernels.native.library import Library

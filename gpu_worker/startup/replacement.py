@@ -12,7 +12,7 @@ from typing import TypeVar
 import structlog
 import torch
 
-from penstock.gpu_worker.out_of_memory import NoMemoryError
+from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
 
 log = structlog.get_logger()
 

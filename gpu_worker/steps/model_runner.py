@@ -10,17 +10,17 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.gpu_worker.cuda_graphs import DecodeGraphs
-from penstock.gpu_worker.device import CudaDevice, Device, Download, Mark
-from penstock.gpu_worker.grammars import Grammars
-from penstock.gpu_worker.input_batch import HostBatch, SamplingRows, host_batch, make_inputs
-from penstock.gpu_worker.logprobs import StepOutput, TokenScores, make_result, pack, prompt_scores, score
+from penstock.gpu_worker.devices.device import CudaDevice, Device, Download, Mark
+from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
-from penstock.gpu_worker.rope import Rope
-from penstock.gpu_worker.row_state import RowState
-from penstock.gpu_worker.undrawn import drawn_tokens
+from penstock.gpu_worker.models.rope import Rope
+from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.steps.cuda_graphs import DecodeGraphs
+from penstock.gpu_worker.steps.input_batch import HostBatch, SamplingRows, host_batch, make_inputs
+from penstock.gpu_worker.steps.logprobs import StepOutput, TokenScores, make_result, pack, prompt_scores, score
+from penstock.gpu_worker.steps.undrawn import drawn_tokens
 from penstock.ipc.messages import RowError, StepPlan, StepResult
 from penstock.kernels.copy_pages import copy_pages
 from penstock.kernels.native.library import StepTables

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.model_config import RopeConfig
-from penstock.gpu_worker.device import Device
+from penstock.gpu_worker.devices.device import Device
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int, length: int = 0) -> Tensor:

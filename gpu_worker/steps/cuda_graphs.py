@@ -20,11 +20,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.device import CudaDevice
-from penstock.gpu_worker.input_batch import HostBatch, SamplingRows
+from penstock.gpu_worker.devices.device import CudaDevice
 from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
-from penstock.gpu_worker.rope import Rope
-from penstock.gpu_worker.row_state import RowState
+from penstock.gpu_worker.models.rope import Rope
+from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.steps.input_batch import HostBatch, SamplingRows
 from penstock.kernels.prepare_inputs import prepare_inputs
 
 _MAX_GRAPH_ROWS = 512

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.gpu_worker.device import CpuDevice, Device, IntArray
-from penstock.gpu_worker.token_limits import TokenLimits
+from penstock.gpu_worker.devices.device import CpuDevice, Device, IntArray
+from penstock.gpu_worker.state.token_limits import TokenLimits
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 from penstock.kernels.native.sampler import NativeSampler
 from penstock.kernels.row_updates import write_runs

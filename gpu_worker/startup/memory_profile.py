@@ -6,10 +6,10 @@ import torch
 
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import Config
-from penstock.gpu_worker.device import CudaDevice
-from penstock.gpu_worker.kv_pool import allocate
+from penstock.gpu_worker.devices.device import CudaDevice
 from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
-from penstock.gpu_worker.rope import cos_sin_table
+from penstock.gpu_worker.models.rope import cos_sin_table
+from penstock.gpu_worker.state.kv_pool import allocate
 
 
 def cuda_budget(config: Config, model: DenseModel, dtype: torch.dtype, device: CudaDevice) -> int:

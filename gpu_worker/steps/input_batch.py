@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from penstock.gpu_worker.device import Device
+from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.dense import ForwardInputs
-from penstock.gpu_worker.rope import Rope
-from penstock.gpu_worker.row_state import RowState
+from penstock.gpu_worker.models.rope import Rope
+from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import StepPlan
 from penstock.kernels.paged_attention_cpu import plan_cpu_attention
 from penstock.kernels.prepare_inputs import prepare_inputs

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
-from penstock.gpu_worker.device import Download
-from penstock.gpu_worker.grammar_store import Prototype
+from penstock.gpu_worker.devices.device import Download
+from penstock.gpu_worker.grammars.store import Prototype
 from penstock.ipc.messages import SamplingParams
 
 Words = npt.NDArray[np.int32]

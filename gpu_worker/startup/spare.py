@@ -1,4 +1,4 @@
-"""The spare worker process: `python -m penstock.gpu_worker.spare`, with the arguments of `penstock.gpu_worker`.
+"""The spare worker process: `python -m penstock.gpu_worker.startup.spare`, with the arguments of `penstock.gpu_worker`.
 
 It imports what a worker needs, and then waits on a socket (`--turn-fd N`): for each descriptor that comes, it forks a
 worker off, which has that descriptor as its parent's pipe (`core/launch/spare.py` is the other side). It has no

@@ -21,9 +21,9 @@ import structlog
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.device import CpuDevice, Device, Download, IntArray
-from penstock.gpu_worker.grammar_row import DrawnToken, GrammarRow, Words
-from penstock.gpu_worker.grammar_store import GrammarStore
+from penstock.gpu_worker.devices.device import CpuDevice, Device, Download, IntArray
+from penstock.gpu_worker.grammars.row import DrawnToken, GrammarRow, Words
+from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.ipc.messages import NewRow, RowError, StepPlan
 from penstock.kernels.token_masks import mask_tokens
 

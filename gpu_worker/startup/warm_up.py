@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from penstock.gpu_worker.model_runner import ModelRunner
+from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 
 _MANY_TOKENS = 80

@@ -1,0 +1,1 @@
+"""Structured output: which tokens each row may draw next."""

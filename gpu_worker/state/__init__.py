@@ -1,0 +1,1 @@
+"""What stays on the device between steps: KV pages, rows, their tokens and sampling parameters."""
