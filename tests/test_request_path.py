@@ -1,0 +1,12 @@
+"""How much must be read to follow one request: the files that it really enters."""
+
+from tests.request_path import files_of_a_request
+
+MAX_FILES = 86
+"""Over all processes. It falls; whoever lets it rise says why."""
+
+
+async def test_a_streaming_chat_request_enters_few_files() -> None:
+    processes = await files_of_a_request()
+    assert {"penstock-frontend-0", "penstock-scheduler", "penstock-worker-0"} <= set(processes)
+    assert len({path for paths in processes.values() for path in paths}) <= MAX_FILES, processes
