@@ -118,9 +118,9 @@ def test_deaths_that_end_a_launch_are_as_many_as_told() -> None:
     words = {5: "five"}
     never_ready, at_work = child._MAX_DEATHS, child._MAX_DEATHS_AT_WORK
     operations, reliability = ((ROOT / f"docs/{name}.md").read_text() for name in ("operations", "reliability"))
-    assert f"dies {words[never_ready]} times in a minute before it is ready, or {at_work} times at work" in operations
-    assert f"ready {words[never_ready]} times in a minute" in reliability
-    assert f"dies at work may do so {at_work} times a minute" in " ".join(reliability.split())
+    assert f"dies {words[never_ready]} times in a minute before it is ready, or {at_work} times while serving" in operations
+    assert f"ready {words[never_ready]} times in a minute" in " ".join(reliability.split())
+    assert f"dies while serving may do so {at_work} times a minute" in " ".join(reliability.split())
 
 
 def test_a_request_without_a_worker_waits_as_long_as_told() -> None:
