@@ -118,7 +118,10 @@ def test_deaths_that_end_a_launch_are_as_many_as_told() -> None:
     words = {5: "five"}
     never_ready, at_work = child._MAX_DEATHS, child._MAX_DEATHS_AT_WORK
     operations, reliability = ((ROOT / f"docs/{name}.md").read_text() for name in ("operations", "reliability"))
-    assert f"dies {words[never_ready]} times in a minute before it is ready, or {at_work} times while serving" in operations
+    assert (
+        f"dies {words[never_ready]} times in a minute before it is ready, or {at_work} times while serving"
+        in operations
+    )
     assert f"ready {words[never_ready]} times in a minute" in " ".join(reliability.split())
     assert f"dies while serving may do so {at_work} times a minute" in " ".join(reliability.split())
 
