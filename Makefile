@@ -7,7 +7,7 @@ FLAGS ?=
 MINUTES ?= 30
 # Tests run by file in this many processes, with one thread each: most of them wait for one process or another.
 JOBS ?= 2
-SOURCES := bench core demo frontend gpu_worker ipc kernels
+SOURCES := api bench/load core demo frontend gpu_worker ipc kernels
 # A folder's time stamp changes when a file in it comes or goes: then the editable install is made again.
 FOLDERS := $(shell find $(SOURCES) -type d -not -name __pycache__)
 
@@ -59,8 +59,8 @@ soak: $(VENV)/.made-dev  ## The long forms of the fault and attack tests, then M
 check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation builds
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(SOURCES:%=-p penstock.%)
-	$(BIN)/mypy tests docs
+	$(BIN)/mypy -p penstock
+	$(BIN)/mypy bench tests docs
 	$(BIN)/python docs/options_page.py --check
 	$(BIN)/python docs/tool_table.py --check
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs

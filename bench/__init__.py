@@ -1,1 +1,1 @@
-"""Load generator, step times, kernel and scheduler benchmarks."""
+"""Measurements, run from a clone of the repository; `load/` alone is installed, as `penstock.bench.load`."""

@@ -1,6 +1,6 @@
 """Decode and prefill on a CPU: Penstock's own kernels beside torch's, taking turns in one run.
 
-    python -m penstock.bench.cpu [--model FOLDER | --shape NAME] [--batch 1,4,16] [--threads N] [--out FILE.json]
+    python -m bench.cpu [--model FOLDER | --shape NAME] [--batch 1,4,16] [--threads N] [--out FILE.json]
 
 Weights are random, in the checkpoint's own dtype; `--dtype auto` computes as `penstock serve` would. `step` is the
 median time between the results of two decode steps, `of memory` the bytes that the native kernels' step must read
@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.bench.decode_step import bytes_read, decode_times
-from penstock.bench.grammar import demo_folder
-from penstock.bench.local_engine import LocalEngine
-from penstock.bench.machine import commit, processor, read_rate
-from penstock.bench.offline import sampling_of
-from penstock.bench.shapes_folder import shape_folder
+from bench.decode_step import bytes_read, decode_times
+from bench.grammar import demo_folder
+from bench.local_engine import LocalEngine
+from bench.machine import commit, processor, read_rate
+from bench.offline import sampling_of
+from bench.shapes_folder import shape_folder
 from penstock.core.config.options import CpuKernels
 from penstock.gpu_worker.models.loader import load_model_config
 
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "commit": commit(),
             "machine": processor(),
             "threads": args.threads,
-            "command": shlex.join(["python", "-m", "penstock.bench.cpu", *(sys.argv[1:] if argv is None else argv)]),
+            "command": shlex.join(["python", "-m", "bench.cpu", *(sys.argv[1:] if argv is None else argv)]),
         }
         record |= {"dtype": hello.dtype, "read_gb_per_second": rate / 1e9, "rows": rows}
         args.out.write_text(json.dumps(record, indent=1) + "\n")

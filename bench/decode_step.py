@@ -1,6 +1,6 @@
 """Decode steps of B rows: how long one takes, and how much of that the device waits for the host.
 
-    python -m penstock.bench.decode_step --shape llama-3.1-8b [--batch 1,256] [--out FILE.json]
+    python -m bench.decode_step --shape llama-3.1-8b [--batch 1,256] [--out FILE.json]
 
 Three figures per batch. `step`: between the results of two decode steps, through scheduler and runner at pipeline
 depth 1. `queued`: the same plans executed again with several of them queued, so that the device waits for nobody.
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from penstock.bench.local_engine import LocalEngine, Run
-from penstock.bench.offline import fixed, sampling_of
-from penstock.bench.shapes_folder import shape_folder
+from bench.local_engine import LocalEngine, Run
+from bench.offline import fixed, sampling_of
+from bench.shapes_folder import shape_folder
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.gpu_worker.models.loader import load_model_config
 

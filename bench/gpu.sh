@@ -7,9 +7,9 @@
 # It ends within LIMIT seconds (540), what it takes to begin included: parts that no longer fit are left out with a line
 # that says so. Tests and benchmarks together may need more than that on a slow host: then run one and then the other.
 #
-# Needs torch >= 2.11, triton >= 3.6 and numpy; what else there must be is in bench/gpu_requirements.in. Parts whose
+# Needs torch >= 2.11, triton >= 3.6 and numpy; what else there must be is in bench/gpu/requirements.in. Parts whose
 # modules are missing are left out with a line that says so. Nothing is fetched. WHEELS may name a folder that
-# bench/gpu_wheels.sh has filled: its packages go to a temporary folder, which only this run sees. PYTHON names the
+# bench/gpu/wheels.sh has filled: its packages go to a temporary folder, which only this run sees. PYTHON names the
 # interpreter; PYTHONPATH may name a folder with modules that it lacks.
 #
 # Everything that was written is in RESULTS_FOLDER, and once more in its results.tar.gz.
@@ -34,7 +34,7 @@ mkdir -p "$RESULTS" || exit 2
 IMPORTS=$(mktemp -d) || exit 2
 trap 'rm -rf "$IMPORTS"' EXIT
 mkdir "$IMPORTS/penstock"
-for folder in bench core demo frontend gpu_worker ipc kernels; do ln -s "$ROOT/$folder" "$IMPORTS/penstock/$folder"; done
+for path in api/*.py bench core demo frontend gpu_worker ipc kernels; do ln -s "$ROOT"/$path "$IMPORTS/penstock/"; done
 export PYTHONPATH=$IMPORTS:$ROOT${PYTHONPATH:+:$PYTHONPATH}
 export TRITON_DEFAULT_FP_FUSION=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1
 if [ -n "$DRY" ]; then export CUDA_VISIBLE_DEVICES=""; fi
@@ -76,19 +76,19 @@ tests() {  # tests FILE...: each in a process of its own, side by side; they sha
     pids=(); names=()
     # The dry form proves that they can be collected: without a GPU all of them are skipped.
     if [ -n "$DRY" ]; then
-        part precompile 90 "$PYTHON" -m penstock.bench.precompile --dry
-        part tests 240 "$PYTHON" -m pytest -c bench/gpu_pytest.ini --rootdir "$ROOT" -m gpu --collect-only "$@"
+        part precompile 90 "$PYTHON" -m bench.gpu.precompile --dry
+        part tests 240 "$PYTHON" -m pytest -c bench/gpu/pytest.ini --rootdir "$ROOT" -m gpu --collect-only "$@"
         return
     fi
     for file in "$@"; do
         name=tests-$(basename "$file" .py)
-        timeout --kill-after=20 "$(least 240 "$(left)")" "$PYTHON" -m pytest -c bench/gpu_pytest.ini --rootdir "$ROOT" -m gpu "$file" \
+        timeout --kill-after=20 "$(least 240 "$(left)")" "$PYTHON" -m pytest -c bench/gpu/pytest.ini --rootdir "$ROOT" -m gpu "$file" \
             > "$RESULTS/$name.log" 2>&1 &
         pids+=($!); names+=("$name")
     done
     if [ -n "$ENGINE_TESTS" ] && [ "$ONLY" != tests ]; then  # compile what the benchmarks will need, meanwhile
         for shape in qwen3-0.6b qwen3-8b llama-3.1-8b; do
-            timeout --kill-after=20 "$(least 240 "$(left)")" "$PYTHON" -m penstock.bench.precompile --shape $shape \
+            timeout --kill-after=20 "$(least 240 "$(left)")" "$PYTHON" -m bench.gpu.precompile --shape $shape \
                 > "$RESULTS/precompile-$shape.log" 2>&1 &
             pids+=($!); names+=("precompile-$shape")
         done
@@ -115,25 +115,25 @@ if [ "$ONLY" != bench ] && has "tests" pytest; then
         tests/kernels/launched/test_small_kernels.py $ENGINE_TESTS
 fi
 if [ "$ONLY" != tests ]; then
-part kernels 150 "$PYTHON" -m penstock.bench.kernels $DRY --out "$RESULTS/kernels.json"
+part kernels 150 "$PYTHON" -m bench.kernels $DRY --out "$RESULTS/kernels.json"
 if has "steps and offline" msgspec structlog safetensors tqdm llguidance; then
     for shape in qwen3-0.6b llama-3.1-8b; do
-        part "step-$shape" 120 "$PYTHON" -m penstock.bench.decode_step $DRY --shape $shape --out "$RESULTS/step-$shape.json"
+        part "step-$shape" 120 "$PYTHON" -m bench.decode_step $DRY --shape $shape --out "$RESULTS/step-$shape.json"
         if [ -n "$DRY" ]; then break; fi
     done
     part offline-uniform-qwen3-0.6b 90 \
-        "$PYTHON" -m penstock.bench.offline $DRY --shape qwen3-0.6b --out "$RESULTS/offline-uniform-qwen3-0.6b.json"
-    part offline-1024x1024-qwen3-8b 120 "$PYTHON" -m penstock.bench.offline $DRY --shape qwen3-8b \
+        "$PYTHON" -m bench.offline $DRY --shape qwen3-0.6b --out "$RESULTS/offline-uniform-qwen3-0.6b.json"
+    part offline-1024x1024-qwen3-8b 120 "$PYTHON" -m bench.offline $DRY --shape qwen3-8b \
         --workload 1024x1024 --out "$RESULTS/offline-1024x1024-qwen3-8b.json"
 fi
 if has "served" zmq aiohttp uvloop msgspec structlog rich tokenizers transformers jinja2 prometheus_client setproctitle \
     llguidance
 then
-    part served 180 "$PYTHON" -m penstock.bench.gpu_serve $DRY --shape qwen3-0.6b --out "$RESULTS"
+    part served 180 "$PYTHON" -m bench.gpu.serve $DRY --shape qwen3-0.6b --out "$RESULTS"
 fi
 if [ -z "$DRY" ] && has "offline, second shape" msgspec structlog safetensors tqdm llguidance; then
     part offline-uniform-qwen3-8b 90 \
-        "$PYTHON" -m penstock.bench.offline --shape qwen3-8b --out "$RESULTS/offline-uniform-qwen3-8b.json"
+        "$PYTHON" -m bench.offline --shape qwen3-8b --out "$RESULTS/offline-uniform-qwen3-8b.json"
 fi
 fi
 wait
@@ -142,7 +142,7 @@ for name in $PARTS; do
     rm -f "$RESULTS/$name.code"
 done
 { git rev-parse HEAD 2>/dev/null || echo "no commit: this is no checkout"; } > "$RESULTS/commit.txt"
-"$PYTHON" -m penstock.bench.gpu_table "$RESULTS" | tee "$RESULTS/table.txt" || FAILED="$FAILED table"
+"$PYTHON" -m bench.gpu.table "$RESULTS" | tee "$RESULTS/table.txt" || FAILED="$FAILED table"
 tar -czf "$IMPORTS/results.tar.gz" -C "$RESULTS" --exclude results.tar.gz . && mv "$IMPORTS/results.tar.gz" "$RESULTS/" \
     || FAILED="$FAILED results.tar.gz"
 echo "results in $RESULTS"

@@ -1,6 +1,6 @@
 """What one row that follows a grammar costs its neighbours: decode steps of 16 rows, with and without such a row.
 
-    python -m penstock.bench.grammar [--model FOLDER] [--device cpu|cuda] [--out FILE.json]
+    python -m bench.grammar [--model FOLDER] [--device cpu|cuda] [--out FILE.json]
 
 Fifteen rows are free. The sixteenth is free too, or writes JSON under a schema with nested objects, arrays, enums
 and patterns. Both kinds take turns, so that a machine's moods meet both. `step_ms` is wall time, median over steps.
@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.bench.decode_step import decode_times
-from penstock.bench.local_engine import LocalEngine
+from bench.decode_step import decode_times
+from bench.local_engine import LocalEngine
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
 from penstock.frontend.grammars.child import read_grammar
 from penstock.ipc.messages import SamplingParams

@@ -1,6 +1,6 @@
 """Offline throughput: many sequences at once through scheduler and runner in one process.
 
-    python -m penstock.bench.offline --shape qwen3-0.6b [--workload uniform|1024x1024] [--out FILE.json]
+    python -m bench.offline --shape qwen3-0.6b [--workload uniform|1024x1024] [--out FILE.json]
 
 `uniform` is the workload of nano-vllm's and mini-sglang's own benchmark: 256 sequences, prompt and output lengths
 uniform from 100 to 1024, seed 0, temperature 0.6, EOS ignored, one warm-up. Weights are random.
@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.bench.local_engine import LocalEngine, Run
-from penstock.bench.shapes_folder import shape_folder
+from bench.local_engine import LocalEngine, Run
+from bench.shapes_folder import shape_folder
 from penstock.ipc.messages import SamplingParams
 
 WORKLOADS = ("uniform", "1024x1024")

@@ -1,6 +1,6 @@
 """Goodput under more load than there is capacity for, with clients that leave: what part of the capacity is of use.
 
-    python -m penstock.bench.overload --out overload.json
+    python -m bench.overload --out overload.json
 
 The model's steps take a fixed time and no processor's, so that the capacity is rows over step time on any machine, and
 server and clients have the cores to themselves. Clients come at a fixed rate, stream one answer each on a connection of
@@ -22,8 +22,8 @@ from typing import cast
 
 import uvloop
 
-from penstock.bench.server_process import free_port, running
-from penstock.bench.shapes_folder import clockwork_folder
+from bench.server_process import free_port, running
+from bench.shapes_folder import clockwork_folder
 from penstock.core.checkpoint.model_config import TEST_MODELS_VARIABLE
 
 NUM_ROWS, STEP_SECONDS, NUM_TOKENS = 64, 0.05, 64

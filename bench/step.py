@@ -1,6 +1,6 @@
 """Host time per step, exposed and hidden, from a step trace.
 
-    penstock serve --step-trace steps.jsonl ... ; python -m penstock.bench.step steps.jsonl
+    penstock serve --step-trace steps.jsonl ... ; python -m bench.step steps.jsonl
 
 A step's host time is what the scheduler spends on it: planning (`t_schedule_us`) and applying the
 result (`t_process_us`). It is exposed as far as the device waited for the plan (`idle_us`, counted
@@ -19,7 +19,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from penstock.bench.load_report import percentile
+from penstock.bench.load.report import percentile
 
 
 class StepLine(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """What a decode step costs as rows, context and the number of finished requests grow: linear, linear and flat.
 
-    python -m penstock.bench.step_cost [--shape llama-tiny] [--threads N] [--out FOLDER]
+    python -m bench.step_cost [--shape llama-tiny] [--threads N] [--out FOLDER]
 
 Through the scheduler (prefix cache on, so that finished requests leave something behind) and the model runner on the
 CPU, without HTTP. Writes step_cost.json and, with the extra `bench`, step_cost.svg.
@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.bench.cpu import decode_ms
-from penstock.bench.local_engine import LocalEngine
-from penstock.bench.machine import commit, machine
-from penstock.bench.offline import sampling_of
-from penstock.bench.peers_plot import is_available
-from penstock.bench.shapes_folder import shape_folder
+from bench.cpu import decode_ms
+from bench.local_engine import LocalEngine
+from bench.machine import commit, machine
+from bench.offline import sampling_of
+from bench.peers.plot import is_available
+from bench.shapes_folder import shape_folder
 from penstock.gpu_worker.models.loader import load_model_config
 
 _CONTEXT = 128

@@ -39,7 +39,7 @@ _TOOLS = {
     "keys": ("make an API key, or the keys of tcp:// channels", "penstock.core.cli.make_key"),
     "probe": ("ask a scheduler whether it answers (a health check)", "penstock.core.launch.probe"),
     "chat": ("talk to a server in the terminal", "penstock.frontend.terminal_chat"),
-    "bench serve": ("put load on an OpenAI endpoint and measure it", "penstock.bench.serve"),
+    "bench serve": ("put load on an OpenAI endpoint and measure it", "penstock.bench.load.serve"),
 }
 
 

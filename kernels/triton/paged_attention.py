@@ -39,7 +39,7 @@ def decode_tiles(
 
     A tile of K is 16 KiB. num_stages 5 gives K and V two tiles in flight each, since the page ids they are
     addressed by take every other stage: 64 to 72 KiB a program, so three fit a Hopper multiprocessor and two an
-    Ampere one. None of these constants has been tuned on a card yet; `bench/kernels_sweep.py` does that.
+    Ampere one. None of these constants has been tuned on a card yet; `bench/kernels/sweep.py` does that.
     """
     row_bytes = next_power_of_two(head_dim) * itemsize
     block_n = max(16, min(128, 16384 // row_bytes))
@@ -69,7 +69,7 @@ def choose_splits(num_programs: int, slots: int, num_tiles: int) -> int:
 def prefill_tiles(facts: DeviceFacts, head_dim: int, itemsize: int, group: int, softcap: bool) -> PrefillTiles:
     """Tiles for rows with several queries: 64 rows or more, so that Hopper uses its warpgroup products.
 
-    As in FlashAttention-2's Triton version; not tuned on a card yet (`bench/kernels_sweep.py`).
+    As in FlashAttention-2's Triton version; not tuned on a card yet (`bench/kernels/sweep.py`).
     """
     if itemsize == 4:  # exact fp32 products run on the plain cores, for tests and parity rather than for speed
         return PrefillTiles(max(16, next_power_of_two(group)), 16, 4, 2)

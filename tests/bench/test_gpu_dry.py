@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench import gpu_table
-from penstock.bench.offline import uniform
+from bench.gpu import table as gpu_table
+from bench.offline import uniform
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 _STAND_IN = """#!/bin/bash
 case "$*" in
 *is_available*) exit 0 ;;
--c*|*gpu_table*) exec PYTHON "$@" ;;
+-c*|*gpu.table*) exec PYTHON "$@" ;;
 *offline*uniform-qwen3-0.6b*) exit 3 ;;
 esac
 echo "ran: $*"
@@ -66,7 +66,7 @@ def test_on_a_gpu_machine_every_part_is_run_and_a_failure_is_told(stand_in: dict
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "FAILED: offline-uniform-qwen3-0.6b"
     ran = [line for line in done.stdout.splitlines() if line.startswith("ran: ")]
-    for part in ("bench.kernels", "decode_step", "1024x1024", "gpu_serve"):
+    for part in ("bench.kernels", "decode_step", "1024x1024", "gpu.serve"):
         assert any(part in line for line in ran), part
     assert done.stdout.count("not measured") == len(gpu_table.rows([]))
     assert done.stdout.count("what is wanted on an H200") == 1
@@ -107,13 +107,13 @@ def test_what_it_does_not_know_it_refuses(arguments: list[str], tmp_path: Path) 
 
 def test_the_kernels_tests_need_no_more_than_torch_and_pytest() -> None:
     """On a bare GPU machine, here played by an interpreter that cannot find the other packages."""
-    lines = (ROOT / "bench/gpu_requirements.in").read_text().splitlines()
+    lines = (ROOT / "bench/gpu/requirements.in").read_text().splitlines()
     modules = {"pyzmq": "zmq"}
     absent = [modules.get(line, line) for line in lines if line and not line.startswith("#") and line != "pytest"]
     assert len(absent) > 10
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import pytest; "
-        "sys.exit(pytest.main(['-c', 'bench/gpu_pytest.ini', '--rootdir', '.', '--collect-only', "
+        "sys.exit(pytest.main(['-c', 'bench/gpu/pytest.ini', '--rootdir', '.', '--collect-only', "
         "'tests/kernels/launched']))"
     )
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

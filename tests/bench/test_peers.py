@@ -10,13 +10,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from penstock.bench import peers, peers_report
-from penstock.bench.load_job import Outcome, PlannedRequest
-from penstock.bench.peers_envs import Environment, PeerError
-from penstock.bench.peers_model import harmless_ids, make_checkpoint
-from penstock.bench.peers_plot import curve, draw
-from penstock.bench.peers_systems import System, outcome_of, started
-from penstock.bench.peers_workloads import Sizes, WorkloadFailed, step_seconds
+from bench.peers import __main__ as peers
+from bench.peers import report as peers_report
+from bench.peers.envs import Environment, PeerError
+from bench.peers.model import harmless_ids, make_checkpoint
+from bench.peers.plot import curve, draw
+from bench.peers.systems import System, outcome_of, started
+from bench.peers.workloads import Sizes, WorkloadFailed, step_seconds
+from penstock.bench.load.job import Outcome, PlannedRequest
 
 SMALL = Sizes(
     batches=(1, 3),
@@ -104,7 +105,7 @@ def record(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "is_quick": False,
         "date": "today",
         "commit": "abc",
-        "command": "python bench/peers.py",
+        "command": "python -m bench.peers",
         "machine": {
             "processor": "a processor",
             "features": ["avx2"],

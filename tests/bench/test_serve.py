@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.load_client import SSEReader
-from penstock.bench.load_report import percentile, summarize
-from penstock.bench.serve import main
-from penstock.bench.workload import draw, length_range
+from penstock.bench.load.client import SSEReader
+from penstock.bench.load.report import percentile, summarize
+from penstock.bench.load.serve import main
+from penstock.bench.load.workload import draw, length_range
 from tests.bench.fake_openai import Behaviour, fake_openai
 
 

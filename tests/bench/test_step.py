@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.step import main
+from bench.step import main
 
 
 def _line(step_id: int, sent: float, idle_us: int, **more: Any) -> str:

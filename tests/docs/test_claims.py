@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.peers_report import figures_rows
+from bench.peers.report import figures_rows
 from penstock.core.checkpoint.model_config import ARCHITECTURES, ROPE_KINDS
 from penstock.core.config.flags import flags
 from penstock.core.launch import child

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench import kernels
+from bench.kernels import __main__ as kernels
 
 
 def test_dry_run_covers_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What `bench/kernels.py` launches at its real sizes can be compiled; nothing is run, and no GPU is needed."""
+"""What `bench/kernels` launches at its real sizes can be compiled; nothing is run, and no GPU is needed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,8 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
-from penstock.bench import kernels, kernels_inputs, kernels_small
-from penstock.bench.kernels_inputs import AttentionProblem
+from bench.kernels import __main__ as kernels
+from bench.kernels import inputs as kernels_inputs
+from bench.kernels import small as kernels_small
+from bench.kernels.inputs import AttentionProblem
 from penstock.kernels.triton import device, paged_attention
 from tests.faults.soak import only_in_soak
 from tests.kernels.launch_forms import Form, errors_of, form_of

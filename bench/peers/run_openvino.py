@@ -1,6 +1,6 @@
 """Drives OpenVINO GenAI's continuous batching in process. Runs in its environment, so it imports nothing of Penstock's.
 
-    python peers_openvino.py MODEL_FOLDER NUM_THREADS MAX_NUM_SEQS NUM_TOKENS PREFIX_CACHING
+    python run_openvino.py MODEL_FOLDER NUM_THREADS MAX_NUM_SEQS NUM_TOKENS PREFIX_CACHING
 
 Prints `ready`, then answers each line on stdin, a JSON object {"concurrency", "requests": [[arrival, prompt ids,
 tokens to generate], ...]}, with one line: a list of [start, [[seconds, number of tokens], ...]] per request. Seconds

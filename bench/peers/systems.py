@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.bench.load_job import Job, Outcome, PlannedRequest
-from penstock.bench.load_processes import run
-from penstock.bench.peers_envs import Environment, PeerError, make
-from penstock.bench.peers_model import to_gguf, to_openvino
-from penstock.bench.server_process import free_port, running, stop
+from bench.peers.envs import Environment, PeerError, make
+from bench.peers.model import to_gguf, to_openvino
+from bench.server_process import free_port, running, stop
+from penstock.bench.load.job import Job, Outcome, PlannedRequest
+from penstock.bench.load.processes import run
 from penstock.gpu_worker.devices.device import computes_in_bf16
 from penstock.kernels.native.build import built_library
 
@@ -127,7 +127,7 @@ def _openvino(env: Environment, checkpoint: Path, threads: int, flags: list[str]
     if flags:
         raise PeerError("OpenVINO runs in process and takes no flags")
     model = to_openvino(env, checkpoint)
-    script = Path(__file__).with_name("peers_openvino.py")
+    script = Path(__file__).with_name("run_openvino.py")
     sizes = [str(threads), str(MAX_NUM_SEQS), str(_NUM_KV_TOKENS)]
 
     def command(port: int, prefix_caching: bool) -> list[str | Path]:

@@ -1,7 +1,7 @@
 """Times every kernel at serving shapes beside the card's own limits and, where installed, other libraries.
 
-    python bench/kernels.py [--out FILE.json] [--only decode,prefill,small,sampling]
-    python bench/kernels.py --dry       # the same code at tiny sizes on the CPU: proves that it runs, measures nothing
+    python -m bench.kernels [--out FILE.json] [--only decode,prefill,small,sampling]
+    python -m bench.kernels --dry       # the same code at tiny sizes on the CPU: proves that it runs, measures nothing
 
 Needs nothing from the network. Shares are of the copy bandwidth and the bf16 matrix rate measured in the same run.
 """
@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from penstock.bench.kernels_inputs import AttentionProblem, attention_calls
-from penstock.bench.kernels_peers import Peer, decode_peers, prefill_peers
-from penstock.bench.kernels_small import sampling_cases, small_cases
-from penstock.bench.kernels_timing import measure_limits, time_calls
+from bench.kernels.inputs import AttentionProblem, attention_calls
+from bench.kernels.peers import Peer, decode_peers, prefill_peers
+from bench.kernels.small import sampling_cases, small_cases
+from bench.kernels.timing import measure_limits, time_calls
 
 PARTS = ("decode", "prefill", "small", "sampling")
 

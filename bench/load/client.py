@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from penstock.bench.load_job import Job, Outcome, PlannedRequest
+from penstock.bench.load.job import Job, Outcome, PlannedRequest
 
 
 class StreamError(Exception):

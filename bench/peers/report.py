@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from penstock.bench.peers_systems import PENSTOCK
+from bench.peers.systems import PENSTOCK
 
 _NONE = "-"
 UNRESOLVED = 1.15

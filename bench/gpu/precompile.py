@@ -1,6 +1,6 @@
 """Fill Triton's cache for a shape, so that the benchmarks of it start quickly.
 
-    python -m penstock.bench.precompile --shape qwen3-8b
+    python -m bench.gpu.precompile --shape qwen3-8b
 
 A model of one layer needs the same kernels as the whole one. `bench/gpu.sh` runs this for all shapes at once, beside
 the tests.
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from penstock.bench.local_engine import LocalEngine
-from penstock.bench.shapes_folder import shape_folder
+from bench.local_engine import LocalEngine
+from bench.shapes_folder import shape_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.bench.load_job import Outcome
-from penstock.bench.load_report import summarize
-from penstock.bench.peers_systems import Run
-from penstock.bench.workload import draw
+from bench.peers.systems import Run
+from penstock.bench.load.job import Outcome
+from penstock.bench.load.report import summarize
+from penstock.bench.load.workload import draw
 
 
 class Sizes(NamedTuple):

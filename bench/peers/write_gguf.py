@@ -1,6 +1,6 @@
 """Writes a checkpoint folder as a GGUF file. Runs in llama.cpp's environment, so it imports nothing of Penstock's.
 
-    python peers_gguf.py CHECKPOINT_FOLDER FILE.gguf
+    python write_gguf.py CHECKPOINT_FOLDER FILE.gguf
 
 Matrices as bf16, vectors as fp32, as llama.cpp's own converter does. For Llama it turns the rows of q and k from the
 halves that Hugging Face rotates to the neighbouring pairs that llama.cpp rotates.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 
-from penstock.bench.load_job import PlannedRequest
+from penstock.bench.load.job import PlannedRequest
 
 _WORDS = (
     "time person year way day thing man world life hand part child eye woman place work week case point company "

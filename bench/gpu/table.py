@@ -1,6 +1,6 @@
 """The table at the end of `bench/gpu.sh`: what was measured beside what is wanted.
 
-    python -m penstock.bench.gpu_table DIR
+    python -m bench.gpu.table DIR
 
 Shares are of the copy bandwidth and the bf16 matrix rate that the same run measured on the same card. A row without a
 measurement says so; nothing is filled in.

@@ -1,6 +1,6 @@
 """Penstock beside vLLM, OpenVINO GenAI and llama.cpp on this machine's CPU, in one run.
 
-    python bench/peers.py --shape qwen2.5-0.5b --peers vllm,openvino,llamacpp [--quick] [--out FOLDER]
+    python -m bench.peers --shape qwen2.5-0.5b --peers vllm,openvino,llamacpp [--quick] [--out FOLDER]
 
 Makes a checkpoint of random weights, installs each peer into an environment of its own (kept for the next time; some
 GB), and then lets all take turns, round after round: start, the workloads over HTTP with streaming (OpenVINO in
@@ -19,15 +19,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.decode_step import bytes_read
-from penstock.bench.machine import commit, machine, read_rate
-from penstock.bench.peers_envs import PEERS, PeerError
-from penstock.bench.peers_model import harmless_ids, make_checkpoint
-from penstock.bench.peers_plot import draw, is_available
-from penstock.bench.peers_report import markdown
-from penstock.bench.peers_systems import PENSTOCK, System, prepare, started
-from penstock.bench.peers_workloads import QUICK, Sizes, WorkloadFailed, decode_bytes, measure_chat, measure_raw
-from penstock.bench.shapes_folder import SHAPES
+from bench.decode_step import bytes_read
+from bench.machine import commit, machine, read_rate
+from bench.peers.envs import PEERS, PeerError
+from bench.peers.model import harmless_ids, make_checkpoint
+from bench.peers.plot import draw, is_available
+from bench.peers.report import markdown
+from bench.peers.systems import PENSTOCK, System, prepare, started
+from bench.peers.workloads import QUICK, Sizes, WorkloadFailed, decode_bytes, measure_chat, measure_raw
+from bench.shapes_folder import SHAPES
 from penstock.gpu_worker.models.loader import load_model_config
 from penstock.kernels.native.build import cache_folder
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "is_quick": args.quick,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit(),
-        "command": shlex.join(["python", "bench/peers.py", *(sys.argv[1:] if argv is None else argv)]),
+        "command": shlex.join(["python", "-m", "bench.peers", *(sys.argv[1:] if argv is None else argv)]),
         "machine": machine(),
         "threads": args.threads,
         "prefill_tokens": sizes.prefill,

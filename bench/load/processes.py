@@ -1,6 +1,6 @@
 """Spreads a job over several client processes, for rates that one core cannot make.
 
-`python -m penstock.bench.load_processes` is such a process: a job as JSON on stdin, outcomes as JSON on stdout.
+`python -m penstock.bench.load.processes` is such a process: a job as JSON on stdin, outcomes as JSON on stdout.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ import time
 import msgspec
 import uvloop
 
-from penstock.bench.load_client import run_job
-from penstock.bench.load_job import Job, Outcome
+from penstock.bench.load.client import run_job
+from penstock.bench.load.job import Job, Outcome
 
 _START_UP = 1.5
 """Seconds that the processes get to import and read their jobs before the load begins."""
@@ -56,7 +56,7 @@ async def _run_child(job: Job) -> list[Outcome]:
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "penstock.bench.load_processes",
+        "penstock.bench.load.processes",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

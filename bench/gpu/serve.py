@@ -1,6 +1,6 @@
 """The served benchmark of a GPU machine: `penstock serve` with random weights, and `penstock bench serve` against it.
 
-    python -m penstock.bench.gpu_serve --shape qwen3-0.6b --out DIR
+    python -m bench.gpu.serve --shape qwen3-0.6b --out DIR
 
 Prompts of 1024 and outputs of 128 tokens at concurrency 1, 16, 64 and 256; the prefix cache is off.
 """
@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from penstock.bench import serve
-from penstock.bench.server_process import free_port, running
-from penstock.bench.shapes_folder import servable_folder
+from bench.load import serve
+from bench.server_process import free_port, running
+from bench.shapes_folder import servable_folder
 
 _LOADS = {1: 8, 16: 64, 64: 192, 256: 512}
 """Requests by concurrency: enough for steady figures in about ten seconds each."""

@@ -17,10 +17,10 @@ import aiohttp
 import msgspec
 from rich.console import Console
 
-from penstock.bench.load_job import Job, Outcome
-from penstock.bench.load_processes import run
-from penstock.bench.load_report import print_summary, summarize
-from penstock.bench.workload import WorkloadError, draw, harmless_token_ids, length_range, served_model
+from penstock.bench.load.job import Job, Outcome
+from penstock.bench.load.processes import run
+from penstock.bench.load.report import print_summary, summarize
+from penstock.bench.load.workload import WorkloadError, draw, harmless_token_ids, length_range, served_model
 
 EXIT_FAILED = 1
 EXIT_CANNOT_START = 2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.bench.kernels_inputs import AttentionProblem, attention_inputs
+from bench.kernels.inputs import AttentionProblem, attention_inputs
 
 Calls = list[Callable[[], object]]
 Peer = tuple[str, Callable[[], Calls]]

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from penstock.bench.peers_envs import Environment, PeerError
-from penstock.bench.shapes_folder import NUM_BYTES, servable_folder, shape_folder
+from bench.peers.envs import Environment, PeerError
+from bench.shapes_folder import NUM_BYTES, servable_folder, shape_folder
 
 _STANDARD_DEVIATION = 0.02
 _MADE = "made"
@@ -103,6 +103,6 @@ def to_gguf(env: Environment, checkpoint: Path) -> Path:
     """
     target = checkpoint / "model.gguf"
     if not target.is_file():
-        script = Path(__file__).with_name("peers_gguf.py")
+        script = Path(__file__).with_name("write_gguf.py")
         env.run("writes the GGUF file", [env.python, script, checkpoint, target])
     return target

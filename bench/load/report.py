@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from penstock.bench.load_job import Outcome
+from penstock.bench.load.job import Outcome
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.bench.kernels_timing import num_rotations
+from bench.kernels.timing import num_rotations
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write
 from penstock.kernels.rms_norm import add_rms_norm

@@ -1,6 +1,6 @@
 """Times the attention kernels over tile sizes, to choose the constants of `kernels/triton/paged_attention.py`.
 
-    python bench/kernels_sweep.py [--out FILE]
+    python -m bench.kernels.sweep [--out FILE]
 
 Kernels are compiled first by several processes into Triton's cache; then one process measures. Needs a GPU.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from penstock.bench.kernels_inputs import AttentionProblem, attention_calls
-from penstock.bench.kernels_timing import time_calls
+from bench.kernels.inputs import AttentionProblem, attention_calls
+from bench.kernels.timing import time_calls
 from penstock.kernels.triton.paged_attention import DecodeTiles, PrefillTiles
 
 PAGE_SIZES = (16, 128)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.bench.kernels_timing import num_rotations
+from bench.kernels.timing import num_rotations
 from penstock.kernels.paged_attention import paged_attention
 from penstock.kernels.triton.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
 

@@ -1,0 +1,1 @@
+"""Penstock, an LLM inference engine."""
