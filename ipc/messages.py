@@ -7,7 +7,7 @@ change that breaks that raises `PROTOCOL_VERSION`.
 
 Directions:
 
-    frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, PauseRequest, ProceedRequest,
+    frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, PauseRequest, ResumeRequest,
                              Heartbeat, Goodbye, ResetPrefixCache
     scheduler -> frontend    EngineReady, EngineNotReady, TokenBatch, EngineStats, SayHello, Refused, Heartbeat
     worker    -> scheduler   WorkerHello, StepResult, GrammarPrepared, WorkerFailed, Heartbeat
@@ -122,7 +122,7 @@ class SamplingParams(Struct, frozen=True, array_like=True, gc=False):
     grammar_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 0  # of memory that the grammar takes, made ready
 
 
-class ResumedSequence(Struct, frozen=True, array_like=True, gc=False):
+class SequenceProgress(Struct, frozen=True, array_like=True, gc=False):
     """How far an unfinished sequence had come under a scheduler that is gone."""
 
     sequence_idx: int
@@ -139,7 +139,7 @@ class AddRequest(Message, frozen=True):
 
     Sequence `i` samples with seed `(sampling.seed + i) mod 2**63`, so sequence 0 equals an `n=1` request.
 
-    With `resume`, the request was begun elsewhere: the sequences named go on after the tokens given, which count as
+    With `progress`, the request was begun elsewhere: the sequences named go on after the tokens given, which count as
     outputs in every respect; those not named have finished.
     """
 
@@ -149,7 +149,7 @@ class AddRequest(Message, frozen=True):
     n: Annotated[int, Meta(ge=1, le=1024)] = 1
     priority: int = 0  # lower runs first under the priority policy
     cache_salt: ShortText = ""  # prefix cache entries are shared only among equal salts
-    resume: tuple[ResumedSequence, ...] = ()  # by sequence_idx, each at most once; empty: nothing is known yet
+    progress: tuple[SequenceProgress, ...] = ()  # by sequence_idx, each at most once; empty: nothing is known yet
     tenant: ShortText = ""  # on whose behalf; tenants get rows in turns
     group: ShortText = ""  # requests that a client made at once; groups of a tenant get rows in turns; empty: alone
 
@@ -173,7 +173,7 @@ class PauseRequest(Message, frozen=True):
     request_id: ShortText
 
 
-class ProceedRequest(Message, frozen=True):
+class ResumeRequest(Message, frozen=True):
     """Go on with a paused request, after the last token that was told. Idempotent; an unknown id is fine."""
 
     request_id: ShortText
@@ -346,9 +346,9 @@ class StepPlan(Message, frozen=True):
     num_new: Buffer  # int32[N]: chunk lengths, >= 1
     samples: Buffer  # uint8[N]
     new_rows: tuple[NewRow, ...] = ()
-    append_rows: Buffer = b""  # int32[A]: rows (not new in this plan) that get pages
-    append_counts: Buffer = b""  # int32[A]
-    append_page_ids: Buffer = b""  # int32[sum(append_counts)]
+    page_rows: Buffer = b""  # int32[A]: rows (not new in this plan) that get pages
+    page_counts: Buffer = b""  # int32[A]
+    page_ids: Buffer = b""  # int32[sum(page_counts)]
     copy_src: Buffer = b""  # int32[C]: page copies, before the forward pass
     copy_dst: Buffer = b""  # int32[C]
     freed_rows: Buffer = b""  # int32[F]: rows that hold no sequence any more (may be new again here)
@@ -403,7 +403,7 @@ FromFrontend = (
     | AddRequest
     | AbortRequest
     | PauseRequest
-    | ProceedRequest
+    | ResumeRequest
     | Heartbeat
     | Goodbye
     | ResetPrefixCache

@@ -46,9 +46,9 @@ from penstock.ipc.messages import (
     Message,
     PauseRequest,
     Probe,
-    ProceedRequest,
     Refused,
     ResetPrefixCache,
+    ResumeRequest,
     SayHello,
     SequenceDelta,
     StepResult,
@@ -129,7 +129,7 @@ class Engine:
         match message:
             case AddRequest():
                 self._on_add_request(peer, message)
-            case AbortRequest() | PauseRequest() | ProceedRequest():
+            case AbortRequest() | PauseRequest() | ResumeRequest():
                 self._steer(peer, message)
             case ResetPrefixCache():
                 num_pages = self._scheduler.reset_prefix_cache() if self._scheduler is not None else 0
@@ -161,7 +161,7 @@ class Engine:
         else:
             refusal = self._scheduler.add_request(request, peer)
         if refusal is None:
-            if not request.resume and self._scheduler is not None:
+            if not request.progress and self._scheduler is not None:
                 now = monotonic()
                 self._scheduler.requests[request.request_id].arrived = now
                 self._queue_timeouts.note(now, request.request_id)
@@ -173,7 +173,7 @@ class Engine:
         ]
         self._send_deltas(peer, 0, deltas)
 
-    def _steer(self, peer: PeerId, message: AbortRequest | PauseRequest | ProceedRequest) -> None:
+    def _steer(self, peer: PeerId, message: AbortRequest | PauseRequest | ResumeRequest) -> None:
         scheduler = self._scheduler
         request = scheduler.requests.get(message.request_id) if scheduler is not None else None
         if scheduler is None or request is None:
@@ -185,8 +185,8 @@ class Engine:
                 scheduler.abort(message.request_id, message.sequence_idx)
             case PauseRequest():
                 scheduler.pause(message.request_id)
-            case ProceedRequest():
-                scheduler.proceed(message.request_id)
+            case ResumeRequest():
+                scheduler.resume(message.request_id)
         self._changed()
 
     def _expire_queued(self, now: float) -> None:

@@ -4,9 +4,9 @@ from penstock.core.scheduling.grammar_gate import GrammarGate
 from penstock.core.scheduling.kv_pages import KVPages
 from penstock.core.scheduling.prefix_start import Start, find_start, is_sibling_ready
 from penstock.core.scheduling.running_set import RunningSet
+from penstock.core.scheduling.stats import Totals
 from penstock.core.scheduling.step_record import Admission
 from penstock.core.scheduling.suspects import Suspects
-from penstock.core.scheduling.totals import Totals
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import PlanBuilder

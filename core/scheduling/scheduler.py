@@ -14,24 +14,22 @@ from msgspec.structs import replace
 
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.scheduling.admission import Admissions
-from penstock.core.scheduling.figures import engine_stats
 from penstock.core.scheduling.grammar_gate import GrammarGate
 from penstock.core.scheduling.kv_pages import KVPages
 from penstock.core.scheduling.running_set import RunningSet
+from penstock.core.scheduling.stats import Totals, engine_stats
 from penstock.core.scheduling.step_record import Admission, Preemption, ScheduledStep, make_record
 from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects
-from penstock.core.scheduling.totals import Totals
 from penstock.core.scheduling.yielding import by_level, by_share
 from penstock.core.sequences.intake import Refusal, check_request
 from penstock.core.sequences.policy import POLICIES
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.sequences.worker_limits import WorkerLimits
-from penstock.core.steps.logprobs import attach_logprobs
+from penstock.core.steps.logprob_columns import attach_logprobs
 from penstock.core.steps.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
 from penstock.core.steps.prefill_pace import MIN_TOKENS, PrefillPace, Room
-from penstock.core.steps.result_checks import UnexpectedResultError, checked_tokens
-from penstock.core.steps.row_errors import end_failed, failed_sequences
+from penstock.core.steps.results import UnexpectedResultError, checked_tokens, end_failed, failed_sequences
 from penstock.core.steps.settle_calendar import SettleCalendar
 from penstock.core.steps.step_size import StepSize
 from penstock.ipc.messages import (
@@ -97,7 +95,7 @@ class Scheduler:
         refusal = check_request(message, self.limits, self.waiting, self._options, self._turns_allowed())
         if refusal is not None:
             return refusal
-        self._num_requeued += len(message.resume)
+        self._num_requeued += len(message.progress)
         request = Request(message, owner, self._policy.level(message.priority), self.limits.max_sequence_len)
         self.requests[message.request_id] = request
         self.waiting.add_request(request)
@@ -112,7 +110,7 @@ class Scheduler:
                 self._remove(seq)
 
     def pause(self, request_id: str) -> None:
-        """Take a request out of the batch until `proceed`: only its tokens stay. Unknown ids are fine."""
+        """Take a request out of the batch until `resume`: only its tokens stay. Unknown ids are fine."""
         request = self.requests.get(request_id)
         if request is not None and not request.is_paused:
             for seq in list(request.running):
@@ -122,11 +120,11 @@ class Scheduler:
             if request.sampling.grammar:
                 self.grammars.leave(request)
 
-    def proceed(self, request_id: str) -> None:
+    def resume(self, request_id: str) -> None:
         """Let a paused request go on, after those that wait already. Unknown ids are fine."""
         request = self.requests.get(request_id)
         if request is not None and request.is_paused:
-            self.waiting.proceed(request)
+            self.waiting.resume(request)
 
     def abort_owner(self, owner: Owner) -> int:
         """Drop all requests of an owner that is gone; return how many it had."""
@@ -388,7 +386,7 @@ class Scheduler:
         """
         batch = step.decodes
         ended: set[int] = set()
-        for append_token, token in zip(batch.appends, tokens, strict=False):  # the tokens of the chunks follow
+        for append_token, token in zip(batch.token_appenders, tokens, strict=False):  # the tokens of the chunks follow
             append_token(token)
         for seq in due:
             position = batch.positions.get(seq)

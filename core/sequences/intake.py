@@ -33,7 +33,7 @@ def check_request(
             f"the prompt has {num_prompt_tokens} tokens; at most {max_len - 1} fit beside one token of output",
         )
     # What was admitted once is not dropped: resumed requests were waiting or running, so there are no more than that.
-    if not message.resume and (refusal := _check_room(message, num_prompt_tokens, waiting, options, max_turns)):
+    if not message.progress and (refusal := _check_room(message, num_prompt_tokens, waiting, options, max_turns)):
         return refusal
     num_logprobs = max(message.sampling.num_logprobs, message.sampling.prompt_logprobs)
     if num_logprobs > limits.vocab_size:
@@ -99,7 +99,7 @@ def _check_resumed(message: AddRequest, num_prompt_tokens: int, limits: WorkerLi
     """Return why a request cannot go on where another scheduler left it."""
     max_len = min(num_prompt_tokens + message.sampling.max_tokens, limits.max_sequence_len)
     last_idx = -1
-    for resumed in message.resume:
+    for resumed in message.progress:
         if not last_idx < resumed.sequence_idx < message.n:
             return Refusal("internal", f"sequence {resumed.sequence_idx} is resumed out of order, of {message.n}")
         last_idx = resumed.sequence_idx

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from penstock.core.kv.prefix_cache import CacheNode
 from penstock.ipc.int32_buffer import unpack_int32
-from penstock.ipc.messages import AddRequest, ErrorCode, ResumedSequence, SamplingParams, SequenceDelta
+from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams, SequenceDelta, SequenceProgress
 
 Owner = bytes
 """Identity of the frontend that a request came from; opaque here."""
@@ -67,10 +67,10 @@ class Request:
         self.max_len = 0  # prompt + output tokens at which a sequence has its full length
         self.limit_length(max_model_len)
         self.waiting: list[Sequence] = [Sequence(self, idx) for idx in range(message.n)]  # by sequence_idx
-        if message.resume:
-            self.waiting = [self.waiting[resumed.sequence_idx] for resumed in message.resume]
-            for seq, resumed in zip(self.waiting, message.resume, strict=True):
-                seq.resume(resumed)
+        if message.progress:
+            self.waiting = [self.waiting[resumed.sequence_idx] for resumed in message.progress]
+            for seq, resumed in zip(self.waiting, message.progress, strict=True):
+                seq.restore(resumed)
         self.running: list[Sequence] = []
         self.grammar_id = 0  # in the worker; 0 if there is none, or it has not been asked for it
         self.is_lined_up = False  # it has its place among the requests with new sequences
@@ -208,7 +208,7 @@ class Sequence:
             self.request_id, self.sequence_idx, (), finish_reason="error", error=error, error_code=code
         )
 
-    def resume(self, resumed: ResumedSequence) -> None:
+    def restore(self, resumed: SequenceProgress) -> None:
         """Go on after outputs of an earlier scheduler: as after a preemption, they are known and not computed."""
         self.num_prompt_logprobs_sent = resumed.num_prompt_logprobs
         if resumed.token_ids:

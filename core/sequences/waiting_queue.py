@@ -111,7 +111,7 @@ class WaitingQueue:
     A request whose sequences wait for a sibling to compute their common prompt is parked beside the lines, so that
     it does not hold up those behind it; so is one that must wait until it is known who ended a worker.
     A request whose grammar is not ready is held, until it is released.
-    A request whose client does not read is paused: it counts as waiting no more until it may proceed.
+    A request whose client does not read is paused: it counts as waiting no more until it may resume.
     Entries of `_returning` that are not due any more are dropped when they reach the top, or all at once when they
     are the majority.
     """
@@ -247,7 +247,7 @@ class WaitingQueue:
         return list(self._held)
 
     def pause(self, request: Request) -> None:
-        """Set a request aside, none of whose sequences runs, until `proceed`."""
+        """Set a request aside, none of whose sequences runs, until `resume`."""
         for seq in request.waiting:
             self._count(seq, -1)
         if request.is_parked:
@@ -257,7 +257,7 @@ class WaitingQueue:
         request.is_paused = True
         self._paused[request] = None
 
-    def proceed(self, request: Request) -> None:
+    def resume(self, request: Request) -> None:
         """Queue a paused request again. It kept the engine waiting, so it comes after all that wait already."""
         del self._paused[request]
         request.is_paused = False

@@ -3,10 +3,12 @@
 from typing import NamedTuple
 
 from penstock.core.sequences.sequence import Sequence
-from penstock.core.steps.step_time import Parts
 from penstock.core.steps.token_columns import Audience
 from penstock.ipc.int32_buffer import pack_int32
 from penstock.ipc.messages import NewRow, StepPlan
+
+Parts = tuple[float, float, float, float, float]
+"""What a step's time is predicted from (`prefill_pace.py`)."""
 
 
 class DecodeBatch:
@@ -14,7 +16,6 @@ class DecodeBatch:
     while nobody joins or leaves, all steps in flight and the next ones share it."""
 
     __slots__ = (
-        "appends",
         "audience",
         "epochs",
         "has_logprobs",
@@ -24,6 +25,7 @@ class DecodeBatch:
         "samples",
         "seqs",
         "stop_token_ids",
+        "token_appenders",
     )
 
     def __init__(self, seqs: list[Sequence]) -> None:
@@ -33,7 +35,7 @@ class DecodeBatch:
         self.num_new = pack_int32([1] * len(seqs))
         self.samples = b"\x01" * len(seqs)
         self.positions = {seq: position for position, seq in enumerate(seqs)}
-        self.appends = [seq.append_token for seq in seqs]
+        self.token_appenders = [seq.append_token for seq in seqs]
         self.audience = Audience(seqs)
         self.has_logprobs = any(seq.num_logprobs >= 0 for seq in seqs)
         self.stop_token_ids = frozenset[int]().union(*{seq.stop_token_ids for seq in seqs})
@@ -65,18 +67,18 @@ class InFlightStep(NamedTuple):
 class PlanBuilder:
     """Collects what one plan says beside its decodes."""
 
-    __slots__ = ("_appends", "_copy_dst", "_copy_src", "_new_rows", "chunks", "has_logprobs")
+    __slots__ = ("_copy_dst", "_copy_src", "_new_pages", "_new_rows", "chunks", "has_logprobs")
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.has_logprobs = False  # in some chunk
-        self._appends: list[tuple[Sequence, int]] = []
+        self._new_pages: list[tuple[Sequence, int]] = []
         self._new_rows: list[NewRow] = []
         self._copy_src: list[int] = []
         self._copy_dst: list[int] = []
 
     def append_page(self, seq: Sequence, page_id: int) -> None:
-        self._appends.append((seq, page_id))
+        self._new_pages.append((seq, page_id))
 
     def add_row(self, seq: Sequence) -> None:
         """A sequence enters a row with all tokens known now."""
@@ -121,12 +123,12 @@ class PlanBuilder:
             start += pack_int32([chunk.start for chunk in chunks])
             num_new += pack_int32([chunk.num_new for chunk in chunks])
             samples += bytes([chunk.samples for chunk in chunks])
-        append_rows = append_counts = append_page_ids = b""
-        if self._appends:
-            appends = [(seq.row, page_id) for seq, page_id in self._appends if seq.row >= 0]
-            append_rows = pack_int32([row for row, _ in appends])
-            append_counts = pack_int32([1] * len(appends))
-            append_page_ids = pack_int32([page_id for _, page_id in appends])
+        page_rows = page_counts = page_ids = b""
+        if self._new_pages:
+            appends = [(seq.row, page_id) for seq, page_id in self._new_pages if seq.row >= 0]
+            page_rows = pack_int32([row for row, _ in appends])
+            page_counts = pack_int32([1] * len(appends))
+            page_ids = pack_int32([page_id for _, page_id in appends])
         return StepPlan(
             step_id,
             rows,
@@ -134,9 +136,9 @@ class PlanBuilder:
             num_new,
             samples,
             tuple(self._new_rows),
-            append_rows,
-            append_counts,
-            append_page_ids,
+            page_rows,
+            page_counts,
+            page_ids,
             pack_int32(self._copy_src) if self._copy_src else b"",
             pack_int32(self._copy_dst) if self._copy_dst else b"",
             pack_int32(freed_rows) if freed_rows else b"",

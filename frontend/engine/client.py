@@ -36,9 +36,9 @@ from penstock.ipc.messages import (
     Heartbeat,
     Message,
     PauseRequest,
-    ProceedRequest,
     Refused,
     ResetPrefixCache,
+    ResumeRequest,
     SayHello,
     ToFrontend,
     TokenBatch,
@@ -177,21 +177,21 @@ class EngineClient:
             self._send(AbortRequest(live.wire_id, sequence_idx))
 
     def pause(self, request_id: str) -> None:
-        """Let the engine give a request's rows and pages to others until `proceed`. Idempotent."""
+        """Let the engine give a request's rows and pages to others until `resume`. Idempotent."""
         live = self._live.get(request_id)
         if live is not None and not live.is_paused:
             live.is_paused = True
             if not live.is_lost:
                 self._send(PauseRequest(live.wire_id))
 
-    def proceed(self, request_id: str) -> None:
+    def resume(self, request_id: str) -> None:
         """Let a paused request go on. Idempotent."""
         live = self._live.get(request_id)
         if live is not None and live.is_paused:
             self._begin_pending()
             live.is_paused = False
             if not live.is_lost:
-                self._send(ProceedRequest(live.wire_id))
+                self._send(ResumeRequest(live.wire_id))
 
     async def close(self) -> None:
         """Say goodbye and close the socket; what is still live gets no more deltas."""

@@ -170,7 +170,7 @@ class Generation:
         self._on_tokens = on_tokens
         self._loop = asyncio.get_running_loop()
         self._buffer: list[tuple[int, SequenceDelta]] = []
-        self._reader = SlowReader(len(self._sequences), self._pause, self._proceed)
+        self._reader = SlowReader(len(self._sequences), self._pause, self._resume)
         self._waiter: asyncio.Future[None] | None = None
         self._error: ApiError | None = None
         self._is_closed = False
@@ -355,9 +355,9 @@ class Generation:
         for request in self._requests:
             self._engine.pause(request.request_id)
 
-    def _proceed(self) -> None:
+    def _resume(self) -> None:
         for request in self._requests:
-            self._engine.proceed(request.request_id)
+            self._engine.resume(request.request_id)
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()

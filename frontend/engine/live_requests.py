@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from penstock.frontend.errors import ApiError
-from penstock.ipc.messages import AddRequest, ResumedSequence, SequenceDelta
+from penstock.ipc.messages import AddRequest, SequenceDelta, SequenceProgress
 
 MAX_LOSSES = 3
 """A request that is lost so often without a token in between may itself be what ends the scheduler."""
@@ -82,11 +82,11 @@ class LiveRequest:
             self._num_submissions = 1
             return self.request
         self._num_submissions += 1
-        resume = tuple(
-            ResumedSequence(idx, _pack(self._outputs[idx]), 0 if idx else self._num_prompt_logprobs)
+        progress = tuple(
+            SequenceProgress(idx, _pack(self._outputs[idx]), 0 if idx else self._num_prompt_logprobs)
             for idx in sorted(self.unfinished)
         )
-        return replace(self.request, request_id=self.wire_id, resume=resume)
+        return replace(self.request, request_id=self.wire_id, progress=progress)
 
     def take(self, delta: SequenceDelta) -> bool:
         """Note a delta; False if its sequence has had its end already."""

@@ -15,13 +15,13 @@ MAX_UNREAD_TOKENS, MAX_UNREAD_PER_SEQUENCE = 64, 4
 class SlowReader:
     """The reader of one stream."""
 
-    __slots__ = ("_is_paused", "_max_unread", "_num_unread", "_pause", "_proceed")
+    __slots__ = ("_is_paused", "_max_unread", "_num_unread", "_pause", "_resume")
 
-    def __init__(self, num_sequences: int, pause: Callable[[], None], proceed: Callable[[], None]) -> None:
-        """`pause` and `proceed` are for the engine."""
+    def __init__(self, num_sequences: int, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """`pause` and `resume` are for the engine."""
         self._max_unread = max(MAX_UNREAD_TOKENS, MAX_UNREAD_PER_SEQUENCE * num_sequences)
         self._pause = pause
-        self._proceed = proceed
+        self._resume = resume
         self._num_unread = 0  # tokens
         self._is_paused = False
 
@@ -37,4 +37,4 @@ class SlowReader:
         self._num_unread = 0
         if self._is_paused:
             self._is_paused = False
-            self._proceed()
+            self._resume()

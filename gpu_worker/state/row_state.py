@@ -73,10 +73,10 @@ class RowState:
             self._token_limits.free(freed.tolist())
         if plan.new_rows:
             self._enter(plan.new_rows)
-        if plan.append_rows:
-            rows = np.frombuffer(plan.append_rows, dtype=np.int32)
-            counts = np.frombuffer(plan.append_counts, dtype=np.int32)
-            self._write(self.page_table, rows, self._num_pages[rows], counts, plan.append_page_ids)
+        if plan.page_rows:
+            rows = np.frombuffer(plan.page_rows, dtype=np.int32)
+            counts = np.frombuffer(plan.page_counts, dtype=np.int32)
+            self._write(self.page_table, rows, self._num_pages[rows], counts, plan.page_ids)
             self._num_pages[rows] += counts
 
     def needs(self, rows: IntArray, positions: IntArray) -> SamplingNeeds:

@@ -24,8 +24,8 @@ from penstock.ipc.messages import (
     Heartbeat,
     Message,
     PauseRequest,
-    ResumedSequence,
     SamplingParams,
+    SequenceProgress,
     StepResult,
     WorkerFailed,
     WorkerHello,
@@ -63,7 +63,7 @@ def absurd() -> list[Message]:
         AbortRequest("nobody", 1 << 60),
         PauseRequest("nobody"),
         AddRequest("x", TOKENS, FINE),
-        AddRequest("x", b"\x01", FINE, resume=(ResumedSequence(1 << 40, b"\x01"),)),
+        AddRequest("x", b"\x01", FINE, progress=(SequenceProgress(1 << 40, b"\x01"),)),
         AddRequest("x", TOKENS * 100_000, FINE),
         Heartbeat(),
     ]
@@ -144,7 +144,7 @@ def test_g4_a_false_frontend_gets_refusals_and_meddles_with_nobody(server: Victi
         AddRequest("x", TOKENS, msgspec.structs.replace(FINE, allowed_token_ids=(-5,))),
         AddRequest("x", TOKENS, msgspec.structs.replace(FINE, min_tokens=2, stop_token_ids=(1 << 40,))),
         AddRequest("x", TOKENS, msgspec.structs.replace(FINE, grammar="no grammar")),
-        AddRequest("x", TOKENS, FINE, resume=(ResumedSequence(1 << 40, b"\x01"),)),
+        AddRequest("x", TOKENS, FINE, progress=(SequenceProgress(1 << 40, b"\x01"),)),
     ]
     with zmq.Context() as context, context.socket(zmq.DEALER) as sender:
         sender.setsockopt(zmq.RCVTIMEO, 10_000)

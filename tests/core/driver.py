@@ -15,9 +15,9 @@ from penstock.ipc.int32_buffer import pack_int32, unpack_int32
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AddRequest,
-    ResumedSequence,
     SamplingParams,
     SequenceDelta,
+    SequenceProgress,
     StepPlan,
     StepResult,
     TokenLogprobs,
@@ -231,13 +231,13 @@ class Driver:
             names = [(request_id, idx) for idx in range(request.n)]
             live = [name for name in names if name not in self.finished and name not in self.aborted]
             if live:
-                resume = tuple(
-                    ResumedSequence(
+                progress = tuple(
+                    SequenceProgress(
                         name[1], pack_int32(self.outputs.get(name, ())), len(self.prompt_logprobs.get(name, ()))
                     )
                     for name in live
                 )
-                refusal = self.scheduler.add_request(replace(request, resume=resume), owner)
+                refusal = self.scheduler.add_request(replace(request, progress=progress), owner)
                 assert refusal is None, refusal
                 self.num_resumed += sum(name in self.outputs for name in live)
         check_invariants(self.scheduler)

@@ -127,8 +127,8 @@ class FakeWorker:
                 new_row.num_prompt_tokens,
                 new_row.sampling,
             )
-        page_ids = iter(unpack_int32(plan.append_page_ids))
-        for row, count in zip(unpack_int32(plan.append_rows), unpack_int32(plan.append_counts), strict=True):
+        page_ids = iter(unpack_int32(plan.page_ids))
+        for row, count in zip(unpack_int32(plan.page_rows), unpack_int32(plan.page_counts), strict=True):
             assert row not in new
             self.rows[row].page_ids += [next(page_ids) for _ in range(count)]
         assert next(page_ids, None) is None

@@ -103,7 +103,7 @@ def test_a_paused_request_gives_its_grammar_back_and_asks_again() -> None:
     driver.scheduler.pause("a")
     while driver.step() and names(driver) != {"b"}:
         pass
-    driver.scheduler.proceed("a")
+    driver.scheduler.resume("a")
     driver.run()
     assert len(driver.outputs["a", 0]) == 30
     assert driver.worker.num_prepared == 3

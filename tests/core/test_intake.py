@@ -7,7 +7,7 @@ import pytest
 
 from penstock.ipc.codec import Codec, MalformedMessage
 from penstock.ipc.int32_buffer import pack_int32
-from penstock.ipc.messages import AddRequest, FromFrontend, FromWorker, ResumedSequence, SamplingParams, WorkerHello
+from penstock.ipc.messages import AddRequest, FromFrontend, FromWorker, SamplingParams, SequenceProgress, WorkerHello
 from tests.core.driver import Driver, make_request
 
 VOCAB_SIZE = 1000  # the driver's
@@ -35,7 +35,7 @@ REFUSED = [
     AddRequest("a", pack_int32([VOCAB_SIZE]), FINE),
     AddRequest("a", pack_int32([-1]), FINE),
     AddRequest("a", TOKENS * 1000, FINE),
-    AddRequest("a", TOKENS, FINE, resume=(ResumedSequence(1 << 40),)),
+    AddRequest("a", TOKENS, FINE, progress=(SequenceProgress(1 << 40),)),
 ]
 
 

@@ -37,8 +37,8 @@ def test_it_holds_nothing_and_goes_on_with_the_next_token(depth: int, enable_pre
     assert stats.num_used_pages == stats.num_running == stats.num_waiting == stats.num_waiting_tokens == 0
     assert stats.num_paused == 1
     assert stats.num_preemptions == 0
-    driver.scheduler.proceed("a")
-    driver.scheduler.proceed("a")
+    driver.scheduler.resume("a")
+    driver.scheduler.resume("a")
     driver.run()
     assert driver.outputs == oracle.outputs
     assert enable_prefix_caching == (driver.scheduler.kv.cache is not None)
@@ -57,9 +57,9 @@ def test_a_paused_request_leaves_the_queue_to_others() -> None:
     settle(driver)
     assert {name for name, _ in driver.finished} == {"c", "d"}
     driver.abort("a")
-    driver.scheduler.proceed("a")
+    driver.scheduler.resume("a")
     assert driver.scheduler.stats().num_paused == 1
-    driver.scheduler.proceed("b")
+    driver.scheduler.resume("b")
     driver.run()
     assert ("b", 0) in driver.finished
 
@@ -74,7 +74,7 @@ def test_a_paused_suspect_does_not_hold_up_the_others() -> None:
     driver.scheduler.pause("a")
     settle(driver)
     assert ("b", 0) in driver.finished
-    driver.scheduler.proceed("a")
+    driver.scheduler.resume("a")
     driver.run()
 
 
@@ -90,7 +90,7 @@ def test_a_worker_that_dies_leaves_the_paused_paused() -> None:
     driver.reset_worker()
     settle(driver)
     assert driver.scheduler.stats().num_paused == 1
-    driver.scheduler.proceed("a")
+    driver.scheduler.resume("a")
     driver.run()
     assert driver.outputs == oracle.outputs
 
@@ -114,7 +114,7 @@ def test_pauses_at_any_moment_change_no_token(seed: int) -> None:
         for _ in range(rng.randrange(3)):
             driver.scheduler.pause(rng.choice(names))
         if rng.random() < 0.7:
-            driver.scheduler.proceed(rng.choice(names))
+            driver.scheduler.resume(rng.choice(names))
         if rng.random() < 0.02:
             driver.abort(rng.choice(names))
         if rng.random() < 0.02:
@@ -125,7 +125,7 @@ def test_pauses_at_any_moment_change_no_token(seed: int) -> None:
         if driver.results and rng.random() < 0.8:
             driver.process()
     for name in names:
-        driver.scheduler.proceed(name)
+        driver.scheduler.resume(name)
     driver.run()
     for sequence, tokens in driver.outputs.items():
         if sequence not in driver.aborted and driver.finished[sequence].error_code != "ends_workers":

@@ -60,7 +60,7 @@ def test_decode_rows_bring_no_tokens_and_pages_only_when_needed() -> None:
     plans = [step.plan for step in driver.steps]
     assert [len(plan.new_rows) for plan in plans] == [1] + [0] * 9
     assert [unpack_int32(plan.start)[0] for plan in plans] == [0, *range(3, 12)]
-    with_pages = [plan.step_id for plan in plans if plan.append_page_ids]
+    with_pages = [plan.step_id for plan in plans if plan.page_ids]
     assert with_pages == [2, 6], "positions 4 and 8 begin a page"
 
 

@@ -25,11 +25,11 @@ from penstock.ipc.messages import (
     Heartbeat,
     Message,
     PauseRequest,
-    ProceedRequest,
     Refused,
-    ResumedSequence,
+    ResumeRequest,
     SayHello,
     SequenceDelta,
+    SequenceProgress,
     TokenBatch,
     TokenLogprobs,
 )
@@ -172,14 +172,14 @@ class FakeScheduler:
             if not isinstance(message, Goodbye):
                 self.router.send(peer, SayHello())
         elif isinstance(message, AddRequest):
-            for sequence_idx in [resumed.sequence_idx for resumed in message.resume] or range(message.n):
+            for sequence_idx in [resumed.sequence_idx for resumed in message.progress] or range(message.n):
                 key = (message.request_id, sequence_idx)
                 task = asyncio.get_running_loop().create_task(self._answer(peer, message, sequence_idx))
                 self._tasks[key] = task
                 task.add_done_callback(partial(self._forget, key))
         elif isinstance(message, PauseRequest):
             self._paused[message.request_id] = asyncio.Event()
-        elif isinstance(message, ProceedRequest):
+        elif isinstance(message, ResumeRequest):
             self._paused.pop(message.request_id).set()
         elif isinstance(message, AbortRequest):
             for key, task in list(self._tasks.items()):
@@ -196,7 +196,7 @@ class FakeScheduler:
         if not (script.hangs or script.error or script.finish) and sampling.stop_token_ids:
             token_ids = [*token_ids, sampling.stop_token_ids[0]]
         step: list[int] = []
-        known = {resumed.sequence_idx: resumed for resumed in request.resume}.get(sequence_idx, ResumedSequence(0))
+        known = {resumed.sequence_idx: resumed for resumed in request.progress}.get(sequence_idx, SequenceProgress(0))
         num_known = len(known.token_ids) // 4
         assert struct.pack(f"<{num_known}i", *token_ids[:num_known]) == known.token_ids
         is_first = not num_known

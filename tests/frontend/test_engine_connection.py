@@ -75,9 +75,9 @@ def test_a_restarted_scheduler(checkpoint: Path, sockets: Path) -> None:
             tokens = [token for part in parts if part["logprobs"] for token in part["logprobs"]["tokens"]]
             assert tokens == choice["logprobs"]["tokens"]
         first, last = live.scheduler.added[0], live.scheduler.added[-1]
-        assert not first.resume
-        assert [resumed.sequence_idx for resumed in last.resume] == [0, 1]
-        assert min(len(resumed.token_ids) for resumed in last.resume) > 0
+        assert not first.progress
+        assert [resumed.sequence_idx for resumed in last.progress] == [0, 1]
+        assert min(len(resumed.token_ids) for resumed in last.progress) > 0
         assert last.request_id not in (first.request_id, live.scheduler.added[1].request_id)
         live.wait_until(lambda: live.scheduler.num_running == 0)
         assert live.do(lambda: live.server.service.engine.num_live) == 0
@@ -95,7 +95,7 @@ def test_prompt_logprobs_survive_a_restart(checkpoint: Path, sockets: Path) -> N
             time.sleep(0.1)
             live.do(live.scheduler.forget_peers)
             assert running.result().json()["choices"][0]["prompt_logprobs"] == expected["prompt_logprobs"]
-        [resumed] = live.scheduler.added[-1].resume
+        [resumed] = live.scheduler.added[-1].progress
         assert resumed.num_prompt_logprobs > 0
 
 

@@ -109,7 +109,7 @@ def test_a_pause_outlives_the_scheduler(checkpoint: Path, sockets: Path) -> None
         live.wait_until(lambda: live.scheduler.num_paused == 1, 20)
         live.do(live.scheduler.forget_peers)
         live.wait_until(lambda: len(live.scheduler.added) == 2)
-        assert live.scheduler.added[1].resume
+        assert live.scheduler.added[1].progress
         live.wait_until(lambda: live.scheduler.num_paused == 2)  # under its old id and the new one
         assert text_of(read_all(client)) == live.tokenizer.decode(IDS)
 

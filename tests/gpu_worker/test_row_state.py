@@ -31,7 +31,7 @@ def state() -> RowState:
 
 def test_tokens_and_pages(state: RowState) -> None:
     state.apply(plan((new_row(2, [5, 6, 7], pages=(9, 8)), new_row(0, [1], pages=(4,)))))
-    state.apply(plan(append_rows=int32(0, 2), append_counts=int32(2, 1), append_page_ids=int32(11, 12, 13)))
+    state.apply(plan(page_rows=int32(0, 2), page_counts=int32(2, 1), page_ids=int32(11, 12, 13)))
     assert state.token_ids[2, :3].tolist() == [5, 6, 7]
     assert state.token_ids[0, :1].tolist() == [1]
     assert state.page_table[2, :3].tolist() == [9, 8, 13]
@@ -41,7 +41,7 @@ def test_tokens_and_pages(state: RowState) -> None:
 def test_a_row_freed_and_taken_in_one_plan(state: RowState) -> None:
     state.apply(plan((new_row(1, [5, 6, 7], pages=(9, 8)),)))
     state.apply(plan((new_row(1, [3], pages=(2,)),), freed_rows=int32(1)))
-    state.apply(plan(append_rows=int32(1), append_counts=int32(1), append_page_ids=int32(6)))
+    state.apply(plan(page_rows=int32(1), page_counts=int32(1), page_ids=int32(6)))
     assert state.page_table[1, :2].tolist() == [2, 6]
 
 

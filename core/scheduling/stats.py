@@ -1,12 +1,28 @@
-"""The scheduler's figures as they are sent to the frontends."""
+"""The scheduler's counters, and how they are sent to the frontends."""
+
+from dataclasses import dataclass
 
 from penstock.core.scheduling.kv_pages import KVPages
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.step_record import waiting_reasons
-from penstock.core.scheduling.totals import Totals
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.sequences.worker_limits import WorkerLimits
 from penstock.ipc.messages import EngineStats
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counted since the scheduler's start; they survive workers. Each only grows."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_admitted: int = 0  # sequences, at their first admission
+    num_completed: int = 0  # sequences that ended in their row; not those whose clients left
+    num_prompt_tokens: int = 0  # of sequences at their first admission
+    num_cached_tokens: int = 0  # of these, not computed: prefix cache, or a sibling's prompt
+    num_output_tokens: int = 0
+    num_invalid_logits: int = 0  # sequences that ended because no token could be drawn from their logits
+    num_dropped_tokens: int = 0  # sampled for sequences that were gone, or had left their row since
 
 
 def engine_stats(

@@ -1,0 +1,79 @@
+"""What a result is held against before it is applied, and what becomes of rows without a token."""
+
+from collections import deque
+from collections.abc import Callable
+
+from penstock.core.sequences.sequence import Owner, Sequence
+from penstock.core.steps.logprob_columns import check_logprobs
+from penstock.core.steps.plan_builder import InFlightStep
+from penstock.ipc.int32_buffer import unpack_int32
+from penstock.ipc.messages import RowError, SequenceDelta, StepResult
+
+
+class UnexpectedResultError(ValueError):
+    """A result that is not for the oldest step in flight, or not of its size. Nothing was changed."""
+
+
+def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_size: int) -> list[int]:
+    """Return a result's tokens, in the order of the sampling rows of the oldest step in flight.
+
+    Raises:
+        UnexpectedResultError: it is not that step's result.
+    """
+    if len(result.token_ids) % 4:
+        raise UnexpectedResultError(f"the tokens are no int32 buffer: {len(result.token_ids)} bytes")
+    # Read as unsigned numbers, a negative one is far too large: one look at all of them is enough.
+    tokens: list[int] = memoryview(unpack_int32(result.token_ids)).cast("B").cast("I").tolist()
+    if not in_flight or in_flight[0].step_id != result.step_id:
+        raise UnexpectedResultError(f"result of step {result.step_id}, which is not the oldest in flight")
+    step = in_flight[0]
+    if len(tokens) != step.num_samples:
+        raise UnexpectedResultError(f"step {result.step_id} samples {step.num_samples} rows, got {len(tokens)} tokens")
+    if tokens and max(tokens) >= vocab_size:
+        raise UnexpectedResultError(
+            f"step {result.step_id} brings a token outside the vocabulary of {vocab_size} tokens"
+        )
+    if step.has_logprobs and (error := check_logprobs(step, result)):
+        raise UnexpectedResultError(error)
+    for row_error in result.row_errors:
+        if not 0 <= row_error.sample_idx < step.num_samples:
+            raise UnexpectedResultError(
+                f"step {result.step_id} samples {step.num_samples} rows, got an error of row {row_error.sample_idx}"
+            )
+    return tokens
+
+
+def failed_sequences(step: InFlightStep, result: StepResult) -> list[tuple[Sequence, RowError]]:
+    """Return the failed sequences that live on in the epoch of the step, each with its error.
+
+    To be asked before the result is applied; the result has passed `checked_tokens`.
+    """
+    sampling = [
+        *zip(step.decodes.seqs, step.decodes.epochs, strict=True),
+        *((chunk.seq, chunk.epoch) for chunk in step.chunks if chunk.samples),
+    ]
+    errors = {error.sample_idx: error for error in reversed(result.row_errors)}  # one end for each: the first
+    return [(seq, errors[i]) for i, (seq, epoch) in enumerate(sampling) if i in errors and seq.running_epoch == epoch]
+
+
+def end_failed(
+    failed: list[tuple[Sequence, RowError]],
+    output: dict[Owner, list[SequenceDelta]],
+    remove: Callable[[Sequence], None],
+) -> int:
+    """End failed sequences, and put their last deltas where the ones with the meaningless tokens are.
+
+    Returns:
+        How many of them the model's logits are to blame for.
+    """
+    num_invalid_logits = 0
+    for seq, error in failed:
+        if error.code == "invalid_logits":
+            num_invalid_logits += 1
+        if seq.row >= 0:  # else that token was its last one
+            remove(seq)
+        deltas = output[seq.owner]
+        for i, delta in enumerate(deltas):
+            if delta.request_id == seq.request_id and delta.sequence_idx == seq.sequence_idx:
+                deltas[i] = seq.error_delta(error.reason, error.code)
+    return num_invalid_logits
