@@ -24,6 +24,7 @@ from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.models.dense import DenseModel, DenseWeights, ForwardInputs
 from penstock.gpu_worker.models.linear import Linear
+from penstock.gpu_worker.state.kv_pool import KVPool
 
 FIRST, LAST = 3, 96
 """Only these ids are drawn freely; in a byte-level vocabulary after three special tokens they are "!" to "~"."""
@@ -49,11 +50,11 @@ class ClockworkModel(DenseModel):
         self._step_seconds = float(pace.get("step_seconds", 0.0))
         self._token_seconds = float(pace.get("token_seconds", 0.0))
 
-    def forward(self, inputs: ForwardInputs, kv: Tensor) -> Tensor:
+    def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
         """Keep the batch's tokens in their slots; [T, 1], the hash of the sequence up to each row's last token."""
         ends_at = time.monotonic() + self._step_seconds + self._token_seconds * inputs.input_ids.shape[0]
-        page_size = kv.shape[4]
-        kept = kv[0, 0, :, 0, :, 0]  # [pages, page_size]
+        page_size = kv.page_size
+        kept = kv.layers[0].keys[:, 0, :, 0]  # [pages, page_size]
         kept[inputs.slot_mapping // page_size, inputs.slot_mapping % page_size] = inputs.input_ids.float()
         pages = kept.numpy()
         hidden = torch.zeros(inputs.input_ids.shape[0], 1)

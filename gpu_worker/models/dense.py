@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.gpu_worker.models.linear import Linear
+from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.activation import gelu_mul, silu_mul
 from penstock.kernels.paged_attention import paged_attention
 from penstock.kernels.paged_attention_cpu import CpuAttentionPlan
@@ -77,12 +78,12 @@ class DenseModel:
         self.config = config
         self.weights = weights
 
-    def forward(self, inputs: ForwardInputs, kv: Tensor) -> Tensor:
+    def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
         """Compute a batch.
 
         Args:
             inputs: the batch.
-            kv: [num_layers, 2, num_pages, Hk, page_size, D]; the batch's keys and values are written.
+            kv: where the batch's keys and values are written, and read with those that are there.
 
         Returns:
             [T, H], the final hidden states, normed: what `logits` takes.
@@ -92,8 +93,8 @@ class DenseModel:
         x = rms_norm(residual, self.weights.layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self.weights.layers[1:]] + [self.weights.final_norm]
         scale = config.head_dim**-0.5
-        pages = kv.flatten(0, 1).unbind(0)
         for i, layer in enumerate(self.weights.layers):
+            pages = kv.layers[i]
             q = qk_norm_rope_write(
                 layer.qkv(x),
                 inputs.rope_positions,
@@ -101,15 +102,15 @@ class DenseModel:
                 layer.q_norm,
                 layer.k_norm,
                 eps,
-                pages[2 * i],
-                pages[2 * i + 1],
+                pages.keys,
+                pages.values,
                 inputs.slot_mapping,
                 inputs.cpu_cells,
             )
             attended = paged_attention(
                 q,
-                pages[2 * i],
-                pages[2 * i + 1],
+                pages.keys,
+                pages.values,
                 inputs.page_table,
                 inputs.query_start_loc,
                 inputs.seq_lens,

@@ -5,6 +5,7 @@ from torch import Tensor
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs, StoredWeights
 from penstock.gpu_worker.models.linear import Linear
+from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.native.library import Library, NativeLayer, NativeShape, NativeWeights, PackedLinear
 
 _LONG = 64
@@ -63,7 +64,7 @@ class NativeDenseModel:
         )
         self.native = library.model(shape, packed)  # which computes whole steps, too
 
-    def forward(self, inputs: ForwardInputs, kv: Tensor) -> Tensor:
+    def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
         """As `DenseModel.forward`; fp32[T, H]."""
         if self._for_long_inputs is not None and self.needs_cpu_plan(inputs.input_ids.shape[0]):
             return self._for_long_inputs.forward(inputs, kv).float()
@@ -74,7 +75,7 @@ class NativeDenseModel:
             inputs.query_start_loc,
             inputs.seq_lens,
             inputs.page_table,
-            kv,
+            kv.of_group(kv.groups[0]),
         )
 
     def needs_cpu_plan(self, num_tokens: int) -> bool:

@@ -9,7 +9,7 @@ from penstock.core.config import Config
 from penstock.gpu_worker.devices.device import CudaDevice
 from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
 from penstock.gpu_worker.models.rope import cos_sin_table
-from penstock.gpu_worker.state.kv_pool import allocate
+from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
 
 
 def cuda_budget(config: Config, model: DenseModel, dtype: torch.dtype, device: CudaDevice) -> int:
@@ -63,6 +63,6 @@ def _run_largest_batch(config: Config, model: DenseModel, dtype: torch.dtype, de
         max_query_len=longest,
         max_seq_len=longest,
     )
-    hidden = model.forward(inputs, allocate(model_config, 1, page_size, dtype, device))
+    hidden = model.forward(inputs, KVPool(page_groups(model_config, page_size), 1, dtype, on))
     logits = model.logits(hidden[:num_rows]).float()
     logits.sort(dim=-1)  # what sampling with filters may take at most

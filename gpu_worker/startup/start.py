@@ -11,7 +11,6 @@ import structlog
 import torch
 
 from penstock.core.checkpoint.folder import fingerprint, model_dir
-from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import Config, ConfigError
 from penstock.gpu_worker.devices.device import CpuDevice, CudaDevice, choose_dtype, open_device
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError, is_out_of_memory
@@ -21,7 +20,15 @@ from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.gpu_worker.startup.memory_profile import cuda_budget
 from penstock.gpu_worker.startup.replacement import start_again, wait_until_settled
 from penstock.gpu_worker.startup.warm_up import Limits, warm_up
-from penstock.gpu_worker.state.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
+from penstock.gpu_worker.state.kv_pool import (
+    KVPool,
+    PageGroup,
+    PoolSize,
+    cpu_budget,
+    page_bytes,
+    page_groups,
+    plan_pool,
+)
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.messages import PROTOCOL_VERSION, WorkerHello
 from penstock.kernels.native.build import BuildError, build, built_library
@@ -94,21 +101,21 @@ def start(config: Config, name: str) -> Started:
             budget = cuda_budget(config, model, dtype, device)
     else:
         budget = cpu_budget(config, device)
-    size = plan_pool(config, model_config, dtype, budget)
+    groups = page_groups(model_config, scheduler.page_size)
+    size = plan_pool(config, model_config, groups, dtype, budget)
     with_graphs = isinstance(device, CudaDevice) and not config.worker.enforce_eager
     with _no_memory_for(
         f"{size.num_pages} KV pages and {scheduler.max_num_seqs} rows of {size.max_model_len} tokens",
         "lower --num-pages, --gpu-memory-utilization, --cpu-kv-cache-gib, --max-num-seqs or --max-model-len",
     ):
-        num_pages = size.num_pages + with_graphs  # one more: the dummy page of padded rows
-        kv = allocate(model_config, num_pages, scheduler.page_size, dtype, device)
+        kv = KVPool(groups, size.num_pages, dtype, device.torch_device, has_dummy_page=with_graphs)  # of padded rows
         runner = ModelRunner(model, kv, device, scheduler.max_num_seqs, size.max_model_len, folder)
     if isinstance(device, CudaDevice):
         _prepare_launches(config, runner, device, size, model_config.vocab_size)
     kernels = (
         "triton" if isinstance(device, CudaDevice) else "native" if isinstance(model, NativeDenseModel) else "torch"
     )
-    _log_ready(config, model_config, device, dtype, kernels, size, loaded - began)
+    _log_ready(config, groups, device, dtype, kernels, size, loaded - began)
     hello = WorkerHello(
         protocol_version=PROTOCOL_VERSION,
         name=name,
@@ -186,7 +193,7 @@ def _no_memory_for(what: str, remedy: str) -> Iterator[None]:
 
 def _log_ready(
     config: Config,
-    model: ModelConfig,
+    groups: tuple[PageGroup, ...],
     device: CpuDevice | CudaDevice,
     dtype: torch.dtype,
     kernels: str,
@@ -201,7 +208,7 @@ def _log_ready(
         dtype=_name(dtype),
         kernels=kernels,
         kv_pool_tokens=size.num_pages * page_size,
-        kv_pool_mib=round(size.num_pages * page_bytes(model, page_size, dtype) / 2**20),
+        kv_pool_mib=round(size.num_pages * page_bytes(groups, dtype) / 2**20),
         max_model_len=size.max_model_len,
     )
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from penstock.gpu_worker.devices.device import CudaDevice
 from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
 from penstock.gpu_worker.models.rope import Rope
+from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.input_batch import HostBatch, SamplingRows
 from penstock.kernels.prepare_inputs import prepare_inputs
@@ -71,7 +72,7 @@ class DecodeGraphs:
     def __init__(
         self,
         model: DenseModel,
-        kv: Tensor,
+        kv: KVPool,
         state: RowState,
         rope: Rope,
         device: CudaDevice,
@@ -87,7 +88,7 @@ class DecodeGraphs:
         self._device = device
         self._dummy_row = dummy_row
         self._max_model_len = max_model_len
-        self._page_size = kv.shape[4]
+        self._page_size = kv.page_size
         self._sizes = graph_sizes(max_num_seqs)
         self._graphs: dict[int, _Graph] = {}
         self._size_for = np.zeros(self._sizes[0] + 1, dtype=np.int64)  # num rows -> graph size

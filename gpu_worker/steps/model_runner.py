@@ -16,13 +16,13 @@ from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.gpu_worker.models.rope import Rope
+from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.cuda_graphs import DecodeGraphs
 from penstock.gpu_worker.steps.input_batch import HostBatch, SamplingRows, host_batch, make_inputs
 from penstock.gpu_worker.steps.logprobs import StepOutput, TokenScores, make_result, pack, prompt_scores, score
 from penstock.gpu_worker.steps.undrawn import drawn_tokens
 from penstock.ipc.messages import RowError, StepPlan, StepResult
-from penstock.kernels.copy_pages import copy_pages
 from penstock.kernels.native.library import StepTables
 from penstock.kernels.sampling import sample
 
@@ -58,17 +58,14 @@ class ModelRunner:
     """Model, KV pool and row state on one device."""
 
     def __init__(
-        self, model: Model, kv: Tensor, device: Device, max_num_seqs: int, max_model_len: int, folder: Path
+        self, model: Model, kv: KVPool, device: Device, max_num_seqs: int, max_model_len: int, folder: Path
     ) -> None:
-        """`folder` is the checkpoint's, whose tokenizer grammars need.
-
-        With CUDA graphs (`capture_graphs`) the pool's last page is the dummy page, and must not be planned with.
-        """
+        """`folder` is the checkpoint's, whose tokenizer grammars need. CUDA graphs need a pool with a dummy page."""
         config = model.config
         self._model = model
         self._kv = kv
         self._device = device
-        self._page_size = kv.shape[4]
+        self._page_size = kv.page_size
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         num_rows = max_num_seqs + 1  # the last one is the dummy row
@@ -77,7 +74,7 @@ class ModelRunner:
         self._native_step: Callable[..., Tensor] | None = None  # rows to logits in one call, where that can be
         if isinstance(model, NativeDenseModel) and self._rope.table is not None:
             tables = StepTables(self._state.token_ids, self._state.page_table, self._rope.table)
-            self._native_step = partial(model.native.step, tables=tables, kv=kv)
+            self._native_step = partial(model.native.step, tables=tables, kv=kv.of_group(kv.groups[0]))
         self._grammars = Grammars(folder, config.vocab_size, device)
         self.grammar_store = self._grammars.store
         self._graphs: DecodeGraphs | None = None
@@ -89,7 +86,7 @@ class ModelRunner:
 
     def capture_graphs(self, device: CudaDevice) -> None:
         """Capture decode steps as CUDA graphs."""
-        self._state.page_table[self._max_num_seqs] = self._kv.shape[2] - 1
+        self._state.page_table[self._max_num_seqs] = self._kv.dummy_page
         assert isinstance(self._model, DenseModel)
         self._graphs = DecodeGraphs(
             self._model,
@@ -118,7 +115,7 @@ class ModelRunner:
             self._rope.set_row(new.row, new.num_prompt_tokens)
         if plan.copy_src:
             src, dst = (np.frombuffer(buffer, dtype=np.int32) for buffer in (plan.copy_src, plan.copy_dst))
-            copy_pages(self._kv, self._device.upload(src), self._device.upload(dst))
+            self._kv.copy_pages(self._device.upload(src), self._device.upload(dst))
         output, row_errors = self._compute(plan)
         self._ended = self._device.mark()
         download = None if output is None else self._device.download(output.values)

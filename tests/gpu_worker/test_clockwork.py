@@ -29,7 +29,7 @@ def test_a_foreign_token_shows(tmp_path: Path) -> None:
     engine = Engine(make_clockwork(tmp_path / "m"))
     prompt, greedy = [5, 6, 7] * 20, SamplingParams(max_tokens=30, temperature=0.0)
     assert engine.run([prompt], greedy) == [[expected_tokens(prompt, 30)]]
-    cached = engine.runner._kv[0, 0, :, 0, :, 0]
+    cached = engine.runner._kv.layers[0].keys[:, 0, :, 0]
     with torch.inference_mode():
         cached[0, 3] += 1
     assert engine.run([prompt], greedy) != [[expected_tokens(prompt, 30)]]

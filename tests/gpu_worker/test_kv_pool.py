@@ -4,11 +4,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from penstock.core.checkpoint.model_config import ModelConfig, parse_model_config
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.device import CpuDevice, choose_dtype, open_device
-from penstock.gpu_worker.state.kv_pool import PoolSize, allocate, cpu_budget, page_bytes, plan_pool
+from penstock.gpu_worker.state.kv_pool import (
+    KVPool,
+    PageGroup,
+    PoolSize,
+    cpu_budget,
+    page_bytes,
+    page_groups,
+    plan_pool,
+)
 from tests.gpu_worker.engine_in_process import make_config
 
 GIB = 1 << 30
@@ -42,9 +51,38 @@ def model() -> ModelConfig:
 
 
 def test_a_page_s_bytes(model: ModelConfig) -> None:
-    kv = allocate(model, 3, 8, torch.float32, CpuDevice(1))
-    assert kv.shape == (2, 2, 3, 2, 8, 16)
-    assert kv.nbytes == 3 * page_bytes(model, 8, torch.float32)
+    groups = page_groups(model, 8)
+    kv = KVPool(groups, 3, torch.float32, torch.device("cpu"))
+    assert kv.of_group(groups[0]).shape == (2, 2, 3, 2, 8, 16)
+    assert kv.blocks.nbytes == 3 * page_bytes(groups, torch.float32)
+    assert KVPool(groups, 3, torch.float32, torch.device("cpu"), has_dummy_page=True).layers[1].keys.shape[0] == 4
+
+
+def test_two_groups_share_one_memory() -> None:
+    """Layers 0 and 2 keep all tokens, in heads of 16; layers 1, 3 and 4 a window, in heads of 8."""
+    every, recent = PageGroup((0, 2), 4, 2, 16), PageGroup((1, 3, 4), 8, 2, 8, window=5)
+    kv = KVPool((every, recent), 6, torch.float32, torch.device("cpu"))
+    assert [layer.keys.shape for layer in kv.layers] == [
+        (6, 2, 4, 16) if i in (0, 2) else (6, 2, 8, 8) for i in range(5)
+    ]
+    assert kv.page_size == 4
+    assert kv.blocks.nbytes == 6 * page_bytes((every, recent), torch.float32)
+    for i, layer in enumerate(kv.layers):  # pages 0 and 1 are of the first group, 3 and 4 of the second
+        for page in (0, 1) if i in every.layers else (3, 4):
+            layer.keys[page], layer.values[page] = 10 * i + page, -10 * i - page
+    kv.copy_pages(torch.tensor([1, 4]), torch.tensor([2, 5]))
+    for i, layer in enumerate(kv.layers):
+        pages = (0, 1, 1) if i in every.layers else (3, 4, 4)
+        for page, source in zip((0, 1, 2) if i in every.layers else (3, 4, 5), pages, strict=True):
+            assert (layer.keys[page] == 10 * i + source).all()
+            assert (layer.values[page] == -10 * i - source).all()
+    with pytest.raises(ValueError, match="one size"):
+        KVPool((every, recent._replace(page_size=4)), 6, torch.float32, torch.device("cpu"))
+
+
+def test_a_window_of_all_layers_is_the_group_s(model: ModelConfig) -> None:
+    assert page_groups(replace(model, windows=(7, 7)), 8)[0].window == 7
+    assert page_groups(replace(model, windows=(None, 7)), 8)[0].window is None
 
 
 @pytest.mark.parametrize(
@@ -56,22 +94,24 @@ def test_cpu_budget(tmp_path: Path, free: int, asked_gib: float, budget: int) ->
 
 
 def test_the_pool_s_size(tmp_path: Path, model: ModelConfig) -> None:
-    one = page_bytes(model, 16, torch.float32)
+    groups = page_groups(model, 16)
+    one = page_bytes(groups, torch.float32)
     config = make_config(tmp_path, num_pages=0)
-    assert plan_pool(config, model, torch.float32, 100 * one + 5) == PoolSize(100, 1000)
-    assert plan_pool(config, model, torch.float32, 10 * one) == PoolSize(10, 160)  # the length follows the pool
-    assert plan_pool(make_config(tmp_path, num_pages=7), model, torch.float32, 0) == PoolSize(7, 112)
+    assert plan_pool(config, model, groups, torch.float32, 100 * one + 5) == PoolSize(100, 1000)
+    assert plan_pool(config, model, groups, torch.float32, 10 * one) == PoolSize(10, 160)  # the length follows the pool
+    assert plan_pool(make_config(tmp_path, num_pages=7), model, groups, torch.float32, 0) == PoolSize(7, 112)
     asked = make_config(tmp_path, num_pages=10, max_model_len=100)
-    assert plan_pool(asked, model, torch.float32, 0) == PoolSize(10, 100)
+    assert plan_pool(asked, model, groups, torch.float32, 0) == PoolSize(10, 100)
 
 
 def test_what_does_not_fit_names_the_flags(tmp_path: Path, model: ModelConfig) -> None:
+    groups = page_groups(model, 16)
     with pytest.raises(ConfigError, match=r"no KV page .* --cpu-kv-cache-gib"):
-        plan_pool(make_config(tmp_path, num_pages=0), model, torch.float32, 100)
+        plan_pool(make_config(tmp_path, num_pages=0), model, groups, torch.float32, 100)
     with pytest.raises(ConfigError, match=r"--max-model-len 200 exceeds the KV pool's 160 tokens.*--num-pages"):
-        plan_pool(make_config(tmp_path, num_pages=10, max_model_len=200), model, torch.float32, 0)
+        plan_pool(make_config(tmp_path, num_pages=10, max_model_len=200), model, groups, torch.float32, 0)
     with pytest.raises(ConfigError, match="--max-model-len 2000 exceeds the 1000 positions"):
-        plan_pool(make_config(tmp_path, max_model_len=2000), model, torch.float32, GIB)
+        plan_pool(make_config(tmp_path, max_model_len=2000), model, groups, torch.float32, GIB)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def raise_in_turn(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize("failure", [raise_out_of_memory, raise_in_turn])
 @pytest.mark.parametrize(
     ("step", "flag"),
-    [("load_model", "--dtype"), ("allocate", "--num-pages"), ("ModelRunner", "--max-model-len")],
+    [("load_model", "--dtype"), ("KVPool", "--num-pages"), ("ModelRunner", "--max-model-len")],
 )
 def test_each_step_of_the_start(
     checkpoint: Callable[..., Checkpoint],
@@ -49,7 +49,7 @@ def test_other_errors_are_not_taken_for_it(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(start_module, "allocate", fail)
+    monkeypatch.setattr(start_module, "KVPool", fail)
     with pytest.raises(RuntimeError, match="illegal"):
         start(make_config(checkpoint("llama")[0]), "test-worker")
 

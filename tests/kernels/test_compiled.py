@@ -96,7 +96,7 @@ def launch_rest(shape: ModelShape) -> None:
 def launch_shapeless() -> None:
     gelu_mul_triton(meta(16, 20480), tanh=True)
     gelu_mul_triton(meta(16, 20480), tanh=False)
-    copy_pages_triton(meta(4, 2, 4096, 8, 16, 128), ints(3), ints(3))
+    copy_pages_triton(meta(4, 2, 4096, 8 * 16 * 128), ints(3), ints(3))
     write_runs_triton(ints(256, 4097), ints(5), ints(5), ints(5), ints(999))
     table, ids = ints(256, 512), ints(256, 4097)
     prepare_inputs_triton(ints(256), ints(256), ints(256), 256, ids, table, 16)

@@ -15,6 +15,7 @@ from penstock.core.checkpoint.model_config import ModelConfig, parse_model_confi
 from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs
 from penstock.gpu_worker.models.linear import Linear
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
+from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
 from penstock.kernels.native import build
 from penstock.kernels.native.library import Library, NativeShape, NativeWeights, StepTables
 from penstock.kernels.paged_attention_cpu import plan_cpu_attention
@@ -101,8 +102,8 @@ class World:
         pages = torch.randperm(_PAGES * 16 // page_size, generator=generator, dtype=torch.int32)
         width = -(-max(self.lens) // page_size)
         self.table = pages[: 4 * width].view(4, width)
-        shape = (config.num_layers, 2, pages.shape[0], config.num_kv_heads, page_size, config.head_dim)
-        self.kv = torch.zeros(shape, dtype=kv_dtype)
+        groups = page_groups(config, page_size)
+        self.kv = KVPool(groups, pages.shape[0], kv_dtype, torch.device("cpu"))
         angles = torch.arange(512)[:, None] * 10000 ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
 
@@ -128,7 +129,7 @@ class World:
 
     def run(self, model: DenseModel | NativeDenseModel, batches: Sequence[Sequence[Piece]]) -> list[Tensor]:
         """The logits of each sequence's tokens, [tokens, V], after these batches from an empty pool."""
-        self.kv.zero_()
+        self.kv.blocks.zero_()
         found: list[dict[int, Tensor]] = [{} for _ in self.lens]
         for pieces in batches:
             logits = model.logits(model.forward(self.batch(pieces), self.kv))
@@ -172,9 +173,9 @@ def test_like_torch(library: Library, kind: str, page_size: int) -> None:
     stored = weights(config, torch.float32)
     world = World(config, page_size)
     expected = world.run(DenseModel(config, stored), whole(world))
-    kv = world.kv.clone()
+    kv = world.kv.blocks.clone()
     found = world.run(NativeDenseModel(config, stored, library), whole(world))
-    torch.testing.assert_close(world.kv, kv, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(world.kv.blocks, kv, rtol=1e-5, atol=1e-5)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
@@ -274,7 +275,7 @@ def test_a_step_reads_its_inputs_from_the_tables(
     world = World(parse_model_config(_TINY), page_size)
     model = NativeDenseModel(world.config, weights(world.config, torch.float32), library)
     expected = world.run(model, alone(world))
-    world.kv.zero_()
+    world.kv.blocks.zero_()
     row_of = [5, 0, 3, 2]  # of each sequence
     token_ids = torch.zeros(6, max(world.lens) + 3, dtype=torch.int32)
     page_table = torch.zeros(6, world.table.shape[1] + 2, dtype=torch.int32)
@@ -286,7 +287,7 @@ def test_a_step_reads_its_inputs_from_the_tables(
         columns = np.array([(row_of[s], first, count) for s, first, count in pieces], dtype=np.int32).T
         rows, start, num_new = np.ascontiguousarray(columns)
         samples = np.flatnonzero(np.arange(len(pieces)) % 3 != i % 4)
-        logits = model.native.step(rows, start, num_new, samples, tables, world.kv)
+        logits = model.native.step(rows, start, num_new, samples, tables, world.kv.of_group(world.kv.groups[0]))
         assert logits.shape == (len(samples), world.config.vocab_size)
         for found, (s, first, count) in zip(logits, (pieces[j] for j in samples), strict=True):
             assert torch.equal(found, expected[s][first + count - 1])
@@ -299,7 +300,7 @@ def test_a_negative_slot_keeps_nothing(library: Library) -> None:
     world = World(config, 16)
     inputs = world.batch([(2, 0, 5)])
     model.forward(inputs._replace(slot_mapping=torch.full((5,), -1)), world.kv)
-    assert not world.kv.any()
+    assert not world.kv.blocks.any()
 
 
 @torch.inference_mode()

@@ -61,7 +61,7 @@ def run_forward(library: Library) -> None:
     world = World(config, page_size=16)
     model = NativeDenseModel(config, weights(config, torch.float32), library)
     expected = world.run(model, in_chunks(world))
-    world.kv.zero_()
+    world.kv.blocks.zero_()
     batch = world.batch([(s, 0, n) for s, n in enumerate(world.lens)])
     expect_no_memory(lambda: model.forward(batch, world.kv))
     logits = model.logits(model.forward(batch, world.kv))

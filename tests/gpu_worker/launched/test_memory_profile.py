@@ -8,6 +8,7 @@ import torch
 from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
 from penstock.gpu_worker.models.loader import dummy_model, load_model_config
 from penstock.gpu_worker.startup.memory_profile import cuda_budget, row_state_bytes
+from penstock.gpu_worker.state.kv_pool import KVPool
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import make_config
 from tests.gpu_worker.launched.fake_cuda import use_fake_cuda
@@ -26,7 +27,7 @@ def test_what_is_left_for_pages(
     launched: list[int] = []
     forward = model.forward
 
-    def noted(inputs: ForwardInputs, kv: torch.Tensor) -> torch.Tensor:
+    def noted(inputs: ForwardInputs, kv: KVPool) -> torch.Tensor:
         launched.append(inputs.input_ids.shape[0])
         return forward(inputs, kv)
 

@@ -87,12 +87,12 @@ def test_rope_of_many_tokens(device: str) -> None:
 
 @pytest.mark.parametrize(("heads", "page_size", "head_dim"), [(2, 1, 64), (3, 16, 80), (2, 64, 128)])
 def test_copy_pages(device: str, dtype: torch.dtype, heads: int, page_size: int, head_dim: int) -> None:
-    kv = torch.randn(3, 2, 7, heads, page_size, head_dim, device=device).to(dtype)
-    expected = kv.clone()
+    blocks = torch.randn(3, 2, 7, heads * page_size * head_dim, device=device).to(dtype)
+    expected = blocks.clone()
     src, dst = torch.tensor([[6, 2, 2], [0, 5, 1]], device=device, dtype=torch.int32)
     copy_pages_reference(expected, src, dst)
-    copy_pages_triton(kv, src, dst)
-    torch.testing.assert_close(kv, expected, rtol=0, atol=0)
+    copy_pages_triton(blocks, src, dst)
+    torch.testing.assert_close(blocks, expected, rtol=0, atol=0)
 
 
 def test_write_runs(device: str) -> None:
