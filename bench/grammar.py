@@ -59,10 +59,12 @@ class Times(NamedTuple):
 def step_times(engine: LocalEngine, grammar: str, num_steps: int, stop_token_ids: tuple[int, ...]) -> Times:
     """Let 16 rows decode; with a grammar for the last one, unless it is empty."""
     prompts = [[5 + i, 6, 7, 8] for i in range(_NUM_FREE + 1)]
-    sampling = [SamplingParams(num_steps, temperature=1.0, seed=i) for i in range(_NUM_FREE)]
-    last = SamplingParams(num_steps, temperature=1.0, seed=99, grammar=grammar)
+    sampling = [SamplingParams(max_tokens=num_steps, temperature=1.0, seed=i) for i in range(_NUM_FREE)]
+    last = SamplingParams(max_tokens=num_steps, temperature=1.0, seed=99, grammar=grammar)
     if grammar:
-        last = SamplingParams(num_steps, temperature=1.0, seed=99, grammar=grammar, stop_token_ids=stop_token_ids)
+        last = SamplingParams(
+            max_tokens=num_steps, temperature=1.0, seed=99, grammar=grammar, stop_token_ids=stop_token_ids
+        )
     began = time.thread_time()
     run = engine.run(prompts, [*sampling, last])
     return Times(decode_times(run, _NUM_FREE + 1), (time.thread_time() - began) / len(run.steps))

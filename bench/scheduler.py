@@ -33,7 +33,7 @@ def add_requests(scheduler: Scheduler, count: int, prompt_len: int, max_tokens: 
     for i in range(count):
         length = prompt_len + i % PAGE_SIZE  # so that not all rows need a page in the same step
         prompt = array("i", range(i, i + length)).tobytes()
-        request = AddRequest(f"{name}-{i:06d}", prompt, SamplingParams(max_tokens, stop_token_ids=(2, 3)))
+        request = AddRequest(f"{name}-{i:06d}", prompt, SamplingParams(max_tokens=max_tokens, stop_token_ids=(2, 3)))
         refusal = scheduler.add_request(request, b"frontend-0")
         assert refusal is None, refusal
 

@@ -94,13 +94,12 @@ class EngineNotReady(Message, frozen=True):
     reason: str
 
 
-class SamplingParams(Struct, frozen=True, array_like=True, gc=False):
-    """How one sequence's tokens are drawn and when it stops. Validated by the frontend.
+class Sampling(Struct, frozen=True, array_like=True, gc=False):
+    """How one sequence's tokens are drawn, as far as its client alone says. Validated by the frontend.
 
     `temperature == 0` is greedy. `top_k == 0` and `top_p == 1.0` mean "off".
     """
 
-    max_tokens: Annotated[int, Meta(ge=1, le=_MAX_INT)]
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=_MAX_INT)] = 0
     top_p: float = 1.0
@@ -114,10 +113,16 @@ class SamplingParams(Struct, frozen=True, array_like=True, gc=False):
     logit_bias: Annotated[tuple[tuple[int, float], ...], Meta(max_length=4096)] = ()  # (token id, added to its logit)
     num_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # of each output token and of so many best ones; -1: none
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # the same of each prompt token but the first
+    allowed_token_ids: _Ints = ()  # nothing else is drawn; empty: anything
+
+
+class SamplingParams(Sampling, frozen=True, array_like=True, gc=False, kw_only=True):
+    """The same, with what takes the prompt, the tokenizer or the grammar library: how one sequence is computed."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=_MAX_INT)]
     bad_words: Annotated[
         tuple[Annotated[tuple[int, ...], Meta(min_length=1, max_length=4096)], ...], Meta(max_length=1024)
     ] = ()  # sequences of output tokens that are never completed
-    allowed_token_ids: _Ints = ()  # nothing else is drawn; empty: anything
     grammar: str = ""  # what the output must match, as llguidance reads it; checked by the frontend; empty: anything
     grammar_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 0  # of memory that the grammar takes, made ready
 

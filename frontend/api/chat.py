@@ -1,7 +1,6 @@
 """POST /v1/chat/completions"""
 
 import time
-from dataclasses import replace
 
 import msgspec
 from msgspec import UNSET
@@ -11,7 +10,7 @@ from penstock.frontend.api.chunks import ChatChunks
 from penstock.frontend.api.gathering import gather
 from penstock.frontend.api.logprobs import prompt_logprobs, score_writer
 from penstock.frontend.api.output_format import output_format_for
-from penstock.frontend.api.output_grammar import with_output_grammar
+from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.api.parsed_chunks import ParsedChatChunks
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.stream_check import CheckedChatChunks, Collected, last_words
@@ -21,7 +20,7 @@ from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.parsing.message_parser import ParsedMessage, ReasoningCounter, parse_message
 from penstock.frontend.parsing.output_format import OutputFormat
 from penstock.frontend.validation.chat import validate_chat
-from penstock.frontend.validation.common import ValidRequest
+from penstock.frontend.validation.ready import ReadyRequest
 
 
 async def chat_completions(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
@@ -38,14 +37,14 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
         record.warnings += valid.conversation.warnings
         prompt = valid.common.truncated(await service.prompts.render_and_encode(valid.conversation, rules))
         output_format = output_format_for(service.model, valid, prompt)
-        common = with_output_grammar(valid.common, output_format, service.model.tokenizer)
-        valid = replace(valid, common=await service.with_grammar(common, record))
+        grammar = output_grammar_of(valid.common, output_format, service.model.tokenizer)
+        ready = await service.make_ready(valid.common, [prompt], record, grammar)
         shown = service.model.tokenizer.special_ids(output_format.marks)
-        generation = service.generate(valid.common, [prompt], record, shown=shown)
+        generation = service.generate(ready, record, shown=shown)
     del body, request  # they may be large, and the generation takes its time
     try:
         if valid.common.stream:
-            kind = CheckedChatChunks if valid.common.checked_schema else ChatChunks
+            kind = CheckedChatChunks if ready.grammar.checked_schema else ChatChunks
             chunks = kind(
                 f"chatcmpl-{record.request_id}",
                 int(time.time()),
@@ -67,9 +66,9 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
             before_end = None
             if isinstance(chunks, CheckedChatChunks):
                 chunks.collected = Collected()
-                before_end = last_words(service, record, valid.common, chunks)
+                before_end = last_words(service, record, ready.grammar, chunks)
             return await stream_reply(service, record, valid.common, generation, writer, opening, before_end)
-        return await _whole(service, record, valid.common, generation, prompt, output_format)
+        return await _whole(service, record, ready, generation, output_format)
     except BaseException:  # also a cancellation: the client has left
         service.finish(generation, record)
         raise
@@ -78,11 +77,11 @@ async def chat_completions(service: Service, record: RequestRecord, body: bytes)
 async def _whole(
     service: Service,
     record: RequestRecord,
-    valid: ValidRequest,
+    ready: ReadyRequest,
     generation: Generation,
-    prompt: list[int],
     output_format: OutputFormat,
 ) -> Reply:
+    valid, [prompt] = ready.valid, ready.prompts
     answers = await gather(generation)
     tokenizer = service.model.tokenizer
     counts = [ReasoningCounter(output_format, tokenizer).feed(answer.token_ids) for answer in answers]
@@ -90,7 +89,8 @@ async def _whole(
     messages = [parse_message(output_format, answer.text, answer.finish_reason) for answer in answers]
     record.num_calling = sum(message.finish_reason == "tool_calls" for message in messages)
     wrong = [
-        await service.schema_error(valid, record, message.content or "", message.finish_reason) for message in messages
+        await service.schema_error(ready.grammar, record, message.content or "", message.finish_reason)
+        for message in messages
     ]
     scores = score_writer(tokenizer, valid.logprobs)
     of_prompt: schema.PromptLogprobs | None = None

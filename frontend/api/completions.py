@@ -1,7 +1,7 @@
 """POST /v1/completions"""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
@@ -17,6 +17,7 @@ from penstock.frontend.engine.generation import Generation
 from penstock.frontend.engine.scores import mean_logprob
 from penstock.frontend.errors import InvalidRequest
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.grammars.reader import Grammar
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.completion import ValidCompletion, validate_completion
 from penstock.ipc.messages import TokenLogprobs
@@ -42,17 +43,17 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
     request = schema.decode(schema.COMPLETION, body)
     record.warnings += schema.unknown_fields(schema.COMPLETION, body)
     valid = validate_completion(request, await service.admit(record))
-    with service.place(record, valid.common, body, len(valid.prompts)):
-        common = await service.with_grammar(valid.common, record)
-        valid = replace(valid, common=common)
+    common = valid.common
+    with service.place(record, common, body, len(valid.prompts)):
         prompts = await _prompts(service, valid)
         token_ids = [prompt.token_ids for prompt in prompts]
         _check_told(valid, token_ids)
-        generation = service.generate(common, token_ids, record, is_prompt_only=valid.is_prompt_only)
+        ready = await service.make_ready(common, token_ids, record, common.grammar)
+        generation = service.generate(ready, record, is_prompt_only=valid.is_prompt_only)
     del body, request  # they may be large, and the generation takes its time
     try:
         if common.stream:
-            kind = CheckedCompletionChunks if common.checked_schema else CompletionChunks
+            kind = CheckedCompletionChunks if ready.grammar.checked_schema else CompletionChunks
             chunks = kind(
                 f"cmpl-{record.request_id}",
                 int(time.time()),
@@ -66,9 +67,9 @@ async def completions(service: Service, record: RequestRecord, body: bytes) -> R
             before_end = None
             if isinstance(chunks, CheckedCompletionChunks):
                 chunks.collected = Collected()
-                before_end = last_words(service, record, common, chunks)
+                before_end = last_words(service, record, ready.grammar, chunks)
             return await stream_reply(service, record, common, generation, chunks, opening, before_end)
-        return await _whole(service, record, valid, generation, prompts)
+        return await _whole(service, record, valid, ready.grammar, generation, prompts)
     except BaseException:  # also a cancellation: the client has left
         service.finish(generation, record)
         raise
@@ -100,12 +101,17 @@ async def _prompts(service: Service, valid: ValidCompletion) -> list[_Prompt]:
 
 
 async def _whole(
-    service: Service, record: RequestRecord, valid: ValidCompletion, generation: Generation, prompts: list[_Prompt]
+    service: Service,
+    record: RequestRecord,
+    valid: ValidCompletion,
+    grammar: Grammar,
+    generation: Generation,
+    prompts: list[_Prompt],
 ) -> Reply:
     common = valid.common
     answers = await gather(generation)
     for answer in answers:
-        answer.schema_error = await service.schema_error(common, record, answer.text, answer.finish_reason)
+        answer.schema_error = await service.schema_error(grammar, record, answer.text, answer.finish_reason)
     told = await generation.prompt_logprobs()
     usage = service.usage(generation, record)
 

@@ -15,7 +15,7 @@ from penstock.frontend.schema import (
     TopLogprob,
 )
 from penstock.frontend.text.tokenizer import TextTokenizer
-from penstock.frontend.validation.logprobs import ValidLogprobs
+from penstock.frontend.validation.common import ValidLogprobs
 from penstock.ipc.messages import TokenLogprobs
 
 LEAST = -9999.0

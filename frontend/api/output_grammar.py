@@ -25,8 +25,10 @@ _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def with_output_grammar(common: ValidRequest, output_format: OutputFormat, tokenizer: TextTokenizer) -> ValidRequest:
-    """The request with the grammar of its output, if it has a form, forced calls, or strict tools.
+def output_grammar_of(
+    common: ValidRequest, output_format: OutputFormat, tokenizer: TextTokenizer
+) -> GrammarSource | None:
+    """The grammar of a request's output, if that must have a form, or has forced calls or strict tools.
 
     Raises:
         InvalidParameter: if the output cannot end.
@@ -35,14 +37,14 @@ def with_output_grammar(common: ValidRequest, output_format: OutputFormat, token
     if tools is not None and tools.is_forced:
         form = None  # calls are what is asked for now
     if form is None and (tools is None or not (tools.is_forced or tools.has_strict)):
-        return common
+        return None
     field, what = form.field if form is not None else "", "a form"
     if tools is not None and (tools.is_forced or form is None):
         field, what = ("tool_choice", "a forced tool_choice") if tools.is_forced else ("tools", "a strict tool")
     if common.bad_words or common.user_stop_token_ids.issuperset(common.sampling.stop_token_ids):
         raise InvalidParameter(f"{what} excludes ignore_eos and bad_words", param=field)
     if tools is None and form is not None and (output_format.reasoning is None or output_format.is_reasoning_over):
-        return common  # the form is all there is
+        return form  # the form is all there is
     rules = Rules(tokenizer)
     try:
         functions, warnings = _functions(tools)
@@ -55,10 +57,10 @@ def with_output_grammar(common: ValidRequest, output_format: OutputFormat, token
             warnings.append(f"tools: this model's way of writing calls is not held to {keywords}")
     except RecursionError:
         raise InvalidParameter("tools: a schema is nested too deeply", param="tools") from None
-    source = GrammarSource("calls", text, field)
+    source = GrammarSource("calls", text, field, warnings=tuple(warnings))
     if form is not None:
         source = replace(source, schema=form.schema, is_strict=form.is_strict and tools is None)
-    return replace(common, grammar=source, warnings=(*common.warnings, *warnings))
+    return source
 
 
 def _functions(tools: ValidTools | None) -> tuple[list[Function], list[str]]:

@@ -1,7 +1,6 @@
 """What all handlers work with: the model's text tools, the engine, and the requests now being generated."""
 
 import asyncio
-import dataclasses
 import hashlib
 import struct
 import time
@@ -12,7 +11,6 @@ from typing import Any
 
 import structlog
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from penstock.core.checkpoint.folder import eos_token_ids, model_dir, read_json, served_model_names
 from penstock.core.checkpoint.json_fields import JsonFields
@@ -23,20 +21,20 @@ from penstock.frontend.api.response_store import ResponseStore, store_path
 from penstock.frontend.engine.client import EngineClient
 from penstock.frontend.engine.generation import Generation, OutputRules
 from penstock.frontend.engine.queue_gate import QueueGate
-from penstock.frontend.errors import ApiError, InvalidParameter, ShuttingDown, UnsupportedParameter
+from penstock.frontend.errors import ApiError, InvalidParameter, ShuttingDown
 from penstock.frontend.exchange.access import Access
 from penstock.frontend.exchange.deadlines import exceeded
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import RequestRecord
-from penstock.frontend.grammars.reader import GrammarReader
+from penstock.frontend.grammars.reader import Grammar, GrammarReader, GrammarSource
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS, tool_format_of
 from penstock.frontend.schema import CompletionTokensDetails, PromptTokensDetails, Usage
 from penstock.frontend.text.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
-from penstock.frontend.validation.common import Rules, SamplingDefaults, ValidRequest, check_drawable
-from penstock.frontend.validation.logprobs import bad_word_tokens, check_prompt_size
+from penstock.frontend.validation.common import Rules, SamplingDefaults, ValidRequest
+from penstock.frontend.validation.ready import ReadyRequest, make_ready
 from penstock.frontend.version import VERSION
 from penstock.ipc.messages import AddRequest
 
@@ -181,32 +179,24 @@ class Service:
         num_tokens = min(len(body), num_prompts * (self.max_model_len or len(body)))
         return self.queue.place(num_seqs, num_tokens * valid.num_sequences, record.tenant)
 
-    async def with_grammar(self, valid: ValidRequest, record: RequestRecord) -> ValidRequest:
-        """The request with its grammar read, if it has one, and with a word on what that does not enforce.
+    async def make_ready(
+        self, valid: ValidRequest, prompts: list[list[int]], record: RequestRecord, grammar: GrammarSource | None
+    ) -> ReadyRequest:
+        """The request with these prompts, and with its grammar read.
 
         Raises:
-            InvalidRequest: if the grammar cannot be used.
+            InvalidRequest: if the grammar cannot be used, a prompt is too long, or nothing is left to draw.
             Overloaded: if too many grammars wait to be read.
         """
-        if valid.grammar is None:
-            return valid
-        source = valid.grammar
-        read = await self.grammars.read(source, record.tenant)
-        told = [f"{source.field}: {what}" for what in read.not_enforced]
-        if told and source.schema:
-            told.append(f"{source.field}: the finished text is checked, see schema_error")
-        return dataclasses.replace(
-            valid,
-            sampling=replace(valid.sampling, grammar=read.text, grammar_bytes=read.num_bytes),
-            warnings=(*valid.warnings, *told),
-            checked_schema=source.schema if told else "",
-        )
+        read = Grammar() if grammar is None else await self.grammars.read(grammar, record.tenant)
+        is_strict = self.config.frontend.strict_requests
+        return make_ready(valid, prompts, read, self.model.tokenizer, record.warnings, is_strict=is_strict)
 
-    async def schema_error(self, valid: ValidRequest, record: RequestRecord, text: str, finish_reason: str) -> str:
+    async def schema_error(self, grammar: Grammar, record: RequestRecord, text: str, finish_reason: str) -> str:
         """What is wrong with a finished text, where its form could not be enforced as a whole; else empty."""
-        if not valid.checked_schema or finish_reason != "stop":
+        if not grammar.checked_schema or finish_reason != "stop":
             return ""
-        wrong = await self.grammars.mismatch(valid.checked_schema, text, record.tenant)
+        wrong = await self.grammars.mismatch(grammar.checked_schema, text, record.tenant)
         if wrong:
             record.warnings.append(f"schema_error: {wrong}")
         return wrong
@@ -247,8 +237,7 @@ class Service:
 
     def generate(
         self,
-        valid: ValidRequest,
-        prompts: list[list[int]],
+        ready: ReadyRequest,
         record: RequestRecord,
         *,
         shown: frozenset[int] = frozenset(),
@@ -259,30 +248,19 @@ class Service:
         The special tokens in `shown` stay in the text in any case. If `is_prompt_only`, nothing of the output is told.
 
         Raises:
-            ContextLengthExceeded: if a prompt is too long.
-            InvalidParameter: if nothing is left to draw.
             RateLimitExceeded: if the API key's tokens are used up.
             Unavailable: if the engine's queue is not reachable.
         """
-        tokenizer, key_use = self.model.tokenizer, record.key_use
-        check_prompt_size(valid.logprobs, prompts, valid.n)
-        record.warnings += valid.warnings
-        if self.config.frontend.strict_requests and record.warnings:
-            raise UnsupportedParameter(record.warnings[0], param=record.warnings[0].partition(":")[0])
-        for prompt in prompts:
-            record.warnings += valid.shortened(len(prompt))
-        bad_words = bad_word_tokens(valid.bad_words, tokenizer)
-        check_drawable(replace(valid.sampling, bad_words=bad_words))
-        is_strict = self.config.frontend.strict_requests
+        valid, prompts, tokenizer, key_use = ready.valid, ready.prompts, self.model.tokenizer, record.key_use
         requests = []
         group = f"{self.engine.link.name}:{self._num_made}"
-        for prompt in prompts:
+        for prompt, sampling in zip(prompts, ready.sampling, strict=True):
             self._num_made += 1
             requests.append(
                 AddRequest(
                     request_id=f"{self.engine.link.name}:{self._num_made}:{record.request_id}",
                     prompt_token_ids=struct.pack(f"<{len(prompt)}i", *prompt),
-                    sampling=replace(valid.sampling_for(len(prompt), is_strict=is_strict), bad_words=bad_words),
+                    sampling=sampling,
                     n=valid.num_sequences,
                     priority=valid.priority,
                     cache_salt=valid.cache_salt if key_use is None else key_use.salted(valid.cache_salt),

@@ -1,6 +1,6 @@
 """The check at the end for streams: texts are collected while they go out, and a last chunk says what is wrong.
 
-Only for requests whose schema could not be enforced as a whole (`ValidRequest.checked_schema`); others pay nothing.
+Only for requests whose schema could not be enforced as a whole (`Grammar.checked_schema`); others pay nothing.
 """
 
 from collections.abc import Awaitable, Callable
@@ -10,8 +10,8 @@ from penstock.frontend.api.chunks import ChatChunks, CompletionChunks
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.grammars.reader import Grammar
 from penstock.frontend.schema import Usage
-from penstock.frontend.validation.common import ValidRequest
 
 
 class Collected:
@@ -60,7 +60,7 @@ class _Checked(Protocol):
 
 
 def last_words(
-    service: Service, record: RequestRecord, valid: ValidRequest, chunks: _Checked
+    service: Service, record: RequestRecord, grammar: Grammar, chunks: _Checked
 ) -> Callable[[], Awaitable[bytes]]:
     """What is told before the end of a stream: a chunk for each text that does not match."""
 
@@ -68,7 +68,7 @@ def last_words(
         collected, told = chunks.collected, b""
         for index, reason in sorted(collected.finish_reasons.items()):
             text = "".join(collected.texts.get(index, ()))
-            if wrong := await service.schema_error(valid, record, text, reason):
+            if wrong := await service.schema_error(grammar, record, text, reason):
                 told += chunks.mismatch(index, wrong)
         return told
 

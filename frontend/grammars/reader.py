@@ -46,27 +46,31 @@ class GrammarSource:
     field: str  # of the request: named in errors
     is_strict: bool = False  # what cannot be enforced is refused
     schema: str = ""  # JSON: what a finished text is held against, if not all of it can be enforced
+    warnings: tuple[str, ...] = ()  # for the client
 
 
 @dataclass(frozen=True, slots=True)
-class ReadGrammar:
-    """A grammar that can be followed."""
+class Grammar:
+    """A grammar that can be followed. The default lets anything pass."""
 
-    text: str  # as the worker takes it
+    text: str = ""  # as the worker takes it
     num_bytes: int = 0  # of memory that it takes
-    not_enforced: tuple[str, ...] = ()  # what it lets pass nevertheless, in words for the client
+    checked_schema: str = ""  # JSON: what finished texts are held against; empty: nothing
+    warnings: tuple[str, ...] = ()  # for the client: what it lets pass nevertheless
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    grammar: ReadGrammar
+    text: str = ""
     error: str = ""  # why it cannot be used
+    num_bytes: int = 0  # of memory, made ready
+    not_enforced: tuple[str, ...] = ()  # what it lets pass nevertheless, in words for the client
     is_given_up: bool = False  # it was not read to its end
     until: float = float("inf")  # monotonic: remembered so long
 
     @property
-    def num_bytes(self) -> int:
-        return len(self.grammar.text) + len(self.error) + sum(map(len, self.grammar.not_enforced))
+    def size(self) -> int:
+        return len(self.text) + len(self.error) + sum(map(len, self.not_enforced))
 
 
 class _Reading:
@@ -100,7 +104,7 @@ class GrammarReader:
         """The processes that wait for work."""
         return self._children.process_ids
 
-    async def read(self, source: GrammarSource, client: str = "") -> ReadGrammar:
+    async def read(self, source: GrammarSource, client: str = "") -> Grammar:
         """The grammar as the worker takes it. `client` is whom the time for it is charged to.
 
         Raises:
@@ -119,12 +123,17 @@ class GrammarReader:
             raise InvalidParameter(f"{field} cannot be used: {outcome.error}", param=field)
         if outcome.error:
             raise UnsupportedParameter(f"{field} cannot be used: {outcome.error}", param=field)
-        if source.is_strict and outcome.grammar.not_enforced:
-            what = "; ".join(outcome.grammar.not_enforced)
+        not_enforced = outcome.not_enforced
+        if source.is_strict and not_enforced:
+            what = "; ".join(not_enforced)
             raise UnsupportedParameter(
                 f"{field} is not supported with strict: {what}; without strict it is checked at the end", param=field
             )
-        return outcome.grammar
+        warnings = [*source.warnings, *(f"{field}: {what}" for what in not_enforced)]
+        if not_enforced and source.schema:
+            warnings.append(f"{field}: the finished text is checked, see schema_error")
+        checked_schema = source.schema if not_enforced else ""
+        return Grammar(outcome.text, outcome.num_bytes, checked_schema, tuple(warnings))
 
     async def mismatch(self, schema: str, text: str, client: str = "") -> str:
         """What is wrong with a finished text, in one sentence; empty if it matches the schema."""
@@ -166,7 +175,6 @@ class GrammarReader:
             return await self._ask_a_process(source)
 
     async def _ask_a_process(self, source: GrammarSource) -> _Outcome:
-        nothing = ReadGrammar("")
         until = monotonic() + GIVEN_UP_SECONDS
         try:
             text, error, num_bytes, not_enforced = await self._children.ask(
@@ -175,21 +183,21 @@ class GrammarReader:
         except ChildTooSlowError:
             log.warning("grammar given up", kind=source.kind, seconds=self._max_seconds)
             error = f"reading it takes longer than {self._max_seconds:g} seconds"
-            return _Outcome(nothing, error, is_given_up=True, until=until)
+            return _Outcome(error=error, is_given_up=True, until=until)
         except ChildDiedError:
             log.warning("grammar process died", kind=source.kind)
             error = "it takes too much memory, or cannot be read at all"
-            return _Outcome(nothing, error, is_given_up=True, until=until)
+            return _Outcome(error=error, is_given_up=True, until=until)
         except ChildUnusableError as unusable:
-            return _Outcome(nothing, str(unusable), until=0.0)
-        return _Outcome(ReadGrammar(text, num_bytes, tuple(not_enforced)), error)
+            return _Outcome(error=str(unusable), until=0.0)
+        return _Outcome(text, error, num_bytes, tuple(not_enforced))
 
     def _remember(self, key: bytes, outcome: _Outcome) -> None:
         old = self._cache.pop(key, None)
         if old is not None:
-            self._cached_bytes -= len(key) + old.num_bytes
+            self._cached_bytes -= len(key) + old.size
         self._cache[key] = outcome
-        self._cached_bytes += len(key) + outcome.num_bytes
+        self._cached_bytes += len(key) + outcome.size
         while len(self._cache) > MAX_CACHED or self._cached_bytes > MAX_CACHED_BYTES:
             digest, old = self._cache.popitem(last=False)
-            self._cached_bytes -= len(digest) + old.num_bytes
+            self._cached_bytes -= len(digest) + old.size

@@ -5,7 +5,7 @@ import msgspec
 from penstock.frontend import schema
 from penstock.frontend.api.gathering import gather
 from penstock.frontend.api.output_format import output_format_for
-from penstock.frontend.api.output_grammar import with_output_grammar
+from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.streaming import stream_reply
 from penstock.frontend.engine.generation import Generation, SequenceEvent
@@ -17,7 +17,8 @@ from penstock.frontend.responses.items import references, resolved
 from penstock.frontend.responses.prompt import response_prompt
 from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
 from penstock.frontend.schema_responses import RESPONSES, InputTokens, ResponsesRequest
-from penstock.frontend.validation.common import Rules, ValidRequest
+from penstock.frontend.validation.common import Rules
+from penstock.frontend.validation.ready import ReadyRequest
 
 
 async def create_response(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
@@ -30,22 +31,22 @@ async def create_response(service: Service, record: RequestRecord, body: bytes) 
     record.warnings += schema.unknown_fields(RESPONSES, body)
     rules = await service.admit(record)
     valid = await _validated(service, record, request, rules, len(body))
-    model = service.model
     common = valid.chat.common
     with service.place(record, common, body):
         prompt = await response_prompt(service.prompts, valid, rules)
         output_format = output_format_for(service.model, valid.chat, prompt)
-        common = await service.with_grammar(with_output_grammar(common, output_format, model.tokenizer), record)
         shown = service.model.tokenizer.special_ids(output_format.marks)
         record.warnings += valid.chat.conversation.warnings
-        generation = service.generate(common, [prompt], record, shown=shown)
+        grammar = output_grammar_of(common, output_format, service.model.tokenizer)
+        ready = await service.make_ready(common, [prompt], record, grammar)
+        generation = service.generate(ready, record, shown=shown)
     del body, request  # they may be large, and the generation takes its time
     try:
         course = ResponseCourse(service, record, valid, output_format)
         if common.stream:
             opening = course.opening()
             return await stream_reply(service, record, common, generation, course, opening, course.last_words)
-        return await _whole(service, record, common, generation, course)
+        return await _whole(service, record, ready, generation, course)
     except BaseException:  # also a cancellation: the client has left
         service.finish(generation, record)
         raise
@@ -87,9 +88,11 @@ def _check_conversation(items: bytes) -> None:
 
 
 async def _whole(
-    service: Service, record: RequestRecord, common: ValidRequest, generation: Generation, course: ResponseCourse
+    service: Service, record: RequestRecord, ready: ReadyRequest, generation: Generation, course: ResponseCourse
 ) -> Reply:
-    if common.logprobs.output >= 0:  # piece by piece, as in a stream: so it shows which of them belong to the message
+    if (
+        ready.valid.logprobs.output >= 0
+    ):  # piece by piece, as in a stream: so it shows which of them belong to the message
         while not generation.is_finished:
             for event in await generation.next_events():
                 course.take(event)
@@ -98,9 +101,9 @@ async def _whole(
         course.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
     response = course.finished(service.usage(generation, record))
     service.finish(generation, record)
-    if common.checked_schema:
+    if ready.grammar.checked_schema:
         for text in _texts(response):
-            await service.schema_error(common, record, text, generation.progress.finish_reasons[0])
+            await service.schema_error(ready.grammar, record, text, generation.progress.finish_reasons[0])
     await course.keep()
     return Reply(response)
 

@@ -29,7 +29,7 @@ async def response_prompt(prompts: PromptReader, valid: ValidResponse, rules: Ru
         kept = replace(valid.chat.conversation, messages=messages[:num_first] + messages[starts[middle] :])
         try:
             prompt = await prompts.render_and_encode(kept, rules)
-            valid.chat.common.sampling_for(len(prompt))
+            valid.chat.common.max_tokens_after(len(prompt))
         except ContextLengthExceeded:
             if middle == len(starts) - 1:
                 raise

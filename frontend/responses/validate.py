@@ -9,7 +9,7 @@ from penstock.frontend.responses.items import Item, as_messages, known_items
 from penstock.frontend.schema_responses import LOGPROBS, ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.validation.chat import ValidChat, validate_conversation
-from penstock.frontend.validation.common import Rules, ValidRequest, validate_common
+from penstock.frontend.validation.common import Rules, ValidRequest, check_num_best, validate_common
 from penstock.frontend.validation.grammar import check_ending, schema_source
 from penstock.frontend.validation.template_settings import with_fields
 from penstock.frontend.validation.tools import ToolChoice, validate_tools
@@ -72,7 +72,16 @@ def validate_response(
     field, max_tokens = "max_output_tokens", request.max_output_tokens
     if max_tokens is None:
         field, max_tokens = "max_tokens", request.max_tokens
-    common = validate_common(request, rules, max_tokens=max_tokens, max_tokens_field=field, prompt_field="input")
+    num_best = max(check_num_best("top_logprobs", request.top_logprobs, rules), 0)
+    is_told = num_best > 0 or LOGPROBS in (request.include or ())
+    common = validate_common(
+        request,
+        rules,
+        max_tokens=max_tokens,
+        max_tokens_field=field,
+        prompt_field="input",
+        num_best=num_best if is_told else -1,
+    )
     if common.n != 1:
         raise InvalidParameter(f"n must be 1 for a response, got {common.n}", param="n")
     if common.continuous_usage:

@@ -12,7 +12,7 @@ from penstock.frontend.parsing.offered_tools import ValidTools
 from penstock.frontend.schema import ChatRequest, without_collecting
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.text.conversation import ValidConversation
-from penstock.frontend.validation.common import Rules, ValidRequest, check_text_size, validate_common
+from penstock.frontend.validation.common import Rules, ValidRequest, check_num_best, check_text_size, validate_common
 from penstock.frontend.validation.template_settings import settings_for, with_fields
 from penstock.frontend.validation.tools import validate_tools
 
@@ -50,11 +50,24 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
     field, max_tokens = "max_completion_tokens", request.max_completion_tokens
     if max_tokens is None:
         field, max_tokens = "max_tokens", request.max_tokens
-    common = validate_common(request, rules, max_tokens=max_tokens, max_tokens_field=field, prompt_field="messages")
+    num_best = check_num_best("top_logprobs", request.top_logprobs, rules)
+    if num_best > 0 and not request.logprobs:
+        raise InvalidParameter("top_logprobs needs logprobs to be true", param="top_logprobs")
+    common = validate_common(
+        request,
+        rules,
+        max_tokens=max_tokens,
+        max_tokens_field=field,
+        prompt_field="messages",
+        num_best=max(num_best, 0) if request.logprobs else -1,
+    )
     if request.store:
         note = "store: no effect, chat completions are not kept; /v1/responses keeps responses"
         common = replace(common, warnings=(*common.warnings, note))
-    tools = validate_tools(request.tools, request.tool_choice, request.parallel_tool_calls, template, rules.tool_format)
+    tools = None
+    if request.tools is not None or request.tool_choice is not None:
+        parallel = request.parallel_tool_calls
+        tools = validate_tools(request.tools, request.tool_choice, parallel, template, rules.tool_format)
     return ValidChat(
         common=common,
         conversation=validate_conversation(

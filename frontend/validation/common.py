@@ -16,23 +16,19 @@ import msgspec
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
 from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.parsing.calls.format import ToolFormat
-from penstock.frontend.schema import SamplingRequest, StreamOptions, Unsupported
-from penstock.frontend.validation.grammar import check_grammar
-from penstock.frontend.validation.logprobs import (
-    MAX_ALLOWED_TOKEN_IDS,
-    ValidLogprobs,
-    check_bad_words,
-    check_best_of,
-    check_truncation,
-    validate_logprobs,
-)
-from penstock.ipc.messages import SamplingParams
+from penstock.frontend.schema import CompletionRequest, SamplingRequest, StreamOptions, Unsupported
+from penstock.frontend.validation.grammar import GRAMMAR_FIELDS, check_grammar
+from penstock.ipc.messages import Sampling
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_CACHE_SALT = 128
+MAX_LOGPROBS = 20
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 128
+MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_BYTES_PER_TOKEN = 16
 """A prompt with more bytes than this times the context length is refused before it is tokenized."""
 
@@ -67,13 +63,31 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
+class ValidLogprobs:
+    """What is told of how many best tokens: -1 is nothing, 0 the token itself alone."""
+
+    output: int = -1
+    prompt: int = -1  # in vLLM's `prompt_logprobs`
+    echo: int = -1  # with an echoed prompt
+    as_token_ids: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Anything is told at all."""
+        return max(self.output, self.prompt) >= 0
+
+
+@dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """All that chat completions and completions have in common, checked."""
+    """What a client asked for, checked: all that the kinds of requests have in common.
+
+    It becomes a `ReadyRequest` once its prompts are known in tokens.
+    """
 
     model: str  # as the client wrote it
     n: int
     num_sequences: int  # per prompt; more than n if the best n of them are the answers
-    sampling: SamplingParams  # its max_tokens is still open: see `sampling_for`
+    sampling: Sampling
     max_tokens: int | None  # None: the rest of the context
     max_model_len: int
     stop: tuple[str, ...]
@@ -93,8 +107,7 @@ class ValidRequest:
     num_kept_prompt_tokens: int | None  # the last ones; -1: as many as leave room for the output; None: all
     keeps_prompt_start: bool = False  # of a prompt that is too long
     prompt_field: str = "prompt"
-    grammar: GrammarSource | None = None  # what the output must match, before `Service.with_grammar` has read it
-    checked_schema: str = ""  # JSON: what finished texts are held against; empty: nothing
+    grammar: GrammarSource | None = None  # what the output must match, as the client wrote it
     warnings: tuple[str, ...] = ()  # for the client; see `warnings_header.py`
 
     def truncated(self, prompt: list[int]) -> list[int]:
@@ -107,8 +120,8 @@ class ValidRequest:
             kept = self.max_model_len - (asked if asked < self.max_model_len else 1)
         return prompt[:kept] if self.keeps_prompt_start else prompt[-kept:]
 
-    def sampling_for(self, num_prompt_tokens: int, *, is_strict: bool = False) -> SamplingParams:
-        """The sampling parameters for a prompt of this length: not more tokens than the context has room for.
+    def max_tokens_after(self, num_prompt_tokens: int, *, is_strict: bool = False) -> int:
+        """How many tokens may follow a prompt of this length: not more than the context has room for.
 
         Raises:
             ContextLengthExceeded: if the prompt does not fit into the context, or `is_strict` and the output does not.
@@ -132,14 +145,7 @@ class ValidRequest:
                 f"min_tokens is {self.sampling.min_tokens}, but after the prompt there is room for {room} tokens",
                 param="min_tokens",
             )
-        return msgspec.structs.replace(self.sampling, max_tokens=min(self.max_tokens or room, room))
-
-    def shortened(self, num_prompt_tokens: int) -> tuple[str, ...]:
-        """A warning if the output may have fewer tokens than were asked for."""
-        room = self.max_model_len - num_prompt_tokens
-        if self.max_tokens is None or self.max_tokens <= room:
-            return ()
-        return (f"{self.max_tokens_field}: {room} in place of {self.max_tokens}, for more the context has no room",)
+        return min(self.max_tokens or room, room)
 
 
 def validate_common(
@@ -149,8 +155,12 @@ def validate_common(
     max_tokens: int | None,
     max_tokens_field: str = "max_tokens",
     prompt_field: str = "prompt",
+    num_best: int = -1,
+    num_best_of_echo: int = -1,
 ) -> ValidRequest:
     """Check the fields of `SamplingRequest`.
+
+    `num_best` is how many best tokens are told for each token of the output, or -1 for no log-probabilities.
 
     Raises:
         InvalidRequest: one of its kinds (see `errors.py`).
@@ -158,41 +168,42 @@ def validate_common(
     model = check_model(request.model, rules)
     refuse_unsupported(request)
     defaults = rules.defaults
-    n = _integer("n", request.n, 1, 1, rules.max_n)
-    num_sequences = check_best_of(request, n, rules.max_n)
-    logprobs = validate_logprobs(request, rules.vocab_size)
+    n = integer("n", request.n, 1, 1, rules.max_n)
+    num_sequences = n if request.best_of in (None, n) else _best_of(request, n, rules.max_n)
+    num_best_of_prompt = check_num_best("prompt_logprobs", request.prompt_logprobs, rules)
+    if num_best_of_prompt >= 0 and request.stream:
+        raise InvalidParameter("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
     if max_tokens == -1:  # how some clients say: as many as there is room for
         max_tokens = None
     if max_tokens is not None:
-        max_tokens = _integer(max_tokens_field, max_tokens, 1, 1, _MAX_INT)
-    min_tokens = _integer("min_tokens", request.min_tokens, 0, 0, _MAX_INT)
+        max_tokens = integer(max_tokens_field, max_tokens, 1, 1, _MAX_INT)
+    min_tokens = integer("min_tokens", request.min_tokens, 0, 0, _MAX_INT)
     if max_tokens is not None and min_tokens > max_tokens:
         raise InvalidParameter(
             f"min_tokens ({min_tokens}) exceeds {max_tokens_field} ({max_tokens})", param="min_tokens"
         )
-    temperature = _number("temperature", request.temperature, defaults.temperature, 0.0, 100.0)
-    top_k = _integer("top_k", request.top_k, defaults.top_k, -1, _MAX_INT)
+    temperature = number("temperature", request.temperature, defaults.temperature, 0.0, 100.0)
+    top_k = integer("top_k", request.top_k, defaults.top_k, -1, _MAX_INT)
     stop_token_ids = check_token_ids(
         "stop_token_ids", request.stop_token_ids or [], rules.vocab_size, MAX_STOP_TOKEN_IDS
     )
     eos = () if request.ignore_eos else rules.eos_token_ids
-    sampling = SamplingParams(
-        max_tokens=1,
+    sampling = Sampling(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_k=0 if top_k < 1 or top_k >= rules.vocab_size else top_k,
-        top_p=_number("top_p", request.top_p, defaults.top_p, 0.0, 1.0, is_above=True),
-        min_p=_number("min_p", request.min_p, defaults.min_p, 0.0, 1.0),
-        repetition_penalty=_number(
+        top_p=number("top_p", request.top_p, defaults.top_p, 0.0, 1.0, is_above=True),
+        min_p=number("min_p", request.min_p, defaults.min_p, 0.0, 1.0),
+        repetition_penalty=number(
             "repetition_penalty", request.repetition_penalty, defaults.repetition_penalty, 0.0, 100.0, is_above=True
         ),
-        presence_penalty=_number("presence_penalty", request.presence_penalty, 0.0, -2.0, 2.0),
-        frequency_penalty=_number("frequency_penalty", request.frequency_penalty, 0.0, -2.0, 2.0),
+        presence_penalty=number("presence_penalty", request.presence_penalty, 0.0, -2.0, 2.0),
+        frequency_penalty=number("frequency_penalty", request.frequency_penalty, 0.0, -2.0, 2.0),
         seed=_seed(request.seed),
         min_tokens=min_tokens,
         stop_token_ids=tuple(dict.fromkeys((*eos, *stop_token_ids))),
         logit_bias=_logit_bias(request.logit_bias, rules.vocab_size),
-        num_logprobs=logprobs.output if num_sequences == n else max(logprobs.output, 0),
-        prompt_logprobs=max(logprobs.prompt, logprobs.echo),
+        num_logprobs=num_best if num_sequences == n else max(num_best, 0),
+        prompt_logprobs=max(num_best_of_prompt, num_best_of_echo),
         allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, rules.vocab_size),
     )
     check_drawable(sampling)
@@ -213,21 +224,25 @@ def validate_common(
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
         return_timings=_return_timings(request, options),
-        priority=_integer("priority", request.priority, 0, -_MAX_INT, _MAX_INT),
+        priority=integer("priority", request.priority, 0, -_MAX_INT, _MAX_INT),
         cache_salt=_cache_salt(request.cache_salt),
         max_tokens_field=max_tokens_field,
-        logprobs=logprobs,
-        bad_words=check_bad_words(request.bad_words),
-        num_kept_prompt_tokens=check_truncation(request.truncate_prompt_tokens, rules.max_model_len),
+        logprobs=ValidLogprobs(
+            num_best, num_best_of_prompt, num_best_of_echo, bool(request.return_tokens_as_token_ids)
+        ),
+        bad_words=_bad_words(request.bad_words or []),
+        num_kept_prompt_tokens=_truncation(request.truncate_prompt_tokens, rules.max_model_len),
         keeps_prompt_start=_keeps_start(request),
         prompt_field=prompt_field,
         warnings=_without_effect(request),
-        grammar=check_grammar(request, rules.eos_token_ids),
+        grammar=check_grammar(request, rules.eos_token_ids)
+        if any(getattr(request, name) is not None for name in GRAMMAR_FIELDS)
+        else None,
     )
 
 
-def check_drawable(sampling: SamplingParams) -> None:
-    """Refuse limits that leave no token to draw.
+def check_drawable(sampling: Sampling, bad_words: tuple[tuple[int, ...], ...] = ()) -> None:
+    """Refuse limits that leave no token to draw; `bad_words` in tokens, once they are known.
 
     Raises:
         InvalidParameter: naming the limits that contradict each other.
@@ -238,7 +253,7 @@ def check_drawable(sampling: SamplingParams) -> None:
     if sampling.min_tokens and not drawable.isdisjoint(sampling.stop_token_ids):
         drawable.difference_update(sampling.stop_token_ids)
         limits.append(f"min_tokens ({sampling.min_tokens}) forbids those that stop")
-    if banned := drawable.intersection(words[0] for words in sampling.bad_words if len(words) == 1):
+    if banned := drawable.intersection(words[0] for words in bad_words if len(words) == 1):
         drawable -= banned
         limits.append("bad_words forbids some")
     if not drawable:
@@ -338,15 +353,53 @@ _INSTEAD = {
 """What this API calls the same, or nearly the same."""
 
 
-def _integer(field: str, value: int | None, default: int, low: int, high: int) -> int:
-    if value is None:
-        return default
-    if not low <= value <= high:
-        raise InvalidParameter(f"{field} must be between {low} and {high}, got {_shown(value)}", param=field)
+def _best_of(request: SamplingRequest, n: int, max_n: int) -> int:
+    """How many sequences are generated for `n` answers; more than `n` for whole completions only."""
+    best_of = request.best_of
+    assert best_of is not None
+    if not isinstance(request, CompletionRequest):
+        raise UnsupportedParameter(f"best_of must equal n, got best_of={best_of} and n={n}", param="best_of")
+    if not n <= best_of <= max_n:
+        raise InvalidParameter(f"best_of must be between n ({n}) and {max_n}, got {shown(best_of)}", param="best_of")
+    if request.stream:
+        raise InvalidParameter(
+            "best_of larger than n is not available when stream is true: the best is known at the end", param="best_of"
+        )
+    return best_of
+
+
+def check_num_best(field: str, value: int | None, rules: Rules) -> int:
+    """How many best tokens are told; -1 if the field is left out."""
+    return integer(field, value, -1, 0, min(MAX_LOGPROBS, rules.vocab_size))
+
+
+def _bad_words(words: list[str]) -> tuple[str, ...]:
+    """Texts that must not be generated; they become token sequences in `bad_word_tokens`."""
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidParameter(f"bad_words may hold {MAX_BAD_WORDS} texts at most, got {len(words)}", param="bad_words")
+    _check_texts("bad_words", [word if word.strip() else "" for word in words], MAX_BAD_WORD_CHARACTERS)
+    return tuple(dict.fromkeys(words))
+
+
+def _truncation(value: int | None, max_model_len: int) -> int | None:
+    """How many of a prompt's last tokens are kept: -1 for as many as fit, None for all."""
+    if value is not None and value != -1 and not 1 <= value <= max_model_len:
+        raise InvalidParameter(
+            f"truncate_prompt_tokens must be -1 or between 1 and {max_model_len}, got {shown(value)}",
+            param="truncate_prompt_tokens",
+        )
     return value
 
 
-def _number(
+def integer(field: str, value: int | None, default: int, low: int, high: int) -> int:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise InvalidParameter(f"{field} must be between {low} and {high}, got {shown(value)}", param=field)
+    return value
+
+
+def number(
     field: str, value: float | None, default: float, low: float, high: float, *, is_above: bool = False
 ) -> float:
     if value is None:
@@ -357,7 +410,7 @@ def _number(
     return value + 0.0  # -0.0 becomes 0.0
 
 
-def _shown(value: int) -> str:
+def shown(value: int) -> str:
     """A number for a message: a client may send thousands of digits."""
     return str(value) if -(2**63) <= value < 2**64 else "a number beyond 64 bits"
 
@@ -374,14 +427,18 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop or []
     if len(stops) > MAX_STOP_STRINGS:
         raise InvalidParameter(f"stop may hold {MAX_STOP_STRINGS} strings at most, got {len(stops)}", param="stop")
-    for index, text in enumerate(stops):
-        if not text:
-            raise InvalidParameter(f"stop[{index}] is empty", param="stop")
-        if len(text) > MAX_STOP_CHARACTERS:
-            raise InvalidParameter(
-                f"stop[{index}] may have {MAX_STOP_CHARACTERS} characters at most, got {len(text)}", param="stop"
-            )
+    _check_texts("stop", stops, MAX_STOP_CHARACTERS)
     return tuple(dict.fromkeys(stops))
+
+
+def _check_texts(field: str, texts: list[str], max_characters: int) -> None:
+    for index, text in enumerate(texts):
+        if not text:
+            raise InvalidParameter(f"{field}[{index}] is empty", param=field)
+        if len(text) > max_characters:
+            raise InvalidParameter(
+                f"{field}[{index}] may have {max_characters} characters at most, got {len(text)}", param=field
+            )
 
 
 def check_token_ids(field: str, token_ids: list[int], vocab_size: int, max_count: int | None = None) -> list[int]:
@@ -390,7 +447,7 @@ def check_token_ids(field: str, token_ids: list[int], vocab_size: int, max_count
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
         raise InvalidParameter(
-            f"{field}[{index}] must be a token id between 0 and {vocab_size - 1}, got {_shown(token_ids[index])}",
+            f"{field}[{index}] must be a token id between 0 and {vocab_size - 1}, got {shown(token_ids[index])}",
             param=field,
         )
     return token_ids
@@ -410,7 +467,7 @@ def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> tuple[tuple
                 f"logit_bias: keys must be token ids between 0 and {vocab_size - 1}, got {key[:32]!r}",
                 param="logit_bias",
             )
-        checked[int(key)] = _number(f"logit_bias[{key}]", bias, 0.0, -100.0, 100.0)
+        checked[int(key)] = number(f"logit_bias[{key}]", bias, 0.0, -100.0, 100.0)
     return tuple(checked.items())
 
 

@@ -5,7 +5,14 @@ from typing import cast
 
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.schema import CompletionRequest
-from penstock.frontend.validation.common import Rules, ValidRequest, check_text_size, check_token_ids, validate_common
+from penstock.frontend.validation.common import (
+    Rules,
+    ValidRequest,
+    check_num_best,
+    check_text_size,
+    check_token_ids,
+    validate_common,
+)
 
 MAX_PROMPTS = 128
 
@@ -32,7 +39,11 @@ def validate_completion(request: CompletionRequest, rules: Rules) -> ValidComple
         max_tokens = 1  # the engine draws one in any case; it is not shown
     elif max_tokens is None:
         max_tokens = max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0)
-    common = validate_common(request, rules, max_tokens=max_tokens)
+    num_best = check_num_best("logprobs", request.logprobs, rules)
+    num_best_of_echo = num_best if request.echo else -1
+    common = validate_common(
+        request, rules, max_tokens=max_tokens, num_best=num_best, num_best_of_echo=num_best_of_echo
+    )
     if request.prompt is None:
         raise InvalidParameter("prompt is required", param="prompt")
     return ValidCompletion(

@@ -13,6 +13,12 @@ from penstock.frontend.schema import ResponseFormat, SamplingRequest, Structured
 MAX_GRAMMAR_BYTES = 65536
 MAX_CHOICES = 1024
 
+GRAMMAR_FIELDS = (
+    *("response_format", "structured_outputs", "guided_json", "json_schema", "guided_regex", "regex"),
+    *("guided_grammar", "grammar", "ebnf", "guided_choice"),
+)
+"""The fields of `SamplingRequest` that say what the output must match."""
+
 _ANY_OBJECT = '{"type":"object"}'
 
 

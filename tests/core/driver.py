@@ -76,7 +76,7 @@ def make_request(
     group: str = "",
 ) -> AddRequest:
     sampling = SamplingParams(
-        max_tokens,
+        max_tokens=max_tokens,
         seed=seed,
         min_tokens=min_tokens,
         stop_token_ids=stop,

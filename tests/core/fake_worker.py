@@ -181,7 +181,10 @@ def solo_run(prompt: list[int], sampling: SamplingParams, sequence_idx: int, lim
     """The output of a sequence without any scheduler: what every trace must give."""
     seed = (sampling.seed + sequence_idx) % 2**63
     own = SamplingParams(
-        sampling.max_tokens, seed=seed, min_tokens=sampling.min_tokens, stop_token_ids=sampling.stop_token_ids
+        max_tokens=sampling.max_tokens,
+        seed=seed,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
     )
     tokens = array("i", prompt)
     max_len = min(len(prompt) + sampling.max_tokens, limits.max_sequence_len)

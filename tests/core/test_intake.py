@@ -12,7 +12,7 @@ from tests.core.driver import Driver, make_request
 
 VOCAB_SIZE = 1000  # the driver's
 TOKENS = pack_int32([5, 6])
-FINE = SamplingParams(4)
+FINE = SamplingParams(max_tokens=4)
 
 
 def sampling(**changes: object) -> AddRequest:

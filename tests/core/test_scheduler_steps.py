@@ -80,7 +80,7 @@ def test_no_sample_is_launched_beyond_the_length(depth: int, max_tokens: int) ->
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_stop_token_overruns_by_the_lag_at_most(depth: int) -> None:
     driver = Driver(pipeline_depth=depth)
-    free_run = solo_run(list(range(7)), SamplingParams(30), 0, driver.limits)
+    free_run = solo_run(list(range(7)), SamplingParams(max_tokens=30), 0, driver.limits)
     driver.add(make_request("a", range(7), 30, stop=(free_run[9],)))
     driver.run()
     assert driver.outputs["a", 0] == free_run[:10]
@@ -153,7 +153,7 @@ def test_refusals_name_limit_and_value_and_change_nothing() -> None:
     assert "4" in full.reason
     assert driver.add(make_request("b", range(3))) is not None, "the id is in use"
     assert driver.add(make_request("d", [])) is not None
-    assert driver.add(AddRequest("d", b"12345", SamplingParams(1))) is not None
+    assert driver.add(AddRequest("d", b"12345", SamplingParams(max_tokens=1))) is not None
     assert driver.add(make_request("d", [3, 1000])) is not None
     assert driver.add(make_request("d", [3, -1])) is not None
     assert driver.add(make_request("d", [3, 999])) is None
@@ -181,7 +181,7 @@ def test_a_wrong_result_is_refused_and_changes_nothing() -> None:
         with pytest.raises(UnexpectedResultError):
             driver.scheduler.process(bad)
     driver.run()
-    assert driver.outputs["a", 0] == solo_run(list(range(7)), SamplingParams(3), 0, driver.limits)
+    assert driver.outputs["a", 0] == solo_run(list(range(7)), SamplingParams(max_tokens=3), 0, driver.limits)
 
 
 def test_aborts_at_every_state_give_everything_back() -> None:

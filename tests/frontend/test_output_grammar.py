@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
-from penstock.frontend.api.output_grammar import with_output_grammar
+from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.parsing.calls.parser import ToolCallParser
@@ -77,12 +77,12 @@ class Model:
 
     def takes(self, output_format: OutputFormat, text: str, common: ValidRequest | None = None) -> bool:
         """Whether the model may write this text, and end with it."""
-        common = with_output_grammar(common or request(), output_format, self.tokenizer)
-        assert common.grammar is not None
-        known = self._matchers.get(common.grammar.text)
+        source = output_grammar_of(common or request(), output_format, self.tokenizer)
+        assert source is not None
+        known = self._matchers.get(source.text)
         if known is None:
-            grammar = read_grammar(self._vocabulary, common.grammar.kind, common.grammar.text).text
-            known = self._matchers[common.grammar.text] = make_matcher(self._vocabulary, grammar)
+            grammar = read_grammar(self._vocabulary, source.kind, source.text).text
+            known = self._matchers[source.text] = make_matcher(self._vocabulary, grammar)
         matcher = known.deep_copy()
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         taken: int = matcher.try_consume_tokens(token_ids)
@@ -256,12 +256,12 @@ def test_harmony_reasons_before_what_is_asked(models: Models) -> None:
 def test_tools_that_are_not_strict_bring_no_grammar(models: Models) -> None:
     model = models.of("hermes")
     common = request()
-    assert with_output_grammar(common, form_of("hermes", strict=False), model.tokenizer) is common
-    assert with_output_grammar(common, OutputFormat(), model.tokenizer) is common
+    assert output_grammar_of(common, form_of("hermes", strict=False), model.tokenizer) is None
+    assert output_grammar_of(common, OutputFormat(), model.tokenizer) is None
     forced = form_of("generic", forced=True, strict=False)
-    assert with_output_grammar(common, forced, model.tokenizer).grammar is not None
+    assert output_grammar_of(common, forced, model.tokenizer) is not None
     with_form = form_request()
-    assert with_output_grammar(with_form, OutputFormat(), model.tokenizer) is with_form
+    assert output_grammar_of(with_form, OutputFormat(), model.tokenizer) is with_form.grammar
 
 
 def told(name: str, models: Models, *parameters: dict[str, Any]) -> str:
@@ -270,9 +270,9 @@ def told(name: str, models: Models, *parameters: dict[str, Any]) -> str:
     names = frozenset(str(function["name"]) for function in functions)
     valid = ValidTools(tools, names, parallel=True, tool_format=TOOL_FORMATS[name], is_forced=True)
     output_format = OutputFormat(tools=valid, tool_format=TOOL_FORMATS[name])
-    common = with_output_grammar(request(), output_format, models.of(name).tokenizer)
-    assert common.grammar is not None
-    return "; ".join(common.warnings)
+    source = output_grammar_of(request(), output_format, models.of(name).tokenizer)
+    assert source is not None
+    return "; ".join(source.warnings)
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> Any:

@@ -119,7 +119,7 @@ def rows_over(folder: Path, pattern: str, max_states: int, monkeypatch: pytest.M
     store.prepare(PrepareGrammar(1, text))
     store.take_prepared(wait=True)
     while True:
-        row = GrammarRow(store.get(1), SamplingParams(500, stop_token_ids=(2,)), ())
+        row = GrammarRow(store.get(1), SamplingParams(max_tokens=500, stop_token_ids=(2,)), ())
         row.prepare()
         yield row
 

@@ -123,7 +123,7 @@ def test_masks_wait_for_tokens_that_are_on_their_way(world: World, depth: int, m
 
 @pytest.mark.parametrize("depth", [1])
 def test_neighbours_get_the_tokens_they_get_alone(world: World, depth: int) -> None:
-    free = [SamplingParams(40, temperature=t, top_p=0.9, seed=i) for i, t in enumerate((0.0, 0.7, 1.0, 1.3))]
+    free = [SamplingParams(max_tokens=40, temperature=t, top_p=0.9, seed=i) for i, t in enumerate((0.0, 0.7, 1.0, 1.3))]
     prompts = [[1, 40 + i, 80] for i in range(len(free))]
     alone = Engine(world.folder, pipeline_depth=depth).run(prompts, free)
     constrained = [world.params("json", RECORD, seed=seed) for seed in range(3)]
@@ -182,8 +182,8 @@ def test_a_row_without_a_next_token_fails_alone(
     if kind:
         bad = world.params(kind, grammar, seed=1, **options)
     else:  # unread: as if frontend and worker disagreed
-        bad = SamplingParams(30, stop_token_ids=(EOS,), grammar=grammar)
-    free = SamplingParams(30, temperature=1.0, seed=5)
+        bad = SamplingParams(max_tokens=30, stop_token_ids=(EOS,), grammar=grammar)
+    free = SamplingParams(max_tokens=30, temperature=1.0, seed=5)
     good = world.params("json", RECORD, seed=2)
     _, [neighbour], [text] = engine.run([PROMPT, PROMPT, PROMPT], [bad, free, good])
     assert [neighbour] == Engine(world.folder).run([PROMPT], free)[0]
