@@ -38,7 +38,7 @@ _SERVERS: dict[str, tuple[str, tuple[str, ...], bool]] = {
 _TOOLS = {
     "keys": ("make an API key, or the keys of tcp:// channels", "penstock.core.cli.make_key"),
     "probe": ("ask a scheduler whether it answers (a health check)", "penstock.core.launch.probe"),
-    "chat": ("talk to a server in the terminal", "penstock.frontend.terminal_chat"),
+    "chat": ("talk to a server in the terminal", "penstock.core.cli.chat"),
     "bench serve": ("put load on an OpenAI endpoint and measure it", "penstock.bench.load.serve"),
 }
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from rich.cells import cell_len
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
+from rich.text import Text
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -194,57 +195,27 @@ def _set_params(text: str, conversation: Conversation) -> str:
     return f"parameters: {shown or 'the defaults'}"
 
 
-class WordWrap:
-    """Breaks a stream of pieces between words instead of at the terminal's edge. The last word waits for its end."""
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._column = 0
-        self._word = ""
-
-    def add(self, piece: str) -> str:
-        """What can be shown now."""
-        shown = []
-        for char in piece:
-            if not char.isspace():
-                self._word += char
-                continue
-            shown.append(self.end())
-            if char == "\n":
-                self._column = 0
-                shown.append(char)
-            elif 0 < self._column < self._width:
-                self._column += 1
-                shown.append(char)
-        if len(self._word) >= self._width:  # no word, and nothing to wait for
-            shown.append(self.end())
-        return "".join(shown)
-
-    def end(self) -> str:
-        """The word that waited."""
-        word, self._word = self._word, ""
-        num_cells = cell_len(word)
-        is_late = self._column > 0 and self._column + num_cells > self._width
-        self._column = num_cells if is_late else self._column + num_cells
-        return "\n" + word if is_late else word
+def wrapped(text: str, style: str, console: Console) -> list[Text]:
+    """The lines of a text, broken between words."""
+    return [line for part in text.split("\n") for line in Text(part, style).wrap(console, console.width) or [Text()]]
 
 
 async def _write_answer(console: Console, conversation: Conversation, text: str) -> None:
-    wrap = WordWrap(console.width - 1)
-    style = ""
-    try:
+    line, style = "", ""
+    with Live(console=console, auto_refresh=False) as growing:  # the last line alone is drawn again
         async for piece in conversation.answer(text):
-            if ("dim" if isinstance(piece, Reasoning) else "") != style:
-                _show(console, wrap.add("\n\n") if style else wrap.add(""), style)
-                style = "dim" if isinstance(piece, Reasoning) else ""
-            _show(console, wrap.add(piece) if console.is_terminal else piece, style)
-    finally:
-        _show(console, wrap.end(), style)
-
-
-def _show(console: Console, text: str, style: str) -> None:
-    if text:
-        console.print(text, end="", style=style, markup=False, highlight=False, soft_wrap=True)
+            if not console.is_terminal:
+                console.out(piece, end="", highlight=False)
+                continue
+            if isinstance(piece, Reasoning) != (style == "dim"):
+                line, style = line + "\n\n" * (style == "dim"), "" if style else "dim"
+            *whole, last = wrapped(line + piece, style, console)
+            for done in whole:
+                console.print(done)
+            line = last.plain
+            growing.update(last, refresh=True)
+    if not console.is_terminal:
+        console.print()
 
 
 def talk(conversation: Conversation, console: Console) -> int:
@@ -269,10 +240,10 @@ def talk(conversation: Conversation, console: Console) -> int:
             try:
                 asyncio.run(_write_answer(console, conversation, line))
             except KeyboardInterrupt:
-                console.print(" … (stopped)", style="dim", end="")
+                console.print("… (stopped)", style="dim")
             except ChatError as error:
-                console.print(str(error), style="red", markup=False, end="", soft_wrap=True)
-            console.print("\n")
+                console.print(str(error), style="red", markup=False, soft_wrap=True)
+            console.print()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,13 +3,16 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from io import StringIO
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from rich.console import Console
+from rich.text import Text
 
-from penstock.frontend.terminal_chat import ChatError, Conversation, Reasoning, WordWrap, command, first_model
+from penstock.core.cli.chat import ChatError, Conversation, Reasoning, _write_answer, command, first_model, wrapped
 
 
 class FakeServer:
@@ -113,7 +116,20 @@ async def test_thoughts_are_told_apart_and_not_kept(server: tuple[FakeServer, st
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_lines_break_between_words(size: int) -> None:
     text = "one two three  four\nfive sixsevene ight"
-    wrap = WordWrap(9)
-    shown = "".join(wrap.add(text[i : i + size]) for i in range(0, len(text), size)) + wrap.end()
-    assert [line.rstrip() for line in shown.split("\n")] == ["one two", "three", "four", "five", "sixsevene", "ight"]
-    assert shown.split() == text.split()
+    console, lines, last = Console(width=8), list[str](), ""
+    for i in range(0, len(text), size):
+        *whole, last = (line.plain for line in wrapped(last + text[i : i + size], "", console))
+        lines += whole
+    lines = [*lines, last]
+    assert [line.strip() for line in lines] == ["one two", "three", "four", "five", "sixseven", "e ight"]
+
+
+async def test_an_answer_is_written_line_by_line(server: tuple[FakeServer, str]) -> None:
+    server[0].thought = "hm, hm"
+    file = StringIO()
+    await _write_answer(Console(file=file), Conversation(server[1], "m"), "hi")
+    assert file.getvalue() == "hm, hmHello!\n"
+    await _write_answer(Console(width=80, force_terminal=True, file=file), Conversation(server[1], "m"), "hi")
+    told = Text.from_ansi(file.getvalue()).plain
+    assert told.endswith("Hello!\n"), told
+    assert "hm, hm\n" in told
