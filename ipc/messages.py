@@ -157,6 +157,7 @@ class AddRequest(Message, frozen=True):
     progress: tuple[SequenceProgress, ...] = ()  # by sequence_idx, each at most once; empty: nothing is known yet
     tenant: ShortText = ""  # on whose behalf; tenants get rows in turns
     group: ShortText = ""  # requests that a client made at once; groups of a tenant get rows in turns; empty: alone
+    seconds_left: Annotated[float, Meta(ge=0)] = 0.0  # until its client waits no longer; 0: no limit. For policies
 
 
 class AbortRequest(Message, frozen=True):

@@ -17,6 +17,7 @@ from penstock.core.config.foreign_flags import unknown_flag, unknown_variables, 
 from penstock.core.config.listening import check_listening
 from penstock.core.config.located import located
 from penstock.core.launch.output_files import check_output_files
+from penstock.core.sequences.policy import make_policy
 from penstock.ipc import process
 from penstock.ipc.addresses import AddressError, private_dir
 
@@ -135,6 +136,8 @@ def _run_server(command: str, config: Config) -> int:
             with_weights=command != "frontend" and config.worker.load_format != "dummy",
             with_tokenizer=command != "worker",
         )
+    if command in ("serve", "scheduler"):
+        make_policy(config.scheduler.scheduling_policy)  # fails here, with a sentence, rather than in a child
     check_output_files(config)
     if command in ("serve", "frontend"):
         check_listening(config.frontend)

@@ -63,8 +63,11 @@ class SchedulerOptions(Options, frozen=True):
         bool, Meta(description="Keep the pages of finished sequences and reuse them for equal prefixes.")
     ] = True
     scheduling_policy: Annotated[
-        Literal["fcfs", "priority"],
-        Meta(description="Order of waiting requests: by arrival (fcfs), or by the request's priority first."),
+        str,
+        Meta(
+            description="Order of waiting requests: 'fcfs' by arrival, 'priority' by the request's priority first, or "
+            "MODULE:CLASS, a policy of your own."
+        ),
     ] = "fcfs"
     max_num_queued_seqs: Annotated[
         int, Meta(description="Most sequences in the queue. Further requests are refused with status 429.", ge=1)

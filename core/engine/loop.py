@@ -159,12 +159,10 @@ class Engine:
         elif self._culprits.knows(request.prompt_token_ids, request.sampling, monotonic()):
             refusal = Refusal("ends_workers", ENDS_WORKERS)
         else:
-            refusal = self._scheduler.add_request(request, peer)
+            refusal = self._scheduler.add_request(request, peer, monotonic())
         if refusal is None:
             if not request.progress and self._scheduler is not None:
-                now = monotonic()
-                self._scheduler.requests[request.request_id].arrived = now
-                self._queue_timeouts.note(now, request.request_id)
+                self._queue_timeouts.note(monotonic(), request.request_id)
             self._changed()
             return
         deltas = [
@@ -342,7 +340,7 @@ class Engine:
             started = monotonic()
             if not (scheduler.in_flight or scheduler.grammars.is_trying):
                 self._progress_at = started
-            step = scheduler.schedule(with_record=self._trace is not None)
+            step = scheduler.schedule(started, with_record=self._trace is not None)
             if scheduler.grammars.messages:
                 for message in scheduler.grammars.take_messages():
                     self.worker_channel.send(self._worker, message)  # one that does not arrive is noticed at the plan

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from operator import attrgetter
 
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.plan_builder import DecodeBatch
@@ -95,7 +94,3 @@ class RunningSet:
         if self._batch is None:
             self._batch = DecodeBatch(list(self.decodes))
         return self._batch
-
-    def last(self) -> Sequence:
-        """Return the running sequence of the highest level, of these the latest admitted: whom to preempt."""
-        return max(self, key=attrgetter("order"))

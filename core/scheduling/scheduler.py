@@ -22,7 +22,7 @@ from penstock.core.scheduling.step_record import Admission, Preemption, Schedule
 from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects
 from penstock.core.scheduling.yielding import by_level, by_share
 from penstock.core.sequences.intake import Refusal, check_request
-from penstock.core.sequences.policy import POLICIES
+from penstock.core.sequences.policy import make_policy
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.sequences.worker_limits import WorkerLimits
@@ -57,7 +57,7 @@ class Scheduler:
     def __init__(self, options: SchedulerOptions, limits: WorkerLimits) -> None:
         self._options = options
         self.pipeline_depth = options.pipeline_depth
-        self._policy = POLICIES[options.scheduling_policy]
+        self.policy = make_policy(options.scheduling_policy)
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue()
         self.totals = Totals()
@@ -88,7 +88,7 @@ class Scheduler:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def add_request(self, message: AddRequest, owner: Owner) -> Refusal | None:
+    def add_request(self, message: AddRequest, owner: Owner, now: float = 0.0) -> Refusal | None:
         """Take a request in: all its sequences wait. A refusal leaves everything unchanged."""
         if message.request_id in self.requests:
             return Refusal("internal", f"request id {message.request_id!r} is in use by a live request")
@@ -96,7 +96,8 @@ class Scheduler:
         if refusal is not None:
             return refusal
         self._num_requeued += len(message.progress)
-        request = Request(message, owner, self._policy.level(message.priority), self.limits.max_sequence_len)
+        request = Request(message, owner, self.limits.max_sequence_len, now)
+        request.level = self.policy.key(request, now)
         self.requests[message.request_id] = request
         self.waiting.add_request(request)
         return None
@@ -188,14 +189,17 @@ class Scheduler:
         """Some request is not finished."""
         return bool(self.requests)
 
-    def schedule(self, *, with_record: bool = False) -> ScheduledStep | None:
+    def schedule(self, now: float = 0.0, *, with_record: bool = False) -> ScheduledStep | None:
         """Plan the next step: running decodes, then chunks of running prefills, then admissions.
 
+        `now` is for policies whose keys change: seconds, by the clock that `add_request` was told.
         Returns None if the pipeline is full or there is nothing to compute before a result comes.
         """
         if not self.can_schedule or self.grammars.is_trying:
             return None
         self.suspects.advance()
+        if self.policy.changes:
+            self._renew_keys(now)
         if self.waiting.num_seqs:
             self._make_way()
         builder = PlanBuilder()
@@ -271,7 +275,7 @@ class Scheduler:
             if running.draining:
                 self._is_stalled = True  # theirs come back with the results in flight: cheaper than preempting
                 return False
-            victim = running.last()
+            victim = self.policy.victim(running)
             if victim.num_computed_tokens >= victim.max_len - 1:
                 self._is_stalled = True  # this one is about to drain
                 return False
@@ -291,14 +295,21 @@ class Scheduler:
                 num_tokens = min(MIN_TOKENS, room.num_tokens)  # far into a prompt even a few are dear: it goes on
             room.use(start, builder.add_next_chunk(seq, num_tokens))
 
+    def _renew_keys(self, now: float) -> None:
+        key = self.policy.key
+        keys = {request: key(request, now) for request in self.requests.values()}
+        if any(request.level != level for request, level in keys.items()):
+            self.waiting.change_levels(keys)
+            self._nobody_yields_to = (None, 0, 0, 0)
+
     def _make_way(self) -> None:
         """Take rows, and pages, from those that yield to the head of the queue (`yielding.py`)."""
         running, head = self.running, self.waiting.head()
         state = (head, running.num_entered, running.num_left, self.waiting.num_line_ups)
         if head is None or state == self._nobody_yields_to or running.draining:
             return  # who drains leaves its row in a moment
-        if self._policy.preempts:
-            while (victim := by_level(head, running)) is not None and self._admissions.lacks_room(head):
+        if self.policy.preempts:
+            while (victim := by_level(head, running, self.policy)) is not None and self._admissions.lacks_room(head):
                 if head.request.sampling.grammar and not self.grammars.admits(head.request):
                     return  # it is held, and its turn comes again
                 self._preempt(victim, f"{head.request_id}/{head.sequence_idx} has a higher priority")
@@ -341,6 +352,11 @@ class Scheduler:
         tokens = checked_tokens(self.in_flight, result, self.limits.vocab_size)
         step = self.in_flight.popleft()
         self._pace.note(step, result)
+        if self.policy.changes:
+            for seq in step.decodes.seqs:
+                self.policy.on_tokens(seq.request, 1)
+            for chunk in step.chunks:
+                self.policy.on_tokens(chunk.seq.request, chunk.num_new)
         failed = failed_sequences(step, result) if result.row_errors else []
         step_id = step.step_id
         due = self.calendar.take(step_id)

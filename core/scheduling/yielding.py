@@ -1,6 +1,6 @@
 """Who gives its row to a sequence that waits for one. There are two reasons.
 
-By level: under a policy that preempts, one of a higher level yields, the highest and latest first.
+By level: under a policy that preempts, its victim yields if that is of a higher level.
 
 By share: rows of sequences that run long come free seldom. So that nobody keeps all others from a first token with
 them, a tenant that has no row takes one from the tenant that has most, and a group without one from the largest group
@@ -11,6 +11,7 @@ yields and goes to the end of the line, so that all of them get on.
 from operator import attrgetter
 
 from penstock.core.scheduling.running_set import RunningSet
+from penstock.core.sequences.policy import Policy
 from penstock.core.sequences.sequence import Sequence
 
 _LEAST_ROWS = 2
@@ -20,9 +21,9 @@ _LEAST_PART = 8
 _order = attrgetter("order")
 
 
-def by_level(head: Sequence, running: RunningSet) -> Sequence | None:
-    """Return the sequence that yields to a waiting one of a lower level, or None."""
-    found = max((*running.decodes, *running.prefills), key=_order, default=None)
+def by_level(head: Sequence, running: RunningSet, policy: Policy) -> Sequence | None:
+    """Return the sequence that yields to a waiting one of a lower level, or None. None may be draining."""
+    found = policy.victim(running) if len(running) else None
     return found if found is not None and found.request.level > head.request.level else None
 
 

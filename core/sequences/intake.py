@@ -35,6 +35,8 @@ def check_request(
     # What was admitted once is not dropped: resumed requests were waiting or running, so there are no more than that.
     if not message.progress and (refusal := _check_room(message, num_prompt_tokens, waiting, options, max_turns)):
         return refusal
+    if not isfinite(message.seconds_left):
+        return Refusal("internal", "the time that is left for the request is not a finite number")
     num_logprobs = max(message.sampling.num_logprobs, message.sampling.prompt_logprobs)
     if num_logprobs > limits.vocab_size:
         return Refusal("internal", f"{num_logprobs} best tokens are asked for, of a vocabulary of {limits.vocab_size}")

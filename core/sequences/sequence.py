@@ -18,6 +18,7 @@ computes one position and samples one token, so `target == computed + 1` until i
 
 from array import array
 from collections.abc import Hashable
+from math import inf
 
 from msgspec.structs import replace
 
@@ -28,12 +29,16 @@ from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams, Sequenc
 Owner = bytes
 """Identity of the frontend that a request came from; opaque here."""
 
+Key = tuple[float, ...]
+"""What a policy orders requests by; all keys of a policy have one length, and no NaN in them."""
+
 
 class Request:
     """What a client asked for. Holds its live sequences only; finished ones are forgotten."""
 
     __slots__ = (
         "arrived",
+        "deadline",
         "grammar_id",
         "group",
         "is_lined_up",
@@ -44,6 +49,7 @@ class Request:
         "namespace",
         "num_prompt_tokens",
         "owner",
+        "priority",
         "prompt_token_ids",
         "request_id",
         "running",
@@ -53,10 +59,11 @@ class Request:
         "waiting",
     )
 
-    def __init__(self, message: AddRequest, owner: Owner, level: int, max_model_len: int) -> None:
+    def __init__(self, message: AddRequest, owner: Owner, max_model_len: int, now: float = 0.0) -> None:
         self.request_id = message.request_id
         self.owner = owner
-        self.level = level  # lower runs first and is preempted last
+        self.level: Key = ()  # its key, by the policy: lower runs first and is preempted last
+        self.priority = message.priority
         self.tenant = message.tenant
         self.group = message.group or message.request_id
         self.namespace: Hashable = message.cache_salt
@@ -76,7 +83,8 @@ class Request:
         self.is_lined_up = False  # it has its place among the requests with new sequences
         self.is_parked = False
         self.is_paused = False  # its client does not read
-        self.arrived = 0.0  # when it was queued, by the clock of whoever has one
+        self.arrived = 0.0 if message.progress else now  # 0: elsewhere, at another time
+        self.deadline = now + message.seconds_left if message.seconds_left else inf  # by the same clock
 
     def limit_length(self, max_model_len: int) -> None:
         self.max_len = min(self.num_prompt_tokens + self.sampling.max_tokens, max_model_len)
@@ -182,7 +190,7 @@ class Sequence:
         return self.turn < 0
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[Key, int]:
         """Of those that had their turn: smaller runs first and is preempted last; unique."""
         return self.request.level, self.turn
 

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from operator import attrgetter
 
-from penstock.core.sequences.sequence import Request, Sequence
+from penstock.core.sequences.sequence import Key, Request, Sequence
 from penstock.ipc.messages import WaitingTenant
 
 _by_idx = attrgetter("sequence_idx")
@@ -81,6 +81,10 @@ class _Lines:
         groups.move_to_end(request.group, last=newest)
         groups[request.group].move_to_end(request, last=False)
 
+    def requests(self) -> Iterator[Request]:
+        """Yield the requests, line by line."""
+        return (request for groups in self._tenants.values() for group in groups.values() for request in group)
+
     def in_order(self) -> Iterator[Sequence]:
         """Yield all new sequences as their turns would come. O(all) for the first one: only for the step trace."""
         tenants = [
@@ -122,9 +126,9 @@ class WaitingQueue:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._levels: dict[int, _Lines] = {}
-        self._level_ids: list[int] = []  # sorted
-        self._returning: list[tuple[int, int, Sequence]] = []  # heap: level, turn
+        self._levels: dict[Key, _Lines] = {}
+        self._level_ids: list[Key] = []  # sorted
+        self._returning: list[tuple[Key, int, Sequence]] = []  # heap: level, turn
         self._parked: dict[Request, None] = {}
         self._held: dict[Request, None] = {}  # as parked, but somebody says when it is over
         self._paused: dict[Request, None] = {}
@@ -266,6 +270,18 @@ class WaitingQueue:
         self._count_all(request)
         self._line_up(request)
 
+    def change_levels(self, levels: Mapping[Request, Key]) -> None:
+        """Give all live requests other levels; those that meet in a level keep their order. O(live)."""
+        in_line = [request for level in self._level_ids for request in self._levels[level].requests()]
+        self._levels.clear()
+        self._level_ids.clear()
+        for request, level in levels.items():
+            request.level = level
+        for request in in_line:
+            self._add_to_line(request)
+        self._returning = [(seq.request.level, turn, seq) for _, turn, seq in self._returning]
+        heapify(self._returning)
+
     @property
     def num_paused_requests(self) -> int:
         return len(self._paused)
@@ -286,7 +302,7 @@ class WaitingQueue:
         """Yield every request with a waiting sequence, in no order; for resets and checks."""
         found: dict[Request, None] = {}
         for lines in self._levels.values():
-            found.update((seq.request, None) for seq in lines.in_order())
+            found.update(dict.fromkeys(lines.requests()))
         found.update((entry[2].request, None) for entry in self._returning if _is_due(entry))
         found.update(self._parked)
         found.update(self._held)
@@ -350,13 +366,16 @@ class WaitingQueue:
             else:
                 self._return(seq)
         if has_new:
-            level = request.level
-            if level not in self._levels:
-                self._levels[level] = _Lines()
-                insort(self._level_ids, level)
-            self._levels[level].add(request)
+            self._add_to_line(request)
             self.num_line_ups += 1
             request.is_lined_up = True
+
+    def _add_to_line(self, request: Request) -> None:
+        level = request.level
+        if level not in self._levels:
+            self._levels[level] = _Lines()
+            insort(self._level_ids, level)
+        self._levels[level].add(request)
 
     def _leave_line(self, request: Request) -> None:
         request.is_lined_up = False
@@ -381,7 +400,7 @@ class WaitingQueue:
         self._returning = due
 
 
-def _is_due(entry: tuple[int, int, Sequence]) -> bool:
+def _is_due(entry: tuple[Key, int, Sequence]) -> bool:
     """Whether the sequence of an entry still waits there."""
     _, turn, seq = entry
     request = seq.request
@@ -393,7 +412,7 @@ def _forget_turn(seq: Sequence) -> None:
     seq.is_returning = False  # an entry with its old turn is no longer due
 
 
-def _drop(entry: tuple[int, int, Sequence]) -> None:
+def _drop(entry: tuple[Key, int, Sequence]) -> None:
     _, turn, seq = entry
     if seq.turn == turn:
         seq.is_returning = False

@@ -254,6 +254,7 @@ class Service:
         valid, prompts, tokenizer, key_use = ready.valid, ready.prompts, self.model.tokenizer, record.key_use
         requests = []
         group = f"{self.engine.link.name}:{self._num_made}"
+        left = None if record.seconds is None else max(0.001, record.arrived + record.seconds - time.monotonic())
         for prompt, sampling in zip(prompts, ready.sampling, strict=True):
             self._num_made += 1
             requests.append(
@@ -266,6 +267,7 @@ class Service:
                     cache_salt=valid.cache_salt if key_use is None else key_use.salted(valid.cache_salt),
                     tenant=record.tenant,
                     group=group,
+                    seconds_left=left or 0.0,
                 )
             )
         rules = OutputRules(
@@ -285,11 +287,8 @@ class Service:
         on_tokens = None if key_use is None else key_use.use_outputs
         generation = Generation(self.engine, requests, rules, self.metrics.inter_token_latency.note, on_tokens)
         self._generations[id(generation)] = generation
-        if record.seconds is not None:
-            left = record.arrived + record.seconds - time.monotonic()
-            generation.deadline = asyncio.get_running_loop().call_later(
-                max(left, 0), generation.end, exceeded(record.seconds)
-            )
+        if left is not None and record.seconds is not None:
+            generation.deadline = asyncio.get_running_loop().call_later(left, generation.end, exceeded(record.seconds))
         self.queue.submitted(generation.num_sequences, record.num_prompt_tokens * valid.num_sequences, record.tenant)
         try:
             generation.start()

@@ -74,6 +74,7 @@ def make_request(
     grammar_bytes: int = 0,
     tenant: str = "",
     group: str = "",
+    seconds_left: float = 0.0,
 ) -> AddRequest:
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -85,7 +86,17 @@ def make_request(
         grammar=grammar,
         grammar_bytes=grammar_bytes,
     )
-    return AddRequest(request_id, pack_int32(prompt), sampling, n, priority, salt, tenant=tenant, group=group)
+    return AddRequest(
+        request_id,
+        pack_int32(prompt),
+        sampling,
+        n,
+        priority,
+        salt,
+        tenant=tenant,
+        group=group,
+        seconds_left=seconds_left,
+    )
 
 
 def scores_in(table: TokenLogprobs) -> list[Scores]:
@@ -122,9 +133,10 @@ class Driver:
         self.num_resumed = 0  # sequences that had outputs
         self.totals = [self.scheduler.totals]  # of each scheduler
         self.num_deaths = 0  # of workers
+        self.now = 0.0  # seconds; the test lets time pass
 
     def add(self, request: AddRequest, owner: bytes = OWNER) -> Refusal | None:
-        refusal = self.scheduler.add_request(request, owner)
+        refusal = self.scheduler.add_request(request, owner, self.now)
         check_invariants(self.scheduler)
         if refusal is None:
             self.added[request.request_id] = (request, owner)
@@ -140,7 +152,7 @@ class Driver:
         check_invariants(self.scheduler)
 
     def schedule(self) -> ScheduledStep | None:
-        step = self.scheduler.schedule(with_record=True)
+        step = self.scheduler.schedule(self.now, with_record=True)
         check_invariants(self.scheduler)
         if step is not None:
             self.plans.append(step.plan)
@@ -237,7 +249,7 @@ class Driver:
                     )
                     for name in live
                 )
-                refusal = self.scheduler.add_request(replace(request, progress=progress), owner)
+                refusal = self.scheduler.add_request(replace(request, progress=progress), owner, self.now)
                 assert refusal is None, refusal
                 self.num_resumed += sum(name in self.outputs for name in live)
         check_invariants(self.scheduler)

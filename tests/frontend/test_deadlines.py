@@ -39,6 +39,8 @@ def test_in_time_it_changes_nothing(live: LiveServer) -> None:
     whole = post(live, "/v1/completions", {"prompt": "Hello", "temperature": 0}, **headers)
     assert whole.json()["choices"][0]["text"] == complete(live, temperature=0).json()["choices"][0]["text"]
     assert events(post(live, "/v1/completions", {"prompt": "Hello", "stream": True}, **headers))[-1] == "[DONE]"
+    assert all(0 < request.seconds_left <= 9.5 for request in (live.scheduler.added[0], live.scheduler.added[-1]))
+    assert live.scheduler.added[1].seconds_left == 0, "no limit"
 
 
 def test_the_server_bounds_everybodys_time(checkpoint: Path, sockets: Path) -> None:
