@@ -1,8 +1,8 @@
 // Paged attention in one pass over K and V (Dao et al., 2022): blocks of 64 keys with a running maximum and sum.
 //
-// Blocks begin at multiples of 64 positions, whatever the query's own position, its window or the pages' size, and a
-// query's sums take their terms in one fixed order: its bits are the same in a decode step and in any chunk of a
-// prefill. Keys are turned around once, 16 at a time, so that those of a score vector lie side by side.
+// Blocks begin at multiples of 64 positions, regardless of the query's position, the window and the page size, and a
+// query's sums add their terms in one fixed order: its bits are the same in a decode step and in any chunk of a
+// prefill. Keys are transposed once, 16 at a time, so that the keys of one vector of scores are adjacent.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +19,11 @@ struct AttentionShape {
 };
 
 constexpr int kQueryTile = 8;  // queries of one row that share a pass over the keys
-constexpr int kMostTogether = 4;  // (query, head) pairs whose sums are kept in registers at a time
-constexpr int kVectors = 4;  // of 16 keys in a block
+constexpr int kMostTogether = 4;  // (query, head) pairs whose sums fit in registers
+constexpr int kVectors = 4;  // vectors of 16 keys in a block
 constexpr int kBlockKeys = kVectors * kLanes;
 
-// 16 keys of one head, and where each one's numbers lie; past the last key, zeros.
+// Where 16 keys and values of one head are; past the last key, zeros.
 template <typename Kv>
 struct Places {
   const Kv *keys[kLanes], *values[kLanes];
@@ -33,7 +33,7 @@ template <typename Kv>
 Places<Kv> find_keys(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const int32_t* pages,
                      int kv_head, int first, int end, const Kv* zeros) {
   Places<Kv> places;
-  int page = first / shape.page_size, offset = first % shape.page_size;  // one division for all, not one a key
+  int page = first / shape.page_size, offset = first % shape.page_size;  // one division for all keys
   for (int j = 0; j < kLanes; j++, offset++) {
     if (offset == shape.page_size) {
       page++;
@@ -51,8 +51,8 @@ Places<Kv> find_keys(const AttentionShape& shape, const Kv* k_pages, const Kv* v
   return places;
 }
 
-// Keys turned around, [padded dim][16], in fp32. On the way it asks for their values and for the `next` keys: pages are
-// no longer than what the processor's own prefetchers take to begin.
+// Transposes keys to [padded dim][16] in fp32. It also prefetches their values and the `next` keys: a page is too short
+// for the hardware prefetchers to get going.
 template <typename Kv>
 void turn_keys(const Places<Kv>& places, const Places<Kv>& next, int dim, int padded, float* keys) {
   for (int d = 0; d < padded; d += kLanes) {
@@ -70,7 +70,7 @@ void turn_keys(const Places<Kv>& places, const Places<Kv>& next, int dim, int pa
   }
 }
 
-// Finds 16 values that are whole vectors of fp32: where they lie, or else made in `room`, [16][padded dim].
+// Finds 16 values as whole vectors of fp32: in place if they already are, else converted into `room`, [16][padded dim].
 template <typename Kv>
 void find_values(const Places<Kv>& places, int dim, int padded, float* room, const float** values) {
   if constexpr (std::is_same_v<Kv, float>)
@@ -86,7 +86,7 @@ void find_values(const Places<Kv>& places, int dim, int padded, float* room, con
   }
 }
 
-// Scores of the `kCount` vectors from `first` on. Two partial sums for each: fewer chains of additions would wait.
+// Scores of `kCount` vectors starting at `first`. Each has two partial sums, to hide the latency of the additions.
 template <int kCount, int kTogether>
 inline void score(const float* queries, const float* keys, int padded, int first,
                   Floats (&scores)[kTogether][kVectors]) {
@@ -102,7 +102,7 @@ inline void score(const float* queries, const float* keys, int padded, int first
     for (int v = 0; v < kCount; v++) scores[r][first + v] = sums[r][v][0] + sums[r][v][1];
 }
 
-// What the values add up to, kFloats times 16 of it from `at` on.
+// Adds the weighted values to `sums`: kFloats times 16 floats of each, starting at `at`.
 template <int kFloats, int kTogether>
 inline void accumulate(const float (&weights)[kTogether][kBlockKeys], const float (&kept)[kTogether],
                        const float* const* values, int at, int num_keys, int padded, float* sums) {
@@ -120,9 +120,8 @@ inline void accumulate(const float (&weights)[kTogether][kBlockKeys], const floa
     for (int f = 0; f < kFloats; f++) store(sums + r * padded + f * kLanes, sum[r][f]);
 }
 
-// What kTogether pairs make of a block's first `num_vectors` times 16 keys: their running maxima, masses (a sum for
-// each lane) and sums are brought up to date. Keys that are left out, or that a query does not see, change no bit of
-// it.
+// Updates the running maxima, masses (one sum per lane) and sums of kTogether pairs with the first `num_vectors` times
+// 16 keys of a block. Keys that a query does not see do not change a bit of them.
 template <int kTogether>
 inline void take_block(const float* queries, const float* keys, const float* const* values, const int* positions,
                        int window, int block, int num_vectors, int padded, float* maxima, float* masses, float* sums) {
@@ -133,7 +132,7 @@ inline void take_block(const float* queries, const float* keys, const float* con
   if (first < num_vectors) score<1>(queries, keys, padded, first, scores);
   for (int r = 0; r < kTogether; r++)
     for (int v = 0; v < num_vectors; v++) {
-      // What a query does not see: keys after it, and before its window.
+      // A query does not see the keys after it, nor those before its window.
       const int position = positions[r] - block - v * kLanes;
       Ints is_hidden = kLaneNumbers > position;
       if (window) is_hidden |= kLaneNumbers <= position - window;
@@ -143,7 +142,7 @@ inline void take_block(const float* queries, const float* keys, const float* con
     Floats most = scores[r][0];
     for (int v = 1; v < num_vectors; v++) most = larger(most, scores[r][v]);
     most = larger(splat(maxima[r]), max_of(most));
-    // Before a query's first key, its maximum is -inf: zero in its place keeps the weights zero, and not NaN.
+    // Before a query's first key its maximum is -inf. Zero instead keeps the weights zero rather than NaN.
     const Floats top = most == splat(-INFINITY) ? Floats{} : most;
     kept[r] = maxima[r] == most[0] ? 1.0f : exp16(splat(maxima[r]) - top)[0];
     maxima[r] = most[0];
@@ -155,7 +154,7 @@ inline void take_block(const float* queries, const float* keys, const float* con
     }
     store(masses + r * kLanes, mass);
   }
-  // Few pairs: more floats at a time, so that sums do not wait for each other.
+  // With few pairs, more floats at a time hide the latency of the additions.
   constexpr int kAtATime = kTogether <= 2 ? 4 : 2;
   int d = 0;
   for (; d + kAtATime * kLanes <= padded; d += kAtATime * kLanes)
@@ -165,7 +164,7 @@ inline void take_block(const float* queries, const float* keys, const float* con
 
 // One kv head's attention for `num_queries` <= kQueryTile neighbouring queries of one row.
 //
-// q: [num_queries] rows of `stride` floats, heads of the whole token in it; `first_position` of the first query.
+// q: [num_queries] rows of `stride` floats with all heads of a token; the first query is at `first_position`.
 // k_pages, v_pages: one layer's [pages, Hk, page_size, D]. out: rows of `out_stride` floats.
 template <typename Kv>
 void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const int32_t* pages, int kv_head,
@@ -174,7 +173,7 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
   const int padded = (dim + kLanes - 1) / kLanes * kLanes;
   const int num_pairs = num_queries * group, together = num_pairs <= 2 ? num_pairs : kMostTogether;
   const int room = (num_pairs + together - 1) / together * together;
-  thread_local std::vector<Floats> scratch;  // a load across two lines of the cache takes twice as long
+  thread_local std::vector<Floats> scratch;  // aligned: loads across two cache lines take twice as long
   thread_local std::vector<int> positions;
   scratch.resize(std::max(scratch.size(), size_t(padded) / kLanes * (2 * room + 2 * kBlockKeys + 1) + 2 * room));
   positions.assign(room, first_position + num_queries - 1);

@@ -37,7 +37,7 @@ struct Batch {  // T tokens, N rows
   int32_t num_tokens, num_rows, rotary_dim, page_table_stride;
   const int32_t* input_ids;        // [T]
   const float* cos_sin;            // [T, rotary_dim]: cosines, then sines
-  const int64_t* slots;            // [T], negative: not kept
+  const int64_t* slots;            // [T]; negative: not written
   const int32_t* query_start_loc;  // [N + 1]
   const int32_t* seq_lens;         // [N]
   const int32_t* page_table;       // [N, page_table_stride]
@@ -99,7 +99,7 @@ inline void embed(const Model& model, int id, float* out) {
                                      : static_cast<const float*>(model.embedding)[at + i];
 }
 
-constexpr double kReading = 5;  // tokens: what it takes to read a weight, in the time of its multiplications
+constexpr double kReading = 5;  // reading a weight takes as long as multiplying it with this many tokens
 
 inline double num_multiplications(const Linear& layer, int num_tokens) {
   return double(layer.num_outputs) * layer.num_inputs * (num_tokens + kReading);
@@ -117,7 +117,7 @@ inline double num_multiplications(const Model& model, const Batch& batch) {
   return in_layer * model.num_layers;
 }
 
-// Rows of so many floats that are worth being taken by another core.
+// How many rows of this many floats are worth handing to another core.
 inline int together(int num_floats) { return std::max(1, 4096 / num_floats); }
 
 struct Task {  // some queries of one row
@@ -129,7 +129,7 @@ static void forward_with(const Model& model, const Batch& batch) {
   const int hidden = model.hidden_size, dim = model.head_dim, num_tokens = batch.num_tokens;
   const int num_heads = model.num_q_heads + 2 * model.num_kv_heads;
   const int q_size = model.num_q_heads * dim;
-  // Strides leave room for what a product writes past its outputs, and for the zero past an odd number of inputs.
+  // Strides leave room for what a product writes past its outputs, and for the zero after an odd number of inputs.
   const int x_stride = round_up(hidden, kUnit), qkv_stride = round_up(num_heads * dim, kUnit);
   const int attended_stride = round_up(q_size, kLanes), inner_stride = round_up(model.intermediate_size, kUnit);
   const int packed_stride = std::max({x_stride, attended_stride, inner_stride});
@@ -170,7 +170,7 @@ static void forward_with(const Model& model, const Batch& batch) {
         const float* cos_sin = batch.cos_sin + size_t(t) * batch.rotary_dim;
         const int64_t slot = batch.slots[t];
         float* head = qkv + size_t(t) * qkv_stride;
-        auto place_of = [&](int h) {  // of a key's or a value's head in its page
+        auto place_of = [&](int h) {  // where a head of the key or value goes in its page
           const bool is_v = h >= model.num_q_heads + model.num_kv_heads;
           const int kv_head = (h - model.num_q_heads) % model.num_kv_heads;
           const size_t row = (slot / model.page_size * model.num_kv_heads + kv_head) * model.page_size;
@@ -193,7 +193,7 @@ static void forward_with(const Model& model, const Batch& batch) {
       const AttentionShape shape{model.num_q_heads, model.num_kv_heads, dim,
                                  model.page_size,   layer.window,       model.scale};
       team->each(int(tasks.size()) * model.num_kv_heads, 1, [&](int n) {
-        // Later queries see more keys: they come first, so that no thread is left with a long one at the end.
+        // Later queries see more keys. They come first, so that no thread gets a long one at the end.
         const Task& task = tasks[tasks.size() - 1 - n / model.num_kv_heads];
         const int begin = batch.query_start_loc[task.row], end = batch.query_start_loc[task.row + 1];
         const int position = batch.seq_lens[task.row] - (end - begin) + (task.first - begin);
@@ -209,7 +209,7 @@ static void forward_with(const Model& model, const Batch& batch) {
       team->each(num_tokens, of_hidden, [&](int t) {
         rms_norm(residual + size_t(t) * x_stride, layer.mlp_norm, hidden, model.eps, x + size_t(t) * x_stride);
       });
-      // Gates and ups of the same outputs are neighbours: the second of each pair finishes both.
+      // The gate and the up of an output are adjacent: the up, which comes second, finishes both.
       linear(*team, layer.gate_up, x, x_stride, num_tokens, packed, [&](int t, int output, Floats sum) {
         float* at = inner + size_t(t) * inner_stride + output / 2 / kLanes * kLanes;
         if (output / kLanes % 2 == 0)

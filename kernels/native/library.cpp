@@ -1,4 +1,4 @@
-// What library.py and sampler.py call.
+// The functions that library.py and sampler.py call.
 #include "dense.h"
 #include "memory.h"
 #include "pack.h"
@@ -10,12 +10,12 @@
 #include <new>
 #include <stdexcept>
 
-constexpr double kPerDraw = 200;  // a token of a random draw, in multiplications: a logarithm, a hash
-constexpr double kPerRead = 20;   // a token of a greedy one
+constexpr double kPerDraw = 200;  // cost per token of a random draw (a hash, logarithms), in multiplications
+constexpr double kPerRead = 20;   // cost per token of a greedy draw
 
 using namespace penstock;
 
-// What a function answers: no exception may leave it, for its caller is no C++.
+// Return codes: exceptions must not leave these functions, since their caller is not C++.
 enum Answer { kDone, kNoMemory, kFailed };  // as in library.py
 
 template <typename Work>
@@ -25,7 +25,7 @@ static int answer(Work work) {
     return kDone;
   } catch (const std::bad_alloc&) {
     return kNoMemory;
-  } catch (const std::length_error&) {  // of a vector: larger than any memory
+  } catch (const std::length_error&) {  // of a vector: more than any memory
     return kNoMemory;
   } catch (...) {
     return kFailed;
@@ -37,30 +37,30 @@ extern "C" {
 int penstock_set_threads(int num_threads, double worth_waking) {
   return answer([&] {
     if (team && team->size() == num_threads && team->worth_waking() == worth_waking) return;
-    team.release();  // its threads sleep for ever; it changes in tests alone
+    team.release();  // its threads sleep for ever; this only happens in tests
     team.reset(new Team(num_threads, worth_waking));
   });
 }
 
-// Whether bf16 numbers are multiplied in pairs by one instruction, and not by some.
+// Whether one instruction multiplies pairs of bf16 (rather than several that emulate it).
 int penstock_multiplies_pairs() { return kMultipliesPairs; }
 
-// Ask for huge pages before a range is first touched: fewer address translations where weights stream by.
+// Asks for huge pages before a range is first touched: streaming weights then needs fewer address translations.
 int penstock_advise_huge_pages(void* begin, size_t num_bytes) {
   advise_huge_pages(begin, num_bytes);
   return kDone;
 }
 
-// Read a range, as fast as it goes: what a measurement holds steps against.
+// Reads a range as fast as possible, as the reference for measurements.
 int penstock_read(const float* data, size_t num_floats) {
   constexpr size_t kPart = 1 << 16, kFloatsAhead = 512;  // floats
-  std::atomic<uint32_t> seen = 0;  // keeps the compiler from leaving the reading out
+  std::atomic<uint32_t> seen = 0;  // keeps the compiler from dropping the reads
   return answer([&] {
     team->run(kLargeWork, [&] {
       team->each(int(num_floats / kPart), 1, [&](int i) {
         Floats sums[4] = {};
         for (size_t k = 0; k < kPart / 4; k += kLanes)
-          for (int j = 0; j < 4; j++) {  // four streams, as the products have
+          for (int j = 0; j < 4; j++) {  // four streams, as in the products
             const float* at = data + i * kPart + j * kPart / 4 + k;
             __builtin_prefetch(at + kFloatsAhead);
             sums[j] += load16(at);
@@ -92,8 +92,8 @@ int penstock_step(const Model* model, const Rows* rows, float* logits) {
   return answer([&] { compute(*model, *rows, logits); });
 }
 
-// Draw a token for each of `count` rows from logits [count, V], and write it where the next step reads it: at its
-// position of the row. A negative number says why a row has none.
+// Draws a token for each of `count` rows from logits [count, V], and writes it to its position in the row, where the
+// next step reads it. A negative number says why a row has none.
 int penstock_draw(const Sampling* rows, const int32_t* drawn_rows, const int32_t* positions, int count, float* logits,
                   int vocab_size, int32_t* out) {
   double multiplications = 0;
@@ -103,14 +103,14 @@ int penstock_draw(const Sampling* rows, const int32_t* drawn_rows, const int32_t
     team->run(multiplications, [&] {
       team->each(count, 1, [&](int i) {
         out[i] = draw(*rows, drawn_rows[i], positions[i], logits + size_t(i) * vocab_size, vocab_size);
-        // A row without a token ends; what its next step, which may be under way, reads is a token nevertheless.
+        // A row without a token ends, but its next step may be under way and must read a valid token.
         rows->token_ids[int64_t(drawn_rows[i]) * rows->max_len + positions[i]] = std::max(out[i], 0);
       });
     });
   });
 }
 
-// logits [., V]; words [num_masked, ceil(V / 32)]: a row's token t may be drawn where bit t % 32 of word t / 32 is set.
+// logits [., V]; words [num_masked, ceil(V / 32)]: a row may draw token t if bit t % 32 of word t / 32 is set.
 int penstock_mask_tokens(float* logits, int vocab_size, const int64_t* rows, int num_masked, const int32_t* words) {
   const int num_words = (vocab_size + 31) / 32;
   for (int i = 0; i < num_masked; i++)

@@ -1,16 +1,16 @@
 // Matrix products with packed weights.
 //
-// Where a processor multiplies bf16 in pairs, inputs are rounded to bf16 and packed in pairs, too (`rounds_inputs`).
+// On a processor that multiplies pairs of bf16, inputs are also rounded to bf16 and packed in pairs (`rounds_inputs`).
 //
 // A weight [N, K] is packed in groups of 16 outputs: bf16 as [N / 16][K / 2][16][2], fp32 as [N / 16][K][16], padded
-// with zeros. A group streams through memory in order, and each output has one accumulator that takes its products in
-// the order of k. So a result never depends on how many tokens are computed beside it: a token's bits are the same
-// alone, in any batch and in any chunk of a prompt.
+// with zeros. A group streams through memory in order, and each output has one accumulator that adds its products in
+// the order of k. So a result does not depend on the number of tokens in the step: a token's bits are the same alone,
+// in any batch and in any chunk of a prompt.
 //
-// Tokens are cut into tiles whose sums stay in registers, and lie packed: a tile's values of one input are neighbours.
-// Several tiles go through the weights block by block, so that a block comes from memory once and from the first cache
-// afterwards (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008). The blocks to come are
-// asked for early, by instructions: the processor's own prefetchers stop at the end of every 4 KiB page.
+// Tokens are divided into tiles whose sums stay in registers. Tiles are packed: one input's values of a tile are
+// adjacent. Several tiles go through the weights block by block, so that a block is read from memory once and from the
+// L1 cache afterwards (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008). Later blocks are
+// prefetched by instructions, because hardware prefetchers stop at the end of every 4 KiB page.
 #pragma once
 
 #include <algorithm>
@@ -34,33 +34,34 @@ struct Linear {  // as _Linear in library.py
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-constexpr int kUnitGroups = 4;               // a unit of work; an even number: a gate and its up are in one
+constexpr int kUnitGroups = 4;               // in a unit of work; even, so that a gate and its up are in one unit
 constexpr int kUnit = kUnitGroups * kLanes;  // outputs of a unit; weights are padded to whole ones
 #if defined(__AVX512F__)
-constexpr int kMostTokens = 12;  // of one tile; twice as many sums of 16 floats fill the registers
+constexpr int kMostTokens = 12;  // in a tile; two groups' sums of so many tokens fill the registers
 #else
 constexpr int kMostTokens = 3;
 #endif
-constexpr int kMostTiles = 20;  // that go through a unit's weights together
-constexpr int kBlock = 128;     // inputs; two groups' weights and a tile of so many fit the first cache
-constexpr int kWorthWidening = 8;  // tiles that use a block
-constexpr int kInputsAhead = 16;   // of a tile, which comes from the second cache
-constexpr int kAhead = 1024;    // from the weight that is used to the one that is asked for, where tiles are alone
+constexpr int kMostTiles = 20;  // go through a unit's weights together
+constexpr int kBlock = 128;     // inputs; their weights of two groups and one tile fit in the L1 cache
+constexpr int kWorthWidening = 8;  // a block that this many tiles use is widened to fp32 once
+constexpr int kInputsAhead = 16;   // prefetch distance within a tile, which comes from the L2 cache
+constexpr int kAhead = 1024;    // prefetch distance in weights for a tile that is alone
 
-// Few tokens: more groups at a time, so that sums do not wait for each other.
+// With few tokens, more groups at a time hide the latency of the additions.
 constexpr int groups_at_a_time(int num_tokens) { return 2 * num_tokens <= kMostTokens ? 4 : 2; }
 
-// The k-th of a group's packed values, as 16 floats. bf16 lies in pairs: of one load, the lower or the upper halves.
+// The k-th of a group's packed values, as 16 floats. bf16 is stored in pairs: a load gives two, in its lower and upper
+// halves.
 inline Floats weights_at(const float* group, int k) { return load16(group + size_t(k) * kLanes); }
 inline Floats weights_at(const bf16* group, int k) {
   Words both = load<Words>(group + size_t(k / 2) * 2 * kLanes);
   return as_floats(k % 2 ? both & 0xffff0000u : both << 16);
 }
 
-// Pairs: the inputs' words are as the weights'.
+// Pairs are used as they are stored.
 inline Words weights_at(const Pair* group, int k) { return load<Words>(group + size_t(k) * kLanes); }
 
-// An input in all lanes, as the weights are.
+// An input in all lanes, in the form of the weights.
 inline Floats input_at(const float* x, Floats) { return splat(*x); }
 inline Words input_at(const float* x, Words) {
   uint32_t word;
@@ -71,8 +72,8 @@ inline Words input_at(const float* x, Words) {
 inline Floats plus_product(Floats sum, Floats weights, Floats input) { return sum + weights * input; }
 inline Floats plus_product(Floats sum, Words weights, Words input) { return add_products(sum, weights, input); }
 
-// sums [kGroups][kTokens] += the products of `num_inputs` inputs; x [num_inputs][kTokens]. On the way it asks for as
-// many stored weights of kAsked groups from `ahead` on. Groups are `group` weights apart, stored ones `stored_group`.
+// sums [kGroups][kTokens] += the products of `num_inputs` inputs; x [num_inputs][kTokens]. It also prefetches as many
+// stored weights of kAsked groups, starting at `ahead`. Groups are `group` weights apart, stored ones `stored_group`.
 template <int kTokens, int kGroups, int kAsked, typename Weight, typename Stored>
 void multiply(const Weight* weight, size_t group, const Stored* ahead, size_t stored_group, int num_inputs,
               const float* x, Floats* sums) {
@@ -115,7 +116,7 @@ struct Tiles {  // tokens in as few tiles as there can be, of nearly equal size
   int begin(int tile) const { return int(int64_t(num_tokens) * tile / count); }
 };
 
-// Where a tile's inputs from k on begin in what is packed: [blocks][tiles][inputs of the block][tokens of the tile].
+// Where a tile's inputs k.. begin in the packed inputs: [blocks][tiles][inputs of the block][tokens of the tile].
 inline size_t tile_at(const Tiles& tiles, int tile, int k, int block) {
   return size_t(k) * tiles.num_tokens + size_t(tiles.begin(tile)) * block;
 }
@@ -125,7 +126,7 @@ struct Part {  // of a unit's work: inputs [k, k + block) of tiles [first, end)
   int first, end, k, block;
 };
 
-// A part of two groups. The first two tiles ask for the groups' next blocks.
+// A part for two groups. Its first two tiles prefetch the groups' next blocks.
 template <typename Weight, typename Stored>
 void multiply_part(const Part& part, const Weight* weight, size_t group, const Stored* next, size_t stored_group,
                    const float* packed, Floats* sums) {
@@ -141,7 +142,7 @@ void multiply_part(const Part& part, const Weight* weight, size_t group, const S
   }
 }
 
-// bf16 is packed in pairs: an odd last input has a zero beside it.
+// bf16 is packed in pairs: an odd number of inputs is padded with a zero.
 template <typename Weight>
 int num_packed_inputs(const Linear& layer) {
   if (std::is_same_v<Weight, Pair>) return (layer.num_inputs + 1) / 2;
@@ -158,10 +159,10 @@ void unit_of_linear(const Linear& layer, int unit, const float* packed, const Ti
   const Weight* weight = static_cast<const Weight*>(layer.weight) + unit * kUnitGroups * group;
   const int begin = tiles.begin(first);
   const int num_groups = tiles.count == 1 ? groups_at_a_time(tiles.num_tokens) : 2;
-  // Pairs are twice as large as bf16: as many bytes ahead, where so many groups are read at a time.
+  // A pair is twice as large as a bf16. With this many groups at once the distance in bytes should be the same.
   const int ahead = std::is_same_v<Weight, Pair> && num_groups > 2 ? kAhead / 2 : kAhead;
   Floats sums[2 * kMostTiles * kMostTokens];  // [tiles][groups][tokens of a tile]
-  Floats widened[2 * kBlock];                 // a block of two groups: what many tiles use is made from bf16 once
+  Floats widened[2 * kBlock];                 // a block of two groups, converted from bf16 once for many tiles
   for (int g = 0; g < kUnitGroups; g += num_groups, weight += num_groups * group) {
     std::fill_n(sums, num_groups * (tiles.begin(end) - begin), Floats{});
     if (tiles.count == 1)
@@ -192,10 +193,10 @@ void unit_of_linear(const Linear& layer, int unit, const float* packed, const Ti
   }
 }
 
-// Inputs [k, k + block) of a tile: `rows` of `stride` floats, one for each token, become columns.
+// Transposes inputs [k, k + block) of a tile; `rows` has `stride` floats per token.
 inline void pack_tile(const float* rows, int stride, int num_tokens, int k, int block, float* to) {
   const int end = k + block;
-  // A column is stored with what lies in the vector past its end, and the next ones write over that.
+  // Storing a column also writes what the vector has past its end; the following columns overwrite that.
   for (; (end - k - kLanes) * num_tokens >= kLanes - num_tokens; k += kLanes) {
     Floats columns[kLanes] = {};
     for (int t = 0; t < num_tokens; t++) columns[t] = load16(rows + size_t(t) * stride + k);
@@ -206,7 +207,7 @@ inline void pack_tile(const float* rows, int stride, int num_tokens, int k, int 
     for (int t = 0; t < num_tokens; t++) *to++ = rows[size_t(t) * stride + k];
 }
 
-// As pack_tile, of rows with `num_inputs` floats that are rounded to bf16; k and block count pairs.
+// Like pack_tile, for rows of `num_inputs` floats that are rounded to bf16; k and block count pairs.
 inline void pack_tile_of_pairs(const float* rows, int stride, int num_tokens, int num_inputs, int k, int block,
                                float* to) {
   float pairs[kMostTokens * kBlock];
@@ -228,7 +229,7 @@ void linear_of(Team& team, const Linear& layer, const float* x, int stride, int 
   const int inputs = num_packed_inputs<Weight>(layer);
   if (num_tokens > 1 || kOfPairs) {
     const int num_blocks = (inputs + kBlock - 1) / kBlock;
-    // One token is done before another core has heard of it.
+    // A single token is done before another core could start.
     team.each(tiles.count * num_blocks, num_tokens > 1 ? 4 : num_blocks, [&](int i) {
       const int tile = i / num_blocks, begin = tiles.begin(tile), k = i % num_blocks * kBlock;
       const int block = std::min(kBlock, inputs - k), count = tiles.begin(tile + 1) - begin;
@@ -241,7 +242,7 @@ void linear_of(Team& team, const Linear& layer, const float* x, int stride, int 
     });
   }
   const int num_units = (layer.num_outputs + kUnit - 1) / kUnit;
-  // Together they stay in the core's own cache while the weights stream by.
+  // So many tiles stay in the core's own cache while the weights stream by.
   const int piece = std::clamp((3 << 18) / (4 * inputs * kMostTokens), 16, kMostTiles);
   const int num_pieces = (tiles.count + piece - 1) / piece;
   team.each(num_units * num_pieces, 1, [&](int i) {

@@ -14,7 +14,7 @@ inline void advise_huge_pages(void* begin, size_t num_bytes) {
 #endif
 }
 
-// Memory that only grows, on huge pages where there are some: rows lie pages apart.
+// Memory that only grows, on huge pages if there are any: consecutive rows are on different small pages.
 class Buffer {
  public:
   ~Buffer() { std::free(data_); }

@@ -1,4 +1,4 @@
-// Weights on their way into the layout of linear.h.
+// Packs weights into the layout of linear.h.
 #pragma once
 
 #include "linear.h"

@@ -1,5 +1,5 @@
-// Drawing a row's token as `kernels/sampling.py` says, in passes over its logits: bias, mask and penalties,
-// temperature, filters, and the Gumbel-max draw over counter-based noise (`kernels/philox.py` has the convention).
+// Draws a row's token as `kernels/sampling.py` does, in passes over its logits: bias, mask and penalties, temperature,
+// filters, and the Gumbel-max draw with counter-based noise (its convention is in `kernels/philox.py`).
 #pragma once
 
 #include <algorithm>
@@ -72,7 +72,7 @@ struct Sampling {  // as _Sampling in sampler.py: the rows' parameters, as kerne
 constexpr int kNotFinite = -1, kNothingLeft = -2;  // in place of a token, as in kernels/sampling_state.py
 
 constexpr float kNoiseRange = 20.0f;  // noise lies in [-2.82, 16.64]: a token this far below the best one cannot win
-constexpr float kFewRange = 8.0f;     // few tokens are so near the best one; mostly they have the mass that top-p keeps
+constexpr float kFewRange = 8.0f;     // the few tokens this close to the best usually have all the mass that top-p keeps
 
 // 16 logits, or fewer at the end of a row.
 inline Floats load_logits(const float* z, int count) {
@@ -82,18 +82,18 @@ inline Floats load_logits(const float* z, int count) {
   return logits;
 }
 
-// Whether there is NaN among the logits. `sum` is theirs, in any order: only if that is NaN is it worth looking.
+// Whether any logit is NaN. `sum` is the sum of all of them, in any order: the logits are searched only if it is NaN.
 inline bool has_nan(const float* z, int vocab_size, Floats sum) {
   return std::isnan(sum_of(sum)[0]) && std::any_of(z, z + vocab_size, [](float logit) { return std::isnan(logit); });
 }
 
-// Why no token can be drawn from logits whose largest one this is; 0 if one can.
+// Why no token can be drawn from logits with the maximum `top`; 0 if one can.
 inline int failure_of(bool is_nan, float top) {
   if (is_nan || top == INFINITY) return kNotFinite;
   return top == -INFINITY ? kNothingLeft : 0;
 }
 
-// The id of the largest lane, the lowest of equals.
+// The id in the largest lane; of equals, the lowest id.
 inline int winner_of(Floats best, Ints ids) {
   int winner = 0;
   for (int i = 1; i < kLanes; i++)
@@ -101,7 +101,7 @@ inline int winner_of(Floats best, Ints ids) {
   return ids[winner];
 }
 
-// The id of the largest logit, the lowest of equals; or why there is none.
+// The id of the largest logit (of equals, the lowest), or why there is none.
 inline int argmax(const float* z, int vocab_size) {
   Floats best = splat(-INFINITY), sum = {};
   Ints best_id = {};
@@ -116,7 +116,7 @@ inline int argmax(const float* z, int vocab_size) {
   return failure ? failure : winner_of(best, best_id);
 }
 
-// Lane i of four vectors' every fourth number from the j-th on: number 4 * i + j.
+// Every fourth number of four vectors, starting with the j-th: lane i is number 4 * i + j.
 template <int j>
 inline Floats every_fourth(const Floats (&z)[4]) {
   constexpr auto of_two = [](Floats a, Floats b) {  // in the first eight lanes
@@ -127,7 +127,7 @@ inline Floats every_fourth(const Floats (&z)[4]) {
   return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
 }
 
-// The id of the largest z + noise among those with z >= threshold; the lowest of equals, and 0 if there is none.
+// The id of the largest z + noise among those with z >= threshold; of equals, the lowest; 0 if there is none.
 inline int gumbel_argmax(const float* z, int vocab_size, float threshold, uint64_t key, uint32_t position) {
   Floats best = splat(-INFINITY);
   Ints best_id = {};
@@ -156,7 +156,7 @@ inline void penalise(const Sampling& rows, int64_t row, int position, float* z, 
   const float presence = rows.presence_penalty[row], frequency = rows.frequency_penalty[row];
   if (repetition == 1 && presence == 0 && frequency == 0) return;
   constexpr int32_t kIsKnown = 1 << 30;
-  thread_local std::vector<int32_t> known;  // by token: whether it is there, and how often among the outputs
+  thread_local std::vector<int32_t> known;  // per token: whether it occurs, and how often in the output
   if (known.size() < size_t(vocab_size)) known.resize(vocab_size);
   const int32_t* tokens = rows.token_ids + row * rows.max_len;
   for (int i = 0; i < position; i++)
@@ -186,7 +186,7 @@ inline void adjust(const Sampling& rows, int64_t row, int position, float* z, in
   penalise(rows, row, position, z, vocab_size);
 }
 
-// Divides the logits; their maximum, or NaN if there is one among them.
+// Divides the logits by the temperature. Returns their maximum, or NaN if any of them is NaN.
 inline float temper(float* z, int vocab_size, float temperature) {
   Floats most = splat(-INFINITY), sum = {};
   int i = 0;
@@ -208,8 +208,8 @@ struct Candidate {
   float logit, weight;
 };
 
-// The least logit above which lies less than `wanted` of the candidates' weight, or `top`, the largest. Quickselect
-// (Hoare, 1961) by weight: no more is sorted than the answer needs.
+// The smallest logit such that the candidates above it have less than `wanted` of the weight; at most `top`, the
+// largest. Quickselect (Hoare, 1961) by weight: nothing is sorted that the answer does not need.
 inline float least_of_heaviest(std::vector<Candidate>& candidates, double wanted, float top) {
   auto begin = candidates.begin(), end = candidates.end();
   double above = 0;
@@ -237,7 +237,7 @@ inline float least_of_heaviest(std::vector<Candidate>& candidates, double wanted
 
 inline bool is_larger(const Candidate& one, const Candidate& other) { return one.logit > other.logit; }
 
-// Leaves the k-th largest candidate and what is not below it, if there are so many; the least that is left.
+// Drops all candidates below the k-th largest. Returns the smallest that is left.
 inline float keep_largest(std::vector<Candidate>& candidates, size_t k, float least) {
   if (candidates.size() <= k) return least;
   const auto last = candidates.begin() + (k - 1);
@@ -248,16 +248,17 @@ inline float keep_largest(std::vector<Candidate>& candidates, size_t k, float le
   return least;
 }
 
-// The least tempered logit that top-k and top-p leave of those from `floor` on; min-p has been applied to it.
+// The smallest logit, after temperature, that top-k and top-p keep among those of at least `floor`. min-p is part of
+// `floor` already.
 inline float least_kept(const Sampling& rows, int64_t row, const float* z, int vocab_size, float top, float floor) {
   const size_t k = rows.top_k[row] > 0 ? rows.top_k[row] : vocab_size;
   const float p = rows.top_p[row];
-  const bool is_of_all = rows.top_k[row] <= 0 && rows.min_p[row] <= 0;  // what top-p shares out
+  const bool is_of_all = rows.top_k[row] <= 0 && rows.min_p[row] <= 0;  // top-p is a share of all weight
   thread_local std::vector<Candidate> candidates;
   for (const bool is_last : {!is_of_all, true}) {
     float least = is_last ? floor : std::max(floor, top - kFewRange);
     candidates.clear();
-    size_t enough = 4 * k + 4 * kLanes;  // to look for the k largest of them
+    size_t enough = 4 * k + 4 * kLanes;  // candidates after which all but the k largest are dropped
     Floats of_all = {};
     for (int first = 0; first < vocab_size; first += kLanes) {
       const Floats logits = load_logits(z + first, vocab_size - first);
@@ -271,7 +272,7 @@ inline float least_kept(const Sampling& rows, int64_t row, const float* z, int v
       }
       if (candidates.size() > enough) {
         least = keep_largest(candidates, k, least);
-        enough = std::max(enough, 2 * candidates.size());  // many may be equal to the k-th
+        enough = std::max(enough, 2 * candidates.size());  // many may equal the k-th
       }
     }
     least = keep_largest(candidates, k, least);
@@ -284,7 +285,7 @@ inline float least_kept(const Sampling& rows, int64_t row, const float* z, int v
   return floor;
 }
 
-// The token of a row whose tokens before `position` are known, or why there is none; z [vocab_size] is overwritten.
+// Draws the token at `position` of a row, or returns why there is none; z [vocab_size] is overwritten.
 inline int draw(const Sampling& rows, int64_t row, int position, float* z, int vocab_size) {
   adjust(rows, row, position, z, vocab_size);
   if (rows.temperature[row] <= 0) return argmax(z, vocab_size);
@@ -296,7 +297,7 @@ inline int draw(const Sampling& rows, int64_t row, int position, float* z, int v
   return gumbel_argmax(z, vocab_size, least, uint64_t(rows.seed[row]), uint32_t(position));
 }
 
-// The logits of tokens whose bit is not set become minus infinity.
+// Sets the logits of tokens whose bit is not set to minus infinity.
 inline void mask_tokens(float* logits, int vocab_size, const int32_t* words) {
   for (int first = 0; first < vocab_size; first += 32) {
     const uint32_t word = uint32_t(words[first / 32]);

@@ -9,16 +9,16 @@
 
 namespace penstock {
 
-struct Rows {  // a step of N rows: what it computes, and the tables that its inputs are read from, a row in each
+struct Rows {  // a step of N rows: what it computes, and the tables with its inputs, one row of each per row
   int32_t num_rows, num_samples, token_ids_stride, page_table_stride, rotary_dim;
   const int32_t *rows, *start, *num_new;  // [N]: row, first position, number of positions
-  const int64_t* samples;                 // [S], ascending: which of the N give a token
+  const int64_t* samples;                 // [S], ascending: which of the N rows sample a token
   const int32_t *token_ids, *page_table;
   const float* cos_sin;  // [positions, rotary_dim]
   void* kv;
 };
 
-// A batch's tensors, made from its rows; they are overwritten by the next step's.
+// Makes a batch's tensors from its rows. The next step overwrites them.
 class Inputs {
  public:
   Batch of(const Model& model, const Rows& rows) {
@@ -68,12 +68,12 @@ class Inputs {
   Buffer hidden_;
 };
 
-// Compute the rows' tokens; logits [S, V] of those that give one.
+// Computes the rows' tokens, and logits [S, V] for the rows that sample.
 static void compute(const Model& model, const Rows& rows, float* logits) {
   static Inputs inputs;
   const Batch batch = inputs.of(model, rows);
   forward(model, batch);
-  for (int i = 0; i < rows.num_samples; i++) {  // the last token's of each, at or after where it goes
+  for (int i = 0; i < rows.num_samples; i++) {  // each row's last token; it moves forward or stays
     const int from = batch.query_start_loc[rows.samples[i] + 1] - 1;
     const float* hidden = batch.out + size_t(from) * model.hidden_size;
     if (from != i) std::copy_n(hidden, model.hidden_size, batch.out + size_t(i) * model.hidden_size);

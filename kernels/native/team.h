@@ -1,4 +1,4 @@
-// A leader and its helpers work through one forward pass together, phase by phase.
+// A leader and its helpers compute one forward pass together, phase by phase.
 #pragma once
 
 #include <sched.h>
@@ -19,15 +19,15 @@ inline void relax() {
 #endif
 }
 
-// The thread that calls `run` is the leader. It alone runs the pass, and opens a phase with `each`: units that whoever
-// is free takes. It waits for units that were taken, never for a helper: one that has not woken yet, or whose core
-// another process has, delays nobody.
+// The thread that calls `run` is the leader. It alone runs the pass, and opens each phase with `each`: a number of
+// units that any free thread takes. It waits for units that have been taken, never for a helper as such: a helper that
+// has not woken up yet, or whose core runs another process, delays nothing.
 //
-// Between two passes the helpers sleep. Within a pass they spin, for phases are microseconds long, and give the core
-// away when a phase takes longer than that: then somebody else wants the core that they spin on.
+// Helpers sleep between passes. Within a pass they spin, because phases take microseconds, and yield their core if a
+// phase takes longer: then some other process needs the core.
 class Team {
  public:
-  // From so many multiplications on a pass is worth waking the helpers for.
+  // Helpers are woken for passes of at least `worth_waking` multiplications.
   Team(int size, double worth_waking) : size_(size), worth_waking_(worth_waking) {
     for (int i = 1; i < size; i++) std::thread([this] { serve(); }).detach();
   }
@@ -35,8 +35,8 @@ class Team {
   int size() const { return size_; }
   double worth_waking() const { return worth_waking_; }
 
-  // Run a pass of about so many multiplications; the helpers are woken if that is worth it. What a unit throws ends
-  // the pass, and is thrown here.
+  // Runs a pass of about this many multiplications; wakes the helpers if that is worth it. If a unit throws, the pass
+  // ends and this rethrows.
   template <typename Work>
   void run(double multiplications, Work work) {
     struct Closing {
@@ -51,8 +51,8 @@ class Team {
     work();
   }
 
-  // Within `run`: units 0..n-1, in no order. They are taken `together` at a time: what is quickly done is not worth
-  // the way between two cores.
+  // Within `run`: computes units 0..n-1 in any order. Threads take `together` of them at a time, since handing over
+  // very short work costs more than doing it.
   template <typename Unit>
   void each(int n, int together, Unit unit) {
     if (!is_open() || n <= together) {
@@ -88,8 +88,8 @@ class Team {
       sched_yield();
   }
 
-  // Do parts of the present phase while there are some; whether there were any. What describes the phase is read
-  // once a part is taken: until that is done, the leader opens no other.
+  // Does parts of the current phase while there are any; returns whether there were. The phase's description is only
+  // read after taking a part: until that part is done, the leader does not open another phase.
   bool take_part() {
     bool has_taken = false;
     for (uint64_t seen = phase_.load(std::memory_order_acquire); uint32_t(seen) < seen >> 32;) {
@@ -98,7 +98,7 @@ class Team {
       const int begin = int(uint32_t(seen)) * together_;
       try {
         call_(unit_, begin, std::min(begin + together_, num_units_));
-      } catch (...) {  // the leader throws it again, when nobody works on the phase any more
+      } catch (...) {  // the leader rethrows it once no thread works on the phase
         if (!has_failed_.exchange(true, std::memory_order_relaxed)) failure_ = std::current_exception();
       }
       num_done_.fetch_add(1, std::memory_order_release);
@@ -125,14 +125,14 @@ class Team {
   int num_units_ = 0, together_ = 1;
   alignas(64) std::atomic<uint32_t> generation_{0};
   std::atomic<bool> is_open_{false};
-  alignas(64) std::atomic<uint64_t> phase_{0};  // parts in the upper half, how many of them are taken in the lower
+  alignas(64) std::atomic<uint64_t> phase_{0};  // upper half: number of parts; lower half: how many of them are taken
   alignas(64) std::atomic<uint32_t> num_done_{0};
   std::atomic<bool> has_failed_{false};
-  std::exception_ptr failure_;  // of the part that failed first; its `num_done_` publishes it
+  std::exception_ptr failure_;  // of the part that failed first; published by its `num_done_`
 };
 
-static std::unique_ptr<Team> team;  // of this library
+static std::unique_ptr<Team> team;
 
-constexpr double kLargeWork = 1e12;  // multiplications that are worth all threads
+constexpr double kLargeWork = 1e12;  // multiplications; more than any `worth_waking`
 
 }  // namespace penstock

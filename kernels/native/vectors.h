@@ -56,7 +56,7 @@ inline void narrow(float x, bf16* at) {  // to nearest, ties to even; NaN stays 
   *at = std::isnan(x) ? 0x7fc0 : uint16_t((word + 0x7fff + ((word >> 16) & 1)) >> 16);
 }
 
-// Two bf16 in the two halves of a word, as what is multiplied and added in one instruction where there is such a one.
+// Two bf16 in the halves of a word; some processors multiply and add such pairs in one instruction.
 struct Pair {
   uint32_t bits;
 };
@@ -68,7 +68,7 @@ inline Floats add_products(Floats sum, Words a, Words b) {
   return Floats(_mm512_dpbf16_ps(__m512(sum), __m512bh(a), __m512bh(b)));
 }
 
-// 32 floats, rounded to the nearest.
+// 32 floats, rounded to nearest.
 inline Words pairs_of(Floats low, Floats high) { return Words(_mm512_cvtne2ps_pbh(__m512(high), __m512(low))); }
 #else
 constexpr bool kMultipliesPairs = false;
@@ -88,7 +88,7 @@ inline Words pairs_of(Floats low, Floats high) {
 }
 #endif
 
-// Lane i of `swapped<n>(v)` is lane i ^ n: all lanes of a sum or maximum over such steps end up equal.
+// Lane i of `swapped<n>(v)` is lane i ^ n: after a sum or maximum over such steps all lanes are equal.
 template <int n>
 inline Floats swapped(Floats v) {
   constexpr auto from = [](int i) { return i ^ n; };
@@ -125,7 +125,7 @@ inline uint32_t bits_of(Ints lanes) {
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// The sum in all lanes, added by halves: the order never depends on who asks.
+// The sum in all lanes, added by halves, always in the same order.
 inline Floats sum_of(Floats v) {
   v += swapped<8>(v);
   v += swapped<4>(v);
@@ -142,7 +142,7 @@ inline Floats max_of(Floats v) {
   return v;
 }
 
-// Rows become columns: four rounds of interleaving each row with the one eight further on.
+// Transposes: four rounds of interleaving each row with the one eight rows on.
 inline __attribute__((always_inline)) void transpose(Floats (&rows)[kLanes]) {
 #ifdef __AVX512F__
 #pragma GCC unroll 4
