@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from bench.decode_step import decode_times
 from bench.local_engine import LocalEngine
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
+from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.grammars.child import read_grammar
 from penstock.ipc.messages import SamplingParams
 
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     folder = args.model or demo_folder()
-    vocabulary = grammar_vocabulary(folder)
+    vocabulary = grammar_vocabulary(open_checkpoint(folder))
     grammar = read_grammar(vocabulary, "json", json.dumps(_SCHEMA)).text
     engine = LocalEngine(
         folder,

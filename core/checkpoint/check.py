@@ -1,50 +1,69 @@
 """Whether a checkpoint can be served, said in milliseconds, before any process starts."""
 
-from pathlib import Path
+from penstock.core.checkpoint.model_config import CLOCKWORK, ModelConfig, parse_model_config, quantized
+from penstock.core.checkpoint.source import Checkpoint, LoadError, StoredTensor, eos_token_ids
+from penstock.core.checkpoint.tensors import expected_tensors, is_ignored
 
-from penstock.core.checkpoint.folder import eos_token_ids, read_json
-from penstock.core.checkpoint.model_config import CLOCKWORK, parse_model_config, quantized
-from penstock.core.checkpoint.weight_files import refuse_pointer, stored_tensors
-from penstock.core.config.options import ConfigError
-
-_OLD_QUANTIZED = {"quantize_config.json": "GPTQ, as quantize_config.json says", "quant_config.json": "AWQ"}
-_OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")
+_FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
+_OF_QUANTIZED = (".qweight", ".qzeros", ".scales", ".g_idx", ".SCB", ".absmax", ".weight_scale", ".weight_scale_inv")
+"""How the tensors end that formats of fewer bits bring along."""
 
 
-def check_checkpoint(folder: Path, *, with_weights: bool = True, with_tokenizer: bool = True) -> None:
+def check_checkpoint(checkpoint: Checkpoint, *, with_weights: bool = True, with_tokenizer: bool = True) -> None:
     """Look at everything that can be known without reading a tensor.
 
     Raises:
         ConfigError: one clear sentence: what is not supported, missing or damaged, and what to do.
     """
-    refuse_pointer(folder / "config.json")
-    raw = read_json(folder / "config.json")
-    for name, method in _OLD_QUANTIZED.items():
-        if (folder / name).is_file():
-            raise quantized(method)
-    config = parse_model_config(raw)
-    eos_token_ids(folder)
+    config = parse_model_config(checkpoint.config)
+    eos_token_ids(checkpoint)
     if with_tokenizer:
-        check_tokenizer_file(folder)
+        checkpoint.tokenizer()
     if with_weights and config.architecture != CLOCKWORK:
-        stored_tensors(folder, config)
+        model_tensors(checkpoint, config)
 
 
-def check_tokenizer_file(folder: Path) -> None:
-    """Make sure that there is a tokenizer.json.
+def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, StoredTensor]:
+    """All tensors of the checkpoint, which are those that `config` asks for.
 
     Raises:
-        ConfigError: there is none, or what git has in its place.
+        LoadError: if tensors are missing, damaged, unexpected, quantized or of other shapes.
     """
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        refuse_pointer(path)
-        return
-    other = next((found.name for name in _OTHER_TOKENIZERS for found in sorted(folder.glob(name))), None)
-    if other is None:
-        raise ConfigError(f"{str(folder)!r} has no tokenizer.json: a checkpoint needs one to be served")
-    raise ConfigError(
-        f"{str(folder)!r} has {other} and no tokenizer.json, which alone is read: transformers can write one "
-        "(AutoTokenizer.from_pretrained(folder).save_pretrained(folder)) if tokenizer_config.json is there too; "
-        "else take it from the model's page"
-    )
+    found = checkpoint.tensors()
+    expected = expected_tensors(config)
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected and not is_ignored(name, config)]
+    if missing or unexpected:
+        _explain(found)
+    if missing:
+        raise LoadError(f"the checkpoint lacks {_some(missing)}")
+    if unexpected:
+        raise LoadError(f"the checkpoint has tensors that {config.architecture} does not: {_some(unexpected)}")
+    for name, shape in expected.items():
+        stored = found[name]
+        if stored.shape != shape:
+            raise LoadError(f"tensor {name} has shape {list(stored.shape)}, and config.json asks for {list(shape)}")
+        if stored.dtype not in _FLOATS:
+            raise LoadError(f"tensor {name} has dtype {stored.dtype}: quantized weights are not supported yet")
+    return found
+
+
+def _explain(names: dict[str, StoredTensor]) -> None:
+    """Say what the checkpoint is, where its tensors tell."""
+    if found := next((name for name in names if name.endswith(_OF_QUANTIZED)), None):
+        raise LoadError(str(quantized(f"it has {found}")))
+    if any(name.startswith(("language_model.", "model.language_model.", "vision_tower.", "visual.")) for name in names):
+        raise LoadError(
+            "these are the weights of a model that takes images or sound (language_model., vision_tower., ...); "
+            "models of text alone are served"
+        )
+    if any(".lora_A." in name or ".lora_B." in name for name in names):
+        raise LoadError(
+            "these are the weights of a LoRA adapter, which is not supported yet: merge it into its model "
+            "(PEFT: merge_and_unload) and serve the result"
+        )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,26 +1,20 @@
-"""What every process may want to know of a checkpoint folder without loading it."""
+"""A checkpoint as Hugging Face publishes it: a folder of JSON files and safetensors."""
 
-import hashlib
-import importlib.util
+from collections.abc import Callable
+from functools import cache, cached_property, partial
+from mmap import ACCESS_COPY, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from penstock.core.config.options import Config, ConfigError
+from penstock.core.checkpoint.source import LoadError, StoredTensor
+from penstock.core.config.options import ConfigError
 
-
-def model_dir(config: Config) -> Path:
-    """The checkpoint folder: the one asked for, or the bundled demo model's.
-
-    Raises:
-        ConfigError: if it is missing or has no config.json.
-    """
-    folder = Path(config.model.model) if config.model.model else _demo_dir()
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{str(folder)!r} is no checkpoint folder: {_what_else(folder)}")
-    return folder
-
+_LFS_POINTER = b"version https://git-lfs"
+_OLD_QUANTIZED = {"quantize_config.json": "GPTQ, as quantize_config.json says", "quant_config.json": "AWQ"}
+_OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")
+_TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 # file that some other kind of folder has -> what to say of it
 _OTHER_FOLDERS = {
@@ -33,35 +27,134 @@ _OTHER_FOLDERS = {
 }
 
 
-def _what_else(folder: Path) -> str:
-    for name, said in _OTHER_FOLDERS.items():
-        if any(folder.glob(name)):
-            return said
-    return "it has no config.json"
+class HuggingFaceFolder:
+    """See `Checkpoint`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def at(cls, path: Path) -> Self | None:
+        """Any folder is one: what it lacks is said by the member that looks for it."""
+        return cls(path) if path.is_dir() else None
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.json, and what older quantized checkpoints say beside it."""
+        path = self.path / "config.json"
+        if not path.is_file():
+            found = [said for name, said in _OTHER_FOLDERS.items() if any(self.path.glob(name))]
+            raise ConfigError(f"{str(self.path)!r} is no checkpoint folder: {[*found, 'it has no config.json'][0]}")
+        _refuse_pointer(path)
+        for name, method in _OLD_QUANTIZED.items():
+            if (self.path / name).is_file():
+                return {"quantization_config": {"quant_method": method}} | _read_json(path)
+        return _read_json(path)
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """generation_config.json."""
+        return _read_json(self.path / "generation_config.json")
+
+    @cached_property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """tokenizer_config.json; what it does not say of special tokens is in special_tokens_map.json."""
+        named = _read_json(self.path / "tokenizer_config.json")
+        said = {name for name, value in named.items() if value is not None}
+        absent = {*_TOKEN_LISTS} if said & {*_TOKEN_LISTS} else set()
+        older = _read_json(self.path / "special_tokens_map.json")
+        return named | {name: value for name, value in older.items() if name not in said | absent}
+
+    def tokenizer(self) -> bytes:
+        """tokenizer.json."""
+        path = self.path / "tokenizer.json"
+        if path.is_file():
+            _refuse_pointer(path)
+            return path.read_bytes()
+        other = next((found.name for name in _OTHER_TOKENIZERS for found in sorted(self.path.glob(name))), None)
+        if other is None:
+            raise ConfigError(f"{str(self.path)!r} has no tokenizer.json: a checkpoint needs one to be served")
+        raise ConfigError(
+            f"{str(self.path)!r} has {other} and no tokenizer.json, which alone is read: transformers can write one "
+            "(AutoTokenizer.from_pretrained(folder).save_pretrained(folder)) if tokenizer_config.json is there too; "
+            "else take it from the model's page"
+        )
+
+    def chat_template(self) -> str | None:
+        """chat_template.jinja, else what tokenizer_config.json or chat_template.json says."""
+        path = self.path / "chat_template.jinja"
+        if path.is_file():
+            return read_text(path, "the chat template")
+        found = self.tokenizer_config.get("chat_template")
+        if found is None:
+            found = _read_json(self.path / "chat_template.json").get("chat_template")
+        if isinstance(found, list):
+            found = {entry["name"]: entry["template"] for entry in found}
+        if isinstance(found, dict):
+            found = found.get("default")
+            if found is None:
+                raise ConfigError("the checkpoint has several chat templates and none is called 'default'")
+        if found is not None and not isinstance(found, str):
+            raise ConfigError("tokenizer_config.json: chat_template is neither a text nor a list of named ones")
+        return found
+
+    def tensors(self) -> dict[str, StoredTensor]:
+        """Those of all weight files. A file is mapped into memory when its first tensor is read."""
+        found: dict[str, StoredTensor] = {}
+        for path in self._weight_files():
+            found |= _tensors_of(path)
+        return found
+
+    def _weight_files(self) -> list[Path]:
+        folder = self.path
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            _refuse_pointer(index)
+            try:
+                names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                raise LoadError(f"{str(index)!r} is no index of weight files") from None
+            files = [folder / Path(name).name for name in sorted(names)]
+        elif (folder / "model.safetensors").is_file():
+            return [folder / "model.safetensors"]
+        else:
+            files = sorted(folder.glob("*.safetensors"))
+        absent = [file.name for file in files if not file.is_file()]
+        if absent:
+            shown = ", ".join(absent[:3])
+            raise LoadError(f"weight files named by the index are missing: {shown}; is the download complete?")
+        if files:
+            return files
+        if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+            raise LoadError(
+                f"{str(folder)!r} has only pickled weights (.bin), which can run code when read; "
+                "convert them to safetensors"
+            )
+        if any(folder.glob("*.gguf")):
+            raise LoadError(
+                f"{str(folder)!r} has only GGUF weights, which are not supported yet; safetensors are served"
+            )
+        raise LoadError(f"{str(folder)!r} has no .safetensors files; is the download complete?")
 
 
-def served_model_names(config: Config) -> tuple[str, ...]:
-    """The names that the API answers to; the first one is reported."""
-    if config.model.served_model_name:
-        return config.model.served_model_name
-    if not config.model.model:
-        return ("penstock-demo",)
-    return (config.model.model.rstrip("/"),) if config.model.model.strip("/") else ("model",)
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
 
 
-def _demo_dir() -> Path:
-    spec = importlib.util.find_spec("penstock.demo")
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("the bundled demo model is not installed; name a checkpoint folder")
-    return Path(next(iter(spec.submodule_search_locations))) / "model"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a checkpoint's file; an absent file is an empty object.
+def read_text(path: Path, what: str) -> str:
+    """A file of UTF-8.
 
     Raises:
-        ConfigError: if the file is not a JSON object.
+        ConfigError: naming the file, and `what` it should be.
     """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {what} {str(path)!r}: {error}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; an absent file is an empty one."""
     if not path.is_file():
         return {}
     try:
@@ -70,22 +163,51 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{str(path)!r} is not a JSON object: {error}") from None
 
 
-def fingerprint(folder: Path) -> str:
-    """16 hex digits that tell two checkpoints' architectures apart; peers compare them in their hello."""
-    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
+def _refuse_pointer(path: Path) -> None:
+    """Make sure that a file is what it is called, and not what git has in the place of a large one."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(_LFS_POINTER))
+    except OSError as error:
+        raise LoadError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    if begin == _LFS_POINTER:
+        raise LoadError(
+            f"{str(path)!r} is a Git LFS pointer, not the file itself: `git lfs pull` in its folder fetches it, "
+            "and so does `hf download`"
+        )
 
 
-def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that end a sequence: generation_config.json's, else config.json's.
+def _tensors_of(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file: 8 bytes with the header's length, the header (JSON), and the data.
 
-    Raises:
-        ConfigError: they are no ids.
+    The library judges the file: sizes, gaps, overlaps, unknown dtypes. Then its header can be taken at its word.
     """
-    for name in ("generation_config.json", "config.json"):
-        found = read_json(folder / name).get("eos_token_id")
-        listed = found if isinstance(found, list) else [] if found is None else [found]
-        if any(isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 for token_id in listed):
-            raise ConfigError(f"{name}: eos_token_id must be a token id or a list of them, got {str(found)[:64]}")
-        if listed:
-            return tuple(listed)
-    return ()
+    from safetensors import SafetensorError, safe_open  # not for those who only ask for help
+
+    _refuse_pointer(path)
+    try:
+        with safe_open(path, framework="numpy"), path.open("rb") as file:
+            begin = 8 + int.from_bytes(file.read(8), "little")
+            header = msgspec.json.decode(file.read(begin - 8), type=dict[str, dict[str, Any]])
+    except (SafetensorError, OSError, msgspec.MsgspecError) as error:
+        raise LoadError(f"{str(path)!r} is no readable safetensors file: {error}") from None
+    header.pop("__metadata__", None)
+    mapped = cache(partial(_mapped, path))
+    return {name: _stored(entry, begin, mapped) for name, entry in header.items()}
+
+
+def _stored(entry: dict[str, Any], begin: int, mapped: Callable[[], memoryview]) -> StoredTensor:
+    first, last = (begin + offset for offset in entry["data_offsets"])
+
+    def read() -> memoryview:
+        return mapped()[first:last]
+
+    return StoredTensor(tuple(entry["shape"]), entry["dtype"], last - first, read)
+
+
+def _mapped(path: Path) -> memoryview:
+    try:
+        with path.open("rb") as file:  # for private use: torch wants memory that may be written to
+            return memoryview(mmap(file.fileno(), 0, access=ACCESS_COPY))
+    except (OSError, ValueError) as error:  # it has changed since its header was read
+        raise LoadError(f"{str(path)!r} is no readable safetensors file: {error}") from None

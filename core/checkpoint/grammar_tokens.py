@@ -6,10 +6,9 @@ before a grammar is there.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.checkpoint.folder import eos_token_ids, read_json
+from penstock.core.checkpoint.source import Checkpoint, eos_token_ids
 from penstock.core.config.options import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ MAX_LEXER_STATES = 20_000
 """Of the automaton that all copies of a matcher share; 1 to 2 kB each."""
 
 
-def grammar_vocabulary(folder: Path) -> LLTokenizer:
+def grammar_vocabulary(checkpoint: Checkpoint) -> LLTokenizer:
     """The checkpoint's tokens, as a grammar sees them: their bytes, which are special, which one ends a text.
 
     Takes about half a second and 60 MB for 32,000 tokens.
@@ -31,10 +30,10 @@ def grammar_vocabulary(folder: Path) -> LLTokenizer:
     from tokenizers import Tokenizer
 
     try:
-        source = (folder / "tokenizer.json").read_text()
-        eos = list(eos_token_ids(folder))
+        source = checkpoint.tokenizer().decode()
+        eos = list(eos_token_ids(checkpoint))
         if not eos:
-            text = read_json(folder / "tokenizer_config.json").get("eos_token")
+            text = checkpoint.tokenizer_config.get("eos_token")
             text = text.get("content") if isinstance(text, dict) else text
             token_id = Tokenizer.from_str(source).token_to_id(text) if isinstance(text, str) else None
             eos = [] if token_id is None else [token_id]

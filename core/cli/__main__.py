@@ -9,7 +9,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.folder import model_dir
+from penstock.core.checkpoint.registry import open_model
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses
 from penstock.core.config.flags import add_flags, config_from, flags
@@ -132,7 +132,7 @@ def _run_server(command: str, config: Config) -> int:
     if command != "scheduler":
         config = located(config)
         check_checkpoint(
-            model_dir(config),
+            open_model(config),
             with_weights=command != "frontend" and config.worker.load_format != "dummy",
             with_tokenizer=command != "worker",
         )

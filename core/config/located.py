@@ -1,4 +1,4 @@
-"""Which folder MODEL means: a folder, or the name of a checkpoint in the local cache of the Hugging Face hub.
+"""What MODEL means: a path, or the name of a checkpoint in the local cache of the Hugging Face hub.
 
     CACHE/models--org--name/refs/main              names the snapshot
     CACHE/models--org--name/snapshots/<revision>/  is the checkpoint folder
@@ -20,12 +20,12 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def located(config: Config, environment: Mapping[str, str] = os.environ) -> Config:
-    """The same with MODEL as the folder that it means, and with the name that was given as the name that is served.
+    """The same with MODEL as the path that it means, and with the name that was given as the name that is served.
 
-    Done once, before any process starts: they all must read the same folder, whatever is downloaded meanwhile.
+    Done once, before any process starts: they all must read the same files, whatever is downloaded meanwhile.
 
     Raises:
-        ConfigError: there is no such folder; the message says what to do.
+        ConfigError: there is nothing of that name; the message says what to do.
     """
     given = config.model.model
     if not given:
@@ -47,14 +47,14 @@ def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def _find(given: str, environment: Mapping[str, str]) -> tuple[Path, str]:
-    """The folder, and the name to serve it under if it is not the folder's own."""
+    """The path, and the name to serve it under if it is not the path itself."""
     path = Path(given).expanduser()
     if _is_folder(path):
         if _is_there(path / "snapshots") and not _is_there(path / "config.json"):
             return _snapshot(path), path.resolve().name.removeprefix("models--").replace("--", "/")
         return path, "" if path == Path(given) else given
     if _is_there(path):
-        raise ConfigError(_of_a_file(path))
+        return path, "" if path == Path(given) else given
     if not _HUB_NAME.fullmatch(given):
         raise ConfigError(f"no checkpoint folder at {given!r}")
     cache = hub_cache(environment)
@@ -97,12 +97,3 @@ def _snapshot(cached: Path) -> Path:
     if not found:
         raise ConfigError(f"{str(cached)!r} holds no snapshot; `hf download {name}` completes it")
     raise ConfigError(f"{str(cached)!r} holds {len(found)} snapshots and no refs/main; name the folder of one of them")
-
-
-def _of_a_file(path: Path) -> str:
-    if path.suffix.lower() == ".gguf":
-        return (
-            f"{str(path)!r} is a GGUF file, which is not supported yet: serve the folder of the checkpoint in "
-            "safetensors that it was made from"
-        )
-    return f"{str(path)!r} is a file: name the folder that holds config.json and the weights"

@@ -14,8 +14,8 @@ import zmq
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.core.checkpoint.folder import fingerprint, model_dir, read_json, served_model_names
-from penstock.core.checkpoint.size import checkpoint_size
+from penstock.core.checkpoint.registry import open_model, served_model_names
+from penstock.core.checkpoint.source import LoadError, StoredTensor, fingerprint
 from penstock.core.config import Config, FrontendOptions, channel_keys
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
@@ -37,7 +37,7 @@ class Banner:
         self._console: Console | None = None
         if sys.stdout.isatty():
             self._console = Console(file=cast(IO[str], SinkStream(self._output, 1)), highlight=False, soft_wrap=True)
-        self._folder = model_dir(config)
+        self._checkpoint = open_model(config)
         self._name = served_model_names(config)[0]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ class Banner:
         self._say_hello()
 
     def _say_hello(self) -> None:
-        self._channel.send(FrontendHello(PROTOCOL_VERSION, "penstock-supervisor", fingerprint(self._folder)))
+        self._channel.send(FrontendHello(PROTOCOL_VERSION, "penstock-supervisor", fingerprint(self._checkpoint)))
 
     def _on_message(self, message: ToFrontend) -> None:
         match message:
@@ -68,22 +68,31 @@ class Banner:
     def begin(self) -> None:
         """Say what was found, before anything is loaded."""
         is_dummy = self._config.worker.load_format == "dummy"
-        size = None if is_dummy else checkpoint_size(self._folder)
-        architectures = read_json(self._folder / "config.json").get("architectures") or ["unknown architecture"]
+        tensors = [] if is_dummy else self._tensors()
+        num_parameters = sum(tensor.num_elements for tensor in tensors)
+        num_bytes = sum(tensor.num_bytes for tensor in tensors)
+        architectures = self._checkpoint.config.get("architectures") or ["unknown architecture"]
         log.info(
             "found",
             model=self._name,
-            folder=str(self._folder),
+            folder=str(self._checkpoint.path),
             architecture=architectures[0],
-            parameters=size.num_parameters if size else None,
-            weight_bytes=size.num_bytes if size else None,
+            parameters=num_parameters or None,
+            weight_bytes=num_bytes or None,
         )
         weights = "random weights" if is_dummy else "no readable weights"
-        if size is not None:
-            weights = f"{_short(size.num_parameters)} parameters, {_bytes(size.num_bytes)}"
+        if tensors:
+            weights = f"{_short(num_parameters)} parameters, {_bytes(num_bytes)}"
         self._say(f"\n  [bold]Penstock[/bold] {_version()}\n")
         self._field("model", f"[bold]{escape(self._name)}[/bold]: {escape(str(architectures[0]))}, {weights}")
-        self._field("folder", escape(str(self._folder.resolve())))
+        self._field("folder", escape(str(self._checkpoint.path.resolve())))
+
+    def _tensors(self) -> list[StoredTensor]:
+        """None for a model without weights (for tests), or a file that has changed since it was checked."""
+        try:
+            return list(self._checkpoint.tensors().values())
+        except LoadError:
+            return []
 
     async def announce(self, frontends_ready: list[asyncio.Event]) -> None:
         """Wait for the engine and all frontends, then say so."""

@@ -34,13 +34,13 @@ class PromptReader:
     """Makes prompts for one model; lives in a running event loop until `close`."""
 
     def __init__(
-        self, folder: Path, template_file: str, tokenizer: TextTokenizer, *, parse_special_tokens: bool = False
+        self, model: Path, template_file: str, tokenizer: TextTokenizer, *, parse_special_tokens: bool = False
     ) -> None:
-        """`folder` is the checkpoint's; `template_file` and `parse_special_tokens` are the options of these names."""
+        """`model` is the checkpoint's path; `template_file` and `parse_special_tokens` are options of these names."""
         self._tokenizer = tokenizer
         self._children = ChildPool(
             "penstock.frontend.text.child",
-            (str(folder), template_file, "tokens" if parse_special_tokens else "text"),
+            (str(model), template_file, "tokens" if parse_special_tokens else "text"),
             max_processes=_MAX_PROCESSES,
             max_queued=_MAX_QUEUED,
             max_answer_bytes=_MAX_ANSWER_BYTES,

@@ -4,16 +4,17 @@ import asyncio
 import hashlib
 import struct
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import structlog
 from msgspec import UNSET
 
-from penstock.core.checkpoint.folder import eos_token_ids, model_dir, read_json, served_model_names
 from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.registry import model_path, open_model, served_model_names
+from penstock.core.checkpoint.source import Checkpoint, eos_token_ids
 from penstock.core.config import Config
 from penstock.core.config.api_keys import load_api_keys
 from penstock.frontend.api.prompts import PromptReader
@@ -62,7 +63,7 @@ class TextModel:
     eos_token_ids: tuple[int, ...]
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
-    tokenizer_config: dict[str, Any] = field(default_factory=dict)
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_text_model(config: Config) -> TextModel:
@@ -71,31 +72,31 @@ def load_text_model(config: Config) -> TextModel:
     Raises:
         ConfigError: in one clear sentence, if one of them cannot be used.
     """
-    folder = model_dir(config)
-    tokenizer = load_tokenizer(folder)
-    eos = eos_token_ids(folder)
+    checkpoint = open_model(config)
+    tokenizer = load_tokenizer(checkpoint)
+    eos = eos_token_ids(checkpoint)
     if not eos and tokenizer.eos_token_id is not None:
         eos = (tokenizer.eos_token_id,)
-    template = load_chat_template(folder, config.frontend.chat_template, tokenizer.special_tokens)
+    template = load_chat_template(checkpoint, config.frontend.chat_template, tokenizer.special_tokens)
     source = "" if template is None else template.source
     tool_parser, reasoning_parser = config.frontend.tool_call_parser, config.frontend.reasoning_parser
     return TextModel(
         names=served_model_names(config),
         tokenizer=tokenizer,
         template=template,
-        defaults=_sampling_defaults(folder),
+        defaults=_sampling_defaults(checkpoint),
         eos_token_ids=eos,
         tool_format=tool_format_of(source) if tool_parser == "auto" else TOOL_FORMATS.get(tool_parser),
         reasoning_format=(
             reasoning_format_of(source) if reasoning_parser == "auto" else REASONING_FORMATS.get(reasoning_parser)
         ),
-        tokenizer_config=read_json(folder / "tokenizer_config.json"),
+        tokenizer_config=checkpoint.tokenizer_config,
     )
 
 
-def _sampling_defaults(folder: Path) -> SamplingDefaults:
+def _sampling_defaults(checkpoint: Checkpoint) -> SamplingDefaults:
     """generation_config.json's say on sampling; absent fields keep the neutral values."""
-    found = JsonFields("generation_config.json", read_json(folder / "generation_config.json"))
+    found = JsonFields("generation_config.json", checkpoint.generation_config)
     neutral = SamplingDefaults()
     names = ("temperature", "top_p", "min_p", "repetition_penalty")
     values = {name: found.number(name, getattr(neutral, name)) for name in names}
@@ -125,9 +126,9 @@ class Service:
         options = self.config.frontend
         self.access = Access(load_api_keys(options.api_keys_file), shares_prefix_cache=options.share_prefix_cache)
         self.queue = QueueGate(self.config.scheduler, lambda: self.engine.stats)
-        self.grammars = GrammarReader(model_dir(self.config))
+        self.grammars = GrammarReader(model_path(self.config))
         self.prompts = PromptReader(
-            model_dir(self.config),
+            model_path(self.config),
             options.chat_template,
             self.model.tokenizer,
             parse_special_tokens=options.parse_special_tokens,

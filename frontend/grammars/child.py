@@ -1,4 +1,4 @@
-"""The process that reads grammars: `python -m penstock.frontend.grammars.child FOLDER PARENT`.
+"""The process that reads grammars: `python -m penstock.frontend.grammars.child MODEL PARENT`.
 
 A grammar is code of a client's making: reading it may take for ever, eat the memory or crash. Hence this
 process of its own (see `child_pool.py`). [kind, text] is answered with [grammar, error, bytes of memory, what is not
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.grammars.json_check import check_is_schema, mismatch
 from penstock.frontend.grammars.json_schema import GrammarError, check_pattern, check_repetitions, check_schema
@@ -272,13 +273,13 @@ def _shortened(message: str) -> str:
 
 def main(argv: list[str]) -> int:
     """Answer until stdin ends; the exit code."""
-    folder, parent = argv
+    path, parent = argv
     process.end_with_parent(int(parent))
     process.begin("penstock-grammar", "warning")
     limit_resources()
     os.nice(_PRIORITY)
     try:
-        vocabulary = grammar_vocabulary(Path(folder))
+        vocabulary = grammar_vocabulary(open_checkpoint(Path(path)))
     except ConfigError as error:
         answer(["", str(error)])
         return 2

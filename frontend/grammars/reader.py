@@ -84,8 +84,8 @@ class _Reading:
 class GrammarReader:
     """Reads and remembers grammars for one model; lives in a running event loop until `close`."""
 
-    def __init__(self, folder: Path, max_seconds: float = MAX_SECONDS) -> None:
-        """`folder` is the checkpoint's. No process is started before the first grammar comes."""
+    def __init__(self, model: Path, max_seconds: float = MAX_SECONDS) -> None:
+        """`model` is the checkpoint's path. No process is started before the first grammar comes."""
         self._max_seconds = max_seconds
         self._cache: OrderedDict[bytes, _Outcome] = OrderedDict()
         self._cached_bytes = 0
@@ -93,7 +93,7 @@ class GrammarReader:
         self._slots = FairSlots(_MAX_PROCESSES, MAX_QUEUED)
         self._children = ChildPool(
             "penstock.frontend.grammars.child",
-            (str(folder),),
+            (str(model),),
             max_processes=_MAX_PROCESSES,
             max_queued=MAX_QUEUED,
             max_answer_bytes=_MAX_ANSWER_BYTES,

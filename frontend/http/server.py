@@ -8,7 +8,8 @@ from collections.abc import Callable
 import structlog
 import zmq
 
-from penstock.core.checkpoint.folder import fingerprint, model_dir
+from penstock.core.checkpoint.registry import open_model
+from penstock.core.checkpoint.source import fingerprint
 from penstock.core.config import Config, ConfigError, channel_keys
 from penstock.core.config.api_keys import load_api_keys
 from penstock.core.config.listening import has_files
@@ -46,7 +47,7 @@ class Server:
         link = EngineLink(
             config.ipc.frontend_address,
             name,
-            fingerprint(model_dir(config)),
+            fingerprint(open_model(config)),
             config.ipc.heartbeat_interval,
             config.ipc.heartbeat_timeout,
             channel_keys(config),

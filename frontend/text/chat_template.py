@@ -22,7 +22,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from penstock.core.checkpoint.folder import read_json
+from penstock.core.checkpoint.folder import read_text
+from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
 from penstock.frontend.text.template_calls import CallStyle, Chat, find_style
@@ -249,37 +250,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def load_chat_template(folder: Path, override: str, special_tokens: dict[str, Any]) -> ChatTemplate | None:
-    """The template of --chat-template, else the checkpoint's (chat_template.jinja, tokenizer_config.json), if any.
+def load_chat_template(checkpoint: Checkpoint, override: str, special_tokens: dict[str, Any]) -> ChatTemplate | None:
+    """The template of --chat-template, else the checkpoint's, if any.
 
     Raises:
-        ConfigError: if the file cannot be read, or the template does not compile.
+        ConfigError: if it cannot be read, or does not compile.
     """
-    source = _source(folder, override)
+    source = read_text(Path(override), "the chat template") if override else checkpoint.chat_template()
     return None if source is None else ChatTemplate(source, special_tokens)
-
-
-def _source(folder: Path, override: str) -> str | None:
-    if override:
-        return _read(Path(override))
-    if (folder / "chat_template.jinja").is_file():
-        return _read(folder / "chat_template.jinja")
-    found = read_json(folder / "tokenizer_config.json").get("chat_template")
-    if found is None:
-        found = read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}
-    if isinstance(found, dict):
-        found = found.get("default")
-        if found is None:
-            raise ConfigError("the checkpoint has several chat templates and none is called 'default'")
-    if found is not None and not isinstance(found, str):
-        raise ConfigError("tokenizer_config.json: chat_template is neither a text nor a list of named ones")
-    return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the chat template {str(path)!r}: {error}") from None

@@ -1,5 +1,5 @@
 """The process that renders chat templates and tokenizes long texts:
-`python -m penstock.frontend.text.child FOLDER TEMPLATE SPECIAL PARENT`.
+`python -m penstock.frontend.text.child MODEL TEMPLATE SPECIAL PARENT`.
 
 A checkpoint's template is a program, and a tokenizer's time need not be linear in its text: see `child_pool.py`.
 ["render", conversation, max_chars] is answered with [[text, seam], error] (no text: it is too long),
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
 from penstock.frontend.text.chat_template import ChatTemplate, load_chat_template
@@ -25,14 +26,14 @@ from penstock.ipc import process
 
 def main(argv: list[str]) -> int:
     """Answer until stdin ends; the exit code."""
-    folder, template_file, special, parent = argv
+    path, template_file, special, parent = argv
     process.end_with_parent(int(parent))
     process.begin("penstock-text", "warning")
     limit_resources()
     try:
-        special_tokens = special_tokens_of(Path(folder))
-        template = load_chat_template(Path(folder), template_file, special_tokens)
-        special_texts = SpecialTexts(special_texts_of(Path(folder)) if special == "text" else ())
+        checkpoint = open_checkpoint(Path(path))
+        template = load_chat_template(checkpoint, template_file, special_tokens_of(checkpoint))
+        special_texts = SpecialTexts(special_texts_of(checkpoint) if special == "text" else ())
     except ConfigError as error:
         answer(["", str(error)])
         return 2
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
         kind, what, how = msgspec.json.decode(line)
         try:
             if kind == "encode":
-                tokenizer = tokenizer or load_tokenizer(Path(folder))
+                tokenizer = tokenizer or load_tokenizer(checkpoint)
                 text, seam = what
                 answer([tokenizer.encode(text, add_special_tokens=how, seam=seam), ""])
             elif template is not None:

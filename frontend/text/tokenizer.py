@@ -6,17 +6,15 @@ and special_tokens_map.json, is applied here.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
-from penstock.core.checkpoint.check import check_tokenizer_file
-from penstock.core.checkpoint.folder import read_json
+from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.text.detokenize import (
     ByteDetokenizer,
@@ -151,44 +149,51 @@ class _ListedToken(msgspec.Struct):
     special: bool = False
 
 
-def load_tokenizer(folder: Path) -> TextTokenizer:
-    """The tokenizer of a checkpoint folder.
+def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
+    """The checkpoint's tokenizer.
 
     Raises:
-        ConfigError: if there is no tokenizer.json, or it cannot be used.
+        ConfigError: there is none, or it cannot be used.
     """
-    path = folder / "tokenizer.json"
-    check_tokenizer_file(folder)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(checkpoint.tokenizer())
+    except ConfigError:
+        raise
     except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{str(path)!r} is no usable tokenizer: {error}") from None
+        raise ConfigError(f"the tokenizer.json of {str(checkpoint.path)!r} is no usable tokenizer: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    _add_tokens(tokenizer, read_json(folder / "tokenizer_config.json"))
-    special_tokens = special_tokens_of(folder)
+    _add_tokens(tokenizer, checkpoint.tokenizer_config)
+    special_tokens = special_tokens_of(checkpoint)
     known = [AddedToken(text, special=True, normalized=False) for text in _texts(special_tokens)]
     tokenizer.add_special_tokens([token for token in known if tokenizer.token_to_id(token.content) is not None])
     return TextTokenizer(tokenizer, special_tokens)
 
 
-def special_texts_of(folder: Path) -> set[str]:
+def special_texts_of(checkpoint: Checkpoint) -> set[str]:
     """How the checkpoint's special tokens are spelled; read without making a tokenizer of it."""
-    found = set(_texts(special_tokens_of(folder)))
-    with suppress(OSError, msgspec.MsgspecError):  # `load_tokenizer` says what is wrong with it
-        file = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile)
+    found = set(_texts(special_tokens_of(checkpoint)))
+    with suppress(OSError, ConfigError, msgspec.MsgspecError):  # `load_tokenizer` says what is wrong with it
+        file = msgspec.json.decode(checkpoint.tokenizer(), type=_TokenizerFile)
         found.update(token.content for token in file.added_tokens if token.special)
-    listed = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    listed = checkpoint.tokenizer_config.get("added_tokens_decoder")
     entries = listed.values() if isinstance(listed, dict) else ()
     return found | {entry["content"] for entry in entries if entry.get("special")}
 
 
-def special_tokens_of(folder: Path) -> dict[str, Any]:
-    """The checkpoint's special tokens, by the names under which chat templates see them."""
-    return _special_tokens(read_json(folder / "tokenizer_config.json"), read_json(folder / "special_tokens_map.json"))
+def special_tokens_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Names, as chat templates see them, to texts (lists of texts for the list-valued ones)."""
+    config = checkpoint.tokenizer_config
+    found: dict[str, Any] = {name: text for name in _SPECIAL_NAMES if (text := _text(config.get(name))) is not None}
+    for name in _LIST_NAMES:
+        values = config.get(name)
+        if isinstance(values, list):
+            texts = [text for value in values if (text := _text(value)) is not None]
+            found.setdefault("additional_special_tokens", texts)
+    return found
 
 
-def _add_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+def _add_tokens(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
     """Add what tokenizer_config.json lists and tokenizer.json lacks; its ids must come out as listed."""
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
@@ -211,22 +216,6 @@ def _add_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
                 f"tokenizer_config.json gives {entry.content!r} the id {token_id}, "
                 f"tokenizer.json makes it {tokenizer.token_to_id(entry.content)}"
             )
-
-
-def _special_tokens(*sources: dict[str, Any]) -> dict[str, Any]:
-    """Names to texts (lists of texts for the list-valued ones); the first source that has a name wins."""
-    found: dict[str, Any] = {}
-    for source in sources:
-        for name in _SPECIAL_NAMES:
-            text = _text(source.get(name))
-            if text is not None:
-                found.setdefault(name, text)
-        for name in _LIST_NAMES:
-            values = source.get(name)
-            if isinstance(values, list):
-                texts = [text for value in values if (text := _text(value)) is not None]
-                found.setdefault("additional_special_tokens", texts)
-    return found
 
 
 def _text(value: Any) -> str | None:

@@ -11,7 +11,6 @@ them, beside the steps (`grammar_store.py`).
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import NamedTuple
@@ -21,6 +20,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from penstock.core.checkpoint.source import Checkpoint
 from penstock.gpu_worker.devices.device import CpuDevice, Device, Download, IntArray
 from penstock.gpu_worker.grammars.row import DrawnToken, GrammarRow, Words
 from penstock.gpu_worker.grammars.store import GrammarStore
@@ -41,9 +41,9 @@ class _Masks(NamedTuple):
 class Grammars:
     """The grammar of every row that has one; empty and free of cost as long as none has."""
 
-    def __init__(self, folder: Path, vocab_size: int, device: Device) -> None:
-        """`folder` is the checkpoint's; its tokenizer is read when the first grammar comes."""
-        self.store = GrammarStore(folder)
+    def __init__(self, checkpoint: Checkpoint, vocab_size: int, device: Device) -> None:
+        """The checkpoint's tokenizer is read when the first grammar comes."""
+        self.store = GrammarStore(checkpoint)
         self._vocab_size = vocab_size
         self._device = device
         self._rows: dict[int, GrammarRow] = {}

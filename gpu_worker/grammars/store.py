@@ -14,7 +14,6 @@ import threading
 import time
 from collections import OrderedDict
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ import structlog
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config import ConfigError
 from penstock.ipc.messages import GrammarPrepared, PrepareGrammar
 
@@ -88,9 +88,9 @@ class _Made(NamedTuple):
 class GrammarStore:
     """All but the making happens in the worker's own thread."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder` is the checkpoint's; its tokenizer is read when the first grammar comes."""
-        self._folder = folder
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """The checkpoint's tokenizer is read when the first grammar comes."""
+        self._checkpoint = checkpoint
         self._vocabulary: LLTokenizer | None = None
         self._live: dict[int, str] = {}  # texts by id
         self._known: OrderedDict[str, Prototype] = OrderedDict()  # least recently asked for first
@@ -184,7 +184,7 @@ class GrammarStore:
     def _make(self, message: PrepareGrammar) -> tuple[Prototype | None, str]:
         try:
             if self._vocabulary is None:
-                self._vocabulary = grammar_vocabulary(self._folder)
+                self._vocabulary = grammar_vocabulary(self._checkpoint)
             prototype = Prototype(self._vocabulary, message.grammar, message.num_bytes)
         except ConfigError as error:
             return None, str(error)

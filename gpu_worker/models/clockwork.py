@@ -12,15 +12,14 @@ A step can be made to last: the time passes asleep, so a thousand streams at twe
 import time
 import zlib
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.folder import read_json
 from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.models.dense import DenseModel, DenseWeights, ForwardInputs
 from penstock.gpu_worker.models.linear import Linear
@@ -36,8 +35,8 @@ _MAX_VOCAB_SIZE = 1 << (24 - _BITS)
 class ClockworkModel(DenseModel):
     """Everything but tokens is left out. Only on the CPU, in fp32, where token ids are exact."""
 
-    def __init__(self, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        """Read the pace from the folder's config.json.
+    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        """Read the pace from config.json.
 
         Raises:
             ConfigError: for another device or dtype, or a large vocabulary.
@@ -46,7 +45,7 @@ class ClockworkModel(DenseModel):
             raise ConfigError(f"the clockwork model is for tests: on cpu, float32, at most {_MAX_VOCAB_SIZE} token ids")
         nothing = torch.zeros(0, device=device)
         super().__init__(config, DenseWeights(nothing, (), nothing, Linear(nothing)))
-        pace = read_json(folder / "config.json")
+        pace = checkpoint.config
         self._step_seconds = float(pace.get("step_seconds", 0.0))
         self._token_seconds = float(pace.get("token_seconds", 0.0))
 

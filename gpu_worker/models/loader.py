@@ -1,22 +1,21 @@
-"""A checkpoint folder into a model: checks first, then memory-mapped safetensors, converted on the way."""
+"""A checkpoint into a model: checks first, then its tensors, converted on the way."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from penstock.core.checkpoint.folder import read_json
+from penstock.core.checkpoint.check import model_tensors
 from penstock.core.checkpoint.model_config import CLOCKWORK, ModelConfig, parse_model_config
+from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.source import Checkpoint, StoredTensor
 from penstock.core.checkpoint.tensors import expected_tensors
-from penstock.core.checkpoint.weight_files import LoadError, stored_tensors
 from penstock.gpu_worker.devices.device import multiplies_bf16_matrices
 from penstock.gpu_worker.models import Model
 from penstock.gpu_worker.models.clockwork import ClockworkModel
@@ -28,25 +27,37 @@ from penstock.kernels.native.library import Library
 log = structlog.get_logger()
 
 _DUMMY_STD = 0.02
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 _PROGRESS_INTERVAL = 5.0  # seconds between log lines while loading
 
 
-def load_model_config(folder: Path) -> ModelConfig:
-    """Read and check config.json.
+def load_model_config(path: Path) -> ModelConfig:
+    """Read and check the configuration of the checkpoint that lies there.
 
     Raises:
         ConfigError: for what this engine does not support.
     """
-    return parse_model_config(read_json(folder / "config.json"))
+    return parse_model_config(open_checkpoint(path).config)
 
 
 def load_model(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, library: Library | None = None
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    library: Library | None = None,
 ) -> Model:
-    """Load safetensors weights.
+    """Load the weights.
 
     Args:
-        folder: the checkpoint.
+        checkpoint: where they are.
         config: of the model.
         dtype: of activations and KV, and of weights, but for what `library` allows.
         device: where they go.
@@ -57,18 +68,16 @@ def load_model(
         LoadError: if files or tensors are missing, unexpected or of other shapes.
     """
     if config.architecture == CLOCKWORK:
-        return ClockworkModel(folder, config, dtype, device)
+        return ClockworkModel(checkpoint, config, dtype, device)
     expected = expected_tensors(config)
-    where = stored_tensors(folder, config)
-    files = {path: _open(path) for path in sorted({found.file for found in where.values()})}
+    found = model_tensors(checkpoint, config)
     with _progress(len(expected)) as advance:
 
         def read(name: str) -> Tensor:
             advance()
-            tensor: Tensor = files[where[name].file].get_tensor(name)
-            return tensor
+            return _tensor(found[name])
 
-        is_bf16 = all(where[name].dtype == "BF16" for name in expected)
+        is_bf16 = all(found[name].dtype == "BF16" for name in expected)
         return _make(config, dtype, device, read, library, is_bf16)
 
 
@@ -104,11 +113,13 @@ def _make(
     return NativeDenseModel(config, stored, library, rounds_inputs=rounds_inputs)
 
 
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:  # it has changed since its header was read
-        raise LoadError(f"{str(path)!r} is no readable safetensors file: {error}") from None
+def _tensor(stored: StoredTensor) -> Tensor:
+    """The same, in the file's own memory where that can be."""
+    dtype = _DTYPES[stored.dtype]
+    data = torch.frombuffer(stored.read(), dtype=torch.uint8)
+    if data.data_ptr() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype).view(stored.shape)
 
 
 @contextmanager

@@ -10,12 +10,14 @@ from typing import NamedTuple
 import structlog
 import torch
 
-from penstock.core.checkpoint.folder import fingerprint, model_dir
+from penstock.core.checkpoint.model_config import parse_model_config
+from penstock.core.checkpoint.registry import open_model
+from penstock.core.checkpoint.source import fingerprint
 from penstock.core.config import Config, ConfigError
 from penstock.gpu_worker.devices.device import CpuDevice, CudaDevice, choose_dtype, open_device
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError, is_out_of_memory
 from penstock.gpu_worker.models.dense import DenseModel
-from penstock.gpu_worker.models.loader import dummy_model, load_model, load_model_config
+from penstock.gpu_worker.models.loader import dummy_model, load_model
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.gpu_worker.startup.memory_profile import cuda_budget
 from penstock.gpu_worker.startup.replacement import start_again, wait_until_settled
@@ -68,8 +70,8 @@ def start(config: Config, name: str) -> Started:
         ConfigError: if the configuration or the checkpoint cannot work.
     """
     began = time.monotonic()
-    folder = model_dir(config)
-    model_config = load_model_config(folder)
+    checkpoint = open_model(config)
+    model_config = parse_model_config(checkpoint.config)
     num_threads = config.worker.num_threads or len(os.sched_getaffinity(0))
     device = open_device(config.worker.device, num_threads)
     library = None
@@ -80,7 +82,7 @@ def start(config: Config, name: str) -> Started:
     dtype = choose_dtype(config.worker.dtype, model_config.checkpoint_dtype, device.torch_device)
     log.info(
         "loading",
-        model=str(folder),
+        model=str(checkpoint.path),
         architecture=model_config.architecture,
         device=str(device.torch_device),
         dtype=_name(dtype),
@@ -89,7 +91,7 @@ def start(config: Config, name: str) -> Started:
         if config.worker.load_format == "dummy":
             model = dummy_model(model_config, dtype, device.torch_device, library)
         else:
-            model = load_model(folder, model_config, dtype, device.torch_device, library)
+            model = load_model(checkpoint, model_config, dtype, device.torch_device, library)
     loaded = time.monotonic()
     scheduler = config.scheduler
     if config.worker.num_pages:
@@ -109,7 +111,7 @@ def start(config: Config, name: str) -> Started:
         "lower --num-pages, --gpu-memory-utilization, --cpu-kv-cache-gib, --max-num-seqs or --max-model-len",
     ):
         kv = KVPool(groups, size.num_pages, dtype, device.torch_device, has_dummy_page=with_graphs)  # of padded rows
-        runner = ModelRunner(model, kv, device, scheduler.max_num_seqs, size.max_model_len, folder)
+        runner = ModelRunner(model, kv, device, scheduler.max_num_seqs, size.max_model_len, checkpoint)
     if isinstance(device, CudaDevice):
         _prepare_launches(config, runner, device, size, model_config.vocab_size)
     kernels = (
@@ -120,7 +122,7 @@ def start(config: Config, name: str) -> Started:
         protocol_version=PROTOCOL_VERSION,
         name=name,
         rank=0,
-        model_fingerprint=fingerprint(folder),
+        model_fingerprint=fingerprint(checkpoint),
         device=_device_name(device),
         dtype=_name(dtype),
         vocab_size=model_config.vocab_size,

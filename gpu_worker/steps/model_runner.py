@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from penstock.core.checkpoint.source import Checkpoint
 from penstock.gpu_worker.devices.device import CudaDevice, Device, Download, Mark
 from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.gpu_worker.models import Model
@@ -58,9 +58,9 @@ class ModelRunner:
     """Model, KV pool and row state on one device."""
 
     def __init__(
-        self, model: Model, kv: KVPool, device: Device, max_num_seqs: int, max_model_len: int, folder: Path
+        self, model: Model, kv: KVPool, device: Device, max_num_seqs: int, max_model_len: int, checkpoint: Checkpoint
     ) -> None:
-        """`folder` is the checkpoint's, whose tokenizer grammars need. CUDA graphs need a pool with a dummy page."""
+        """`checkpoint` has the tokenizer, which grammars need. CUDA graphs need a pool with a dummy page."""
         config = model.config
         self._model = model
         self._kv = kv
@@ -75,7 +75,7 @@ class ModelRunner:
         if isinstance(model, NativeDenseModel) and self._rope.table is not None:
             tables = StepTables(self._state.token_ids, self._state.page_table, self._rope.table)
             self._native_step = partial(model.native.step, tables=tables, kv=kv.of_group(kv.groups[0]))
-        self._grammars = Grammars(folder, config.vocab_size, device)
+        self._grammars = Grammars(checkpoint, config.vocab_size, device)
         self.grammar_store = self._grammars.store
         self._graphs: DecodeGraphs | None = None
         self._ended: Mark | None = None  # the last step that was launched

@@ -12,7 +12,6 @@ and after anything else that the script does not know the turn ends as soon as t
 """
 
 import json
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +20,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from penstock.core.checkpoint.folder import read_json
 from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.source import Checkpoint
 from penstock.gpu_worker.models.clockwork import ClockworkModel
 
 _BLANKS = " \n\t"
@@ -41,16 +40,16 @@ class Rule(NamedTuple):
 class ScriptedModel(ClockworkModel):
     """As the clockwork model reads its tokens back from the pages, so this one does."""
 
-    def __init__(self, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         """Read the script.
 
         Raises:
             ConfigError: as the clockwork model.
         """
-        super().__init__(folder, config, dtype, device)
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._end = int(read_json(folder / "config.json")["eos_token_id"])
-        script = json.loads((folder / "script.json").read_text())
+        super().__init__(checkpoint, config, dtype, device)
+        tokenizer = Tokenizer.from_buffer(checkpoint.tokenizer())
+        self._end = int(checkpoint.config["eos_token_id"])
+        script = json.loads((checkpoint.path / "script.json").read_text())
 
         def spelled(text: str) -> str:
             return "".join(map(chr, tokenizer.encode(text, add_special_tokens=False).ids))

@@ -19,7 +19,8 @@ from typing import Any
 
 import psutil
 
-from penstock.core.checkpoint.folder import fingerprint
+from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.source import fingerprint
 
 START_SECONDS = 90
 MAX_GROWTH = 64 << 20
@@ -41,7 +42,7 @@ class Victim:
         self.log = log
         self.folder = folder
         self.runtime = runtime  # where the sockets are
-        self.fingerprint = fingerprint(folder)
+        self.fingerprint = fingerprint(open_checkpoint(folder))
         self.port = 0
         deadline = time.monotonic() + START_SECONDS
         while not self.port:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.folder import model_dir, served_model_names
 from penstock.core.checkpoint.model_config import ARCHITECTURES, CLOCKWORK, ModelConfig, parse_model_config
+from penstock.core.checkpoint.registry import open_checkpoint, open_model, served_model_names
 from penstock.core.checkpoint.tensors import expected_tensors
 from penstock.core.config import Config, ConfigError, ModelOptions
 from penstock.core.config.located import hub_cache, located
@@ -257,10 +257,10 @@ def test_what_cannot_be_served(
 ) -> None:
     monkeypatch.delenv("PENSTOCK_TEST_MODELS")
     config = Config(model=ModelOptions(model=str(folder)))
-    check_checkpoint(model_dir(located(config)))
+    check_checkpoint(open_model(located(config)))
     spoil(folder)
     with pytest.raises(ConfigError) as caught:
-        check_checkpoint(model_dir(located(config)))
+        check_checkpoint(open_model(located(config)))
     check_sentence(caught.value)
     assert [word for word in words if word not in str(caught.value)] == []
 
@@ -353,7 +353,7 @@ def test_an_empty_folder_of_the_cache(tmp_path: Path) -> None:
 def test_a_file_is_no_folder(tmp_path: Path, name: str, words: tuple[str, ...]) -> None:
     (tmp_path / name).touch()
     with pytest.raises(ConfigError) as caught:
-        named(tmp_path / name)
+        open_checkpoint(named(tmp_path / name)[0])
     assert all(word in str(caught.value) for word in words)
 
 

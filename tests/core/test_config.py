@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.core.checkpoint.folder import eos_token_ids, fingerprint, model_dir, served_model_names
+from penstock.core.checkpoint.registry import open_model, served_model_names
+from penstock.core.checkpoint.source import eos_token_ids, fingerprint
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses, with_addresses
 from penstock.core.config.flags import add_flags, config_from, flags
@@ -97,17 +98,17 @@ def test_addresses_are_filled_where_empty(tmp_path: Path) -> None:
 def test_checkpoint_facts(tmp_path: Path) -> None:
     config = parse("--model", str(tmp_path))
     with pytest.raises(ConfigError, match=r"config\.json"):
-        model_dir(config)
+        _ = open_model(config).config
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
-    assert model_dir(config) == tmp_path
-    assert eos_token_ids(tmp_path) == (2,)
+    assert open_model(config).path == tmp_path
+    assert eos_token_ids(open_model(config)) == (2,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
-    assert eos_token_ids(tmp_path) == (3, 4)
-    first = fingerprint(tmp_path)
+    assert eos_token_ids(open_model(config)) == (3, 4)
+    first = fingerprint(open_model(config))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2, "hidden_size": 8}))
-    assert fingerprint(tmp_path) != first
+    assert fingerprint(open_model(config)) != first
     assert served_model_names(config) == (str(tmp_path),)
     assert served_model_names(parse()) == ("penstock-demo",)
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"generation_config\.json"):
-        eos_token_ids(tmp_path)
+        eos_token_ids(open_model(config))

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.core.checkpoint.size import checkpoint_size
 from penstock.core.config import Config, ConfigError, SchedulerOptions, WorkerOptions
 from penstock.core.engine.step_trace import StepTrace
 from penstock.core.launch.banner import curl_line, pool_text
@@ -16,25 +15,8 @@ from penstock.core.launch.output_files import check_output_files
 from penstock.ipc.addresses import AddressError, private_dir
 
 
-def write_weights(path: Path, **shapes: list[int]) -> None:
-    header = json.dumps({name: {"dtype": "BF16", "shape": s, "data_offsets": [0, 0]} for name, s in shapes.items()})
-    path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
-
-
 def tracing(path: Path | str) -> Config:
     return Config(scheduler=SchedulerOptions(step_trace=str(path)))
-
-
-def test_parameters_are_counted_over_all_files(tmp_path: Path) -> None:
-    assert checkpoint_size(tmp_path) is None
-    write_weights(tmp_path / "a.safetensors", one=[2, 3], two=[4])
-    write_weights(tmp_path / "b.safetensors", three=[5])
-    size = checkpoint_size(tmp_path)
-    assert size is not None
-    assert size.num_parameters == 15
-    assert size.num_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
-    (tmp_path / "c.safetensors").write_bytes(b"\xff" * 20)
-    assert checkpoint_size(tmp_path) is None
 
 
 def test_a_step_trace_that_can_be_written_is_left_empty(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tokenizers import Tokenizer
 
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.grammars.json_check import mismatch
 from penstock.frontend.grammars.json_schema import GrammarError
@@ -81,7 +82,7 @@ class Judge:
     """Reads schemas for a tokenizer of one token per byte."""
 
     def __init__(self, folder: Path) -> None:
-        self.vocabulary: LLTokenizer = grammar_vocabulary(folder)
+        self.vocabulary: LLTokenizer = grammar_vocabulary(open_checkpoint(folder))
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def can_be_written(self, grammar: str, value: Any) -> bool:

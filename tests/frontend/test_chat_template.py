@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.errors import TemplateFailed
 from penstock.frontend.text.chat_template import ChatTemplate, load_chat_template
@@ -63,8 +64,8 @@ def test_equal_to_transformers(tmp_path: Path, source: str, messages: list[dict[
     folder = write_checkpoint(tmp_path, chat_template=source)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-    tokenizer = load_tokenizer(folder)
-    template = load_chat_template(folder, "", tokenizer.special_tokens)
+    tokenizer = load_tokenizer(open_checkpoint(folder))
+    template = load_chat_template(open_checkpoint(folder), "", tokenizer.special_tokens)
     assert template is not None
     assert template.render(messages, add_generation_prompt=prompt) == text
     expected_ids = theirs.apply_chat_template(messages, add_generation_prompt=prompt)["input_ids"]
@@ -85,11 +86,11 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     own = tmp_path / "own.jinja"
     own.write_text("mine")
     assert rendered(folder, str(own)) == "mine"
-    assert load_chat_template(write_checkpoint(tmp_path / "b", chat_template=None), "", {}) is None
+    assert load_chat_template(open_checkpoint(write_checkpoint(tmp_path / "b", chat_template=None)), "", {}) is None
 
 
 def rendered(folder: Path, override: str = "") -> str:
-    template = load_chat_template(folder, override, {})
+    template = load_chat_template(open_checkpoint(folder), override, {})
     assert template is not None
     return template.render([{"role": "user", "content": "x"}])
 
@@ -104,9 +105,9 @@ def rendered(folder: Path, override: str = "") -> str:
 )
 def test_unusable_templates_are_refused_at_start(tmp_path: Path, chat_template: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        load_chat_template(write_checkpoint(tmp_path, chat_template=chat_template), "", {})
+        load_chat_template(open_checkpoint(write_checkpoint(tmp_path, chat_template=chat_template)), "", {})
     with pytest.raises(ConfigError, match="cannot read"):
-        load_chat_template(tmp_path, str(tmp_path / "absent.jinja"), {})
+        load_chat_template(open_checkpoint(tmp_path), str(tmp_path / "absent.jinja"), {})
 
 
 @pytest.mark.parametrize(
@@ -141,14 +142,14 @@ def test_special_tokens_of_either_file(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     del config["eos_token"]
-    first = load_tokenizer(folder).vocab_size
+    first = load_tokenizer(open_checkpoint(folder)).vocab_size
     config["added_tokens_decoder"] = {
         str(first + 1): {"content": "<|x|>", "special": True},
         str(first): {"content": "<tool>", "special": False},
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|endoftext|>"}}))
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(open_checkpoint(folder))
     assert tokenizer.special_tokens["eos_token"] == "<|endoftext|>"
     assert tokenizer.eos_token_id == 0
     assert tokenizer.encode("a<tool><|x|>", add_special_tokens=False)[1:] == [first, first + 1]
@@ -156,15 +157,15 @@ def test_special_tokens_of_either_file(tmp_path: Path) -> None:
     config["added_tokens_decoder"] = {"777": {"content": "<far>"}}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="777"):
-        load_tokenizer(folder)
+        load_tokenizer(open_checkpoint(folder))
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(open_checkpoint(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="no usable tokenizer"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(open_checkpoint(tmp_path))
 
 
 def test_tools_under_another_name() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.normalizers import Prepend, Replace, Sequence
 
+from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.text.detokenize import StreamDetokenizer, spelling_kind
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from tests.frontend.checkpoint_folder import write_checkpoint
@@ -35,7 +36,7 @@ def space_mark_tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def byte_level(checkpoint: Path) -> TextTokenizer:
-    return load_tokenizer(checkpoint)
+    return load_tokenizer(open_checkpoint(checkpoint))
 
 
 def streamed(tokenizer: TextTokenizer, ids: list[int], *, skip_special_tokens: bool = True) -> list[str]:
@@ -78,7 +79,9 @@ def test_invalid_bytes_for_ever_stay_cheap(byte_level: TextTokenizer) -> None:
 
 
 def test_space_marks_and_byte_pieces(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(write_checkpoint(tmp_path, tokenizer=_with_chatml(space_mark_tokenizer())))
+    tokenizer = load_tokenizer(
+        open_checkpoint(write_checkpoint(tmp_path, tokenizer=_with_chatml(space_mark_tokenizer())))
+    )
     text = "abc a \U0001f600\u00e9 bc"
     ids = tokenizer.encode(text, add_special_tokens=False)
     pieces = streamed(tokenizer, ids)

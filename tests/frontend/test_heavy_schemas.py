@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.errors import ApiError, InvalidRequest, Unavailable
 from penstock.frontend.grammars.reader import MAX_SECONDS, GrammarReader
 from penstock.frontend.validation.grammar import schema_source
@@ -24,7 +25,7 @@ async def _answer(reader: GrammarReader, schema: object) -> str | ApiError:
 
 def _longest_mask(folder: Path, grammars: dict[str, str]) -> dict[str, float]:
     """Seconds of the processor that the slowest of some masks takes, by the schema's name."""
-    vocabulary = grammar_vocabulary(folder)
+    vocabulary = grammar_vocabulary(open_checkpoint(folder))
     longest: dict[str, float] = {}
     for name, grammar in grammars.items():
         matcher, draw = make_matcher(vocabulary, grammar), random.Random(0)

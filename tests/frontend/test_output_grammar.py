@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary, make_matcher
+from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.grammars.reader import GrammarSource
@@ -71,8 +72,8 @@ class Model:
             tokenizer.add_tokens(marks)
         folder.mkdir(exist_ok=True)
         write_checkpoint(folder, tokenizer=tokenizer)
-        self.tokenizer = load_tokenizer(folder)
-        self._vocabulary = grammar_vocabulary(folder)
+        self.tokenizer = load_tokenizer(open_checkpoint(folder))
+        self._vocabulary = grammar_vocabulary(open_checkpoint(folder))
         self._matchers: dict[str, Any] = {}
 
     def takes(self, output_format: OutputFormat, text: str, common: ValidRequest | None = None) -> bool:

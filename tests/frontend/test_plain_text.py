@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.text.child import render
 from penstock.frontend.text.conversation import ValidConversation
@@ -85,9 +86,9 @@ class Reader:
     """Renders and encodes as the server's processes do."""
 
     def __init__(self, folder: Path, source: str = TEMPLATE) -> None:
-        self.tokenizer: TextTokenizer = load_tokenizer(folder)
+        self.tokenizer: TextTokenizer = load_tokenizer(open_checkpoint(folder))
         self.template = ChatTemplate(source, self.tokenizer.special_tokens)
-        self.special = SpecialTexts(special_texts_of(folder))
+        self.special = SpecialTexts(special_texts_of(open_checkpoint(folder)))
         ids = [self.tokenizer.token_id(text) for text in SPECIAL_TOKENS]
         self.special_ids = {token_id for token_id in ids if token_id is not None}
 

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from penstock.core.checkpoint import grammar_tokens as grammar_config
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
+from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.grammars.child import read_grammar
 from penstock.gpu_worker.grammars import store as grammar_store
 from penstock.gpu_worker.grammars.row import GrammarRow
@@ -27,11 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def regex(folder: Path, pattern: str) -> str:
-    return read_grammar(grammar_vocabulary(folder), "regex", pattern).text
+    return read_grammar(grammar_vocabulary(open_checkpoint(folder)), "regex", pattern).text
 
 
 def test_a_text_is_made_once_and_remembered(folder: Path) -> None:
-    store = GrammarStore(folder)
+    store = GrammarStore(open_checkpoint(folder))
     text = regex(folder, "[a-z]+")
     store.prepare(PrepareGrammar(1, text))
     assert store.is_preparing
@@ -55,7 +56,7 @@ def test_a_slow_grammar_holds_up_nobody(folder: Path, monkeypatch: pytest.Monkey
         return grammar_config.make_matcher(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(grammar_store, "make_matcher", make)
-    store = GrammarStore(folder)
+    store = GrammarStore(open_checkpoint(folder))
     store.prepare(PrepareGrammar(1, regex(folder, "a")))
     store.prepare(PrepareGrammar(2, regex(folder, "b")))
     assert store.take_prepared() == []
@@ -65,19 +66,19 @@ def test_a_slow_grammar_holds_up_nobody(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_fails_is_told(folder: Path, tmp_path: Path) -> None:
-    store = GrammarStore(folder)
+    store = GrammarStore(open_checkpoint(folder))
     store.prepare(PrepareGrammar(1, "start: nothing"))
     [answer] = store.take_prepared(wait=True)
     assert "cannot be used" in answer.error
     assert store.num_known == 0
-    none = GrammarStore(tmp_path)
+    none = GrammarStore(open_checkpoint(tmp_path))
     none.prepare(PrepareGrammar(7, "start: nothing"))
     [answer] = none.take_prepared(wait=True)
     assert (answer.grammar_id, "this model's tokenizer" in answer.error) == (7, True)
 
 
 def test_after_clear_nothing_old_is_answered(folder: Path) -> None:
-    store = GrammarStore(folder)
+    store = GrammarStore(open_checkpoint(folder))
     store.prepare(PrepareGrammar(1, regex(folder, "a")))
     store.clear()
     assert store.take_prepared(wait=True) == []
@@ -86,7 +87,7 @@ def test_after_clear_nothing_old_is_answered(folder: Path) -> None:
 
 def test_idle_ones_are_bounded_in_number_and_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_store, "MAX_IDLE", 5)
-    store = GrammarStore(folder)
+    store = GrammarStore(open_checkpoint(folder))
     for i in range(12):
         store.prepare(PrepareGrammar(i, regex(folder, f"a{i}")))
         store.take_prepared(wait=True)
@@ -115,7 +116,7 @@ def rows_over(folder: Path, pattern: str, max_states: int, monkeypatch: pytest.M
     """Rows that follow a pattern, one after the other, in automata of so many states at most."""
     text = regex(folder, pattern)
     monkeypatch.setattr(grammar_config, "MAX_LEXER_STATES", max_states)
-    store = GrammarStore(folder)
+    store = GrammarStore(open_checkpoint(folder))
     store.prepare(PrepareGrammar(1, text))
     store.take_prepared(wait=True)
     while True:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
+from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.grammars.child import read_grammar
 from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.ipc.deltas import deltas_of
@@ -44,7 +45,7 @@ class World:
         make_checkpoint(folder)
         self.folder = folder
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.vocabulary = grammar_vocabulary(folder)
+        self.vocabulary = grammar_vocabulary(open_checkpoint(folder))
 
     def params(self, kind: str, grammar: Any, **options: Any) -> SamplingParams:
         text = grammar if isinstance(grammar, str) else json.dumps(grammar)
@@ -214,7 +215,7 @@ def test_logprobs_are_the_models_own(world: World) -> None:
 
 def test_a_tokenizer_that_cannot_be_used_fails_the_row(world: World, tmp_path: Path) -> None:
     engine = Tolerant(world.folder)
-    engine.runner._grammars = Grammars(tmp_path, 259, engine.runner._device)
+    engine.runner._grammars = Grammars(open_checkpoint(tmp_path), 259, engine.runner._device)
     engine.runner.grammar_store = engine.runner._grammars.store
     [[output]] = engine.run([PROMPT], world.params("regex", "ab"))
     assert output == []

@@ -1,12 +1,12 @@
 """The sampler is the one for the logits that the model returns, whatever kernels the device offers."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
 from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.source import Checkpoint as Source
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.loader import load_model
 from penstock.gpu_worker.startup import start
@@ -24,11 +24,11 @@ TOLD = SamplingParams(max_tokens=8, temperature=0.9, seed=4, num_logprobs=2, pro
 
 
 def load_for_torch(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, library: Library | None = None
+    source: Source, config: ModelConfig, dtype: torch.dtype, device: torch.device, library: Library | None = None
 ) -> DenseModel:
     """A model that has no use for the native kernels, which the device offers nevertheless."""
     assert library is not None
-    model = load_model(folder, config, dtype, device, library=None)
+    model = load_model(source, config, dtype, device, library=None)
     assert isinstance(model, DenseModel)
     return model
 

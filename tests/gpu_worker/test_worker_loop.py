@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
+from penstock.core.checkpoint.folder import HuggingFaceFolder
 from penstock.gpu_worker.devices.device import CpuDevice
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.steps.model_runner import ModelRunner, PendingStep
@@ -39,7 +40,7 @@ class SlowDevice:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.events: list[str] = []
-        self.grammar_store = GrammarStore(Path("nowhere"))
+        self.grammar_store = GrammarStore(HuggingFaceFolder(Path("nowhere")))
         self._error = error
 
     def launch(self, plan: StepPlan) -> PendingStep:

@@ -1,0 +1,55 @@
+"""Which checkpoint a configuration means, and which form it has."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.core.checkpoint.folder import HuggingFaceFolder
+from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.config.options import Config, ConfigError
+
+FORMS: list[Callable[[Path], Checkpoint | None]] = [HuggingFaceFolder.at]
+"""Each looks at a path, and gives a checkpoint if what lies there is of its form. They are asked in this order."""
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """What lies at `path`. Nothing of it has been read yet.
+
+    Raises:
+        ConfigError: it is nothing that can be read.
+    """
+    found = next((found for form in FORMS if (found := form(path)) is not None), None)
+    if found is not None:
+        return found
+    if path.suffix.lower() == ".gguf":
+        raise ConfigError(
+            f"{str(path)!r} is a GGUF file, which is not supported yet: serve the folder of the checkpoint in "
+            "safetensors that it was made from"
+        )
+    if path.is_file():
+        raise ConfigError(f"{str(path)!r} is a file: name the folder that holds config.json and the weights")
+    raise ConfigError(f"no checkpoint folder at {str(path)!r}")
+
+
+def open_model(config: Config) -> Checkpoint:
+    """The checkpoint that is asked for, or the bundled demo model's."""
+    return open_checkpoint(model_path(config))
+
+
+def model_path(config: Config) -> Path:
+    """Where that is."""
+    if config.model.model:
+        return Path(config.model.model)
+    spec = importlib.util.find_spec("penstock.demo")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("the bundled demo model is not installed; name a checkpoint folder")
+    return Path(next(iter(spec.submodule_search_locations))) / "model"
+
+
+def served_model_names(config: Config) -> tuple[str, ...]:
+    """The names that the API answers to; the first one is reported."""
+    if config.model.served_model_name:
+        return config.model.served_model_name
+    if not config.model.model:
+        return ("penstock-demo",)
+    return (config.model.model.rstrip("/"),) if config.model.model.strip("/") else ("model",)

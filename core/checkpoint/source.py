@@ -1,0 +1,98 @@
+"""What every process may want to know of a checkpoint, whatever form it comes in.
+
+A form is one class in one file (`folder.py`), found in one registry (`registry.py`). Nothing here needs torch: a tensor
+is a shape, the name of its dtype, and bytes.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from penstock.core.config.options import ConfigError
+
+
+class LoadError(ConfigError):
+    """A checkpoint's weights cannot be loaded; the message is one clear sentence."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor as it is stored."""
+
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors has it: "BF16"
+    num_bytes: int
+    read: Callable[[], memoryview]
+    """Gives the elements, row by row, little-endian: where that can be, a view of the file's own memory."""
+
+    @property
+    def num_elements(self) -> int:
+        """Its numbers, quantized or not."""
+        return math.prod(self.shape)
+
+
+class Checkpoint(Protocol):
+    """One model. Objects are in the words of Hugging Face's files, and empty if the checkpoint has nothing of them.
+
+    Every member raises a ConfigError of one clear sentence if what it reads is missing or damaged.
+    """
+
+    @property
+    def path(self) -> Path:
+        """Where it is: what another process opens it by."""
+        ...
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Architecture, sizes and settings of the model: config.json."""
+        ...
+
+    @property
+    def generation_config(self) -> Mapping[str, Any]:
+        """Sampling defaults and tokens that end a text: generation_config.json."""
+        ...
+
+    @property
+    def tokenizer_config(self) -> Mapping[str, Any]:
+        """Special tokens by name, and added tokens: tokenizer_config.json with special_tokens_map.json."""
+        ...
+
+    def tokenizer(self) -> bytes:
+        """What the `tokenizers` library reads: tokenizer.json."""
+        ...
+
+    def chat_template(self) -> str | None:
+        """The Jinja source; None if the model is not for chats."""
+        ...
+
+    def tensors(self) -> dict[str, StoredTensor]:
+        """All tensors, by the names that `transformers` gives them. Reads headers alone.
+
+        Raises:
+            LoadError: there are none, or they cannot be read.
+        """
+        ...
+
+
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """16 hex digits that tell two checkpoints' architectures apart; peers compare them in their hello."""
+    return hashlib.sha256(msgspec.json.encode(checkpoint.config, order="sorted")).hexdigest()[:16]
+
+
+def eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The ids that end a sequence: those of the generation defaults, else the model's.
+
+    Raises:
+        ConfigError: they are no ids.
+    """
+    for name, fields in (("generation_config.json", checkpoint.generation_config), ("config.json", checkpoint.config)):
+        found = fields.get("eos_token_id")
+        listed = found if isinstance(found, list) else [] if found is None else [found]
+        if any(isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 for token_id in listed):
+            raise ConfigError(f"{name}: eos_token_id must be a token id or a list of them, got {str(found)[:64]}")
+        if listed:
+            return tuple(listed)
+    return ()
