@@ -1,0 +1,129 @@
+"""Between the scheduler and a worker: steps, and what surrounds them."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from penstock.ipc.messages.base import Buffer, ErrorCode, Message, SamplingParams, ShortText
+
+Count = Annotated[int, Meta(ge=1, le=2**26)]
+"""How many there are of something that the scheduler keeps a list of: more than any machine has, and no more."""
+
+
+class WorkerHello(Message, frozen=True):
+    """The model is loaded and the KV pool stands; plans may come."""
+
+    protocol_version: int
+    name: ShortText
+    rank: int
+    model_fingerprint: ShortText
+    device: ShortText
+    dtype: ShortText
+    vocab_size: Count
+    max_model_len: Count
+    page_size: Count
+    num_pages: Count
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
+    pid: int = 0  # on its host; 0: not told
+
+
+class Welcome(Message, frozen=True):
+    """The scheduler takes this worker; the worker clears all rows."""
+
+    protocol_version: int
+
+
+class NewRow(Struct, frozen=True, array_like=True, gc=False):
+    """All that a worker must know of a sequence that enters a row."""
+
+    row: int
+    token_ids: Buffer  # int32[num_known]: prompt, then outputs already returned (after a preemption)
+    num_prompt_tokens: int
+    sampling: SamplingParams  # seed is already the sequence's own
+    page_ids: Buffer  # int32[k]: the pages it starts with: for all its known tokens, those of a prefix hit first
+    grammar_id: int = 0  # of one that was prepared; 0: none. Its text is not in `sampling` any more
+
+
+class PrepareGrammar(Message, frozen=True):
+    """Make a grammar ready, beside the steps; `GrammarPrepared` answers. No row uses it before.
+
+    The worker keeps it until it is dropped, or until the worker says hello again.
+    """
+
+    grammar_id: int  # never used twice
+    grammar: str  # as in `SamplingParams`
+    num_bytes: int = 0  # that it takes, about
+
+
+class DropGrammar(Message, frozen=True):
+    """No row will use this grammar any more; the worker may remember it for another one of the same text."""
+
+    grammar_id: int
+
+
+class StepPlan(Message, frozen=True):
+    """One forward pass over one ragged batch.
+
+    The worker applies, in this order: new_rows, page appends, page copies; then it runs the batch
+    rows in the order given. Row `b` computes positions `start[b] .. start[b]+num_new[b]-1`; their
+    token ids are in the row's token buffer, where the worker itself has put each token it sampled.
+    If `samples[b]`, the logits of the chunk's last position give the row's next token.
+    """
+
+    step_id: int
+    rows: Buffer  # int32[N]
+    start: Buffer  # int32[N]: num_computed_tokens before this step
+    num_new: Buffer  # int32[N]: chunk lengths, >= 1
+    samples: Buffer  # uint8[N]
+    new_rows: tuple[NewRow, ...] = ()
+    page_rows: Buffer = b""  # int32[A]: rows (not new in this plan) that get pages
+    page_counts: Buffer = b""  # int32[A]
+    page_ids: Buffer = b""  # int32[sum(page_counts)]
+    copy_src: Buffer = b""  # int32[C]: page copies, before the forward pass
+    copy_dst: Buffer = b""  # int32[C]
+    freed_rows: Buffer = b""  # int32[F]: rows that hold no sequence any more (may be new again here)
+
+
+class RowError(Struct, frozen=True, array_like=True, gc=False):
+    """No token could be drawn for one row: its sequence ends, all others go on."""
+
+    sample_idx: int  # among the step's sampling rows
+    reason: str
+    code: ErrorCode = "grammar"
+
+
+class StepResult(Message, frozen=True):
+    """The tokens of one step, in the order of the plan's sampling rows; and the log-probabilities asked for.
+
+    A: sampling rows with `num_logprobs >= 0`; B: over the rows with `prompt_logprobs >= 0`, the positions computed
+    that are followed by a prompt token. Both in the order of the plan. W is one more than the largest number
+    of best tokens that any of them asks for; a row that asks for n reads the first 1 + n columns.
+    """
+
+    step_id: int
+    token_ids: Buffer  # int32[number of rows with samples == 1]
+    num_forward_us: int = 0  # plan taken up -> tokens known
+    num_idle_us: int = 0  # the device waited this long for the plan
+    logprob_ids: Buffer = b""  # int32[A, W]: the drawn token, then the best ones
+    logprobs: Buffer = b""  # fp32[A, W]
+    logprob_ranks: Buffer = b""  # int32[A]
+    prompt_logprob_ids: Buffer = b""  # int32[B, W]: the prompt's token, then the best ones
+    prompt_logprobs: Buffer = b""  # fp32[B, W]
+    prompt_logprob_ranks: Buffer = b""  # int32[B]
+    row_errors: tuple[RowError, ...] = ()  # the tokens of these rows mean nothing
+
+
+class GrammarPrepared(Message, frozen=True):
+    """A grammar is ready for rows, or cannot be made ready."""
+
+    grammar_id: int
+    error: str = ""  # why not, for the client
+
+
+class WorkerFailed(Message, frozen=True):
+    """The worker cannot go on (out of memory, device error); it exits after this."""
+
+    step_id: int
+    reason: str
+    is_out_of_memory: bool = False  # a smaller step may do
