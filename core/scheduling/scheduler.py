@@ -13,9 +13,9 @@ from collections import deque
 from msgspec.structs import replace
 
 from penstock.core.config.options import SchedulerOptions
+from penstock.core.kv.kv_pages import KVPages
 from penstock.core.scheduling.admission import Admissions
 from penstock.core.scheduling.grammar_gate import GrammarGate
-from penstock.core.scheduling.kv_pages import KVPages
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals, engine_stats
 from penstock.core.scheduling.step_record import Admission, Preemption, ScheduledStep, make_record

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.core.scheduling.kv_pages import KVPages
+from penstock.core.kv.kv_pages import KVPages
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.step_record import waiting_reasons
 from penstock.core.sequences.waiting_queue import WaitingQueue

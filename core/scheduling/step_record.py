@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from penstock.core.scheduling.kv_pages import KVPages
+from penstock.core.kv.kv_pages import KVPages
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import DecodeBatch, PlanBuilder

@@ -199,6 +199,11 @@ class Sequence:
         """Prompt positions from `num_prompt_logprobs_sent` on must be computed, cached or not."""
         return self.num_prompt_logprobs_sent < self.num_prompt_logprobs_due
 
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Known tokens that a cached prefix may spare computing: what logits are wanted of is not among them."""
+        return self.num_prompt_logprobs_sent if self.owes_prompt_logprobs else self.num_tokens - 1
+
     def sampling(self) -> SamplingParams:
         """Return the parameters with the sequence's own seed and what it still asks for."""
         params = self.request.sampling

@@ -3,9 +3,9 @@
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from penstock.core.kv.holder import Holder
 from penstock.core.kv.page_pool import PagePool
 from penstock.core.kv.prefix_cache import CacheNode, PrefixCache
-from penstock.core.sequences.sequence import Sequence
 
 
 class PrefixHit(NamedTuple):
@@ -45,23 +45,22 @@ class KVPages:
         """Free all cached pages that no sequence uses; return how many."""
         return self.cache.evict(self.cache.num_evictable) if self.cache is not None else 0
 
-    def append_page(self, seq: Sequence) -> int:
+    def append_page(self, seq: Holder) -> int:
         """Give the sequence one more page (there is a free one) and return it."""
         page_id = self.pool.allocate_one()
         seq.page_ids.append(page_id)
         self.limit_launch(seq)
         return page_id
 
-    def limit_launch(self, seq: Sequence) -> None:
+    def limit_launch(self, seq: Holder) -> None:
         # The last token of a full sequence is sampled but never computed: hence max_len - 1.
         seq.launch_limit = min(len(seq.page_ids) * self.page_size, seq.max_len - 1)
 
-    def find_prefix(self, seq: Sequence) -> PrefixHit:
-        """Look up the known tokens. What logits are wanted of is left to compute: the last token, at least."""
+    def find_prefix(self, seq: Holder) -> PrefixHit:
+        """Look up the known tokens, but those that must be computed: the last one, at least."""
         if self.cache is None:
             return PrefixHit(None, [])
-        end = seq.num_prompt_logprobs_sent if seq.owes_prompt_logprobs else seq.num_tokens - 1
-        max_pages = end // self.page_size
+        max_pages = seq.num_reusable_tokens // self.page_size
         return PrefixHit(*self.cache.match(seq.request.namespace, seq.token_ids, max_pages))
 
     def hold(self, namespace: Hashable, hit: PrefixHit) -> CacheNode | None:
@@ -73,7 +72,7 @@ class KVPages:
         if self.cache is not None and cursor is not None:
             self.cache.release(cursor)
 
-    def settle(self, seq: Sequence) -> None:
+    def settle(self, seq: Holder) -> None:
         """Put the sequence's newly settled full pages into the prefix cache, O(1) a page."""
         node = seq.cache_node
         if node is None or self.cache is None:
@@ -87,14 +86,14 @@ class KVPages:
             seq.num_tree_pages = i + 1
         seq.cache_node = node
 
-    def next_settle_event(self, seq: Sequence) -> int:
+    def next_settle_event(self, seq: Holder) -> int:
         """Return the count of settled tokens at which the sequence has a page to cache or its full length."""
         if self.cache is None:
             return seq.max_len - 1
         next_page, last = (seq.num_tree_pages + 1) * self.page_size, seq.max_len - 1
         return next_page if next_page < last else last
 
-    def release(self, seq: Sequence) -> None:
+    def release(self, seq: Holder) -> None:
         """Take the sequence's pages back; those in the prefix cache stay there until they are evicted."""
         self.drop(seq.cache_node)
         self.pool.release(seq.page_ids)

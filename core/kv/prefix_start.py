@@ -23,8 +23,8 @@ cache's tree (where there is one), F's cursor holds it there, and the count of e
 
 from typing import NamedTuple
 
-from penstock.core.scheduling.kv_pages import KVPages, PrefixHit
-from penstock.core.sequences.sequence import Request, Sequence
+from penstock.core.kv.holder import Family, Holder
+from penstock.core.kv.kv_pages import KVPages, PrefixHit
 
 
 class Start(NamedTuple):
@@ -37,7 +37,7 @@ class Start(NamedTuple):
     is_fork: bool
 
 
-def find_start(seq: Sequence, kv: KVPages) -> Start | None:
+def find_start(seq: Holder, kv: KVPages) -> Start | None:
     """Choose the start that leaves the least to compute; None if a sibling's prompt is worth waiting for.
 
     Nothing is taken or kept: the caller does that before the next change to the pages.
@@ -46,7 +46,7 @@ def find_start(seq: Sequence, kv: KVPages) -> Start | None:
     page_size = kv.page_size
     num_hit_tokens = len(hit.page_ids) * page_size
     # A sibling's prompt spares computing all positions but one: not if their logits are wanted.
-    siblings = [] if seq.owes_prompt_logprobs else seq.request.running
+    siblings = () if seq.owes_prompt_logprobs else seq.request.running
     last = seq.request.num_prompt_tokens - 1
     num_full_pages = last // page_size
     if siblings and num_hit_tokens < last:
@@ -61,7 +61,7 @@ def find_start(seq: Sequence, kv: KVPages) -> Start | None:
     return Start(num_hit_tokens, hit.page_ids, -1, hit, is_fork=False)
 
 
-def is_sibling_ready(request: Request) -> bool:
+def is_sibling_ready(request: Family) -> bool:
     """Tell whether a parked request has nothing more to wait for."""
     siblings = request.running
     return not siblings or any(sibling.num_settled_tokens >= request.num_prompt_tokens for sibling in siblings)

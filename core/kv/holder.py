@@ -1,0 +1,50 @@
+"""What pages need to know of the sequences that hold them."""
+
+from array import array
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+from penstock.core.kv.prefix_cache import CacheNode
+
+
+class Family(Protocol):
+    """Sequences of one prompt."""
+
+    namespace: Hashable
+    num_prompt_tokens: int
+
+    @property
+    def running(self) -> Sequence["Holder"]:
+        """Those that have a row."""
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether a sequence outlives the step that settles its prompt."""
+
+
+class Holder(Protocol):
+    """A sequence with a page table; its counters are described in `core/sequences/sequence.py`."""
+
+    token_ids: "array[int]"
+    max_len: int
+    num_unsettled_tokens: int
+    page_ids: list[int]  # the page table
+    launch_limit: int  # computed positions stay below this without new pages
+    cache_node: CacheNode | None  # cursor in the prefix cache
+    num_tree_pages: int  # page_ids[:num_tree_pages] are in the tree, down to the cursor
+
+    @property
+    def request(self) -> Family:
+        """The sequences that it is one of."""
+
+    @property
+    def num_settled_tokens(self) -> int:
+        """How many are computed and returned."""
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """How many of the known tokens need not be computed if they are cached."""
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """Whether prompt positions must be computed although they are cached."""
