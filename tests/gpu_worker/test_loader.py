@@ -123,6 +123,17 @@ def test_shards(checkpoint: Make, tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("num_blanks", [1, 2])
+def test_data_that_begins_at_an_odd_address(folder: Path, num_blanks: int) -> None:
+    expected = load(folder).weights.layers[1].down.weight
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = content[8:begin] + b" " * num_blanks
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[begin:])
+    assert torch.equal(load(folder).weights.layers[1].down.weight, expected)
+
+
 def test_dummy_weights_are_the_same_each_time(folder: Path) -> None:
     config = load_model_config(folder)
     models = [dummy_model(config, torch.float32, CPU) for _ in range(2)]
