@@ -19,9 +19,8 @@ from penstock.core.config import Config
 from penstock.core.config.api_keys import load_api_keys
 from penstock.frontend.api.prompts import PromptReader
 from penstock.frontend.api.response_store import ResponseStore, store_path
-from penstock.frontend.engine.client import EngineClient
+from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.generation import Generation, OutputRules
-from penstock.frontend.engine.queue_gate import QueueGate
 from penstock.frontend.errors import ApiError, InvalidParameter, ShuttingDown
 from penstock.frontend.exchange.access import Access
 from penstock.frontend.exchange.deadlines import exceeded
@@ -109,14 +108,13 @@ class Service:
 
     config: Config
     model: TextModel
-    engine: EngineClient
+    engine: RequestBook
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     access: Access = field(init=False)
     responses: ResponseStore = field(init=False)
     grammars: GrammarReader = field(init=False)
-    queue: QueueGate = field(init=False)
     prompts: PromptReader = field(init=False)
     _generations: dict[int, Generation] = field(default_factory=dict)
     _num_made: int = 0
@@ -125,7 +123,6 @@ class Service:
     def __post_init__(self) -> None:
         options = self.config.frontend
         self.access = Access(load_api_keys(options.api_keys_file), shares_prefix_cache=options.share_prefix_cache)
-        self.queue = QueueGate(self.config.scheduler, lambda: self.engine.stats)
         self.grammars = GrammarReader(model_path(self.config))
         self.prompts = PromptReader(
             model_path(self.config),
@@ -150,11 +147,9 @@ class Service:
         """
         if self.is_draining:
             raise ShuttingDown("the server is shutting down", retry_after=5)
-        if self.engine.engine is None:
+        if self.engine.facts is None:
             await self.engine.wait_ready(READY_WAIT_SECONDS)
-        if self.engine.engine is not None:
-            self.queue.set_limits(self.engine.engine)
-        self.queue.check(tenant=record.tenant)
+        self.engine.queue.check(tenant=record.tenant)
         return self.rules()
 
     def place(
@@ -178,7 +173,7 @@ class Service:
             record.key_use.add_sequences(num_seqs - 1)
             record.num_added_seqs = num_seqs - 1
         num_tokens = min(len(body), num_prompts * (self.max_model_len or len(body)))
-        return self.queue.place(num_seqs, num_tokens * valid.num_sequences, record.tenant)
+        return self.engine.queue.place(num_seqs, num_tokens * valid.num_sequences, record.tenant)
 
     async def make_ready(
         self, valid: ValidRequest, prompts: list[list[int]], record: RequestRecord, grammar: GrammarSource | None
@@ -254,13 +249,13 @@ class Service:
         """
         valid, prompts, tokenizer, key_use = ready.valid, ready.prompts, self.model.tokenizer, record.key_use
         requests = []
-        group = f"{self.engine.link.name}:{self._num_made}"
+        group = f"{self.engine.name}:{self._num_made}"
         left = None if record.seconds is None else max(0.001, record.arrived + record.seconds - time.monotonic())
         for prompt, sampling in zip(prompts, ready.sampling, strict=True):
             self._num_made += 1
             requests.append(
                 AddRequest(
-                    request_id=f"{self.engine.link.name}:{self._num_made}:{record.request_id}",
+                    request_id=f"{self.engine.name}:{self._num_made}:{record.request_id}",
                     prompt_token_ids=struct.pack(f"<{len(prompt)}i", *prompt),
                     sampling=sampling,
                     n=valid.num_sequences,
@@ -290,7 +285,9 @@ class Service:
         self._generations[id(generation)] = generation
         if left is not None and record.seconds is not None:
             generation.deadline = asyncio.get_running_loop().call_later(left, generation.end, exceeded(record.seconds))
-        self.queue.submitted(generation.num_sequences, record.num_prompt_tokens * valid.num_sequences, record.tenant)
+        self.engine.queue.submitted(
+            generation.num_sequences, record.num_prompt_tokens * valid.num_sequences, record.tenant
+        )
         try:
             generation.start()
         except ApiError:
@@ -302,7 +299,7 @@ class Service:
         """Close a generation and note what became of it. Idempotent."""
         generation.close()
         if self._generations.pop(id(generation), None) is not None:
-            self.queue.ended(generation.num_sequences)
+            self.engine.queue.ended(generation.num_sequences)
             if record.error is None and not generation.is_finished:
                 record.error = generation.error  # nobody may have been there to read of it
             progress = generation.progress

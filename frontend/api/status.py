@@ -60,11 +60,10 @@ async def ready(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """
     if service.is_draining:
         raise ShuttingDown("the server is shutting down")
-    if service.engine.engine is None:
+    if service.engine.facts is None:
         raise Unavailable(f"no engine is ready: {service.engine.not_ready_reason}")
-    service.queue.set_limits(service.engine.engine)
     try:
-        service.queue.check()
+        service.engine.queue.check()
     except Overloaded as error:
         raise Unavailable(error.message, retry_after=error.retry_after) from None
     return Reply(b'{"status":"ready"}')

@@ -2,7 +2,7 @@
 
 AddRequest(s) --> engine          a request per prompt, `n` sequences each;
 deltas <--------- engine          global index = prompt index * n + sequence_idx
-  |  push(): into a bounded buffer, by the engine client
+  |  push(): into a bounded buffer, by the book of live requests
   v  next_events(): detokenize, look for stop strings, merge what has piled up
 SequenceEvents --> handler        one per sequence that has news
 close()                           aborts what is unfinished; runs on every path
@@ -13,17 +13,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from penstock.frontend.engine.client import EngineClient
-from penstock.frontend.engine.failures import failure_of
+from penstock.frontend.engine.book import RequestBook
+from penstock.frontend.engine.queue_gate import retry_after
 from penstock.frontend.engine.scores import HeldScores, ShownToken, TokenScore, num_scored, read_scores
-from penstock.frontend.engine.slow_readers import SlowReader
-from penstock.frontend.errors import ApiError
+from penstock.frontend.errors import (
+    ApiError,
+    DeadlineExceeded,
+    EndsWorkers,
+    EngineFailed,
+    GrammarFailed,
+    InvalidLogits,
+    InvalidRequest,
+    Overloaded,
+)
 from penstock.frontend.schema import Timings
 from penstock.frontend.text.detokenize import Detokenizer
 from penstock.frontend.text.stop_strings import StopMatcher
-from penstock.ipc.messages import AddRequest, SequenceDelta, TokenLogprobs
+from penstock.ipc.messages import AddRequest, EngineStats, SequenceDelta, TokenLogprobs
 
 StopReason = str | int | None
+
+MAX_UNREAD_TOKENS, MAX_UNREAD_PER_SEQUENCE = 64, 4
+"""As events they are about 16 KiB. A request of many sequences has that many tokens in a single step."""
 
 
 @dataclass(slots=True)
@@ -59,7 +70,7 @@ class SequenceText:
         self._rules = rules
         self._detokenizer = rules.make_detokenizer()
         self._matcher = StopMatcher(rules.stop, include_stop=rules.include_stop) if rules.stop else None
-        self._scores = HeldScores()
+        self._scores: HeldScores | None = None  # made with the first token that has a score
         self._num_shown = 0  # characters; counted only for tokens with scores
         self.num_tokens = 0
         self.finish_reason: str | None = None
@@ -78,10 +89,11 @@ class SequenceText:
             self.finish_reason = "length"
             return SequenceEvent(index, "", [], self.finish_reason)
         assert delta.logprobs is not None
+        held = self._scores = self._scores or HeldScores()
         event = self._advance(index, delta, read_scores(delta.logprobs))
         self._num_shown += len(event.text)
         ended = event.finish_reason is not None
-        event.scores = (self._scores.release_all() if ended else self._scores.release(self._num_shown)) or None
+        event.scores = (held.release_all() if ended else held.release(self._num_shown)) or None
         return event
 
     def _advance(self, index: int, delta: SequenceDelta, scores: list[TokenScore]) -> SequenceEvent:
@@ -91,11 +103,11 @@ class SequenceText:
             self.num_tokens += 1
             is_stop_token = delta.stop_token_id is not None and position == len(delta.token_ids) - 1
             if is_stop_token and not self._rules.include_stop:
-                if scores:
+                if scores and self._scores is not None:
                     self._scores.take(scores[position], "")
                 break
             text = self._detokenizer.feed(token_id)
-            if scores:
+            if scores and self._scores is not None:
                 self._scores.take(scores[position], text)
             stop = self._show(text, shown)
             if stop is not None:
@@ -148,12 +160,46 @@ class Progress:
         )
 
 
+class SlowReader:
+    """The reader of one stream. One that does not keep up holds a bounded output, and nothing of the engine.
+
+    keeps up --MAX_UNREAD_TOKENS unread, and nobody takes them--> paused: row and pages go to others
+    paused   --what was unread is taken-->  keeps up              the engine goes on with the very next token
+
+    A reader that reads nothing for too long is closed by the watch over all connections.
+    """
+
+    __slots__ = ("_is_paused", "_max_unread", "_num_unread", "_pause", "_resume")
+
+    def __init__(self, num_sequences: int, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """`pause` and `resume` are for the engine."""
+        self._max_unread = max(MAX_UNREAD_TOKENS, MAX_UNREAD_PER_SEQUENCE * num_sequences)
+        self._pause = pause
+        self._resume = resume
+        self._num_unread = 0  # tokens
+        self._is_paused = False
+
+    def pushed(self, num_tokens: int, *, is_awaited: bool) -> None:
+        """Output has come; `is_awaited` if the reader waits for it. (A burst for a reader who waits is no delay.)"""
+        self._num_unread += num_tokens
+        if self._num_unread > self._max_unread and not is_awaited and not self._is_paused:
+            self._is_paused = True
+            self._pause()
+
+    def took_all(self) -> None:
+        """The reader has taken what there was."""
+        self._num_unread = 0
+        if self._is_paused:
+            self._is_paused = False
+            self._resume()
+
+
 class Generation:
     """A `DeltaSink` for all sequences of one HTTP request; iterate with `next_events` until `is_finished`."""
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: RequestBook,
         requests: Sequence[AddRequest],
         rules: OutputRules,
         on_gap: Callable[[float], None],
@@ -369,3 +415,22 @@ class Generation:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def failure_of(delta: SequenceDelta, stats: EngineStats | None, num_seqs: int, num_tokens: int) -> ApiError:
+    """The error of a request of so many sequences and prompt tokens that the engine did not serve."""
+    if delta.error_code == "queue_full":
+        return Overloaded(delta.error, retry_after=retry_after(stats, num_seqs, num_tokens))
+    if delta.error_code == "queue_timeout":
+        return DeadlineExceeded(delta.error)
+    if delta.error_code == "too_long":
+        return InvalidRequest(delta.error)
+    if delta.error_code == "grammar":
+        return GrammarFailed(delta.error)
+    if delta.error_code == "invalid_logits":
+        return InvalidLogits(delta.error)
+    if delta.error_code == "ends_workers":
+        return EndsWorkers(delta.error)
+    if delta.finish_reason == "abort":
+        return EngineFailed("the engine aborted the request")
+    return EngineFailed(f"the engine failed on this request: {delta.error}" if delta.error else "the engine failed")

@@ -15,7 +15,8 @@ from penstock.core.config.api_keys import load_api_keys
 from penstock.core.config.listening import has_files
 from penstock.core.config.tls import load_certificate, load_tls
 from penstock.frontend.api.service import Service, load_text_model
-from penstock.frontend.engine.client import EngineClient, EngineLink
+from penstock.frontend.engine.book import RequestBook
+from penstock.frontend.engine.link import EngineAddress, EngineLink
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.metrics_board import MetricsBoard
 from penstock.frontend.http.app import Part, make_app
@@ -44,7 +45,7 @@ class Server:
         self.exit_code = 0
         self._tls = load_tls(config.frontend)
         model = load_text_model(config)
-        link = EngineLink(
+        address = EngineAddress(
             config.ipc.frontend_address,
             name,
             fingerprint(open_model(config)),
@@ -52,9 +53,10 @@ class Server:
             config.ipc.heartbeat_timeout,
             channel_keys(config),
         )
-        metrics = Metrics(lambda: engine.stats, board)
-        engine = EngineClient(link, self._context, self._on_refused, metrics.dropped_messages.inc)
-        self.service = Service(config, model, engine, metrics)
+        metrics = Metrics(lambda: link.stats, board)
+        dropped = metrics.dropped_messages.inc
+        link = EngineLink(address, config.scheduler, self._context, self._on_refused, dropped)
+        self.service = Service(config, model, RequestBook([link]), metrics)
         self._max_connections = connections_within_limit(config.frontend.max_connections)
         parts: tuple[Part, ...] = ("public", "admin") if config.frontend.admin_port else ("all",)
         self._runners = [self._make_runner(part) for part in parts]

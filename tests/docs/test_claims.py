@@ -15,7 +15,7 @@ from penstock.core.checkpoint.model_config import ARCHITECTURES, ROPE_KINDS
 from penstock.core.config.flags import flags
 from penstock.core.launch import child
 from penstock.frontend.api.service import READY_WAIT_SECONDS
-from penstock.frontend.engine.client import RESUME_WAIT_SECONDS
+from penstock.frontend.engine.book import RESUME_WAIT_SECONDS
 from penstock.frontend.http.app import GET_ROUTES, POST_ROUTES
 from tests.docs.fences import PAGES, ROOT
 from tests.docs.metric_names import metric_names

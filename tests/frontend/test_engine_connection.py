@@ -31,7 +31,7 @@ def test_not_ready_then_ready(checkpoint: Path, sockets: Path, monkeypatch: pyte
             assert waiting.result().status == 200
         assert get(live, "/ready").status == 200
         live.do(lambda: live.scheduler.set_ready(False))
-        live.wait_until(lambda: live.server.service.engine.engine is None)
+        live.wait_until(lambda: live.server.service.engine.facts is None)
         assert error_of(get(live, "/ready"), 503)["code"] == "engine_not_ready"
 
 
@@ -105,13 +105,13 @@ def test_what_comes_while_the_scheduler_is_away_waits(checkpoint: Path, sockets:
         live.do(live.scheduler.forget_peers)
         with ThreadPoolExecutor(1) as thread:
             running = thread.submit(complete, live)  # nobody knows yet that the scheduler is another one
-            live.wait_until(lambda: live.server.service.engine.engine is None)
+            live.wait_until(lambda: live.server.service.engine.facts is None)
             live.do(lambda: live.scheduler.set_ready(True))
             assert running.result().status == 200
 
 
 def test_a_scheduler_that_does_not_come_back(checkpoint: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.engine.client.RESUME_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("penstock.frontend.engine.book.RESUME_WAIT_SECONDS", 0.3)
     with live_server(checkpoint, sockets) as live:
         live.gives([5, 6], hangs=True)
         with ThreadPoolExecutor(2) as threads:

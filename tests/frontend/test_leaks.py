@@ -8,8 +8,8 @@ import tracemalloc
 import psutil
 import pytest
 
+from penstock.frontend.engine.book import LiveRequest
 from penstock.frontend.engine.generation import Generation, SequenceText
-from penstock.frontend.engine.live_requests import LiveRequest
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.schema import COMPLETION, decode
 from tests.faults.soak import sized

@@ -129,7 +129,7 @@ def test_a_full_queue_does_not_shut_out_who_has_nothing_in_it() -> None:
 
 
 def test_places_come_back_whatever_becomes_of_a_request(live: LiveServer) -> None:
-    gate = live.server.service.queue
+    gate = live.server.service.engine.queue
     told = live.scheduler.stats(num_rows=8, num_running=8, num_waiting=998)
     live.do(lambda: live.scheduler.tell(told))
     live.wait_until(lambda: live.server.service.engine.stats == told)

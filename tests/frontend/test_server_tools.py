@@ -26,12 +26,12 @@ def test_reset_prefix_cache(live: LiveServer) -> None:
 
 def test_reset_needs_an_engine(live: LiveServer) -> None:
     live.do(lambda: live.scheduler.set_ready(False))
-    live.wait_until(lambda: live.server.service.engine.engine is None)
+    live.wait_until(lambda: live.server.service.engine.facts is None)
     try:
         assert error_of(send(live, "POST", "/reset_prefix_cache"), 503)["code"] == "engine_not_ready"
     finally:
         live.do(lambda: live.scheduler.set_ready(True))
-        live.wait_until(lambda: live.server.service.engine.engine is not None)
+        live.wait_until(lambda: live.server.service.engine.facts is not None)
 
 
 def check(timings: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.engine.slow_readers import MAX_UNREAD_TOKENS
+from penstock.frontend.engine.generation import MAX_UNREAD_TOKENS
 from penstock.ipc.logs import flush_logs
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import closed_for, complete, completion_text, raw_post
