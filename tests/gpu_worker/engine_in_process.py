@@ -1,32 +1,21 @@
-"""The real scheduler and the real runner in one process, joined by a deque of unanswered plans."""
+"""The engine in process as the worker's tests use it: small, and looked at after every run."""
 
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from penstock.core.config import Config
+from penstock.in_process import InProcessEngine
+from penstock.ipc.messages import SamplingParams, SequenceDelta
+from penstock.options import config_of
 
-from penstock.core.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
-from penstock.core.scheduling.scheduler import Scheduler
-from penstock.gpu_worker.startup.start import start
-from penstock.gpu_worker.steps.model_runner import PendingStep
-from penstock.ipc.deltas import deltas_of
-from penstock.ipc.messages import AddRequest, PrepareGrammar, SamplingParams, SequenceDelta
+_SMALL = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "page_size": 16, "pipeline_depth": 0}
+_ON_CPU = {"device": "cpu", "dtype": "float32", "num_pages": 400, "num_threads": 1}
 
 
 def make_config(folder: Path, **options: Any) -> Config:
-    """A small configuration; options go to the group that has them."""
-    groups: dict[str, dict[str, Any]] = {
-        "model": {"model": str(folder)},
-        "scheduler": {"max_num_seqs": 16, "max_num_batched_tokens": 512, "page_size": 16, "pipeline_depth": 0},
-        "worker": {"device": "cpu", "dtype": "float32", "num_pages": 400, "num_threads": 1},
-    }
-    structs: dict[str, Any] = {"model": ModelOptions, "scheduler": SchedulerOptions, "worker": WorkerOptions}
-    for key, value in options.items():
-        group = next(name for name, struct in structs.items() if key in struct.__struct_fields__)
-        groups[group][key] = value
-    return Config(**{name: struct(**groups[name]) for name, struct in structs.items()})
+    """A small configuration."""
+    return config_of({"model": str(folder)} | _SMALL | _ON_CPU | options, {})
 
 
 def schedule(budget: int, page_size: int, depth: int, *, num_tokens: int, cached: bool = False) -> dict[str, Any]:
@@ -40,16 +29,13 @@ def schedule(budget: int, page_size: int, depth: int, *, num_tokens: int, cached
     }
 
 
-class Engine:
+class Engine(InProcessEngine):
     """Runs requests to their end; `run` may be called again, with what the prefix cache then holds."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        config = make_config(folder, **options)
-        self.runner, self.hello = start(config, "test-worker")
-        self.scheduler = Scheduler.for_worker(config.scheduler, self.hello)
+        super().__init__(make_config(folder, **options), "test-worker")
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.last_delta: dict[tuple[str, int], SequenceDelta] = {}
-        self._num_requests = 0
 
     def run(
         self, prompts: Sequence[list[int]], sampling: SamplingParams | Sequence[SamplingParams], n: int = 1
@@ -60,47 +46,21 @@ class Engine:
         self.drain()
         return [[self.outputs[request_id, i] for i in range(n)] for request_id in ids]
 
-    def add(self, prompt: list[int], sampling: SamplingParams, n: int = 1) -> str:
+    def add(self, prompt: Sequence[int], sampling: SamplingParams, n: int = 1) -> str:
         """Queue one request; its id."""
-        request_id = f"r{self._num_requests}"
-        self._num_requests += 1
-        buffer = np.array(prompt, dtype=np.int32).tobytes()
-        refusal = self.scheduler.add_request(AddRequest(request_id, buffer, sampling, n), owner=b"test")
-        assert refusal is None, refusal
+        request_id = super().add(prompt, sampling, n)
         for i in range(n):
             self.outputs[request_id, i] = []
         return request_id
 
     def drain(self) -> None:
         """Plan and answer until every request is finished; then nothing may be held."""
-        pending: deque[PendingStep] = deque()
-        while self.scheduler.has_work or pending:
-            while self.scheduler.can_schedule:
-                step = self.scheduler.schedule()
-                self.exchange_grammars()
-                if step is None:
-                    break
-                pending.append(self.runner.launch(step.plan))
-            if not pending:
-                continue  # a grammar has become ready
-            for batch in self.scheduler.process(pending.popleft().result()).values():
-                for delta in deltas_of(batch):
-                    self._take(delta)
+        while self.has_work:
+            for delta in self.step().deltas:
+                self._take(delta)
         stats = self.scheduler.stats()
         assert stats.num_used_pages == 0
         assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
-
-    def exchange_grammars(self) -> None:
-        """Have the grammars ready that the scheduler asks for."""
-        for message in self.scheduler.grammars.take_messages():
-            if isinstance(message, PrepareGrammar):
-                self.runner.grammar_store.prepare(message)
-            else:
-                self.runner.grammar_store.drop(message.grammar_id)
-        for prepared in self.runner.grammar_store.take_prepared(wait=True):
-            for deltas in self.scheduler.grammar_prepared(prepared).values():
-                for delta in deltas:
-                    self._take(delta)
 
     def _take(self, delta: SequenceDelta) -> None:
         key = (delta.request_id, delta.sequence_idx)

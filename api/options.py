@@ -1,0 +1,44 @@
+"""From keyword arguments to a configuration: the options of `penstock serve`, checked by the same code."""
+
+import os
+import re
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.core.config import Config, ConfigError
+from penstock.core.config.flags import config_from, flags
+from penstock.core.config.foreign_flags import unknown_flag
+
+_OF_FRONTENDS = ("chat_template", "parse_special_tokens", "max_n", "strict_requests")
+"""Options of the HTTP side that are about texts and requests, and so mean something without HTTP."""
+
+APART_ONLY = frozenset(
+    ("step_trace", "queue_patience", "overload_order", "queue_timeout", "spare_worker", "profile", "log_format")
+)
+"""Options of processes of their own, which an engine in the caller's process has no use for."""
+
+
+def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Config:
+    """The configuration of these options; `PENSTOCK_*` variables fill in what is not given.
+
+    Raises:
+        ConfigError: naming the option, its value and the bound that it breaks.
+    """
+    of_groups = [flag.field for flag in flags(("model", "scheduler", "worker", "log"))]
+    known = {*of_groups, *_OF_FRONTENDS}
+    for name in options:
+        if name not in known:
+            if any(flag.field == name for flag in flags()):
+                raise ConfigError(f"{name} is an option of the HTTP server, and has no effect here")
+            raise _in_python(unknown_flag("--" + name.replace("_", "-"), ["--" + k.replace("_", "-") for k in known]))
+    variables = {flag.variable: environment.get(flag.variable, "") for flag in flags() if flag.field in known}
+    try:
+        return config_from(Namespace(**options), variables)
+    except ConfigError as error:
+        raise _in_python(str(error)) from None
+
+
+def _in_python(sentence: str) -> ConfigError:
+    """The command line's sentence, with options spelled as keyword arguments."""
+    return ConfigError(re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), sentence))
