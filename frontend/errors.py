@@ -56,6 +56,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after  # seconds
+        self.headers: dict[str, str] = {}  # that go with the answer, beside those of its kind
 
 
 class InvalidRequest(ApiError):
@@ -289,9 +290,9 @@ def http_status(error: ApiError) -> int:
 
 def http_headers(error: ApiError) -> dict[str, str]:
     """The headers that go with it."""
-    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    headers = error.headers if error.retry_after is None else error.headers | {"Retry-After": str(error.retry_after)}
     if isinstance(error, InvalidApiKey):
-        headers["WWW-Authenticate"] = "Bearer"
+        headers = headers | {"WWW-Authenticate": "Bearer"}
     return headers if error.may_retry else headers | {"x-should-retry": "false"}
 
 

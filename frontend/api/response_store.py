@@ -3,7 +3,7 @@
     put, find, delete ──▶ a thread of its own ──▶ the file: in the launch's own folder, or --response-store
 
 So it does not matter which frontend answers, and one that dies takes no response along. A response is its owner's
-(`RequestRecord.owner`, an API key's id): for anybody else it is not there, and each owner has a number and bytes of
+(`RequestRecord.key_id`, an API key's id): for anybody else it is not there, and each owner has a number and bytes of
 his own, beyond which his own least recently used ones go.
 """
 

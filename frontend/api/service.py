@@ -23,7 +23,7 @@ from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.generation import Generation, OutputRules
 from penstock.frontend.errors import ApiError, InvalidParameter, ShuttingDown
 from penstock.frontend.exchange.access import Access
-from penstock.frontend.exchange.deadlines import exceeded
+from penstock.frontend.exchange.exchange import exceeded
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.grammars.reader import Grammar, GrammarReader, GrammarSource

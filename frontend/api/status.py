@@ -19,12 +19,13 @@ async def list_models(service: Service, record: RequestRecord, body: bytes) -> R
     return Reply(msgspec.json.encode(schema.ModelList(cards)))
 
 
-async def show_model(service: Service, record: RequestRecord, model_id: str) -> Reply:
+async def show_model(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """GET /v1/models/{id}; ids may contain slashes.
 
     Raises:
         ModelNotFound: if there is none of that name.
     """
+    model_id = record.argument
     if model_id not in service.model.names:
         raise ModelNotFound(f"the model {model_id[:256]!r} does not exist", param="model")
     return Reply(msgspec.json.encode(_card(service, model_id)))

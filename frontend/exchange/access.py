@@ -1,19 +1,141 @@
-"""Whether a request may be made: decided by the route that was found for it, and denied unless a rule allows it."""
+"""Whether a request may be made, and what each API key may use of this process: requests and tokens a minute, and
+requests at once.
 
-from collections.abc import Sequence
+Each sequence of a request (its prompts times `n`) counts as a request: a hundred answers cost the same, asked for at
+once or one by one.
+
+A minute's worth is a leaky bucket: what was used drains evenly, a sixtieth of the limit each second, so that a whole
+minute's worth may come at once and no long stretch of time sees more. Tokens are counted as they come (a prompt when
+it is submitted, outputs when they are drawn), so a request that begins below the limit may end above it: it is served,
+and the next one waits until that has drained, too.
+"""
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from time import monotonic
 
 from penstock.core.config.api_keys import ApiKey, find_key, kept_apart
-from penstock.frontend.errors import InvalidApiKey, PermissionDenied
-from penstock.frontend.exchange.key_limits import KeyUse
-
-OPEN_ROUTES = frozenset({"/", "/health", "/ready"})
-"""For probes, and for people who look what this is: they have no key, and are told nothing of what is served."""
-
-_SCOPES = {"/metrics": "metrics", "/reset_prefix_cache": "admin"}
-ADMIN_ROUTES = frozenset(_SCOPES)
-"""For those who run the server. If there is a listener for them, it alone answers these."""
+from penstock.frontend.errors import InvalidApiKey, InvalidParameter, PermissionDenied, RateLimitExceeded
 
 _BEARER = "bearer "
+_ROUNDING = 1e-6  # of sums of many small drains
+
+CONCURRENT_RETRY_SECONDS = 1
+"""When one of a key's requests ends, its owner knows best; sooner it need not ask."""
+
+
+class _PerMinute:
+    """One leaky bucket; a limit of 0 is none."""
+
+    def __init__(self, name: str, limit: int, clock: Callable[[], float]) -> None:
+        self._name = name
+        self.limit = limit
+        self._clock = clock
+        self._used = 0.0
+        self._used_at = clock()
+
+    def check(self, amount: int = 1) -> None:
+        """Raise RateLimitExceeded unless so much more fits."""
+        excess = self._drained() + amount - self.limit
+        if self.limit and excess > _ROUNDING:
+            raise RateLimitExceeded(
+                f"this API key has {self._name} = {self.limit}, and {ceil(self._used - _ROUNDING)} are used",
+                retry_after=ceil(excess * 60 / self.limit),
+            )
+
+    def use(self, amount: int) -> None:
+        """Count what was used, whether or not it fits."""
+        self._used = self._drained() + amount
+
+    def change(self, limit: int) -> None:
+        """From now on; what was used until now has drained by the old limit."""
+        self._drained()
+        self.limit = limit
+
+    def _drained(self) -> float:
+        now = self._clock()
+        drained = (now - self._used_at) * self.limit / 60
+        self._used = max(0.0, self._used - drained) if self.limit else 0.0
+        self._used_at = now
+        return self._used
+
+
+class KeyUse:
+    """What one key uses now."""
+
+    def __init__(self, key: ApiKey, clock: Callable[[], float] = monotonic) -> None:
+        self.key = key
+        self._num_running = 0
+        self._requests = _PerMinute("requests_per_minute", key.requests_per_minute, clock)
+        self._tokens = _PerMinute("tokens_per_minute", key.tokens_per_minute, clock)
+
+    def change(self, key: ApiKey) -> None:
+        """The key is the same, but what it may do has changed; what it has used still counts."""
+        self.key = key
+        self._requests.change(key.requests_per_minute)
+        self._tokens.change(key.tokens_per_minute)
+
+    def enter(self) -> None:
+        """A request begins; `leave` must follow.
+
+        Raises:
+            RateLimitExceeded: if it may not; then it does not count, and has not begun.
+        """
+        most = self.key.max_concurrent
+        if most and self._num_running >= most:
+            raise RateLimitExceeded(
+                f"this API key has max_concurrent = {most}, and {self._num_running} sequences run",
+                retry_after=CONCURRENT_RETRY_SECONDS,
+            )
+        self._requests.check()
+        self._tokens.check()
+        self._requests.use(1)
+        self._num_running += 1
+
+    def add_sequences(self, count: int) -> None:
+        """A request that has entered has so many sequences besides its first one; `leave` must count them, too.
+
+        Raises:
+            InvalidParameter: it has more than the key may ever have at once, or in a minute.
+            RateLimitExceeded: it has more than the key may have now. In both cases they do not count.
+        """
+        limits = {"max_concurrent": self.key.max_concurrent, "requests_per_minute": self.key.requests_per_minute}
+        for name, limit in limits.items():
+            if limit and count + 1 > limit:
+                raise InvalidParameter(
+                    f"this API key has {name} = {limit}, and the request has {count + 1} sequences", param="n"
+                )
+        most = self.key.max_concurrent
+        if most and self._num_running + count > most:
+            raise RateLimitExceeded(
+                f"this API key has max_concurrent = {most}, and {self._num_running - 1} sequences run beside the "
+                f"{count + 1} of this request",
+                retry_after=CONCURRENT_RETRY_SECONDS,
+            )
+        self._requests.check(count)
+        self._requests.use(count)
+        self._num_running += count
+
+    def leave(self, num_seqs: int) -> None:
+        """A request has ended, with so many sequences."""
+        self._num_running -= num_seqs
+
+    def use_prompt(self, num_tokens: int) -> None:
+        """A request is about to be submitted.
+
+        Raises:
+            RateLimitExceeded: others of this key have used up the tokens since it began.
+        """
+        self._tokens.check()
+        self._tokens.use(num_tokens)
+
+    def use_outputs(self, num_tokens: int) -> None:
+        """Tokens have been drawn."""
+        self._tokens.use(num_tokens)
+
+    def salted(self, cache_salt: str) -> str:
+        """What the prefix cache keeps apart: no client can write a salt that means another key's namespace."""
+        return f"{self.key.namespace}\n{cache_salt}" if self.key.namespace else cache_salt
 
 
 class Access:
@@ -39,25 +161,24 @@ class Access:
         """Requests need one."""
         return bool(self._keys)
 
-    def check(self, route: str, authorization: Sequence[str]) -> KeyUse | None:
+    def check(self, scope: str, authorization: Sequence[str]) -> KeyUse | None:
         """Raise unless the request may go on; whose it is, None if that does not matter.
 
         Args:
-            route: the route's pattern, as registered; any other word for a path that has none.
-            authorization: all Authorization headers, or what stands for them (see `app.py`).
+            scope: what a key needs for the route; empty if it needs none.
+            authorization: all Authorization headers, or what stands for them (see `exchange.py`).
 
         Raises:
             InvalidApiKey: there is no key, more than one, or none of ours.
             PermissionDenied: the key does not have the scope.
         """
-        if not self._keys or route in OPEN_ROUTES:
+        if not self._keys or not scope:
             return None
         if len(authorization) != 1 or authorization[0][: len(_BEARER)].lower() != _BEARER:
             raise InvalidApiKey("this server wants one header `Authorization: Bearer KEY` or `X-Api-Key: KEY`")
         key = find_key(self._keys, authorization[0][len(_BEARER) :].strip())
         if key is None:
             raise InvalidApiKey("the API key is not known here")
-        scope = _SCOPES.get(route, "infer")
         if scope not in key.scopes:
             raise PermissionDenied(f"this API key lacks the scope {scope!r}")
         return self._uses[key.digest]

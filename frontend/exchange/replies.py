@@ -1,15 +1,15 @@
 """What handlers take and give: nothing here or in the handlers knows a web framework.
 
 A handler is `async def handler(service, record, body) -> Reply | StreamReply` and raises `ApiError`.
-Whoever mounts it sends the answer, turns errors into `error_reply`, and calls `StreamReply.close()`
-on every path, also if the client has left.
+`exchange.py` turns errors into `error_reply`, and calls `StreamReply.close()` on every path, also if the client
+has left.
 """
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from penstock.frontend.errors import ApiError, error_body, http_headers, http_status
-from penstock.frontend.exchange.key_limits import KeyUse
+from penstock.frontend.exchange.access import KeyUse
 
 JSON = "application/json"
 
@@ -22,7 +22,7 @@ class RequestRecord:
     endpoint: str
     arrived: float  # time.monotonic, seconds (an event loop's clock may be coarse)
     seconds: float | None = None  # that it may take, from its arrival; None: any time
-    owner: str = ""  # the id of the API key that it came with; empty if there are no keys
+    key_id: str = ""  # of the API key that it came with; empty if there are no keys
     tenant: str = ""  # who shares the engine's rows with others by turns: the API key, else the client's address
     key_use: KeyUse | None = None  # of that key, once the request counts for its limits
     num_added_seqs: int = 0  # that count for them too
@@ -40,8 +40,9 @@ class RequestRecord:
     queue_seconds: float = 0.0  # from then to its first row
     finish_reasons: list[str] = field(default_factory=list)
     error: ApiError | None = None
-    warnings: list[str] = field(default_factory=list)  # for the client; see `warnings_header.py`
+    warnings: list[str] = field(default_factory=list)  # for the client; see `exchange.py`
     query: dict[str, str] = field(default_factory=dict)
+    argument: str = ""  # what stands at the place of `{id}` in the route's path
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ class ResponseCourse:
         output: list[dict[str, Any]] = [_stored(item) for item in self._builder.items]
         given = self._valid.items
         await self._service.responses.put(
-            self._record.owner,
+            self._record.key_id,
             self._id,
             self._response_bytes,
             given + output,

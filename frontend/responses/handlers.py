@@ -57,7 +57,7 @@ async def _validated(
 ) -> ValidResponse:
     before, previous = request.previous_response_id, []
     if before:
-        stored = await service.responses.previous(record.owner, before)
+        stored = await service.responses.previous(record.key_id, before)
         if len(stored.items) + num_bytes > service.max_body_bytes:
             raise ContextLengthExceeded(
                 f"the conversation has {len(stored.items)} bytes, and this request {num_bytes}; "
@@ -68,7 +68,7 @@ async def _validated(
             previous = stored.conversation()
     given = input_items(request.input)
     if item_ids := references(given):
-        given = resolved(given, await service.responses.items(record.owner, item_ids))
+        given = resolved(given, await service.responses.items(record.key_id, item_ids))
     valid = validate_response(request, rules, service.model.template, previous, given)
     if valid.store:
         _check_conversation(msgspec.json.encode(valid.items))

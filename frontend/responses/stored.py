@@ -29,7 +29,7 @@ async def retrieve_response(service: Service, record: RequestRecord, body: bytes
     if is_stream not in ("false", "0", "true", "1"):
         raise InvalidParameter("stream must be true or false", param="stream")
     after = _number(record, "starting_after", _NO_EVENTS, 0, 1 << 31)
-    stored = await service.responses.get(record.owner, body.decode())
+    stored = await service.responses.get(record.key_id, record.argument)
     if is_stream in ("false", "0"):
         return Reply(stored.response)
     events = EventWriter().write(_events(msgspec.json.decode(stored.response)), after)
@@ -47,7 +47,7 @@ async def list_input_items(service: Service, record: RequestRecord, body: bytes)
     order = record.query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidParameter("order must be 'asc' or 'desc'", param="order")
-    stored = await service.responses.get(record.owner, body.decode())
+    stored = await service.responses.get(record.key_id, record.argument)
     items = stored.inputs()
     if order == "desc":
         items.reverse()
@@ -68,8 +68,8 @@ async def delete_response(service: Service, record: RequestRecord, body: bytes) 
     Raises:
         ResponseNotFound: if it is not stored here.
     """
-    response_id = body.decode()
-    await service.responses.delete(record.owner, response_id)
+    response_id = record.argument
+    await service.responses.delete(record.key_id, response_id)
     return Reply(msgspec.json.encode(DeletedResponse(response_id)))
 
 

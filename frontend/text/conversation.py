@@ -15,4 +15,4 @@ class ValidConversation:
     continue_final_message: bool
     variables: dict[str, Any]
     tools: list[dict[str, Any]] | None = None
-    warnings: tuple[str, ...] = ()  # for the client; see `warnings_header.py`
+    warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`

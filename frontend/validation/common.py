@@ -108,7 +108,7 @@ class ValidRequest:
     keeps_prompt_start: bool = False  # of a prompt that is too long
     prompt_field: str = "prompt"
     grammar: GrammarSource | None = None  # what the output must match, as the client wrote it
-    warnings: tuple[str, ...] = ()  # for the client; see `warnings_header.py`
+    warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`
 
     def truncated(self, prompt: list[int]) -> list[int]:
         """What is kept of a prompt."""

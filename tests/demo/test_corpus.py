@@ -13,7 +13,7 @@ from penstock.demo.facts import load_facts
 from penstock.demo.grammar import held_out_requests
 from penstock.demo.phrasings import TEMPLATES, fill, is_plural, noisy, normalized
 from penstock.demo.unknown import held_out_questions, unknown_turn
-from penstock.frontend.http.app import GET_ROUTES, POST_ROUTES
+from penstock.frontend.http.routes import ROUTES
 
 FACTS = load_facts()
 
@@ -57,7 +57,7 @@ def test_every_flag_and_endpoint_that_is_named_exists() -> None:
     told = {name for fact in FACTS for name in re.findall(r"--[a-z][a-z-]+", fact.answer)}
     assert told - known == set()
     assert len(told) > 25
-    routes = {*GET_ROUTES, *POST_ROUTES}
+    routes = {route.path for route in ROUTES}
     endpoints = {fact.fact_id.split()[-1] for fact in FACTS if fact.fact_id.startswith("flags/endpoint")}
     assert endpoints <= routes
     assert len(endpoints) >= 7

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.frontend.api.openapi import OPERATIONS
-from penstock.frontend.http.app import POST_ROUTES
+from penstock.frontend.http.routes import ROUTES
 
 
 @dataclass(frozen=True)
@@ -155,10 +154,9 @@ def _in_field(route: str, field: str, value: Callable[[int], bytes]) -> Callable
 
 def heavy_bodies() -> Iterator[HeavyBody]:
     """All of them: routes times their fields and deeper places, times kinds of values."""
-    body_types = {operation.path: operation.body for operation in OPERATIONS if operation.method == "post"}
-    for route in POST_ROUTES:
-        body_type = body_types[route]
-        assert body_type is not None
+    for route, body_type in ((route.path, route.body) for route in ROUTES):
+        if body_type is None:
+            continue
         # Of fields of one type the first stands for all: they are read by the same code.
         fields = {str(field.type): field.encode_name for field in reversed(msgspec.structs.fields(body_type))}
         for kind, value in VALUES.items():

@@ -13,8 +13,7 @@ import pytest
 
 from penstock.core.config import ConfigError
 from penstock.core.config.api_keys import SCOPES, ApiKey, digest, load_api_keys
-from penstock.frontend.exchange.access import OPEN_ROUTES
-from penstock.frontend.http.app import ALIASES
+from penstock.frontend.http.routes import ROUTES
 from tests.frontend.http_client import HELLO, post, send
 from tests.frontend.live_server import LiveServer, live_server
 
@@ -47,7 +46,7 @@ def routes(live: LiveServer) -> list[tuple[str, str]]:
 def test_every_route_wants_a_key(guarded: LiveServer) -> None:
     found = routes(guarded)
     assert len(found) > 15
-    open_paths = OPEN_ROUTES.union(*(ALIASES.get(path, ()) for path in OPEN_ROUTES))
+    open_paths = {path for route in ROUTES if not route.scope for path in (route.path, *route.aliases)}
     for method, path in [*found, ("GET", "/nothing"), ("POST", "/v1/models"), ("GET", "//health")]:
         for headers in (
             {},

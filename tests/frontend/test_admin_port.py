@@ -1,6 +1,5 @@
 """With an administrators' listener, theirs is answered there alone; probes are answered on both."""
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -10,12 +9,12 @@ import pytest
 from penstock.core.config import Config, ConfigError, FrontendOptions, validate
 from penstock.core.config.api_keys import digest
 from penstock.core.config.listening import check_listening
-from penstock.frontend.exchange.access import ADMIN_ROUTES, OPEN_ROUTES
-from penstock.frontend.http.app import ALIASES
+from penstock.frontend.http.routes import ROUTES
 from tests.frontend.http_client import complete, error_of, get, post, send
 from tests.frontend.live_server import LiveServer, live_server
 
 ANY_PORT = 1  # the test's server lets the system choose
+OPEN = {route.path for route in ROUTES if not route.scope}
 
 
 class Admin(NamedTuple):
@@ -35,9 +34,8 @@ def paths(live: LiveServer, listener: int) -> set[str]:
 
 def with_aliases(canonical: Iterable[str]) -> set[str]:
     """These paths and their other names, as the router writes them."""
-    others = {re.sub(":.+}", "}", path): ALIASES[path] for path in ALIASES}
-    found = [name for path in canonical for name in (path, *others.get(path, ()))]
-    return {re.sub(":.+}", "}", name) for name in found}
+    aliases = {route.path: route.aliases for route in ROUTES if route.aliases}
+    return {name for path in canonical for name in (path, *aliases.get(path, ()))}
 
 
 def test_each_answers_its_own(live: LiveServer) -> None:
@@ -45,7 +43,7 @@ def test_each_answers_its_own(live: LiveServer) -> None:
     assert complete(live).status == 200
     assert b"penstock_requests_total" in get(admin, "/metrics").content
     assert send(admin, "POST", "/reset_prefix_cache").status == 200
-    for path in OPEN_ROUTES:
+    for path in OPEN:
         assert get(live, path).status == get(admin, path).status == 200
     assert error_of(get(live, "/metrics"), 404)["code"] == "not_found"
     assert send(live, "POST", "/reset_prefix_cache").status == 404
@@ -54,7 +52,7 @@ def test_each_answers_its_own(live: LiveServer) -> None:
 
 
 def test_every_route_is_somewhere(live: LiveServer, checkpoint: Path, tmp_path: Path) -> None:
-    assert paths(live, 1) == with_aliases(ADMIN_ROUTES | OPEN_ROUTES)
+    assert paths(live, 1) == with_aliases({"/metrics", "/reset_prefix_cache"} | OPEN)
     with live_server(checkpoint, tmp_path) as alone:
         assert alone.admin_port == 0
         assert paths(live, 0) | paths(live, 1) == paths(alone, 0)

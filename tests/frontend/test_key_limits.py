@@ -14,8 +14,7 @@ from penstock.core.cli.make_key import main as make_key
 from penstock.core.config import ConfigError
 from penstock.core.config.api_keys import ApiKey, digest, load_api_keys
 from penstock.frontend.errors import InvalidParameter, RateLimitExceeded
-from penstock.frontend.exchange.access import Access
-from penstock.frontend.exchange.key_limits import KeyUse
+from penstock.frontend.exchange.access import Access, KeyUse
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import Response, error_of, get, post
 from tests.frontend.live_server import LiveServer, live_server
@@ -242,7 +241,7 @@ def key(name: str, **fields: Any) -> ApiKey:
 
 
 def salt_of(access: Access, name: str) -> str:
-    use = access.check("/v1/completions", [f"Bearer {name}"])
+    use = access.check("infer", [f"Bearer {name}"])
     assert use is not None
     return use.salted("")
 

@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 from aiohttp import web
 
-from penstock.frontend.api.openapi import OPERATIONS
-from penstock.frontend.http.app import ALIASES, make_app
+from penstock.frontend.http.app import make_app
+from penstock.frontend.http.routes import ROUTES
 from tests.frontend.http_client import HELLO, get, post
 from tests.frontend.live_server import LiveServer
 
@@ -19,16 +19,15 @@ def document(live: LiveServer) -> dict[str, Any]:
     return found
 
 
-def test_every_route_is_described(live: LiveServer) -> None:
+def test_every_route_is_described(live: LiveServer, document: dict[str, Any]) -> None:
     app: web.Application = live.do(lambda: make_app(live.server.service))
     routed = {
-        (route.method.lower(), route.resource.canonical)
+        (route.method.lower(), re.sub(":.+}", "}", route.resource.canonical))
         for route in app.router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
-    aliases = {re.sub(":.+}", "}", name) for names in ALIASES.values() for name in names}
-    routed = {(method, path) for method, path in routed if path not in aliases}
-    assert {(operation.method, operation.path) for operation in OPERATIONS} == routed
+    routed -= {(route.method.lower(), alias) for route in ROUTES for alias in route.aliases}
+    assert {(method, path) for path, methods in document["paths"].items() for method in methods} == routed
 
 
 def test_it_is_made_of_the_structs(document: dict[str, Any]) -> None:

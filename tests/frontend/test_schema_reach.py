@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend.exchange.warnings_header import HEADER
+from penstock.frontend.exchange.exchange import WARNING_HEADER
 from penstock.frontend.grammars.child import read_grammar
 from tests.e2e.checkpoints import make_checkpoint
 from tests.frontend.http_client import chat, complete, events
@@ -124,7 +124,7 @@ def test_the_client_is_told(live: LiveServer, said: str) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": UNIQUE}}
     for answer in (chat(live, response_format=form), complete(live, response_format=form)):
         assert answer.status == 200
-        warning = answer.headers[HEADER]
+        warning = answer.headers[WARNING_HEADER]
         assert "response_format.json_schema.schema: uniqueItems is not enforced while the text is written" in warning
         [choice] = answer.json()["choices"]
         assert ("schema_error" in choice) == ("schema_error: $" in warning) == (said == "[1, 1]")
@@ -138,7 +138,7 @@ def test_a_stream_is_checked_too(live: LiveServer, said: str, send: Any) -> None
     live.says(said)
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": UNIQUE}}
     answer = send(live, response_format=form, stream=True, n=2)
-    assert "uniqueItems is not enforced" in answer.headers[HEADER]
+    assert "uniqueItems is not enforced" in answer.headers[WARNING_HEADER]
     choices = [choice for event in events(answer)[:-1] for choice in event["choices"]]
     told = [choice for choice in choices if "schema_error" in choice]
     assert [choice["index"] for choice in told] == ([0, 1] if said == "[1, 1]" else [])
@@ -150,7 +150,7 @@ def test_unknown_fields_are_told(live: LiveServer) -> None:
     answer = chat(live, frobnicate=1, temperature=0.5, **{"nonsense\r\nX-Evil: 1": {}})
     assert answer.status == 200
     assert (
-        answer.headers[HEADER]
+        answer.headers[WARNING_HEADER]
         == "frobnicate: an unknown field, ignored; nonsense  X-Evil: 1: an unknown field, ignored"
     )
-    assert HEADER not in chat(live).headers
+    assert WARNING_HEADER not in chat(live).headers

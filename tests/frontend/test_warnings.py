@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.frontend.exchange.warnings_header import HEADER, MAX_BYTES, warning_headers
+from penstock.frontend.exchange.exchange import MAX_WARNING_BYTES, WARNING_HEADER, warning_headers
 
 
 def test_no_warning_is_no_header() -> None:
@@ -10,18 +10,18 @@ def test_no_warning_is_no_header() -> None:
 
 
 def test_each_is_told_once_and_in_order() -> None:
-    assert warning_headers(["b: two", "a: one", "b: two"]) == {HEADER: "b: two; a: one"}
+    assert warning_headers(["b: two", "a: one", "b: two"]) == {WARNING_HEADER: "b: two; a: one"}
 
 
 @pytest.mark.parametrize("text", ["a\r\nSet-Cookie: x", "é\0\x7f", "\ud800", "𝄞" * 10])
 def test_no_text_breaks_the_header(text: str) -> None:
-    value = warning_headers([text])[HEADER]
+    value = warning_headers([text])[WARNING_HEADER]
     assert value.isascii()
     assert value.isprintable()
 
 
 def test_there_are_bounds() -> None:
-    value = warning_headers(f"field {i}: " + "x" * 90 for i in range(1000))[HEADER]
-    assert len(value) <= MAX_BYTES
+    value = warning_headers(f"field {i}: " + "x" * 90 for i in range(1000))[WARNING_HEADER]
+    assert len(value) <= MAX_WARNING_BYTES
     assert value.endswith(" more")
-    assert len(warning_headers(["x" * 100_000])[HEADER]) <= MAX_BYTES
+    assert len(warning_headers(["x" * 100_000])[WARNING_HEADER]) <= MAX_WARNING_BYTES

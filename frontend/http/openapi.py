@@ -1,0 +1,93 @@
+"""The API's description, made from its routes and the structs that requests and answers really are."""
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from penstock.frontend import schema
+from penstock.frontend import schema_responses as responses
+from penstock.frontend.errors import ErrorBody
+from penstock.frontend.exchange import sse
+from penstock.frontend.exchange.exchange import Route
+from penstock.frontend.exchange.replies import JSON
+from penstock.frontend.version import VERSION
+
+_REFERENCE = "#/components/schemas/{name}"
+_REQUIRED: dict[type, tuple[str, ...]] = {
+    schema.ChatRequest: ("messages",),
+    schema.CompletionRequest: ("prompt",),
+    schema.DetokenizeRequest: ("tokens",),
+    responses.ResponsesRequest: ("input",),
+}
+"""Fields that a request cannot do without. On the wire any may be missing, so that its absence is our own error."""
+
+_REASONS = {
+    400: "The request must be changed.",
+    404: "There is no such thing here: a model, or a stored response.",
+    413: "The body is too large.",
+    415: "The body is not plain application/json in UTF-8.",
+    429: "The queue is full, or a limit of the API key is reached; see Retry-After.",
+    500: "The server failed.",
+    503: "No engine serves now.",
+    504: "The request took longer than it may.",
+}
+
+_SERVER_SENT_EVENT = {
+    "type": "object",
+    "description": "Each event of the stream, if `stream` is true. `data` is JSON, or [DONE].",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+
+
+@cache
+def document(routes: tuple[Route, ...]) -> bytes:
+    """The description of these routes, as JSON."""
+    types = dict.fromkeys(kind for route in routes for kind in (route.answer, route.body) if kind is not None)
+    _, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REFERENCE)
+    for kind, fields in _REQUIRED.items():
+        component = components[kind.__name__]
+        component["required"] = [*component.get("required", []), *fields]
+        for field in fields:
+            component["properties"][field] = _without_null(component["properties"][field])
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _described(route)
+    info = {"title": "Penstock", "version": VERSION, "description": "An OpenAI-compatible API of a language model."}
+    return msgspec.json.encode(
+        {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
+    )
+
+
+def _without_null(described: dict[str, Any]) -> dict[str, Any]:
+    kinds = [kind for kind in described["anyOf"] if kind != {"type": "null"}]
+    return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+
+
+def _described(route: Route) -> dict[str, Any]:
+    answer: dict[str, Any] = {"type": "object"} if route.answer is None else _reference(route.answer)
+    if route.content_type != JSON:
+        answer = {"type": "string"}
+    content = {route.content_type: {"schema": answer}}
+    if route.streams:
+        content[sse.HEADERS["Content-Type"].partition(";")[0]] = {"schema": _SERVER_SENT_EVENT}
+    answers: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+    for status in route.errors:
+        error = {JSON: {"schema": _reference(ErrorBody)}}
+        answers[str(status)] = {"description": _REASONS[status], "content": error}
+    described: dict[str, Any] = {"summary": route.summary, "responses": answers}
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "query", "required": False, "schema": {"type": kind}} for name, kind in route.query
+    ]
+    if "{id}" in route.path:
+        parameters.append({"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}})
+    if parameters:
+        described["parameters"] = parameters
+    if route.body is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": _reference(route.body)}}}
+    return described
+
+
+def _reference(kind: type) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(name=kind.__name__)}
