@@ -51,6 +51,28 @@ class EngineAddress:
     keys: ChannelKeys | None = None
 
 
+class Channel(Protocol):
+    """One connection to a scheduler."""
+
+    def send(self, message: Message) -> bool:
+        """Queue a message; False if the queue is full."""
+        ...
+
+    def close(self) -> None:
+        """End it; idempotent."""
+        ...
+
+
+Connect = Callable[[EngineAddress, Callable[[ToFrontend], None]], Channel]
+"""Connects to an address, and calls back for each message that comes."""
+
+
+def over_sockets(context: zmq.Context[Any], on_dropped: Callable[[], object] = lambda: None) -> Connect:
+    """Connections over ZeroMQ; `on_dropped` is called for each message that cannot be read."""
+    codec: Codec[ToFrontend] = Codec(ToFrontend)
+    return lambda to, on_message: Dealer(context, to.address, to.name, codec, on_message, to.keys, on_dropped)
+
+
 class LinkUser(Protocol):
     """Whoever has requests at an engine."""
 
@@ -86,13 +108,10 @@ class EngineLink:
         self,
         to: EngineAddress,
         limits: SchedulerOptions,
-        context: zmq.Context[Any],
+        connect: Connect,
         on_refused: Callable[[str], None],
-        on_dropped: Callable[[], object] = lambda: None,
     ) -> None:
-        """`limits` bound what waits there, until the engine tells its own; `on_dropped` is called for each message that
-        cannot be read.
-        """
+        """`limits` bound what waits there, until the engine tells its own."""
         self.to = to
         self.facts: EngineReady | None = None
         """The engine's facts while it is ready; None while no worker serves."""
@@ -101,11 +120,9 @@ class EngineLink:
         self.stats: EngineStats | None = None
         self.queue = QueueGate(limits, lambda: self.stats)
         self.not_ready_reason = "the engine has not answered yet"
-        self._context = context
+        self._connect_to = connect
         self._on_refused = on_refused
-        self._on_dropped = on_dropped
         self._loop = asyncio.get_running_loop()
-        self._codec: Codec[ToFrontend] = Codec(ToFrontend)
         self._progress_at = self._loop.time()  # last sign that steps are computed, or that there was none to compute
         self._silent_since: float | None = None  # the last word of a scheduler that has been given up since
         self._is_missed = False  # there was work for it since
@@ -140,7 +157,7 @@ class EngineLink:
     def send(self, message: Message) -> bool:
         """Queue a message; False if the queue to the scheduler is full."""
         self._last_sent = self._loop.time()
-        return self._dealer.send(message)
+        return self._channel.send(message)
 
     def stop(self) -> None:
         """Say goodbye; `close` once there was time to write what is queued."""
@@ -148,16 +165,13 @@ class EngineLink:
         self.send(Goodbye())
 
     def close(self) -> None:
-        """Close the socket, which does not linger."""
-        self._dealer.close()
+        """Close the connection; what is queued in it is dropped."""
+        self._channel.close()
 
     def _connect(self) -> None:
         self._last_heard = self._loop.time()
         self._has_heard = False
-        to = self.to
-        self._dealer: Dealer[ToFrontend] = Dealer(
-            self._context, to.address, to.name, self._codec, self._on_message, to.keys, self._on_dropped
-        )
+        self._channel = self._connect_to(self.to, self._on_message)
         self._say_hello()
 
     def _say_hello(self) -> None:
@@ -224,5 +238,5 @@ class EngineLink:
             self._silent_since, self._is_missed = self._last_heard, self._user.is_waiting_for(self)
         self._set_not_ready("the engine is silent")
         self._user.on_lost(self)
-        self._dealer.close()
+        self._channel.close()
         self._connect()

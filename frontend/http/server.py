@@ -16,7 +16,7 @@ from penstock.core.config.listening import has_files
 from penstock.core.config.tls import load_certificate, load_tls
 from penstock.frontend.api.service import Service, load_text_model
 from penstock.frontend.engine.book import RequestBook
-from penstock.frontend.engine.link import EngineAddress, EngineLink
+from penstock.frontend.engine.link import EngineAddress, EngineLink, over_sockets
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.metrics_board import MetricsBoard
 from penstock.frontend.http.app import Part, make_app
@@ -54,8 +54,8 @@ class Server:
             channel_keys(config),
         )
         metrics = Metrics(lambda: link.stats, board)
-        dropped = metrics.dropped_messages.inc
-        link = EngineLink(address, config.scheduler, self._context, self._on_refused, dropped)
+        connect = over_sockets(self._context, metrics.dropped_messages.inc)
+        link = EngineLink(address, config.scheduler, connect, self._on_refused)
         self.service = Service(config, model, RequestBook([link]), metrics)
         self._max_connections = connections_within_limit(config.frontend.max_connections)
         parts: tuple[Part, ...] = ("public", "admin") if config.frontend.admin_port else ("all",)

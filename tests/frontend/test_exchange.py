@@ -16,7 +16,7 @@ from penstock.core.config import Config, FrontendOptions, IpcOptions, ModelOptio
 from penstock.core.config.api_keys import digest
 from penstock.frontend.api.service import Service, load_text_model
 from penstock.frontend.engine.book import RequestBook
-from penstock.frontend.engine.link import EngineAddress, EngineLink
+from penstock.frontend.engine.link import EngineAddress, EngineLink, over_sockets
 from penstock.frontend.exchange.exchange import Exchange, Request
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import Reply, StreamReply
@@ -52,7 +52,9 @@ class Mount:
         self.scheduler = FakeScheduler(address, vocab_size=VOCAB_SIZE)
         metrics = Metrics(lambda: None)
         self.context: zmq.Context[Any] = zmq.Context()
-        link = EngineLink(EngineAddress(address, "mount", ""), config.scheduler, self.context, pytest.fail, int)
+        link = EngineLink(
+            EngineAddress(address, "mount", ""), config.scheduler, over_sockets(self.context), pytest.fail
+        )
         self.service = Service(config, load_text_model(config), RequestBook([link]), metrics)
         self.exchange = Exchange(self.service, self.service.access, metrics, config.frontend.max_request_timeout)
 

@@ -11,7 +11,7 @@ import zmq
 
 from penstock.core.config import SchedulerOptions
 from penstock.frontend.engine.book import RequestBook, first_ready
-from penstock.frontend.engine.link import EngineAddress, EngineLink
+from penstock.frontend.engine.link import EngineAddress, EngineLink, over_sockets
 from penstock.frontend.errors import ApiError
 from penstock.ipc.messages import AddRequest, SamplingParams, SequenceDelta
 from tests.frontend.fake_scheduler import FakeScheduler, Script
@@ -52,7 +52,10 @@ class Pair:
             engine.script = lambda request, i: Script(TOKENS, delay=0.01)
         self.links = [
             EngineLink(
-                EngineAddress(each.address, "frontend-0", "0" * 16, 0.1, 0.5), SchedulerOptions(), self.context, print
+                EngineAddress(each.address, "frontend-0", "0" * 16, 0.1, 0.5),
+                SchedulerOptions(),
+                over_sockets(self.context),
+                print,
             )
             for each in self.engines
         ]
