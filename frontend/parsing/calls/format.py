@@ -11,6 +11,9 @@ Schemas = Mapping[str, Any]
 """The JSON schema of each offered tool's arguments, by its name."""
 
 
+Taught = tuple[str | tuple[str, ...], ...]
+
+
 class ToolFormat:
     """One way of writing calls. The ways are in `penstock.frontend.parsing.tool_formats`, and found in its registry."""
 
@@ -19,6 +22,9 @@ class ToolFormat:
     """Families that write so; for the documentation."""
     example: ClassVar[str]
     """A call of `get_weather` with the argument `city`, "Oslo"; for the documentation."""
+
+    taught_by: ClassVar[Taught] = ()
+    """A chat template teaches this way if it has one of these texts, or all of a group; empty: the first mark."""
 
     starts: tuple[str, ...] = ()
     """The marks that open a block of calls. Grammars make the model write the first of them."""
@@ -34,7 +40,9 @@ class ToolFormat:
 
     def is_taught_by(self, template: str) -> bool:
         """Whether a chat template teaches this way of writing."""
-        raise NotImplementedError
+        template = template.replace("\\n", "\n")
+        texts = self.taught_by or self.starts[:1]
+        return any(all(part in template for part in ((text,) if isinstance(text, str) else text)) for text in texts)
 
     def make_id(self) -> str:
         """An id for a call that the model has given none."""
@@ -52,6 +60,14 @@ class ToolFormat:
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         """The grammar of a block behind its first mark, as a Lark expression."""
         raise NotImplementedError
+
+    def call_rule(self, rules: Rules, function: Function) -> str:
+        """The grammar of a call of one function, with what stands around each call of a block left out."""
+        raise NotImplementedError
+
+    def any_call_rule(self, rules: Rules, functions: list[Function]) -> str:
+        """The grammar of a call of one of the functions."""
+        return rules.rule(" | ".join(self.call_rule(rules, function) for function in functions))
 
     def start_rule(self, rules: Rules) -> str:
         """The grammar of what opens a block."""

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.parsing.calls.block import MAX_UNDECIDED, Block, EndOfTextError, NoCallError, Reading
-from penstock.frontend.parsing.calls.rules import Function, Rules, quoted
 
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
@@ -314,45 +313,6 @@ def _read(block: Block, call: CallReader) -> Reading[None]:
     if not block.is_in_call:
         raise NoCallError
     block.end_call()
-
-
-def object_rule(rules: Rules, function: Function, name_key: str = "name", arguments_key: str = "arguments") -> str:
-    """The grammar of a call's object."""
-    opening = f'{{"{name_key}": {quoted(function.name)}, "{arguments_key}": '
-    return f'{quoted(opening)} {rules.json(function.arguments)} "}}"'
-
-
-def objects_rule(
-    rules: Rules, functions: list[Function], name_key: str = "name", arguments_key: str = "arguments"
-) -> str:
-    """The grammar of a call of one of the functions, as an object."""
-    return rules.rule(" | ".join(object_rule(rules, function, name_key, arguments_key) for function in functions))
-
-
-def call_schema(name: str, arguments: dict[str, Any], name_key: str, arguments_key: str) -> dict[str, Any]:
-    """The JSON schema of a call's object. That of the arguments moves into it, and what it refers to with it."""
-    return {
-        "type": "object",
-        "properties": {
-            name_key: {"const": name},
-            arguments_key: _moved(arguments, f"#/properties/{arguments_key}"),
-        },
-        "required": [name_key, arguments_key],
-        "additionalProperties": False,
-    }
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """The schema with its references to places in itself pointing to where it is moved."""
-    if isinstance(schema, list):
-        return [_moved(part, place) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: _moved(value, place) for key, value in schema.items()}
-    reference = moved.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = place + reference[1:]
-    return moved
 
 
 def _as_arguments(raw: str) -> str:

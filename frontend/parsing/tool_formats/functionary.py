@@ -20,11 +20,9 @@ class FunctionaryV31(ToolFormat):
     separator = ""
 
     def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
         return "<function=" in template and "<parameter" not in template
 
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
-        """Read a block."""
         name = yield from block.word(_NAME)
         if not name:
             raise NoCallError
@@ -34,9 +32,10 @@ class FunctionaryV31(ToolFormat):
         yield from block.close("</function>", mark)
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a block behind its mark."""
-        calls = [sequence(quoted(f"{function.name}>"), rules.json(function.arguments)) for function in functions]
-        return f"{rules.rule(' | '.join(calls))} {quoted('</function>')}"
+        return f"{self.any_call_rule(rules, functions)} {quoted('</function>')}"
+
+    def call_rule(self, rules: Rules, function: Function) -> str:
+        return sequence(quoted(f"{function.name}>"), rules.json(function.arguments))
 
 
 class FunctionaryV32(ToolFormat):
@@ -45,16 +44,12 @@ class FunctionaryV32(ToolFormat):
     name = "functionary_v32"
     models = ("Functionary 3.2",)
     example = '>>>get_weather\n{"city": "Oslo"}'
+    taught_by = (">>>all", "'>>>'")
     starts = (">>>",)
     separator = ""
     is_opened_by_prompt = True
 
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return ">>>all" in template or "'>>>'" in template
-
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
-        """Read a block."""
         name = yield from block.word(_NAME)
         yield from block.expects("\n")
         if name == "all":
@@ -66,9 +61,10 @@ class FunctionaryV32(ToolFormat):
         yield from read_arguments(block, name)
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a block behind its mark."""
-        calls = [sequence(quoted(f"{function.name}\n"), rules.json(function.arguments)) for function in functions]
-        return rules.rule(" | ".join(calls))
+        return self.any_call_rule(rules, functions)
+
+    def call_rule(self, rules: Rules, function: Function) -> str:
+        return sequence(quoted(f"{function.name}\n"), rules.json(function.arguments))
 
     def calls_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         """The grammar of an output that is nothing but calls; the prompt has written the first mark."""
@@ -76,7 +72,6 @@ class FunctionaryV32(ToolFormat):
         return sequence(call, f"({self.start_rule(rules)} {call})*") if parallel else call
 
     def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of an output of text that may hold calls."""
         calls = self.calls_rule(rules, functions, parallel=parallel)
         opened = rules.rule(rf"/(.|\n)*{regex(self.starts[0])}/", "[lazy]")
         text = f"({opened} {calls} | {rules.text_without(*self.starts)}?)"

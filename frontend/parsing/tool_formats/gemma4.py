@@ -26,12 +26,7 @@ class Gemma4(ToolFormat):
         self.marks = (self.starts[0], self.end, self.quote)
         self._notation = Notation((self.quote,), has_escapes=False, has_bare_keys=True, words=("true", "false", "null"))
 
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return self.starts[0] in template
-
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
-        """Read a block."""
         yield from block.skip()
         yield from block.expects("call:")
         name = yield from block.word(_NAME)
@@ -56,11 +51,9 @@ class Gemma4(ToolFormat):
         yield from block.close(self.end, mark)
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a block behind its mark."""
-        calls = rules.rule(" | ".join(self._call_rule(rules, function) for function in functions))
-        return f"{quoted('call:')} {calls} {rules.mark(self.end)}"
+        return f"{quoted('call:')} {self.any_call_rule(rules, functions)} {rules.mark(self.end)}"
 
-    def _call_rule(self, rules: Rules, function: Function) -> str:
+    def call_rule(self, rules: Rules, function: Function) -> str:
         schema = {**function.arguments, "type": "object"}
         return f"{quoted(function.name)} {literal_rule(rules, schema, schema, self._notation)}"
 

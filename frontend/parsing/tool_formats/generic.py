@@ -2,7 +2,7 @@
 
 from penstock.frontend.parsing.calls.block import Block, Reading
 from penstock.frontend.parsing.calls.format import Schemas
-from penstock.frontend.parsing.calls.json_blocks import BareObjects, read_bare_objects
+from penstock.frontend.parsing.tool_formats.json_blocks import BareObjects, read_bare_objects
 from penstock.frontend.parsing.tool_formats.mistral import Mistral
 
 
@@ -12,6 +12,7 @@ class Generic(BareObjects):
     name = "generic"
     models = ("any other",)
     example = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+    taught_by = ("",)  # it is what remains
     ends = (
         ("<tool_call>", "</tool_call>"),
         ("<function_call>", "</function_call>"),
@@ -25,12 +26,7 @@ class Generic(BareObjects):
         super().__init__()
         self._mistral = Mistral()
 
-    def is_taught_by(self, template: str) -> bool:
-        """It is what remains."""
-        return True
-
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
-        """Read a block."""
         if mark == "[TOOL_CALLS]":
             yield from self._mistral.read(block, mark, schemas)
         elif not mark or mark == "<|python_tag|>":

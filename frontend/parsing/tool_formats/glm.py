@@ -4,7 +4,7 @@ import re
 from typing import ClassVar
 
 from penstock.frontend.parsing.calls.block import Block, EndOfTextError, NoCallError, Reading
-from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
+from penstock.frontend.parsing.calls.format import Schemas, Taught, ToolFormat
 from penstock.frontend.parsing.calls.rules import Function, Rules, quoted
 from penstock.frontend.parsing.calls.values import ArgumentWriter, arguments_rule
 
@@ -19,6 +19,7 @@ class Glm(ToolFormat):
 
     name = "glm"
     models: ClassVar[tuple[str, ...]] = ("GLM-4.5", "GLM-4.6")
+    taught_by: ClassVar[Taught] = ((_KEY, f"{_KEY_END}\n"),)
     example = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>"
     starts = (_CALL,)
     marks = (_CALL, _CALL_END, _KEY, _KEY_END, _VALUE, _VALUE_END)
@@ -26,12 +27,7 @@ class Glm(ToolFormat):
     line = "\n"
     """What stands between tags."""
 
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return _KEY in template and f"{_KEY_END}\n" in template.replace("\\n", "\n")
-
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
-        """Read a block."""
         yield from block.skip()
         name = yield from block.word(_NAME)
         yield from block.skip()
@@ -53,11 +49,9 @@ class Glm(ToolFormat):
         yield from block.close(_CALL_END, _CALL)
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a block behind its mark."""
-        calls = rules.rule(" | ".join(self._call_rule(rules, function) for function in functions))
-        return f"{calls} {rules.mark(_CALL_END)}"
+        return f"{self.any_call_rule(rules, functions)} {rules.mark(_CALL_END)}"
 
-    def _call_rule(self, rules: Rules, function: Function) -> str:
+    def call_rule(self, rules: Rules, function: Function) -> str:
         line = f"{quoted(self.line)} " if self.line else ""
         between = f"{rules.mark(_KEY_END)} {line}{rules.mark(_VALUE)}"
         arguments = arguments_rule(rules, function.arguments, (_KEY, ""), between, _VALUE_END, self.line)
@@ -70,9 +64,6 @@ class Glm47(Glm):
     name = "glm47"
     models: ClassVar[tuple[str, ...]] = ("GLM-4.7", "GLM-5")
     example = "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call>"
+    taught_by = (_KEY,)
     separator = ""
     line = ""
-
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return _KEY in template

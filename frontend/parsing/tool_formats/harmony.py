@@ -18,12 +18,9 @@ class Harmony(ToolFormat):
     name = "harmony"
     models = ("gpt-oss",)
     example = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>'
+    taught_by = (("<|channel|>", "<|constrain|>"), "to=functions.")
     starts = ("<|channel|>commentary to=", "<|start|>assistant<|channel|>commentary to=", "<|start|>assistant to=")
     marks = CHANNEL_MARKS
-
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return ("<|channel|>" in template and "<|constrain|>" in template) or "to=functions." in template
 
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
         """Read a message to a tool."""
@@ -34,17 +31,14 @@ class Harmony(ToolFormat):
         yield from read_call(block, recipient)
 
     def start_rule(self, rules: Rules) -> str:
-        """The grammar of what opens a block."""
         return sequence(rules.mark("<|channel|>"), quoted("commentary to="))
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a block behind its mark."""
+        return self.any_call_rule(rules, functions)
+
+    def call_rule(self, rules: Rules, function: Function) -> str:
         message = sequence(rules.mark("<|constrain|>"), quoted("json"), rules.mark("<|message|>"))
-        calls = [
-            sequence(quoted(f"functions.{function.name} "), message, rules.json(function.arguments))
-            for function in functions
-        ]
-        return rules.rule(" | ".join(calls))
+        return sequence(quoted(f"functions.{function.name} "), message, rules.json(function.arguments))
 
 
 def recipient_of(header: str) -> str:

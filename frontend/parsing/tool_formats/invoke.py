@@ -36,12 +36,7 @@ class MiniMaxM2(ToolFormat):
         self._invoke, self._invoke_end = f'<{self.prefix}invoke name="', f"</{self.prefix}invoke>"
         self._parameter, self._parameter_end = f'<{self.prefix}parameter name="', f"</{self.prefix}parameter>"
 
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return "<minimax:tool_call>" in template
-
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
-        """Read a block."""
         end = "</" + mark[1:]
         while True:
             yield from block.skip()
@@ -75,13 +70,12 @@ class MiniMaxM2(ToolFormat):
         yield from arguments.value(key, self._parameter_end, then=(self._parameter, self._invoke_end, end), kinds=kinds)
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a block behind its mark."""
         rules.inner = self.prefix
-        calls = rules.rule(" | ".join(self._call_rule(rules, function) for function in functions))
+        calls = self.any_call_rule(rules, functions)
         end = "</" + self.starts[0][1:]
         return f"{NEW_LINE} {calls}{'+' if parallel else ''} {rules.mark(end)}"
 
-    def _call_rule(self, rules: Rules, function: Function) -> str:
+    def call_rule(self, rules: Rules, function: Function) -> str:
         opening = rules.mark(f'{self._invoke}{function.name}">\n')
         return sequence(opening, self._arguments_rule(rules, function), rules.mark(f"{self._invoke_end}\n"))
 
@@ -99,6 +93,7 @@ class DeepSeekV32(MiniMaxM2):
         '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
         "</｜DSML｜function_calls>"
     )
+    taught_by = ("｜DSML｜",)
     starts = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
     prefix = "｜DSML｜"
 
@@ -106,16 +101,10 @@ class DeepSeekV32(MiniMaxM2):
         super().__init__()
         self.marks = (self.prefix,)  # a token of its own within the tags
 
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return "｜DSML｜" in template
-
     def start_rule(self, rules: Rules) -> str:
-        """The grammar of what opens a block."""
         return rules.marks(self.starts[0], self.prefix)
 
     def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of an output of text that may hold calls."""
         if rules.tokenizer.token_id(self.prefix) is None:
             return super().text_rule(rules, functions, parallel=parallel)
         text = f'({rules.terminal("/[^<]+/")} | "<")*'

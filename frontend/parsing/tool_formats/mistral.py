@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
 from penstock.frontend.parsing.calls.format import Schemas
-from penstock.frontend.parsing.calls.json_blocks import JsonArrays, read_known_objects
 from penstock.frontend.parsing.calls.json_calls import read_arguments
 from penstock.frontend.parsing.calls.rules import Function, Rules, quoted
+from penstock.frontend.parsing.tool_formats.json_blocks import JsonArrays, read_known_objects
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{0,256}")
@@ -22,23 +22,16 @@ class Mistral(JsonArrays):
     models: ClassVar[tuple[str, ...]] = ("Mistral 7B v0.3", "Mistral Nemo", "Mistral Small 2409", "Mixtral 8x22B")
     example = '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Oslo"}}]'
     ends = (("[TOOL_CALLS]", ""),)
-    # With the mark as a token of its own the templates write a blank behind it; models write either.
-    inner = ("[", "]")
-
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return "[TOOL_CALLS]" in template
 
     def make_id(self) -> str:
         """Mistral's templates refuse other ids than nine letters and digits."""
         return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a block behind its mark."""
+        # With the mark as a token of its own the templates write a blank behind it; models write either.
         return f'" "? {super().block_rule(rules, functions, parallel=parallel)}'
 
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
-        """Read a block."""
         yield from block.skip()
         is_next_block = yield from block.sees(mark)
         if not is_next_block and (yield from block.peek()) in ("{", "["):
@@ -62,19 +55,15 @@ class MistralNamed(Mistral):
     name = "mistral_named"
     models: ClassVar[tuple[str, ...]] = ("Mistral Small 3.1 and later", "Ministral 3", "Magistral", "Devstral")
     example = '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}'
+    taught_by = (("[TOOL_CALLS]", "[ARGS]"),)
     separator = ""
 
     def __init__(self) -> None:
         super().__init__()
         self.marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return "[TOOL_CALLS]" in template and "[ARGS]" in template
-
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a block behind its mark."""
-        calls = [
-            f"{quoted(function.name)} {rules.mark('[ARGS]')} {rules.json(function.arguments)}" for function in functions
-        ]
-        return rules.rule(" | ".join(calls))
+        return self.any_call_rule(rules, functions)
+
+    def call_rule(self, rules: Rules, function: Function) -> str:
+        return f"{quoted(function.name)} {rules.mark('[ARGS]')} {rules.json(function.arguments)}"

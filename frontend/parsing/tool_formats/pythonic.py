@@ -4,11 +4,11 @@ import re
 from typing import Any, ClassVar
 
 from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
-from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
-from penstock.frontend.parsing.calls.json_blocks import read_bare_objects
+from penstock.frontend.parsing.calls.format import Schemas, Taught, ToolFormat
 from penstock.frontend.parsing.calls.literals import PYTHON, literal_rule, members, read_value, word_as_json
 from penstock.frontend.parsing.calls.rules import NEW_LINE, Function, Rules, listed, quoted, regex, sequence
 from penstock.frontend.parsing.calls.values import ArgumentWriter, resolved
+from penstock.frontend.parsing.tool_formats.json_blocks import read_bare_objects
 
 _NAME = re.compile(r"[A-Za-z_]?[A-Za-z0-9_.\-]{0,256}")
 _BETWEEN = " \t\r\n,"
@@ -20,16 +20,13 @@ class Pythonic(ToolFormat):
     name = "pythonic"
     models: ClassVar[tuple[str, ...]] = ("Llama 3.2 (pythonic)", "Llama 4", "ToolACE")
     example = "[get_weather(city='Oslo')]"
+    taught_by: ClassVar[Taught] = ("[func_name1(", "<|python_start|>")
     starts: tuple[str, ...] = ("<|python_start|>",)
     end = "<|python_end|>"
     opening = "["
 
     def __init__(self) -> None:
         self.marks = (*self.starts, self.end)
-
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return "[func_name1(" in template or "<|python_start|>" in template
 
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
         """Read a list of calls."""
@@ -59,9 +56,12 @@ class Pythonic(ToolFormat):
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         """The grammar of a list of calls."""
-        call = rules.rule(" | ".join(call_rule(rules, function) for function in functions))
+        call = self.any_call_rule(rules, functions)
         more = f' (", " {call})*' if parallel else ""
         return f'"[" {call}{more} "]"'
+
+    def call_rule(self, rules: Rules, function: Function) -> str:
+        return sequence(quoted(f"{function.name}("), arguments_rule(rules, function), '")"')
 
     def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         """The grammar of text that may end with a list of calls: in it no line begins like one."""
@@ -69,7 +69,7 @@ class Pythonic(ToolFormat):
             sequence(rules.text_until_line(regex(f"[{function.name}(")), arguments_rule(rules, function), '")"')
             for function in functions
         ]
-        call = rules.rule(" | ".join(call_rule(rules, function) for function in functions))
+        call = self.any_call_rule(rules, functions)
         more = f' (", " {call})*' if parallel else ""
         names = "|".join(regex(function.name) for function in functions)
         text = rules.text_without_lines(rf"\[[ \t\r\n,]*({names})\(", *self.starts)
@@ -82,20 +82,15 @@ class Lfm2(Pythonic):
     name = "lfm2"
     models: ClassVar[tuple[str, ...]] = ("LFM2", "LFM2.5")
     example = "<|tool_call_start|>[get_weather(city='Oslo')]<|tool_call_end|>"
+    taught_by: ClassVar[Taught] = ("<|tool_call_start|>", "<|tool_list_start|>")
     starts = ("<|tool_call_start|>",)
     end = "<|tool_call_end|>"
     opening = ""
 
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return "<|tool_call_start|>" in template or "<|tool_list_start|>" in template
-
     def start_rule(self, rules: Rules) -> str:
-        """The grammar of what opens a block."""
         return rules.mark(self.starts[0])
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a block behind its mark."""
         return f"{super().block_rule(rules, functions, parallel=parallel)} {rules.mark(self.end)}"
 
     def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
@@ -109,16 +104,12 @@ class Olmo3(Lfm2):
     name = "olmo3"
     models: ClassVar[tuple[str, ...]] = ("OLMo 3",)
     example = '<function_calls>\nget_weather(city="Oslo")\n</function_calls>'
+    taught_by = ("<function_calls>",)
     starts = ("<function_calls>",)
     end = "</function_calls>"
 
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return "<function_calls>" in template
-
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a block behind its mark."""
-        call = rules.rule(" | ".join(call_rule(rules, function) for function in functions))
+        call = self.any_call_rule(rules, functions)
         return f"{NEW_LINE} ({call} {NEW_LINE}){'+' if parallel else ''} {rules.mark(self.end)}"
 
 
@@ -149,11 +140,6 @@ def read_call(block: Block, schemas: Schemas, *, known_only: bool) -> Reading[No
         else:
             yield from read_value(block, arguments.raw, PYTHON)
     arguments.close()
-
-
-def call_rule(rules: Rules, function: Function) -> str:
-    """The grammar of a call."""
-    return sequence(quoted(f"{function.name}("), arguments_rule(rules, function), '")"')
 
 
 def arguments_rule(rules: Rules, function: Function) -> str:

@@ -4,7 +4,7 @@ import re
 from typing import ClassVar
 
 from penstock.frontend.parsing.calls.block import Block, EndOfTextError, NoCallError, Reading
-from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
+from penstock.frontend.parsing.calls.format import Schemas, Taught, ToolFormat
 from penstock.frontend.parsing.calls.rules import NEW_LINE, Function, Rules, quoted, sequence
 from penstock.frontend.parsing.calls.values import ArgumentWriter, arguments_rule
 
@@ -19,6 +19,7 @@ class Qwen3Coder(ToolFormat):
     name = "qwen3_coder"
     models: ClassVar[tuple[str, ...]] = ("Qwen3-Coder", "Qwen3.5", "Qwen3.6", "Nemotron 3", "Step 3.5")
     example = "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
+    taught_by: ClassVar[Taught] = ((_FUNCTION, _PARAMETER),)
     starts: tuple[str, ...] = ("<tool_call>", _FUNCTION)
     end = "</tool_call>"
     value_lines = "\n"
@@ -28,12 +29,7 @@ class Qwen3Coder(ToolFormat):
     def __init__(self) -> None:
         self.marks = (self.starts[0], self.end)
 
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return _FUNCTION in template and _PARAMETER in template
-
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
-        """Read a block."""
         if mark != _FUNCTION:
             yield from block.skip()
             yield from block.expects(_FUNCTION)
@@ -76,11 +72,9 @@ class Qwen3Coder(ToolFormat):
             pass
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a block behind its mark."""
-        calls = rules.rule(" | ".join(self._call_rule(rules, function) for function in functions))
-        return f"{NEW_LINE} {calls} {NEW_LINE} {rules.mark(self.end)}"
+        return f"{NEW_LINE} {self.any_call_rule(rules, functions)} {NEW_LINE} {rules.mark(self.end)}"
 
-    def _call_rule(self, rules: Rules, function: Function) -> str:
+    def call_rule(self, rules: Rules, function: Function) -> str:
         between = quoted(">" + self.value_lines)
         arguments = arguments_rule(
             rules, function.arguments, ("", _PARAMETER), between, _PARAMETER_END, "\n", self.value_lines
@@ -96,10 +90,7 @@ class SeedOss(Qwen3Coder):
     example = (
         "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Oslo</parameter>\n</function>\n</seed:tool_call>"
     )
+    taught_by = ("<seed:tool_call>",)
     starts = ("<seed:tool_call>",)
     end = "</seed:tool_call>"
     value_lines = ""
-
-    def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template teaches this way of writing."""
-        return "<seed:tool_call>" in template

@@ -1,26 +1,27 @@
 """All tool formats, and which of them a chat template teaches."""
 
 from penstock.frontend.parsing.calls.format import ToolFormat
-from penstock.frontend.parsing.tool_formats.apertus import Apertus
-from penstock.frontend.parsing.tool_formats.command_r import CommandR
-from penstock.frontend.parsing.tool_formats.deepseek_v3 import DeepSeekV3, DeepSeekV31
 from penstock.frontend.parsing.tool_formats.functionary import FunctionaryV31, FunctionaryV32
 from penstock.frontend.parsing.tool_formats.gemma4 import FunctionGemma, Gemma4
 from penstock.frontend.parsing.tool_formats.generic import Generic
 from penstock.frontend.parsing.tool_formats.glm import Glm, Glm47
-from penstock.frontend.parsing.tool_formats.granite import Granite
 from penstock.frontend.parsing.tool_formats.harmony import Harmony
-from penstock.frontend.parsing.tool_formats.hermes import Hermes
-from penstock.frontend.parsing.tool_formats.hunyuan import Hunyuan
-from penstock.frontend.parsing.tool_formats.internlm import InternLm
 from penstock.frontend.parsing.tool_formats.invoke import DeepSeekV32, MiniMaxM2
-from penstock.frontend.parsing.tool_formats.kimi_k2 import KimiK2
-from penstock.frontend.parsing.tool_formats.llama3_json import Llama3Json
+from penstock.frontend.parsing.tool_formats.json_blocks import (
+    Apertus,
+    CommandR,
+    Granite,
+    Hermes,
+    Hunyuan,
+    InternLm,
+    Llama3Json,
+    Nemotron,
+    Phi4Mini,
+)
 from penstock.frontend.parsing.tool_formats.mistral import Mistral, MistralNamed
-from penstock.frontend.parsing.tool_formats.nemotron import Nemotron
-from penstock.frontend.parsing.tool_formats.phi4_mini import Phi4Mini
 from penstock.frontend.parsing.tool_formats.pythonic import Lfm2, Olmo3, Pythonic
 from penstock.frontend.parsing.tool_formats.qwen3_coder import Qwen3Coder, SeedOss
+from penstock.frontend.parsing.tool_formats.sections import DeepSeekV3, DeepSeekV31, KimiK2
 
 _ALL: tuple[ToolFormat, ...] = (
     # In the order in which a template is asked: a format whose marks are a part of another's comes after it.

@@ -1,0 +1,277 @@
+"""Calls that are JSON objects, between marks or bare: Hermes, Hunyuan, Nemotron, Granite, Phi-4-mini and others."""
+
+import re
+from typing import Any, ClassVar
+
+from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
+from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
+from penstock.frontend.parsing.calls.json_calls import read_arguments, read_json_string, read_objects
+from penstock.frontend.parsing.calls.rules import Function, Rules, quoted, regex, repeated, sequence
+
+_BETWEEN_CALLS = re.compile(r"[ \t\r\n]*[;,]?[ \t\r\n]*")
+
+
+class JsonBlocks(ToolFormat):
+    """Blocks of one object, or of an array of them."""
+
+    ends: ClassVar[tuple[tuple[str, str], ...]]
+    """The marks that open a block, each with the one that closes it; empty if nothing does."""
+    arguments_key: ClassVar[str] = "arguments"
+    around: ClassVar[tuple[str, str]] = ("", "")
+    """Text between the marks and the calls."""
+
+    def __init__(self) -> None:
+        self._ends = dict(self.ends)
+        self.starts = tuple(self._ends)
+        self.marks = (*self.starts, *(end for end in self._ends.values() if end))
+
+    def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
+        yield from block.skip()
+        yield from read_known_objects(block)
+        if self._ends[mark]:
+            yield from block.close(self._ends[mark], *self.starts)
+
+    def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        before, behind = (quoted(text) if text else "" for text in self.around)
+        return sequence(before, self._calls_rule(rules, functions, parallel=parallel), behind, self._end_rule(rules))
+
+    def _calls_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of what stands between the marks."""
+        return self.any_call_rule(rules, functions)
+
+    def _end_rule(self, rules: Rules) -> str:
+        end = self._ends[self.starts[0]]
+        return rules.mark(end) if end else ""
+
+    def call_rule(self, rules: Rules, function: Function) -> str:
+        return sequence(quoted(self._opening_of(function)), rules.json(function.arguments), '"}"')
+
+    def _opening_of(self, function: Function) -> str:
+        return f'{{"name": {quoted(function.name)}, "{self.arguments_key}": '
+
+
+class Hermes(JsonBlocks):
+    """An object; several calls are several blocks."""
+
+    name = "hermes"
+    models = ("Hermes 2 and 3", "Qwen2.5", "Qwen3", "QwQ", "SmolLM3", "Granite 4", "EXAONE 4", "ERNIE 4.5")
+    example = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    ends = (("<tool_call>", "</tool_call>"),)
+    around = ("\n", "\n")
+    separator = "\n"
+
+
+class InternLm(JsonBlocks):
+    """The objects say `parameters`."""
+
+    name = "internlm"
+    models = ("InternLM 2.5", "InternLM 3")
+    example = '<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Oslo"}}<|action_end|>'
+    taught_by = ("<|plugin|>",)
+    ends = (("<|action_start|><|plugin|>", "<|action_end|>"),)
+    arguments_key = "parameters"
+    around = ("\n", "")
+    separator = "\n"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks = ("<|action_start|>", "<|plugin|>", "<|action_end|>")
+
+    @property
+    def text_ends(self) -> tuple[str, ...]:
+        return self.marks[:1]
+
+    def start_rule(self, rules: Rules) -> str:
+        return sequence(*map(rules.mark, self.marks[:2]))
+
+
+class JsonArrays(JsonBlocks):
+    """The model writes one block, with an array of all calls."""
+
+    inner: ClassVar[tuple[str, str, str]] = ("[", ", ", "]")
+    """What opens the array, stands between calls, and closes it."""
+
+    def _calls_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        opening, between, closing = self.inner
+        calls = repeated(self.any_call_rule(rules, functions), between, parallel=parallel)
+        return sequence(quoted(opening), calls, quoted(closing))
+
+
+class Hunyuan(JsonArrays):
+    name = "hunyuan"
+    models = ("Hunyuan A13B", "Jamba 1.5 to 1.7")
+    example = '<tool_calls>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]</tool_calls>'
+    ends = (("<tool_calls>", "</tool_calls>"),)
+
+
+class Nemotron(JsonArrays):
+    name = "nemotron"
+    models = ("Nemotron Nano 2", "Llama Nemotron Super and Ultra")
+    example = '<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]</TOOLCALL>'
+    ends = (("<TOOLCALL>", "</TOOLCALL>"),)
+
+
+class Granite(JsonArrays):
+    """Nothing closes the array but its own bracket; some versions write a tag."""
+
+    name = "granite"
+    models = ("Granite 3.0 to 3.3",)
+    example = '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]'
+    taught_by = (("<|tool_call|>", "<|start_of_role|>"),)
+    ends = (("<|tool_call|>", ""), ("<tool_call>", ""))
+
+
+class Phi4Mini(JsonArrays):
+    """Both ways are read."""
+
+    name = "phi4_mini"
+    models = ("Phi-4-mini",)
+    example = '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>'
+    taught_by = ("<|/tool_call|>", ("<|tool|>", "<|/tool|>"))
+    ends = (("<|tool_call|>", "<|/tool_call|>"), ("functools", ""))
+
+
+class CommandR(JsonArrays):
+    """The objects say `tool_name` and `parameters`, and number the calls."""
+
+    name = "command_r"
+    models = ("Command R7B", "Command A")
+    example = (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Oslo"}}\n]'
+        "<|END_ACTION|>"
+    )
+    ends = (("<|START_ACTION|>", "<|END_ACTION|>"),)
+    inner = ("[\n", ",\n", "\n]")
+
+    def call_rule(self, rules: Rules, function: Function) -> str:
+        number = sequence(quoted('    {"tool_call_id": "'), "/[0-9]+/", quoted('", '))
+        name = quoted(f'"tool_name": {quoted(function.name)}, "parameters": ')
+        return sequence(number, name, rules.json(function.arguments), '"}"')
+
+
+class Apertus(JsonArrays):
+    """The one key of an object is the tool's name."""
+
+    name = "apertus"
+    models = ("Apertus",)
+    example = '<|tools_prefix|>[{"get_weather": {"city": "Oslo"}}]<|tools_suffix|>'
+    ends = (("<|tools_prefix|>", "<|tools_suffix|>"),)
+
+    def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
+        yield from block.skip()
+        yield from block.expects("[")
+        while True:
+            yield from block.skip(" \t\r\n,")
+            if block.has_calls and (yield from block.accepts("]")):
+                break
+            yield from block.expects("{")
+            yield from block.skip()
+            name = yield from read_json_string(block)
+            yield from block.skip()
+            yield from block.expects(":")
+            yield from block.skip()
+            if not name:
+                raise NoCallError
+            yield from read_arguments(block, name)
+            yield from block.skip()
+            yield from block.accepts("}")
+            block.settle()
+        yield from block.close(self._ends[mark], mark)
+
+    def call_rule(self, rules: Rules, function: Function) -> str:
+        return sequence(quoted("{" + quoted(function.name) + ": "), rules.json(function.arguments), quoted("}"))
+
+
+def read_known_objects(block: Block) -> Reading[None]:
+    """Read an object or an array of them; what comes behind the first call and is none ends the block."""
+    try:
+        yield from read_objects(block)
+    except NoCallError:
+        if not block.has_calls:
+            raise
+        block.rewind()
+
+
+def read_bare_objects(block: Block, *, known_only: bool) -> Reading[None]:
+    """Read objects, or arrays of them, with nothing, ';' or ',' between them."""
+    while True:
+        yield from read_objects(block, known_only=known_only)
+        yield from block.word(_BETWEEN_CALLS)
+        following = yield from block.peek()
+        if following != "{":
+            if following:
+                block.rewind()
+            return
+
+
+class BareObjects(JsonBlocks):
+    """Calls may stand without a mark: objects of offered tools at the start of a line."""
+
+    opening = "{["
+
+    def start_rule(self, rules: Rules) -> str:  # nothing opens a call but its own brace
+        return ""
+
+    def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of a call: all of it is JSON, since it may have to be told from other JSON by its keys."""
+        calls = []
+        for function in functions:
+            schema = _call_schema(function.name, function.arguments, self.arguments_key)
+            instead = _call_schema(function.name, {"type": "object"}, self.arguments_key)
+            calls.append(rules.json(schema, instead))
+        return rules.rule(" | ".join(calls))
+
+    def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
+        """The grammar of text that may end with calls: in it no line begins like a call."""
+        separator, openings = self.separator or "", []
+        for function in functions:
+            opening = rules.text_until_line(regex(self._opening_of(function)))
+            openings.append(sequence(opening, rules.json(function.arguments), '"}"'))
+        more = self.block_rule(rules, functions, parallel=parallel)
+        calls = f"({' | '.join(openings)})" + (f" ({quoted(separator)} {more})*" if parallel else "")
+        blank = r"[ \t\r\n]*"
+        keys = "|".join(("name", "function", "type", self.arguments_key))
+        begins = rf"(\[{blank})?\{{{blank}\"({keys})\""
+        return f"{rules.rule(calls)} | {rules.text_without_lines(begins, *self.starts[:1])}?"
+
+
+def _call_schema(name: str, arguments: dict[str, Any], arguments_key: str) -> dict[str, Any]:
+    """The JSON schema of a call's object. That of the arguments moves into it, and what it refers to with it."""
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": name},
+            arguments_key: _moved(arguments, f"#/properties/{arguments_key}"),
+        },
+        "required": ["name", arguments_key],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema with its references to places in itself pointing to where it is moved."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, place) for key, value in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
+
+
+class Llama3Json(BareObjects):
+    """Objects with `parameters`, with ';' between them. Without the mark they must be calls of offered tools."""
+
+    name = "llama3_json"
+    models = ("Llama 3.1", "Llama 3.2", "Llama 3.3")
+    example = '{"name": "get_weather", "parameters": {"city": "Oslo"}}'
+    taught_by = ("<|python_tag|>", "<|start_header_id|>")
+    ends = (("<|python_tag|>", ""),)
+    separator = "; "
+    arguments_key = "parameters"
+
+    def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
+        yield from block.skip()
+        yield from read_bare_objects(block, known_only=not mark)
