@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.kernels.paged_attention_cpu import CpuAttentionPlan, paged_attention_cpu, plan_cpu_attention
+from penstock.kernels.paged_attention_cpu import paged_attention_cpu, plan_cpu_attention
 
 
 def paged_attention(
@@ -23,7 +23,6 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
-    cpu_plan: CpuAttentionPlan | None = None,
 ) -> Tensor:
     """Attend from each row's new tokens to its whole context, which is already in the pages.
 
@@ -43,7 +42,6 @@ def paged_attention(
         softcap: scores become softcap * tanh(score / softcap); 0 for none.
         sinks: fp32 [Hq], a logit per head that takes part in the softmax and has no value; None for none.
         out: [T, Hq, D] to write to.
-        cpu_plan: what `plan_cpu_attention` made of the same lengths and pages; made here if missing. CPU only.
 
     Returns:
         [T, Hq, D].
@@ -76,11 +74,9 @@ def paged_attention(
             sinks=sinks,
             out=out,
         )
-    if cpu_plan is None:
-        cpu_plan = plan_cpu_attention(
-            query_start_loc.tolist(), seq_lens.tolist(), page_table, k_pages.shape[2], k_pages.shape[1]
-        )
-    return paged_attention_cpu(q, k_pages, v_pages, cpu_plan, scale, window, softcap, sinks, out)
+    starts, lens = query_start_loc.tolist(), seq_lens.tolist()
+    plan = plan_cpu_attention(starts, lens, page_table, k_pages.shape[2], k_pages.shape[1])
+    return paged_attention_cpu(q, k_pages, v_pages, plan, scale, window, softcap, sinks, out)
 
 
 def paged_attention_reference(

@@ -132,10 +132,10 @@ def paged_attention_cpu(
     v_pages: Tensor,
     plan: CpuAttentionPlan,
     scale: float,
-    window: int | None,
-    softcap: float,
-    sinks: Tensor | None,
-    out: Tensor | None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Arguments and result as in `paged_attention`."""
     if out is None:

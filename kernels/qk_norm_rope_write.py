@@ -16,7 +16,6 @@ def qk_norm_rope_write(
     k_pages: Tensor,
     v_pages: Tensor,
     slot_mapping: Tensor,
-    cells: Tensor | None = None,
 ) -> Tensor:
     """Rotate q and k (Su et al., 2021; the half-split layout of transformers' `rotate_half`), store k and v.
 
@@ -31,7 +30,6 @@ def qk_norm_rope_write(
         k_pages: [num_pages, Hk, page_size, D], written.
         v_pages: the same shape, written.
         slot_mapping: [T] int32 or int64; a negative slot writes nothing.
-        cells: what `slot_cells` made of `slot_mapping`; made here if missing. CPU only.
 
     Returns:
         q: [T, Hq, D], normed and rotated. (`qkv` may be overwritten.)
@@ -51,6 +49,25 @@ def qk_norm_rope_write(
         return qk_norm_rope_write_triton(
             qkv, positions, cos_sin, q_weight, k_weight, eps, k_pages, v_pages, slot_mapping
         )
+    kept = slot_mapping >= 0
+    cells = slot_cells(slot_mapping[kept], num_kv_heads, k_pages.shape[2])
+    return qk_norm_rope_write_cpu(qkv, positions, cos_sin, q_weight, k_weight, eps, k_pages, v_pages, cells, kept)
+
+
+def qk_norm_rope_write_cpu(
+    qkv: Tensor,
+    positions: Tensor | None,
+    cos_sin: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    cells: Tensor,
+    kept: Tensor | None = None,
+) -> Tensor:
+    """As `qk_norm_rope_write`, with what `slot_cells` made of the slots; `kept` says which tokens have one."""
+    num_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     num_q_heads = heads.shape[1] - 2 * num_kv_heads
     rows = cos_sin if positions is None else cos_sin.index_select(0, positions)
@@ -63,10 +80,8 @@ def qk_norm_rope_write(
         q = _rotate(q if q_weight is None else rms_norm(q, q_weight, eps), rows)
         k = _rotate(k if k_weight is None else rms_norm(k, k_weight, eps), rows)
     v = heads[:, num_q_heads + num_kv_heads :]
-    if cells is None:
-        kept = slot_mapping >= 0
+    if kept is not None:
         k, v = k[kept], v[kept]
-        cells = slot_cells(slot_mapping[kept], num_kv_heads, k_pages.shape[2])
     k_pages.view(-1, head_dim).index_copy_(0, cells, k.reshape(-1, head_dim))
     v_pages.view(-1, head_dim).index_copy_(0, cells, v.reshape(-1, head_dim))
     return q

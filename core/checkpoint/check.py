@@ -1,8 +1,8 @@
 """Whether a checkpoint can be served, said in milliseconds, before any process starts."""
 
-from penstock.core.checkpoint.model_config import CLOCKWORK, ModelConfig, parse_model_config, quantized
+from penstock.core.checkpoint.families.registry import expected_tensors, is_ignored, parse_model_config
+from penstock.core.checkpoint.model_config import ModelConfig, quantized
 from penstock.core.checkpoint.source import Checkpoint, LoadError, StoredTensor, eos_token_ids
-from penstock.core.checkpoint.tensors import expected_tensors, is_ignored
 
 _FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _OF_QUANTIZED = (".qweight", ".qzeros", ".scales", ".g_idx", ".SCB", ".absmax", ".weight_scale", ".weight_scale_inv")
@@ -19,7 +19,7 @@ def check_checkpoint(checkpoint: Checkpoint, *, with_weights: bool = True, with_
     eos_token_ids(checkpoint)
     if with_tokenizer:
         checkpoint.tokenizer()
-    if with_weights and config.architecture != CLOCKWORK:
+    if with_weights and expected_tensors(config):
         model_tensors(checkpoint, config)
 
 

@@ -5,8 +5,6 @@ then it reads the whole sequence through the row's page table. So a token that w
 else, in any page, changes everything after it, and `next_token` says what should have come.
 
 A step can be made to last: the time passes asleep, so a thousand streams at twenty tokens a second cost little.
-
-    config.json     {"architectures": ["ClockworkForCausalLM"], "step_seconds": 0.05, "token_seconds": 0.0, ...}
 """
 
 import time
@@ -18,11 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.families.clockwork import ClockworkConfig
 from penstock.core.config import ConfigError
-from penstock.gpu_worker.models.dense import DenseModel, DenseWeights, ForwardInputs
-from penstock.gpu_worker.models.linear import Linear
+from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.models.model import ForwardInputs, Model, WholeStep
+from penstock.gpu_worker.models.weights import WeightReader
 from penstock.gpu_worker.state.kv_pool import KVPool
 
 FIRST, LAST = 3, 96
@@ -32,26 +30,37 @@ _BITS = 15  # a score is a hash of so many bits, times the vocabulary, plus the 
 _MAX_VOCAB_SIZE = 1 << (24 - _BITS)
 
 
-class ClockworkModel(DenseModel):
-    """Everything but tokens is left out. Only on the CPU, in fp32, where token ids are exact."""
+def build(config: ClockworkConfig, reader: WeightReader) -> Model:
+    """As `Family.build`.
 
-    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        """Read the pace from config.json.
+    Raises:
+        ConfigError: for another device or dtype, or a large vocabulary.
+    """
+    if reader.device.type != "cpu" or reader.dtype != torch.float32 or config.vocab_size > _MAX_VOCAB_SIZE:
+        raise ConfigError(f"the clockwork model is for tests: on cpu, float32, at most {_MAX_VOCAB_SIZE} token ids")
+    return ClockworkModel(config)
 
-        Raises:
-            ConfigError: for another device or dtype, or a large vocabulary.
-        """
-        if device.type != "cpu" or dtype != torch.float32 or config.vocab_size > _MAX_VOCAB_SIZE:
-            raise ConfigError(f"the clockwork model is for tests: on cpu, float32, at most {_MAX_VOCAB_SIZE} token ids")
-        nothing = torch.zeros(0, device=device)
-        super().__init__(config, DenseWeights(nothing, (), nothing, Linear(nothing)))
-        pace = checkpoint.config
-        self._step_seconds = float(pace.get("step_seconds", 0.0))
-        self._token_seconds = float(pace.get("token_seconds", 0.0))
+
+class ClockworkModel:
+    """See `Model`. Everything but tokens is left out. Only on the CPU, in fp32, where token ids are exact."""
+
+    kernels = "torch"
+
+    def __init__(self, config: ClockworkConfig) -> None:
+        self.config = config
+
+    def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
+        pass
+
+    def enter_row(self, row: int, num_prompt_tokens: int) -> None:
+        pass
+
+    def whole_step(self, token_ids: Tensor, page_table: Tensor, kv: KVPool) -> WholeStep | None:
+        return None
 
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
         """Keep the batch's tokens in their slots; [T, 1], the hash of the sequence up to each row's last token."""
-        ends_at = time.monotonic() + self._step_seconds + self._token_seconds * inputs.input_ids.shape[0]
+        ends_at = time.monotonic() + self.config.step_seconds + self.config.token_seconds * inputs.input_ids.shape[0]
         page_size = kv.page_size
         kept = kv.layers[0].keys[:, 0, :, 0]  # [pages, page_size]
         kept[inputs.slot_mapping // page_size, inputs.slot_mapping % page_size] = inputs.input_ids.float()

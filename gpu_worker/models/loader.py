@@ -1,5 +1,6 @@
 """A checkpoint into a model: checks first, then its tensors, converted on the way."""
 
+import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,16 +13,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from penstock.core.checkpoint.check import model_tensors
-from penstock.core.checkpoint.model_config import CLOCKWORK, ModelConfig, parse_model_config
+from penstock.core.checkpoint.families.registry import expected_tensors, family_of, parse_model_config
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.source import Checkpoint, StoredTensor
-from penstock.core.checkpoint.tensors import expected_tensors
-from penstock.gpu_worker.devices.device import multiplies_bf16_matrices
-from penstock.gpu_worker.models import Model
-from penstock.gpu_worker.models.clockwork import ClockworkModel
-from penstock.gpu_worker.models.dense import DenseModel
-from penstock.gpu_worker.models.native_dense import NativeDenseModel
-from penstock.gpu_worker.models.weights import Read, build_weights
+from penstock.gpu_worker.models.model import Model
+from penstock.gpu_worker.models.weights import WeightReader
 from penstock.kernels.native.library import Library
 
 log = structlog.get_logger()
@@ -53,64 +50,59 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     library: Library | None = None,
+    *,
+    long_on_torch: bool = False,
 ) -> Model:
     """Load the weights.
 
     Args:
         checkpoint: where they are.
         config: of the model.
-        dtype: of activations and KV, and of weights, but for what `library` allows.
-        device: where they go.
-        library: the CPU's own kernels, to make a model for them. They read bf16 weights as they are, whatever the
-            dtype: that halves what a step reads, and loses nothing.
+        dtype: as `WeightReader` has it, like all that follow.
+        device: where weights go.
+        library: the CPU's own kernels, to make a model for them.
+        long_on_torch: whether they had better leave long steps to torch.
 
     Raises:
         LoadError: if files or tensors are missing, unexpected or of other shapes.
     """
-    if config.architecture == CLOCKWORK:
-        return ClockworkModel(checkpoint, config, dtype, device)
-    expected = expected_tensors(config)
-    found = model_tensors(checkpoint, config)
-    with _progress(len(expected)) as advance:
+    shapes = expected_tensors(config)
+    found = model_tensors(checkpoint, config) if shapes else {}
+    is_bf16 = all(found[name].dtype == "BF16" for name in shapes)
+    with _progress(len(shapes)) as advance:
 
         def read(name: str) -> Tensor:
             advance()
             return _tensor(found[name])
 
-        is_bf16 = all(found[name].dtype == "BF16" for name in expected)
-        return _make(config, dtype, device, read, library, is_bf16)
+        return _build(config, WeightReader(read, shapes, is_bf16, dtype, device, library, long_on_torch))
 
 
-def dummy_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, library: Library | None = None) -> Model:
-    """Random weights of the right shapes, the same ones each time."""
-    expected = expected_tensors(config)
+def dummy_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    library: Library | None = None,
+    *,
+    long_on_torch: bool = False,
+) -> Model:
+    """Random weights of the right shapes, the same ones each time; arguments as in `load_model`."""
+    shapes = expected_tensors(config)
     generator = torch.Generator(device=device).manual_seed(0)
 
     def read(name: str) -> Tensor:
         if name.endswith("norm.weight"):
-            return torch.ones(expected[name], dtype=dtype, device=device)
-        return torch.empty(expected[name], dtype=dtype, device=device).normal_(0.0, _DUMMY_STD, generator=generator)
+            return torch.ones(shapes[name], dtype=dtype, device=device)
+        return torch.empty(shapes[name], dtype=dtype, device=device).normal_(0.0, _DUMMY_STD, generator=generator)
 
-    return _make(config, dtype, device, read, library, config.checkpoint_dtype == "bfloat16")
+    is_bf16 = config.checkpoint_dtype == "bfloat16"
+    return _build(config, WeightReader(read, shapes, is_bf16, dtype, device, library, long_on_torch))
 
 
-def _make(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    read: Read,
-    library: Library | None,
-    is_bf16: bool,
-) -> Model:
-    if library is None:
-        return DenseModel(config, build_weights(config, dtype, device, read).in_memory())
-    rounds_inputs = dtype == torch.bfloat16 and library.multiplies_bf16
-    if dtype == torch.bfloat16 and multiplies_bf16_matrices():
-        # Many times faster for long inputs than any other way, and torch alone knows it: the weights are there twice.
-        dense = DenseModel(config, build_weights(config, dtype, device, read).in_memory())
-        return NativeDenseModel(config, dense.weights, library, for_long_inputs=dense)
-    stored = build_weights(config, torch.bfloat16 if is_bf16 else dtype, device, read, are_packed=True)
-    return NativeDenseModel(config, stored, library, rounds_inputs=rounds_inputs)
+def _build(config: ModelConfig, reader: WeightReader) -> Model:
+    module, _, function = family_of(config).build.partition(":")
+    build: Callable[[ModelConfig, WeightReader], Model] = getattr(importlib.import_module(module), function)
+    return build(config, reader)
 
 
 def _tensor(stored: StoredTensor) -> Tensor:

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.model_config import RopeConfig
+from penstock.core.checkpoint.families.rope import RopeConfig
 from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.models.attention import Rotation
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int, length: int = 0) -> Tensor:
@@ -79,18 +80,19 @@ class Rope:
     not depend on how the prompt was cut into chunks. A prompt within the trained length is not scaled.
     """
 
-    def __init__(
-        self, config: RopeConfig, head_dim: int, max_model_len: int, max_num_seqs: int, device: Device
-    ) -> None:
+    def __init__(self, config: RopeConfig, head_dim: int) -> None:
         self._config = config
-        self._device = device
         self._head_dim = head_dim
         self.table: Tensor | None = None  # fp32[positions, D], as `cos_sin_table` makes it; None for the dynamic kind
-        if config.kind == "dynamic":
-            base = inverse_frequencies(config, head_dim)
-            self._row_frequencies = base.repeat(max_num_seqs, 1).to(device.torch_device)  # fp32[R, D / 2]
+
+    def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
+        """Make the table, or a place for each row's own frequencies."""
+        if self._config.kind == "dynamic":
+            base = inverse_frequencies(self._config, self._head_dim)
+            self._device = device
+            self._row_frequencies = base.repeat(num_rows, 1).to(device.torch_device)  # fp32[R, D / 2]
         else:
-            self.table = cos_sin_table(config, head_dim, max_model_len + 1).to(device.torch_device)
+            self.table = cos_sin_table(self._config, self._head_dim, max_model_len + 1).to(device.torch_device)
 
     def set_row(self, row: int, num_prompt_tokens: int) -> None:
         """A sequence enters a row."""
@@ -98,8 +100,8 @@ class Rope:
             frequencies = inverse_frequencies(self._config, self._head_dim, num_prompt_tokens)
             self._row_frequencies[row] = self._device.upload(frequencies.numpy())
 
-    def for_step(self, positions: Tensor, rows: Tensor, num_new: Tensor) -> tuple[Tensor | None, Tensor]:
-        """What `qk_norm_rope_write` takes: (positions or None, cos_sin).
+    def for_step(self, positions: Tensor, rows: Tensor, query_start_loc: Tensor) -> Rotation:
+        """The angles of a step.
 
         On a GPU the kernel reads the shared table by position; elsewhere the rows are gathered once for
         all layers.
@@ -107,12 +109,13 @@ class Rope:
         Args:
             positions: int64[T].
             rows: int32[N], the row of each batch row.
-            num_new: int32[N], its tokens.
+            query_start_loc: int32[N + 1], where its tokens begin.
         """
         if self.table is None:
-            row_of_token = rows.long().repeat_interleave(num_new.long(), output_size=positions.shape[0])
+            num_new = query_start_loc.diff().long()
+            row_of_token = rows.long().repeat_interleave(num_new, output_size=positions.shape[0])
             angles = positions.float()[:, None] * self._row_frequencies[row_of_token]
-            return None, torch.cat((angles.cos(), angles.sin()), dim=1).mul_(self._config.attention_factor)
+            return Rotation(None, torch.cat((angles.cos(), angles.sin()), dim=1).mul_(self._config.attention_factor))
         if positions.is_cuda:
-            return positions, self.table
-        return None, self.table.index_select(0, positions)
+            return Rotation(positions, self.table)
+        return Rotation(None, self.table.index_select(0, positions))

@@ -1,61 +1,51 @@
-"""From a checkpoint's named tensors to the fused weights of the dense decoder."""
+"""From a checkpoint's named tensors to the weights that blocks take."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.core.checkpoint.tensors import expected_tensors
-from penstock.gpu_worker.models.dense import DenseLayer, StoredWeights
-from penstock.gpu_worker.models.linear import Linear
-
-Read = Callable[[str], Tensor]
-"""Gives the tensor of a name, in any dtype, on any device."""
+from penstock.core.checkpoint.families.family import Shape
+from penstock.gpu_worker.models.linear import PlainEmbedding, PlainLinear
+from penstock.kernels.native.library import Library
 
 
-def build_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, read: Read, *, are_packed: bool = False
-) -> StoredWeights:
-    """Read every expected tensor once, and fuse what is computed together.
+class WeightReader(NamedTuple):
+    """Reads each tensor of a checkpoint once, and fuses what is computed together."""
 
-    If the weights of products `are_packed` by the caller, who then keeps none of them, they are not copied where they
-    are right as they were read, which may be the file's own memory.
-    """
-    expected = expected_tensors(config)
+    read: Callable[[str], Tensor]  # of a name, in any dtype, on any device
+    shapes: Mapping[str, Shape]  # of all tensors
+    is_bf16: bool  # whether all are stored so
+    dtype: torch.dtype  # of activations and KV, and of weights, but for what `library` allows
+    device: torch.device  # where weights go
+    library: Library | None = None
+    """The CPU's own kernels, to make a model for them. They read bf16 weights as they are, whatever the dtype: that
+    halves what a step reads, and loses nothing."""
+    long_on_torch: bool = False  # whether torch multiplies bf16 matrices so fast that long steps are better left to it
+    are_packed: bool = False
+    """Whether matrices are only read to be packed: then they are not copied where they are right as they were read,
+    which may be the file's own memory."""
 
-    def tensor(*names: str) -> Tensor:
+    def tensor(self, *names: str) -> Tensor:
         """The named tensors one below the other, each copied straight to its place."""
-        rows = [expected[name][0] for name in names]
-        fused = torch.empty((sum(rows), *expected[names[0]][1:]), dtype=dtype, device=device)
+        rows = [self.shapes[name][0] for name in names]
+        fused = torch.empty((sum(rows), *self.shapes[names[0]][1:]), dtype=self.dtype, device=self.device)
         for part, name in zip(torch.split(fused, rows), names, strict=True):
-            part.copy_(read(name))
+            part.copy_(self.read(name))
         return fused
 
-    def matrix(*names: str) -> Tensor:
-        return read(names[0]).to(device, dtype) if are_packed and len(names) == 1 else tensor(*names)
+    def linear(self, *names: str) -> PlainLinear:
+        """The products of these names, with their biases if they have some."""
+        weight = self._matrix(*(f"{name}.weight" for name in names))
+        has_bias = f"{names[0]}.bias" in self.shapes
+        return PlainLinear(weight, self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None)
 
-    def linear(*names: str) -> Linear:
-        weight = matrix(*(f"{name}.weight" for name in names))
-        has_bias = f"{names[0]}.bias" in expected
-        return Linear(weight, tensor(*(f"{name}.bias" for name in names)) if has_bias else None)
+    def embedding(self, name: str, *, is_head: bool) -> PlainEmbedding:
+        """An embedding; `is_head` if it is the output matrix, too."""
+        return PlainEmbedding((self._matrix if is_head else self.tensor)(f"{name}.weight"))
 
-    def layers() -> Iterator[DenseLayer]:
-        for i in range(config.num_layers):
-            layer = f"model.layers.{i}"
-            attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-            yield DenseLayer(
-                input_norm=tensor(f"{layer}.input_layernorm.weight"),
-                qkv=linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
-                q_norm=tensor(f"{attention}.q_norm.weight") if config.qk_norm else None,
-                k_norm=tensor(f"{attention}.k_norm.weight") if config.qk_norm else None,
-                o=linear(f"{attention}.o_proj"),
-                mlp_norm=tensor(f"{layer}.post_attention_layernorm.weight"),
-                gate_up=linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-                down=linear(f"{mlp}.down_proj"),
-            )
-
-    embedding = (matrix if config.tied_embeddings else tensor)("model.embed_tokens.weight")
-    final_norm = tensor("model.norm.weight")
-    lm_head = Linear(embedding) if config.tied_embeddings else linear("lm_head")
-    return StoredWeights(embedding, layers(), final_norm, lm_head)
+    def _matrix(self, *names: str) -> Tensor:
+        if self.are_packed and len(names) == 1:
+            return self.read(names[0]).to(self.device, self.dtype)
+        return self.tensor(*names)

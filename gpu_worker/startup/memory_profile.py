@@ -2,17 +2,19 @@
 
 import math
 
+import numpy as np
 import torch
 
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import Config
 from penstock.gpu_worker.devices.device import CudaDevice
-from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
-from penstock.gpu_worker.models.rope import cos_sin_table
+from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
+from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.steps.input_batch import HostBatch, make_inputs
 
 
-def cuda_budget(config: Config, model: DenseModel, dtype: torch.dtype, device: CudaDevice) -> int:
+def cuda_budget(config: Config, model: Model, dtype: torch.dtype, device: CudaDevice) -> int:
     """Bytes for the pool: the allowed share of the device, less weights, row state and measured peak activations.
 
     Raises:
@@ -41,28 +43,17 @@ def row_state_bytes(config: Config, model: ModelConfig) -> int:
     return 4 * ((config.scheduler.max_num_seqs + 1) * (longest + 1 + num_pages) + (longest + 1) * model.head_dim)
 
 
-def _run_largest_batch(config: Config, model: DenseModel, dtype: torch.dtype, device: CudaDevice) -> None:
+def _run_largest_batch(config: Config, model: Model, dtype: torch.dtype, device: CudaDevice) -> None:
     """As many rows and tokens as a step may have, all on one page."""
-    on, page_size = device.torch_device, config.scheduler.page_size
+    page_size = config.scheduler.page_size
     num_tokens = config.scheduler.max_num_batched_tokens
     num_rows = min(config.scheduler.max_num_seqs, num_tokens)
-    lens = torch.full((num_rows,), num_tokens // num_rows, dtype=torch.int32)
+    lens = np.full(num_rows, num_tokens // num_rows, dtype=np.int32)
     lens[: num_tokens % num_rows] += 1
-    longest = int(lens.max())
-    starts = torch.zeros(num_rows + 1, dtype=torch.int32)
-    starts[1:] = lens.cumsum(0)
-    model_config = model.config
-    inputs = ForwardInputs(
-        input_ids=torch.zeros(num_tokens, dtype=torch.int32, device=on),
-        rope_positions=torch.zeros(num_tokens, dtype=torch.int64, device=on),
-        cos_sin=cos_sin_table(model_config.rope, model_config.head_dim, 1).to(on),
-        slot_mapping=torch.full((num_tokens,), -1, dtype=torch.int64, device=on),
-        query_start_loc=starts.to(on),
-        seq_lens=lens.to(on),
-        page_table=torch.zeros(num_rows, math.ceil(longest / page_size), dtype=torch.int32, device=on),
-        max_query_len=longest,
-        max_seq_len=longest,
-    )
-    hidden = model.forward(inputs, KVPool(page_groups(model_config, page_size), 1, dtype, on))
+    state = RowState(num_rows, int(lens[0]), page_size, device)
+    model.prepare(device, num_rows, int(lens[0]))
+    batch = HostBatch(np.arange(num_rows, dtype=np.int32), np.zeros_like(lens), lens, np.arange(num_rows))
+    inputs, _ = make_inputs(batch, state, device, page_size)
+    hidden = model.forward(inputs, KVPool(page_groups(model.config, page_size), 1, dtype, device.torch_device))
     logits = model.logits(hidden[:num_rows]).float()
     logits.sort(dim=-1)  # what sampling with filters may take at most

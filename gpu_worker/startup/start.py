@@ -10,15 +10,19 @@ from typing import NamedTuple
 import structlog
 import torch
 
-from penstock.core.checkpoint.model_config import parse_model_config
+from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.registry import open_model
 from penstock.core.checkpoint.source import fingerprint
 from penstock.core.config import Config, ConfigError
-from penstock.gpu_worker.devices.device import CpuDevice, CudaDevice, choose_dtype, open_device
+from penstock.gpu_worker.devices.device import (
+    CpuDevice,
+    CudaDevice,
+    choose_dtype,
+    multiplies_bf16_matrices,
+    open_device,
+)
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError, is_out_of_memory
-from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.loader import dummy_model, load_model
-from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.gpu_worker.startup.memory_profile import cuda_budget
 from penstock.gpu_worker.startup.replacement import start_again, wait_until_settled
 from penstock.gpu_worker.startup.warm_up import Limits, warm_up
@@ -87,17 +91,19 @@ def start(config: Config, name: str) -> Started:
         device=str(device.torch_device),
         dtype=_name(dtype),
     )
+    long_on_torch = config.worker.cpu_kernels == "auto" and multiplies_bf16_matrices()
     with _no_memory_for("the weights", "choose a smaller --dtype, a smaller model or another --device"):
         if config.worker.load_format == "dummy":
-            model = dummy_model(model_config, dtype, device.torch_device, library)
+            model = dummy_model(model_config, dtype, device.torch_device, library, long_on_torch=long_on_torch)
         else:
-            model = load_model(checkpoint, model_config, dtype, device.torch_device, library)
+            model = load_model(
+                checkpoint, model_config, dtype, device.torch_device, library, long_on_torch=long_on_torch
+            )
     loaded = time.monotonic()
     scheduler = config.scheduler
     if config.worker.num_pages:
         budget = 0  # not asked for
     elif isinstance(device, CudaDevice):
-        assert isinstance(model, DenseModel)
         largest = f"a batch of {scheduler.max_num_batched_tokens} tokens and {scheduler.max_num_seqs} rows"
         with _no_memory_for(f"{largest} beside the weights", "lower --max-num-batched-tokens or --max-num-seqs"):
             budget = cuda_budget(config, model, dtype, device)
@@ -114,10 +120,7 @@ def start(config: Config, name: str) -> Started:
         runner = ModelRunner(model, kv, device, scheduler.max_num_seqs, size.max_model_len, checkpoint)
     if isinstance(device, CudaDevice):
         _prepare_launches(config, runner, device, size, model_config.vocab_size)
-    kernels = (
-        "triton" if isinstance(device, CudaDevice) else "native" if isinstance(model, NativeDenseModel) else "torch"
-    )
-    _log_ready(config, groups, device, dtype, kernels, size, loaded - began)
+    _log_ready(config, groups, device, dtype, model.kernels, size, loaded - began)
     hello = WorkerHello(
         protocol_version=PROTOCOL_VERSION,
         name=name,

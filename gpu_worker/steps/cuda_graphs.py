@@ -21,12 +21,10 @@ import torch
 from torch import Tensor
 
 from penstock.gpu_worker.devices.device import CudaDevice
-from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
-from penstock.gpu_worker.models.rope import Rope
+from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.gpu_worker.steps.input_batch import HostBatch, SamplingRows
-from penstock.kernels.prepare_inputs import prepare_inputs
+from penstock.gpu_worker.steps.input_batch import HostBatch, SamplingRows, gather_inputs
 
 _MAX_GRAPH_ROWS = 512
 """Larger decode batches are bound by the device even when launched kernel by kernel."""
@@ -71,10 +69,9 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: DenseModel,
+        model: Model,
         kv: KVPool,
         state: RowState,
-        rope: Rope,
         device: CudaDevice,
         *,
         dummy_row: int,
@@ -84,7 +81,6 @@ class DecodeGraphs:
         self._model = model
         self._kv = kv
         self._state = state
-        self._rope = rope
         self._device = device
         self._dummy_row = dummy_row
         self._max_model_len = max_model_len
@@ -99,11 +95,10 @@ class DecodeGraphs:
     def capture(self) -> None:
         """Capture every size, largest first."""
         for size in self._sizes:
-            batch = torch.zeros((2, size), dtype=torch.int32, device=self._device.torch_device)
-            batch[0] = self._dummy_row
-            num_new = torch.ones(size, dtype=torch.int32, device=self._device.torch_device)
-            replay, (hidden, sampling) = self._device.capture(partial(self._step, batch, num_new))
-            self._graphs[size] = _Graph(replay, batch, hidden, sampling)
+            batch = torch.ones((3, size), dtype=torch.int32, device=self._device.torch_device)
+            batch[0], batch[1] = self._dummy_row, 0
+            replay, (hidden, sampling) = self._device.capture(partial(self._step, batch))
+            self._graphs[size] = _Graph(replay, batch[:2], hidden, sampling)
 
     def covers(self, batch: HostBatch) -> bool:
         """Whether a step can be replayed."""
@@ -123,21 +118,14 @@ class DecodeGraphs:
         sampling = graph.sampling
         return graph.hidden[:n], SamplingRows(sampling.logits_indices[:n], sampling.rows[:n], sampling.positions[:n])
 
-    def _step(self, batch: Tensor, num_new: Tensor) -> tuple[Tensor, SamplingRows]:
-        rows, start = batch
-        state, size = self._state, rows.shape[0]
-        step = prepare_inputs(rows, start, num_new, size, state.token_ids, state.page_table, self._page_size)
-        rope_positions, cos_sin = self._rope.for_step(step.positions, rows, num_new)
-        inputs = ForwardInputs(
-            input_ids=step.input_ids,
-            rope_positions=rope_positions,
-            cos_sin=cos_sin,
-            slot_mapping=step.slot_mapping,
-            query_start_loc=step.query_start_loc,
-            seq_lens=step.seq_lens,
-            page_table=state.page_table.index_select(0, rows),
+    def _step(self, batch: Tensor) -> tuple[Tensor, SamplingRows]:
+        inputs, sampling = gather_inputs(
+            batch,
+            self._state,
+            self._page_size,
+            num_tokens=batch.shape[1],
+            num_pages=None,
             max_query_len=1,
             max_seq_len=self._max_model_len,
         )
-        hidden = self._model.forward(inputs, self._kv)
-        return hidden, SamplingRows(step.logits_indices, rows.long(), step.seq_lens.long())
+        return self._model.forward(inputs, self._kv), sampling

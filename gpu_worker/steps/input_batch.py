@@ -7,14 +7,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.models import Model
-from penstock.gpu_worker.models.dense import ForwardInputs
-from penstock.gpu_worker.models.rope import Rope
+from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import StepPlan
-from penstock.kernels.paged_attention_cpu import plan_cpu_attention
 from penstock.kernels.prepare_inputs import prepare_inputs
-from penstock.kernels.qk_norm_rope_write import slot_cells
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -47,56 +43,62 @@ def host_batch(plan: StepPlan) -> HostBatch:
 
 
 def make_inputs(
-    batch: HostBatch, state: RowState, rope: Rope, device: Device, page_size: int, model: Model
+    batch: HostBatch, state: RowState, device: Device, page_size: int
 ) -> tuple[ForwardInputs, SamplingRows]:
     """The device tensors of a step; one upload brings the batch, the rest is gathered there."""
     n, s = batch.rows.shape[0], batch.sample_idx.shape[0]
     packed = device.upload(np.concatenate((batch.rows, batch.start, batch.num_new, batch.sample_idx.astype(np.int32))))
-    needs_cpu_plan = not packed.is_cuda and model.needs_cpu_plan(int(batch.num_new.sum()))
-    num_kv_heads = model.config.num_kv_heads if needs_cpu_plan else None
-    inputs, logits_indices = _forward_inputs(batch, packed[: 3 * n], state, rope, page_size, num_kv_heads)
-    rows, sample_idx = packed[:n], packed[3 * n :]
-    if s == n:
-        return inputs, SamplingRows(logits_indices, rows.long(), inputs.seq_lens.long())
-    sampling = SamplingRows(
-        logits_indices.index_select(0, sample_idx),
-        rows.index_select(0, sample_idx).long(),
-        inputs.seq_lens.index_select(0, sample_idx).long(),
+    max_seq_len = int((batch.start + batch.num_new).max())
+    inputs, last = gather_inputs(
+        packed[: 3 * n].view(3, n),
+        state,
+        page_size,
+        num_tokens=int(batch.num_new.sum()),
+        # On a GPU the table's width stays the same: a kernel is compiled for each kind of row stride.
+        num_pages=None if packed.is_cuda else -(-max_seq_len // page_size),
+        max_query_len=int(batch.num_new.max()),
+        max_seq_len=max_seq_len,
     )
-    return inputs, sampling
+    if s == n:
+        return inputs, last
+    return inputs, SamplingRows(*(tensor.index_select(0, packed[3 * n :]) for tensor in last))
 
 
-def _forward_inputs(
-    batch: HostBatch, packed: Tensor, state: RowState, rope: Rope, page_size: int, num_kv_heads: int | None
-) -> tuple[ForwardInputs, Tensor]:
-    """The inputs, and int32[N]: the index of each row's last token; `num_kv_heads` where torch's CPU kernels want their
-    plan."""
-    rows, start, num_new = packed.chunk(3)
-    num_tokens = int(batch.num_new.sum())
+def gather_inputs(
+    batch: Tensor,
+    state: RowState,
+    page_size: int,
+    *,
+    num_tokens: int,
+    num_pages: int | None,
+    max_query_len: int,
+    max_seq_len: int,
+) -> tuple[ForwardInputs, SamplingRows]:
+    """Gather a step's inputs from the row state, with launches only: it runs inside captured graphs, too.
+
+    Args:
+        batch: int32[3, N]: rows, first positions, how many each computes.
+        state: of the rows.
+        page_size: tokens per page.
+        num_tokens: T, the sum of the last.
+        num_pages: columns of the page table that are needed; None for all.
+        max_query_len: as in `ForwardInputs`; so is the next one.
+        max_seq_len: an upper bound is fine.
+
+    Returns:
+        The inputs, and what a step that samples in every row needs to know.
+    """
+    rows, start, num_new = batch
     step = prepare_inputs(rows, start, num_new, num_tokens, state.token_ids, state.page_table, page_size)
-    seq_lens = batch.start + batch.num_new
-    max_seq_len = int(seq_lens.max())
-    table = state.page_table
-    if not packed.is_cuda:  # on a GPU its width stays the same: a kernel is compiled for each kind of row stride
-        table = table[:, : -(-max_seq_len // page_size)]
-    page_table = table.index_select(0, rows)
-    cpu_plan, cpu_cells = None, None
-    if num_kv_heads is not None:
-        starts = [0, *batch.num_new.cumsum().tolist()]
-        cpu_plan = plan_cpu_attention(starts, seq_lens.tolist(), page_table, page_size, num_kv_heads)
-        cpu_cells = slot_cells(step.slot_mapping, num_kv_heads, page_size)
-    rope_positions, cos_sin = rope.for_step(step.positions, rows, num_new)
     inputs = ForwardInputs(
         input_ids=step.input_ids,
-        rope_positions=rope_positions,
-        cos_sin=cos_sin,
+        positions=step.positions,
+        rows=rows,
         slot_mapping=step.slot_mapping,
         query_start_loc=step.query_start_loc,
         seq_lens=step.seq_lens,
-        page_table=page_table,
-        max_query_len=int(batch.num_new.max()),
+        page_table=state.page_table[:, :num_pages].index_select(0, rows),
+        max_query_len=max_query_len,
         max_seq_len=max_seq_len,
-        cpu_plan=cpu_plan,
-        cpu_cells=cpu_cells,
     )
-    return inputs, step.logits_indices
+    return inputs, SamplingRows(step.logits_indices, rows.long(), step.seq_lens.long())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.models import Model
+from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.input_batch import HostBatch
 from penstock.ipc.messages import StepResult

@@ -1,7 +1,5 @@
 """One step: apply the plan to the row state, run the model, sample, start the tokens' way to the host."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +10,7 @@ from torch import Tensor
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.gpu_worker.devices.device import CudaDevice, Device, Download, Mark
 from penstock.gpu_worker.grammars.masks import Grammars
-from penstock.gpu_worker.models import Model
-from penstock.gpu_worker.models.dense import DenseModel
-from penstock.gpu_worker.models.native_dense import NativeDenseModel
-from penstock.gpu_worker.models.rope import Rope
+from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.cuda_graphs import DecodeGraphs
@@ -23,7 +18,6 @@ from penstock.gpu_worker.steps.input_batch import HostBatch, SamplingRows, host_
 from penstock.gpu_worker.steps.logprobs import StepOutput, TokenScores, make_result, pack, prompt_scores, score
 from penstock.gpu_worker.steps.undrawn import drawn_tokens
 from penstock.ipc.messages import RowError, StepPlan, StepResult
-from penstock.kernels.native.library import StepTables
 from penstock.kernels.sampling import sample
 
 
@@ -70,11 +64,8 @@ class ModelRunner:
         self._max_model_len = max_model_len
         num_rows = max_num_seqs + 1  # the last one is the dummy row
         self._state = RowState(num_rows, max_model_len, self._page_size, device)
-        self._rope = Rope(config.rope, config.head_dim, max_model_len, num_rows, device)
-        self._native_step: Callable[..., Tensor] | None = None  # rows to logits in one call, where that can be
-        if isinstance(model, NativeDenseModel) and self._rope.table is not None:
-            tables = StepTables(self._state.token_ids, self._state.page_table, self._rope.table)
-            self._native_step = partial(model.native.step, tables=tables, kv=kv.of_group(kv.groups[0]))
+        model.prepare(device, num_rows, max_model_len)
+        self._whole_step = model.whole_step(self._state.token_ids, self._state.page_table, kv)
         self._grammars = Grammars(checkpoint, config.vocab_size, device)
         self.grammar_store = self._grammars.store
         self._graphs: DecodeGraphs | None = None
@@ -87,12 +78,10 @@ class ModelRunner:
     def capture_graphs(self, device: CudaDevice) -> None:
         """Capture decode steps as CUDA graphs."""
         self._state.page_table[self._max_num_seqs] = self._kv.dummy_page
-        assert isinstance(self._model, DenseModel)
         self._graphs = DecodeGraphs(
             self._model,
             self._kv,
             self._state,
-            self._rope,
             device,
             dummy_row=self._max_num_seqs,
             max_num_seqs=self._max_num_seqs,
@@ -112,7 +101,7 @@ class ModelRunner:
         self._state.apply(plan)
         self._grammars.apply(plan)
         for new in plan.new_rows:
-            self._rope.set_row(new.row, new.num_prompt_tokens)
+            self._model.enter_row(new.row, new.num_prompt_tokens)
         if plan.copy_src:
             src, dst = (np.frombuffer(buffer, dtype=np.int32) for buffer in (plan.copy_src, plan.copy_dst))
             self._kv.copy_pages(self._device.upload(src), self._device.upload(dst))
@@ -136,9 +125,9 @@ class ModelRunner:
         if batch.rows.shape[0] == 0:
             return None, ()
         prompt, sampling = None, None
-        if self._native_step is not None and self._computes_natively(batch):
+        if self._whole_step is not None and self._is_whole(batch, self._whole_step.max_tokens):
             self._grammars.begin(batch.rows[batch.sample_idx])
-            logits = self._native_step(batch.rows, batch.start, batch.num_new, batch.sample_idx)
+            logits = self._whole_step.compute(batch.rows, batch.start, batch.num_new, batch.sample_idx)
         else:
             hidden, sampling, prompt = self._forward(batch)
             logits = self._model.logits(hidden) if hidden.shape[0] else hidden
@@ -147,16 +136,16 @@ class ModelRunner:
         tokens, drawn, row_errors = self._sample(logits, batch, sampling)
         return pack(tokens, drawn, prompt), row_errors
 
-    def _computes_natively(self, batch: HostBatch) -> bool:
-        """Whether a whole step is one call of the CPU's own kernels: nobody asks for hidden states in between."""
-        return not self._state.has_logprobs and not self._model.needs_cpu_plan(int(batch.num_new.sum()))
+    def _is_whole(self, batch: HostBatch, max_tokens: int) -> bool:
+        """Whether a step can be one call: nobody asks for hidden states in between, and it is not too long."""
+        return not self._state.has_logprobs and int(batch.num_new.sum()) <= max_tokens
 
     def _forward(self, batch: HostBatch) -> tuple[Tensor, SamplingRows, TokenScores | None]:
         """Hidden states [S, H] of the rows that sample, where their tokens go, and scores of prompt tokens."""
         if self._graphs is not None and self._graphs.covers(batch):
             self._grammars.begin(batch.rows[batch.sample_idx])
             return *self._graphs.replay(batch), None
-        inputs, sampling = make_inputs(batch, self._state, self._rope, self._device, self._page_size, self._model)
+        inputs, sampling = make_inputs(batch, self._state, self._device, self._page_size)
         self._grammars.begin(batch.rows[batch.sample_idx])  # not earlier: two Python threads at a time are slow
         hidden = self._model.forward(inputs, self._kv)
         prompt = None

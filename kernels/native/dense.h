@@ -28,7 +28,7 @@ struct Model {
   float eps, scale;
   const float* final_norm;
   const void* embedding;  // [V, H], or null: the rows of lm_head
-  int32_t embedding_is_bf16, kv_is_bf16, page_size, num_pages;
+  int32_t embedding_kind, kv_is_bf16, page_size, num_pages;
   const Layer* layers;
   Linear lm_head;
 };
@@ -81,7 +81,7 @@ inline Floats activated(int activation, Floats gate, Floats up) {
 // Row `id` of a packed [N, K] as floats.
 inline void unpack_row(const Linear& layer, int id, float* out) {
   const int group = id / kLanes, lane = id % kLanes;
-  if (layer.is_bf16) {
+  if (layer.kind != kFp32) {
     const size_t pairs = (layer.num_inputs + 1) / 2;
     const bf16* from = static_cast<const bf16*>(layer.weight) + group * pairs * 2 * kLanes + 2 * lane;
     for (int k = 0; k < layer.num_inputs; k++) out[k] = widen(from[size_t(k / 2) * 2 * kLanes + k % 2]);
@@ -95,8 +95,8 @@ inline void embed(const Model& model, int id, float* out) {
   if (!model.embedding) return unpack_row(model.lm_head, id, out);
   const size_t at = size_t(id) * model.hidden_size;
   for (int i = 0; i < model.hidden_size; i++)
-    out[i] = model.embedding_is_bf16 ? widen(static_cast<const bf16*>(model.embedding)[at + i])
-                                     : static_cast<const float*>(model.embedding)[at + i];
+    out[i] = model.embedding_kind == kBf16 ? widen(static_cast<const bf16*>(model.embedding)[at + i])
+                                           : static_cast<const float*>(model.embedding)[at + i];
 }
 
 constexpr double kReading = 5;  // reading a weight takes as long as multiplying it with this many tokens

@@ -71,13 +71,22 @@ int penstock_read(const float* data, size_t num_floats) {
   });
 }
 
-int penstock_pack(const void* weight, int num_outputs, int num_inputs, int is_bf16, int interleaved, int num_packed,
+int penstock_pack(const void* weight, int num_outputs, int num_inputs, int kind, int interleaved, int num_packed,
                   void* out) {
   auto pack_as = [&](auto type) {
     using T = decltype(type);
     pack(static_cast<const T*>(weight), num_outputs, num_inputs, interleaved, num_packed, static_cast<T*>(out));
   };
-  return answer([&] { is_bf16 ? pack_as(bf16()) : pack_as(float()); });
+  return answer([&] { kind == kFp32 ? pack_as(float()) : pack_as(bf16()); });
+}
+
+int penstock_unpack(const void* packed, int num_outputs, int num_inputs, int kind, int interleaved, int num_packed,
+                    void* out) {
+  auto unpack_as = [&](auto type) {
+    using T = decltype(type);
+    unpack(static_cast<const T*>(packed), num_outputs, num_inputs, interleaved, num_packed, static_cast<T*>(out));
+  };
+  return answer([&] { kind == kFp32 ? unpack_as(float()) : unpack_as(bf16()); });
 }
 
 int penstock_forward(const Model* model, const Batch* batch) {

@@ -20,6 +20,7 @@ _GROUP, _UNIT = 16, 64  # outputs of a weight that are stored together, and whos
 _HUGE_PAGE = 2 << 20
 _NO_MEMORY = 1
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # as enum Activation in dense.h
+WEIGHT_KINDS = ("fp32", "bf16", "bf16_pairs")  # as enum WeightKind in linear.h
 
 
 class _Linear(ctypes.Structure):
@@ -28,8 +29,7 @@ class _Linear(ctypes.Structure):
         ("bias", c_void_p),
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
-        ("is_bf16", c_int32),
-        ("rounds_inputs", c_int32),
+        ("kind", c_int32),
     )
 
 
@@ -55,7 +55,7 @@ class _Model(ctypes.Structure):
         ("scale", c_float),
         ("final_norm", c_void_p),
         ("embedding", c_void_p),
-        *((name, c_int32) for name in ("embedding_is_bf16", "kv_is_bf16", "page_size", "num_pages")),
+        *((name, c_int32) for name in ("embedding_kind", "kv_is_bf16", "page_size", "num_pages")),
         ("layers", c_void_p),
         ("lm_head", _Linear),
     )
@@ -85,11 +85,30 @@ class PackedLinear(NamedTuple):
     """A weight [N, K] in groups of 16 outputs, padded to whole units, as linear.h describes them."""
 
     weight: Tensor  # uint8, begins at a huge page where it is large
-    bias: Tensor | None  # fp32[N], padded like the weight
-    num_outputs: int  # with padding inside, for interleaved weights
-    num_inputs: int
-    is_bf16: bool
-    rounds_inputs: bool = False
+    bias: Tensor | None  # fp32[num_packed]
+    num_outputs: int  # N
+    num_inputs: int  # K
+    kind: str  # one of WEIGHT_KINDS
+    interleaved: bool  # 16 gates, their 16 ups, the next 16 gates
+
+    @property
+    def num_packed(self) -> int:
+        """Outputs with padding."""
+        n = self.num_outputs
+        return 2 * _round_up(n // 2, _UNIT // 2) if self.interleaved else _round_up(n, _UNIT)
+
+    def plain_bias(self) -> Tensor | None:
+        """fp32[N], as it was before it was packed."""
+        if self.bias is None or not self.interleaved:
+            return self.bias if self.bias is None else self.bias[: self.num_outputs]
+        gates, ups = self.bias.view(-1, 2, _GROUP).unbind(1)
+        half = self.num_outputs // 2
+        return torch.cat((gates.flatten()[:half], ups.flatten()[:half]))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """int64[T] -> bf16[T, K], those rows of a weight of bf16 that is not interleaved."""
+        groups = self.weight.view(torch.bfloat16).view(self.num_packed // _GROUP, -1, _GROUP, 2)
+        return groups[ids // _GROUP, :, ids % _GROUP].flatten(1)[:, : self.num_inputs]
 
 
 class StepTables(NamedTuple):
@@ -152,6 +171,7 @@ class Library:
             "set_threads",
             "advise_huge_pages",
             "pack",
+            "unpack",
             "forward",
             "step",
             "logits",
@@ -176,22 +196,22 @@ class Library:
             rounds_inputs: round what is multiplied with a bf16 weight to bf16, which is fast where `multiplies_bf16`.
                 Sums are fp32.
         """
-        num_outputs, num_inputs = weight.shape
         is_bf16 = weight.dtype == torch.bfloat16
-        num_packed = 2 * _round_up(num_outputs // 2, _UNIT // 2) if interleaved else _round_up(num_outputs, _UNIT)
-        num_bytes = num_packed * ((num_inputs + 1) // 2 * 4 if is_bf16 else num_inputs * 4)
-        packed = self._memory(num_bytes)
-        self.functions.penstock_pack(
-            *(c_void_p(weight.contiguous().data_ptr()), c_int32(num_outputs), c_int32(num_inputs), c_int32(is_bf16)),
-            *(c_int32(interleaved), c_int32(num_packed), c_void_p(packed.data_ptr())),
-        )
+        kind = ("bf16_pairs" if rounds_inputs else "bf16") if is_bf16 else "fp32"
+        made = PackedLinear(torch.empty(0), None, weight.shape[0], weight.shape[1], kind, interleaved)
+        num_packed, num_inputs = made.num_packed, made.num_inputs
+        packed = self._memory(num_packed * ((num_inputs + 1) // 2 * 4 if is_bf16 else num_inputs * 4))
+        weight = weight.contiguous()
+        self.functions.penstock_pack(_address(weight), *_layout(made), _address(packed))
         if bias is not None:
             parts = bias.float().chunk(2 if interleaved else 1)
             padded = [functional.pad(part, (0, num_packed // len(parts) - len(part))) for part in parts]
             bias = torch.stack([part.view(-1, _GROUP) for part in padded], dim=1).flatten()
-        return PackedLinear(
-            packed, bias, num_packed if interleaved else num_outputs, num_inputs, is_bf16, is_bf16 and rounds_inputs
-        )
+        return made._replace(weight=packed, bias=bias)
+
+    def unpack(self, packed: PackedLinear, out: Tensor) -> None:
+        """Write a weight [N, K] as it was before it was packed; `out` is contiguous and of its dtype."""
+        self.functions.penstock_unpack(_address(packed.weight), *_layout(packed), _address(out))
 
     def _memory(self, num_bytes: int) -> Tensor:
         """uint8 [num_bytes] that is not touched yet, on huge pages where it is large."""
@@ -262,7 +282,7 @@ class NativeModel:
             scale=shape.head_dim**-0.5,
             final_norm=_pointer(weights.final_norm),
             embedding=_pointer(embedding),
-            embedding_is_bf16=embedding is not None and embedding.dtype == torch.bfloat16,
+            embedding_kind=int(embedding is not None and embedding.dtype == torch.bfloat16),
             layers=ctypes.addressof(self._layers),
             lm_head=_linear(weights.lm_head),
         )
@@ -370,11 +390,20 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def _address(tensor: Tensor) -> c_void_p:
+    return c_void_p(tensor.data_ptr())
+
+
+def _layout(packed: PackedLinear) -> tuple[c_int32, ...]:
+    kind = WEIGHT_KINDS.index(packed.kind)
+    numbers = (packed.num_outputs, packed.num_inputs, kind, packed.interleaved, packed.num_packed)
+    return tuple(c_int32(number) for number in numbers)
+
+
 def _linear(packed: PackedLinear) -> _Linear:
-    return _Linear(
-        *(_pointer(packed.weight), _pointer(packed.bias), packed.num_outputs, packed.num_inputs),
-        *(packed.is_bf16, packed.rounds_inputs),
-    )
+    num_outputs = packed.num_packed if packed.interleaved else packed.num_outputs
+    kind = WEIGHT_KINDS.index(packed.kind)
+    return _Linear(_pointer(packed.weight), _pointer(packed.bias), num_outputs, packed.num_inputs, kind)
 
 
 def _layer(layer: NativeLayer) -> _Layer:

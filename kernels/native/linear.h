@@ -1,6 +1,6 @@
 // Matrix products with packed weights.
 //
-// On a processor that multiplies pairs of bf16, inputs are also rounded to bf16 and packed in pairs (`rounds_inputs`).
+// On a processor that multiplies pairs of bf16, inputs are also rounded to bf16 and packed in pairs (`kBf16Pairs`).
 //
 // A weight [N, K] is packed in groups of 16 outputs: bf16 as [N / 16][K / 2][16][2], fp32 as [N / 16][K][16], padded
 // with zeros. A group streams through memory in order, and each output has one accumulator that adds its products in
@@ -23,13 +23,18 @@
 
 namespace penstock {
 
+enum WeightKind {  // how a weight is stored and multiplied; as WEIGHT_KINDS in library.py
+  kFp32,
+  kBf16,
+  kBf16Pairs,  // stored as kBf16; inputs are rounded to bf16, too, and multiplied in pairs
+};
+
 struct Linear {  // as _Linear in library.py
   const void* weight;
   const float* bias;  // padded as the weight, or null
   int32_t num_outputs;
   int32_t num_inputs;
-  int32_t is_bf16;
-  int32_t rounds_inputs;  // of bf16 weights: inputs are rounded to bf16, too, and multiplied in pairs
+  int32_t kind;  // a WeightKind
 };
 
 constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
@@ -255,9 +260,9 @@ void linear_of(Team& team, const Linear& layer, const float* x, int stride, int 
 // for all inputs of all tokens.
 template <typename Finish>
 void linear(Team& team, const Linear& layer, const float* x, int stride, int num_tokens, float* packed, Finish finish) {
-  const auto of_weights = layer.rounds_inputs ? linear_of<Pair, Finish>
-                          : layer.is_bf16     ? linear_of<bf16, Finish>
-                                              : linear_of<float, Finish>;
+  const auto of_weights = layer.kind == kBf16Pairs ? linear_of<Pair, Finish>
+                          : layer.kind == kBf16    ? linear_of<bf16, Finish>
+                                                   : linear_of<float, Finish>;
   of_weights(team, layer, x, stride, num_tokens, packed, finish);
 }
 

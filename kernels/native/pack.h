@@ -1,4 +1,4 @@
-// Packs weights into the layout of linear.h.
+// Packs weights into the layout of linear.h, and unpacks them.
 #pragma once
 
 #include "linear.h"
@@ -36,6 +36,34 @@ void pack(const T* weight, int num_outputs, int num_inputs, bool interleaved, in
       for (; k < inputs; k += per_word)
         for (int lane = 0; lane < kLanes; lane++)
           for (int j = 0; j < per_word; j++) *to++ = !rows[lane] || k + j >= num_inputs ? T{} : rows[lane][k + j];
+    });
+  });
+}
+
+template <typename T>
+void unpack(const T* packed, int num_outputs, int num_inputs, bool interleaved, int num_packed, T* weight) {
+  const int per_word = sizeof(float) / sizeof(T);
+  const int inputs = round_up(num_inputs, per_word);
+  team->run(kLargeWork, [&] {
+    team->each(num_packed / kLanes, 1, [&](int group) {
+      const T* from = packed + size_t(group) * inputs * kLanes;
+      T* rows[kLanes];
+      for (int lane = 0; lane < kLanes; lane++) {
+        const int row = source_row(group * kLanes + lane, num_outputs, interleaved);
+        rows[lane] = row < 0 ? nullptr : weight + size_t(row) * num_inputs;
+      }
+      int k = 0;
+      for (; k + kLanes * per_word <= num_inputs; k += kLanes * per_word) {
+        Floats columns[kLanes];
+        for (int i = 0; i < kLanes; i++, from += kLanes * per_word) columns[i] = load<Floats>(from);
+        transpose(columns);
+        for (int lane = 0; lane < kLanes; lane++)
+          if (rows[lane]) store(rows[lane] + k, columns[lane]);
+      }
+      for (; k < inputs; k += per_word)
+        for (int lane = 0; lane < kLanes; lane++)
+          for (int j = 0; j < per_word; j++, from++)
+            if (rows[lane] && k + j < num_inputs) rows[lane][k + j] = *from;
     });
   });
 }

@@ -20,7 +20,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.families.clockwork import ClockworkConfig
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.gpu_worker.models.clockwork import ClockworkModel
 
@@ -40,13 +40,9 @@ class Rule(NamedTuple):
 class ScriptedModel(ClockworkModel):
     """As the clockwork model reads its tokens back from the pages, so this one does."""
 
-    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        """Read the script.
-
-        Raises:
-            ConfigError: as the clockwork model.
-        """
-        super().__init__(checkpoint, config, dtype, device)
+    def __init__(self, checkpoint: Checkpoint, config: ClockworkConfig) -> None:
+        """Read the script."""
+        super().__init__(config)
         tokenizer = Tokenizer.from_buffer(checkpoint.tokenizer())
         self._end = int(checkpoint.config["eos_token_id"])
         script = json.loads((checkpoint.path / "script.json").read_text())

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.model_config import ARCHITECTURES, CLOCKWORK, ModelConfig, parse_model_config
+from penstock.core.checkpoint.families.clockwork import CLOCKWORK
+from penstock.core.checkpoint.families.dense import DenseConfig
+from penstock.core.checkpoint.families.registry import ARCHITECTURES, expected_tensors, parse_model_config
 from penstock.core.checkpoint.registry import open_checkpoint, open_model, served_model_names
-from penstock.core.checkpoint.tensors import expected_tensors
 from penstock.core.config import Config, ConfigError, ModelOptions
 from penstock.core.config.located import hub_cache, located
 
@@ -139,7 +140,7 @@ def check(raw: dict[str, Any]) -> None:
     except ConfigError as error:
         check_sentence(error)
     else:
-        assert isinstance(config, ModelConfig)
+        assert isinstance(config, DenseConfig)
         assert all(type(getattr(config, name)) is int for name in ("vocab_size", "hidden_size", "max_model_len"))
         assert len(config.windows) == config.num_layers
         assert config.rope.theta > 0
@@ -195,7 +196,10 @@ UNSUITABLE: dict[str, tuple[Callable[[Path], object], Iterable[str]]] = {
         lambda f: change(f, architectures=["Qwen2VLForConditionalGeneration"], vision_config={"depth": 1}),
         ("Qwen2VLForConditionalGeneration", "images", "text alone"),
     ),
-    "a model for tests": (lambda f: change(f, architectures=[CLOCKWORK]), (CLOCKWORK, "not supported")),
+    "a model for tests": (
+        lambda f: change(f, architectures=list(CLOCKWORK.architectures)),
+        (*CLOCKWORK.architectures, "not supported"),
+    ),
     "quantized": (
         lambda f: change(f, quantization_config={"quant_method": "awq"}),
         ("quantized (awq)", "not supported yet", "bfloat16"),

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.peers.report import figures_rows
-from penstock.core.checkpoint.model_config import ARCHITECTURES, ROPE_KINDS
+from penstock.core.checkpoint.families.registry import ARCHITECTURES
+from penstock.core.checkpoint.families.rope import ROPE_KINDS
 from penstock.core.config.flags import flags
 from penstock.core.launch import child
 from penstock.frontend.api.service import READY_WAIT_SECONDS

@@ -6,7 +6,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.model_config import ModelConfig, parse_model_config
+from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.device import CpuDevice, choose_dtype, open_device
 from penstock.gpu_worker.state.kv_pool import (

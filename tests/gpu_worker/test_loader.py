@@ -14,12 +14,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from penstock.core.checkpoint.families.dense import DenseConfig
+from penstock.core.checkpoint.families.registry import expected_tensors
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.source import LoadError
-from penstock.core.checkpoint.tensors import expected_tensors
 from penstock.core.config import ConfigError
-from penstock.gpu_worker.models import loader
 from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.models.linear import Embedding, Linear, PlainEmbedding, PlainLinear
 from penstock.gpu_worker.models.loader import dummy_model, load_model, load_model_config
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.native.library import Library
@@ -42,6 +43,16 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> DenseModel:
     return model
 
 
+def plain(linear: Linear | None) -> PlainLinear:
+    assert isinstance(linear, PlainLinear)
+    return linear
+
+
+def rows(embedding: Embedding) -> torch.Tensor:
+    assert isinstance(embedding, PlainEmbedding)
+    return embedding.weight
+
+
 def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -55,53 +66,53 @@ def test_fused_weights(checkpoint: Make) -> None:
     state = model.state_dict()
     layer = loaded.weights.layers[1]
     attention = "model.layers.1.self_attn"
-    for kind, tensor in (("weight", layer.qkv.weight), ("bias", layer.qkv.bias)):
+    for kind, tensor in (("weight", plain(layer.qkv).weight), ("bias", plain(layer.qkv).bias)):
         expected = torch.cat([state[f"{attention}.{name}_proj.{kind}"] for name in "qkv"])
         assert tensor is not None
         assert torch.equal(tensor, expected)
-    assert layer.o.bias is not None
-    assert torch.equal(layer.o.bias, state[f"{attention}.o_proj.bias"])
+    bias = plain(layer.o).bias
+    assert bias is not None
+    assert torch.equal(bias, state[f"{attention}.o_proj.bias"])
     gate_up = torch.cat([state[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")])
-    assert torch.equal(layer.gate_up.weight, gate_up)
+    assert torch.equal(plain(layer.gate_up).weight, gate_up)
     assert torch.equal(loaded.weights.final_norm, state["model.norm.weight"])
-    assert loaded.weights.lm_head.weight is not loaded.weights.embedding
+    assert torch.equal(plain(loaded.weights.lm_head).weight, state["lm_head.weight"])
 
 
 def test_tied_embeddings_are_one_tensor(checkpoint: Make) -> None:
     loaded = load(checkpoint("llama-mha-tied")[0])
-    assert loaded.weights.lm_head.weight is loaded.weights.embedding
+    assert loaded.weights.lm_head is None
+    assert plain(loaded.weights.embedding.head()).weight is rows(loaded.weights.embedding)
 
 
 def test_a_tied_output_matrix_in_the_file_is_ignored(checkpoint: Make, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoint("llama-mha-tied")[0], tmp_path / "model"))
     edit_weights(folder, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(199, 64)}))
     loaded = load(folder)
-    assert loaded.weights.lm_head.weight.abs().max() > 0
+    assert loaded.logits(torch.ones(1, 64)).abs().max() > 0
 
 
 def test_conversion(folder: Path) -> None:
     weights = load(folder, torch.bfloat16).weights
-    assert weights.layers[0].qkv.weight.dtype == torch.bfloat16
-    assert torch.equal(weights.embedding, load(folder).weights.embedding.bfloat16())
+    assert plain(weights.layers[0].qkv).weight.dtype == torch.bfloat16
+    assert torch.equal(rows(weights.embedding), rows(load(folder).weights.embedding).bfloat16())
 
 
-@pytest.mark.parametrize(("has_matrices", "num_copies"), [(False, 1), (True, 2)])
-def test_how_often_bf16_weights_are_in_memory(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, has_matrices: bool, num_copies: int
-) -> None:
-    """Once, and all steps are computed from that; twice where torch alone knows the fast way for long steps."""
+@pytest.mark.parametrize("long_on_torch", [False, True])
+def test_bf16_weights_are_in_memory_once(folder: Path, long_on_torch: bool) -> None:
+    """All steps are computed from the same copy, also where torch knows a faster way for long ones."""
     try:
         library = Library(build(), 1)
     except BuildError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(loader, "multiplies_bf16_matrices", lambda: has_matrices)
     config = load_model_config(folder)
     before = large_tensors()
-    model = load_model(open_checkpoint(folder), config, torch.bfloat16, CPU, library)
+    checkpoint = open_checkpoint(folder)
+    model = load_model(checkpoint, config, torch.bfloat16, CPU, library, long_on_torch=long_on_torch)
     made = sum(storage.nbytes() for at, storage in large_tensors().items() if at not in before)
     num_parameters = sum(math.prod(shape) for shape in expected_tensors(config).values())
-    assert round(made / (2 * num_parameters)) == num_copies  # but for norms and padding
-    assert model.needs_cpu_plan(4096) is has_matrices
+    assert round(made / (2 * num_parameters)) == 1  # but for norms and padding
+    assert model.kernels == "native"
 
 
 def large_tensors() -> dict[int, torch.UntypedStorage]:
@@ -116,7 +127,7 @@ def test_shards(checkpoint: Make, tmp_path: Path) -> None:
     folder, model = checkpoint("qwen3")
     model.save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert torch.equal(load(tmp_path).weights.embedding, load(folder).weights.embedding)
+    assert torch.equal(rows(load(tmp_path).weights.embedding), rows(load(folder).weights.embedding))
     gone = sorted(tmp_path.glob("*.safetensors"))[1]
     gone.unlink()
     with pytest.raises(LoadError, match=gone.name):
@@ -125,22 +136,22 @@ def test_shards(checkpoint: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_blanks", [1, 2])
 def test_data_that_begins_at_an_odd_address(folder: Path, num_blanks: int) -> None:
-    expected = load(folder).weights.layers[1].down.weight
+    expected = plain(load(folder).weights.layers[1].down).weight
     path = folder / "model.safetensors"
     content = path.read_bytes()
     begin = 8 + int.from_bytes(content[:8], "little")
     header = content[8:begin] + b" " * num_blanks
     path.write_bytes(len(header).to_bytes(8, "little") + header + content[begin:])
-    assert torch.equal(load(folder).weights.layers[1].down.weight, expected)
+    assert torch.equal(plain(load(folder).weights.layers[1].down).weight, expected)
 
 
 def test_dummy_weights_are_the_same_each_time(folder: Path) -> None:
     config = load_model_config(folder)
     models = [dummy_model(config, torch.float32, CPU) for _ in range(2)]
     first, second = (model.weights for model in models if isinstance(model, DenseModel))
-    assert torch.equal(first.layers[1].down.weight, second.layers[1].down.weight)
-    assert first.layers[0].qkv.weight.shape == ((4 + 2 * 2) * 16, 64)
-    assert first.layers[0].qkv.weight.std() > 0
+    assert torch.equal(plain(first.layers[1].down).weight, plain(second.layers[1].down).weight)
+    assert plain(first.layers[0].qkv).weight.shape == ((4 + 2 * 2) * 16, 64)
+    assert plain(first.layers[0].qkv).weight.std() > 0
     assert torch.equal(first.final_norm, torch.ones(64))
 
 
@@ -263,6 +274,7 @@ def test_the_older_spelling_of_rotary_settings(checkpoint: Make, tmp_path: Path)
         scaling = None if kind == "default" else settings | {"type": kind}
         edit_config(folder, rope_parameters=None, rope_theta=theta, rope_scaling=scaling)
         assert load_model_config(folder) == new
+        assert isinstance(new, DenseConfig)
         assert new.rope.kind == kind
 
 

@@ -1,11 +1,13 @@
 """Rotary frequencies equal transformers' for every kind."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from penstock.core.checkpoint.families.dense import DenseConfig
 from penstock.gpu_worker.devices.device import CpuDevice
 from penstock.gpu_worker.models.loader import load_model_config
 from penstock.gpu_worker.models.rope import Rope, cos_sin_table, inverse_frequencies
@@ -15,11 +17,17 @@ from tests.gpu_worker.conftest import Checkpoint
 NAMES = ["llama-linear", "llama-dynamic", "llama-llama3", "llama-yarn", "qwen2-yarn"]
 
 
+def load_dense_config(folder: Path) -> DenseConfig:
+    config = load_model_config(folder)
+    assert isinstance(config, DenseConfig)
+    return config
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("length", [10, TRAINED_LEN, TRAINED_LEN + 137])
 def test_frequencies(checkpoint: Callable[..., Checkpoint], name: str, length: int) -> None:
     folder, model = checkpoint(name)
-    config = load_model_config(folder)
+    config = load_dense_config(folder)
     kind = config.rope.kind
     expected, factor = ROPE_INIT_FUNCTIONS[kind](model.config, torch.device("cpu"), seq_len=length)
     torch.testing.assert_close(inverse_frequencies(config.rope, config.head_dim, length), expected)
@@ -29,7 +37,7 @@ def test_frequencies(checkpoint: Callable[..., Checkpoint], name: str, length: i
 @pytest.mark.parametrize("name", ["llama", *NAMES])
 def test_the_table(checkpoint: Callable[..., Checkpoint], name: str) -> None:
     folder, model = checkpoint(name)
-    config = load_model_config(folder)
+    config = load_dense_config(folder)
     cos, sin = model.model.rotary_emb(torch.zeros(1), torch.arange(300)[None])
     half = config.head_dim // 2
     expected = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1)
@@ -37,12 +45,13 @@ def test_the_table(checkpoint: Callable[..., Checkpoint], name: str) -> None:
 
 
 def test_dynamic_scaling_is_each_row_s_own(checkpoint: Callable[..., Checkpoint]) -> None:
-    config = load_model_config(checkpoint("llama-dynamic")[0])
-    rope = Rope(config.rope, config.head_dim, 1024, 4, CpuDevice(1))
+    config = load_dense_config(checkpoint("llama-dynamic")[0])
+    rope = Rope(config.rope, config.head_dim)
+    rope.prepare(CpuDevice(1), 4, 1024)
     rope.set_row(2, TRAINED_LEN + 100)
     rope.set_row(3, 50)
     positions = torch.tensor([7, 8, 7])
-    none, cos_sin = rope.for_step(positions, torch.tensor([2, 3]), torch.tensor([2, 1]))
+    none, cos_sin = rope.for_step(positions, torch.tensor([2, 3]), torch.tensor([0, 2, 3]))
     assert none is None
     for i, (position, length) in enumerate([(7, TRAINED_LEN + 100), (8, TRAINED_LEN + 100), (7, 50)]):
         angles = position * inverse_frequencies(config.rope, config.head_dim, length)

@@ -24,7 +24,12 @@ TOLD = SamplingParams(max_tokens=8, temperature=0.9, seed=4, num_logprobs=2, pro
 
 
 def load_for_torch(
-    source: Source, config: ModelConfig, dtype: torch.dtype, device: torch.device, library: Library | None = None
+    source: Source,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    library: Library | None = None,
+    **_: object,
 ) -> DenseModel:
     """A model that has no use for the native kernels, which the device offers nevertheless."""
     assert library is not None

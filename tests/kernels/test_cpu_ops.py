@@ -12,7 +12,12 @@ from penstock.kernels.activation import gelu_mul, gelu_mul_reference, silu_mul, 
 from penstock.kernels.copy_pages import copy_pages, copy_pages_reference
 from penstock.kernels.paged_attention import paged_attention, paged_attention_reference
 from penstock.kernels.prepare_inputs import prepare_inputs, prepare_inputs_reference
-from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write, qk_norm_rope_write_reference, slot_cells
+from penstock.kernels.qk_norm_rope_write import (
+    qk_norm_rope_write,
+    qk_norm_rope_write_cpu,
+    qk_norm_rope_write_reference,
+    slot_cells,
+)
 from penstock.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from penstock.kernels.row_updates import write_runs, write_runs_reference
 
@@ -72,11 +77,11 @@ def test_qk_norm_rope_write(
     expected = qk_norm_rope_write_reference(
         qkv, positions, cos_sin, q_weight, k_weight, 1e-6, pages[0], pages[1], slots
     )
-    cells = None if padded else slot_cells(slots, num_kv_heads, page_size)
-    for given in (None, cells):
-        q = qk_norm_rope_write(
-            qkv.clone(), positions, cos_sin, q_weight, k_weight, 1e-6, pages[2], pages[3], slots, given
-        )
+    arguments = (positions, cos_sin, q_weight, k_weight, 1e-6, pages[2], pages[3])
+    results = [qk_norm_rope_write(qkv.clone(), *arguments, slots)]
+    if not padded:
+        results.append(qk_norm_rope_write_cpu(qkv.clone(), *arguments, slot_cells(slots, num_kv_heads, page_size)))
+    for q in results:
         close(q, expected)
         close(pages[2], pages[0])
         assert torch.equal(pages[3], pages[1])

@@ -11,14 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.model_config import ModelConfig, parse_model_config
-from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, ForwardInputs
-from penstock.gpu_worker.models.linear import Linear
+from penstock.core.checkpoint.families.dense import DenseConfig
+from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.gpu_worker.devices.device import CpuDevice
+from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights
+from penstock.gpu_worker.models.linear import Linear, PlainEmbedding, PlainLinear
+from penstock.gpu_worker.models.model import ForwardInputs, Model
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
 from penstock.kernels.native import build
-from penstock.kernels.native.library import Library, NativeShape, NativeWeights, StepTables
-from penstock.kernels.paged_attention_cpu import plan_cpu_attention
+from penstock.kernels.native.library import Library, NativeShape, NativeWeights
 from penstock.kernels.token_masks import mask_tokens_reference
 
 _TINY = {
@@ -55,14 +57,20 @@ def library(request: pytest.FixtureRequest) -> Library:
         pytest.skip(str(error))
 
 
-def weights(config: ModelConfig, dtype: torch.dtype) -> DenseWeights:
+def dense_config(raw: dict[str, Any]) -> DenseConfig:
+    config = parse_model_config(raw)
+    assert isinstance(config, DenseConfig)
+    return config
+
+
+def weights(config: DenseConfig, dtype: torch.dtype) -> DenseWeights:
     generator = torch.Generator().manual_seed(1)
 
     def random(*shape: int, scale: float = 0.1) -> Tensor:
         return torch.empty(shape).normal_(0, scale, generator=generator).to(dtype)
 
     def linear(num_outputs: int, num_inputs: int, has_bias: bool) -> Linear:
-        return Linear(random(num_outputs, num_inputs), random(num_outputs) if has_bias else None)
+        return PlainLinear(random(num_outputs, num_inputs), random(num_outputs) if has_bias else None)
 
     def norm(size: int) -> Tensor:
         return 1 + random(size)
@@ -83,18 +91,15 @@ def weights(config: ModelConfig, dtype: torch.dtype) -> DenseWeights:
         for _ in range(config.num_layers)
     )
     embedding = random(config.vocab_size, hidden, scale=1.0)
-    return DenseWeights(
-        embedding,
-        layers,
-        norm(hidden),
-        Linear(embedding if config.tied_embeddings else random(config.vocab_size, hidden)),
-    )
+    final_norm = norm(hidden)
+    head = None if config.tied_embeddings else PlainLinear(random(config.vocab_size, hidden))
+    return DenseWeights(PlainEmbedding(embedding), layers, final_norm, head)
 
 
 class World:
     """Four sequences of known tokens, a KV pool, and their pages in it."""
 
-    def __init__(self, config: ModelConfig, page_size: int, kv_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, config: DenseConfig, page_size: int, kv_dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(2)
         self.config, self.page_size = config, page_size
         self.lens = (1, 16, 110, 131)  # more tokens in all than a product takes at a time
@@ -104,8 +109,6 @@ class World:
         self.table = pages[: 4 * width].view(4, width)
         groups = page_groups(config, page_size)
         self.kv = KVPool(groups, pages.shape[0], kv_dtype, torch.device("cpu"))
-        angles = torch.arange(512)[:, None] * 10000 ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
-        self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
 
     def batch(self, pieces: Sequence[Piece]) -> ForwardInputs:
         positions = torch.cat([torch.arange(first, first + count) for _, first, count in pieces])
@@ -116,20 +119,20 @@ class World:
         slots = self.table[sequences, positions // self.page_size].long() * self.page_size + positions % self.page_size
         return ForwardInputs(
             input_ids=torch.cat([self.ids[s][first : first + count] for s, first, count in pieces]),
-            rope_positions=None,
-            cos_sin=self.cos_sin[positions],
+            positions=positions,
+            rows=torch.tensor([s for s, _, _ in pieces], dtype=torch.int32),
             slot_mapping=slots,
             query_start_loc=torch.tensor(starts, dtype=torch.int32),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
             page_table=table,
             max_query_len=max(count for _, _, count in pieces),
             max_seq_len=max(seq_lens),
-            cpu_plan=plan_cpu_attention(starts, seq_lens, table, self.page_size, self.config.num_kv_heads),
         )
 
-    def run(self, model: DenseModel | NativeDenseModel, batches: Sequence[Sequence[Piece]]) -> list[Tensor]:
+    def run(self, model: Model, batches: Sequence[Sequence[Piece]]) -> list[Tensor]:
         """The logits of each sequence's tokens, [tokens, V], after these batches from an empty pool."""
         self.kv.blocks.zero_()
+        model.prepare(CpuDevice(torch.get_num_threads()), 4, 512)
         found: list[dict[int, Tensor]] = [{} for _ in self.lens]
         for pieces in batches:
             logits = model.logits(model.forward(self.batch(pieces), self.kv))
@@ -169,7 +172,7 @@ def in_chunks(world: World) -> list[list[Piece]]:
 @pytest.mark.parametrize("page_size", [1, 16])
 @torch.inference_mode()
 def test_like_torch(library: Library, kind: str, page_size: int) -> None:
-    config = parse_model_config(_TINY | _KINDS[kind])
+    config = dense_config(_TINY | _KINDS[kind])
     stored = weights(config, torch.float32)
     world = World(config, page_size)
     expected = world.run(DenseModel(config, stored), whole(world))
@@ -185,7 +188,7 @@ def test_like_torch(library: Library, kind: str, page_size: int) -> None:
 @pytest.mark.parametrize("kind", ["plain", "window", "odd sizes, tied", "more than one block of inputs"])
 @torch.inference_mode()
 def test_the_same_bits_in_any_batch(library: Library, kind: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
-    config = parse_model_config(_TINY | _KINDS[kind])
+    config = dense_config(_TINY | _KINDS[kind])
     model = NativeDenseModel(config, weights(config, dtype), library)
     expected = World(config, 16, kv_dtype).run(model, alone(World(config, 16)))
     for page_size, batches in itertools.product((1, 16, 64), (whole, by_token, in_chunks)):
@@ -198,7 +201,7 @@ def test_the_same_bits_in_any_batch(library: Library, kind: str, dtype: torch.dt
 @torch.inference_mode()
 def test_the_same_bits_in_any_batch_with_rounded_inputs(library: Library, kind: str) -> None:
     """Also on a processor without the instruction for it; and near what torch makes of such inputs."""
-    config = parse_model_config(_TINY | _KINDS[kind])
+    config = dense_config(_TINY | _KINDS[kind])
     stored = weights(config, torch.bfloat16)
     model = NativeDenseModel(config, stored, library, rounds_inputs=True)
     expected = World(config, 16, torch.bfloat16).run(model, alone(World(config, 16)))
@@ -228,21 +231,25 @@ def test_products_of_rounded_inputs(library: Library, num_inputs: int, num_token
 
 @torch.inference_mode()
 def test_stored_bf16_weights_are_computed_with_exactly(library: Library) -> None:
-    config = parse_model_config(_TINY)
+    def widened_linear(linear: Linear | None) -> PlainLinear:
+        assert isinstance(linear, PlainLinear)
+        return PlainLinear(linear.weight.float())
+
+    config = dense_config(_TINY)
     stored = weights(config, torch.bfloat16)
     widened = DenseWeights(
-        stored.embedding.float(),
+        PlainEmbedding(stored.embedding.table().float()),
         tuple(
             layer._replace(
-                qkv=Linear(layer.qkv.weight.float()),
-                o=Linear(layer.o.weight.float()),
-                gate_up=Linear(layer.gate_up.weight.float()),
-                down=Linear(layer.down.weight.float()),
+                qkv=widened_linear(layer.qkv),
+                o=widened_linear(layer.o),
+                gate_up=widened_linear(layer.gate_up),
+                down=widened_linear(layer.down),
             )
             for layer in stored.layers
         ),
         stored.final_norm,
-        Linear(stored.lm_head.weight.float()),
+        widened_linear(stored.lm_head),
     )
     world = World(config, 16)
     found = world.run(NativeDenseModel(config, stored, library), whole(world))
@@ -272,7 +279,7 @@ def test_a_step_reads_its_inputs_from_the_tables(
     library: Library, page_size: int, batches: Callable[[World], list[list[Piece]]]
 ) -> None:
     """The same bits as from inputs that are made outside, for those rows that are asked for."""
-    world = World(parse_model_config(_TINY), page_size)
+    world = World(dense_config(_TINY), page_size)
     model = NativeDenseModel(world.config, weights(world.config, torch.float32), library)
     expected = world.run(model, alone(world))
     world.kv.blocks.zero_()
@@ -282,12 +289,13 @@ def test_a_step_reads_its_inputs_from_the_tables(
     for row, ids, pages in zip(row_of, world.ids, world.table, strict=True):
         token_ids[row, : len(ids)] = ids
         page_table[row, : len(pages)] = pages
-    tables = StepTables(token_ids, page_table, world.cos_sin)
+    step = model.whole_step(token_ids, page_table, world.kv)
+    assert step is not None
     for i, pieces in enumerate(batches(world)):
         columns = np.array([(row_of[s], first, count) for s, first, count in pieces], dtype=np.int32).T
         rows, start, num_new = np.ascontiguousarray(columns)
         samples = np.flatnonzero(np.arange(len(pieces)) % 3 != i % 4)
-        logits = model.native.step(rows, start, num_new, samples, tables, world.kv.of_group(world.kv.groups[0]))
+        logits = step.compute(rows, start, num_new, samples)
         assert logits.shape == (len(samples), world.config.vocab_size)
         for found, (s, first, count) in zip(logits, (pieces[j] for j in samples), strict=True):
             assert torch.equal(found, expected[s][first + count - 1])
@@ -295,26 +303,47 @@ def test_a_step_reads_its_inputs_from_the_tables(
 
 @torch.inference_mode()
 def test_a_negative_slot_keeps_nothing(library: Library) -> None:
-    config = parse_model_config(_TINY)
+    config = dense_config(_TINY)
     model = NativeDenseModel(config, weights(config, torch.float32), library)
     world = World(config, 16)
+    model.prepare(CpuDevice(1), 4, 512)
     inputs = world.batch([(2, 0, 5)])
     model.forward(inputs._replace(slot_mapping=torch.full((5,), -1)), world.kv)
     assert not world.kv.blocks.any()
 
 
+@pytest.mark.parametrize("kind", ["plain", "one kv head, biases", "odd sizes, tied", "q and k norms"])
 @torch.inference_mode()
-def test_long_inputs_may_run_on_torch(library: Library) -> None:
-    config = parse_model_config(_TINY)
+def test_long_steps_may_be_left_to_torch(library: Library, kind: str) -> None:
+    """From the same packed weights."""
+    config = dense_config(_TINY | _KINDS[kind])
     stored = weights(config, torch.bfloat16)
-    dense = DenseModel(config, stored)
-    model = NativeDenseModel(config, stored, library, for_long_inputs=dense)
+    model = NativeDenseModel(config, stored, library, long_on_torch=True)
     world = World(config, 16, torch.bfloat16)
-    assert [model.needs_cpu_plan(n) for n in (1, 63, 64, 500)] == [False, False, True, True]
-    found = world.run(model, [[(3, 0, 100)], [(3, 100, 31)], [(0, 0, 1)], [(1, 0, 16)], [(2, 0, 110)]])
+    found = world.run(model, [[(3, 0, 131)], [(0, 0, 1)], [(1, 0, 16)], [(2, 0, 110)]])
     expected = world.run(NativeDenseModel(config, stored, library), alone(world))
+    assert not torch.equal(found[3], expected[3])
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() < 0.05 * other.abs().max()
+    whole_step = model.whole_step(torch.zeros(4, 512, dtype=torch.int32), world.table, world.kv)
+    assert whole_step is not None
+    assert 110 <= whole_step.max_tokens < 131
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("shape", [(2, 1), (70, 33), (96, 300), (200, 64)])
+def test_what_is_packed_can_be_unpacked(
+    library: Library, shape: tuple[int, int], interleaved: bool, dtype: torch.dtype
+) -> None:
+    weight, bias = torch.randn(shape).to(dtype), torch.randn(shape[0])
+    packed = library.pack(weight, bias, interleaved=interleaved)
+    out = torch.zeros(shape, dtype=dtype)
+    library.unpack(packed, out)
+    assert torch.equal(out, weight)
+    found = packed.plain_bias()
+    assert found is not None
+    assert torch.equal(found, bias)
 
 
 def test_who_cannot_compile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.model_config import parse_model_config
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.kernels.native import build
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.sampler import NativeSampler
 from penstock.kernels.sampling import SamplingNeeds, sample
 from tests.kernels.test_cpu_sampling import make_state
-from tests.kernels.test_native import World, in_chunks, weights
+from tests.kernels.test_native import World, dense_config, in_chunks, weights
 
 _LEFT = 8 << 20
 """Bytes of address space that a child may still take: less than each call wants."""
@@ -57,7 +56,7 @@ def expect_no_memory(call: Callable[[], object]) -> None:
 @torch.inference_mode()
 def run_forward(library: Library) -> None:
     """A step of 258 tokens, which wants some 20 MB; in pieces it gave the same bits before."""
-    config = parse_model_config(_CONFIG)
+    config = dense_config(_CONFIG)
     world = World(config, page_size=16)
     model = NativeDenseModel(config, weights(config, torch.float32), library)
     expected = world.run(model, in_chunks(world))

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from penstock.gpu_worker.models.dense import DenseModel, ForwardInputs
+from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.loader import dummy_model, load_model_config
+from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.startup.memory_profile import cuda_budget, row_state_bytes
 from penstock.gpu_worker.state.kv_pool import KVPool
 from tests.gpu_worker.conftest import Checkpoint

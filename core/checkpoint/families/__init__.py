@@ -1,0 +1,1 @@
+"""What checkpoints of each family look like: one file each, without torch."""

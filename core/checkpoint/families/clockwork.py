@@ -1,0 +1,40 @@
+"""A model for tests, whose tokens say whether pages and rows are kept right: `gpu_worker/models/clockwork.py`.
+
+config.json     {"architectures": ["ClockworkForCausalLM"], "step_seconds": 0.05, "token_seconds": 0.0, ...}
+"""
+
+from penstock.core.checkpoint.families.family import Family
+from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.model_config import ModelConfig
+
+
+class ClockworkConfig(ModelConfig, frozen=True, kw_only=True):
+    """It has one layer of one head of two numbers, of which it uses one."""
+
+    step_seconds: float  # that a step lasts
+    token_seconds: float  # and more for each of its tokens
+
+
+def parse(architecture: str, fields: JsonFields) -> ClockworkConfig:
+    """As `Family.parse`."""
+    return ClockworkConfig(
+        architecture=architecture,
+        vocab_size=fields.whole("vocab_size"),
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=2,
+        windows=(None,),
+        max_model_len=fields.whole("max_position_embeddings"),
+        checkpoint_dtype="float32",
+        step_seconds=fields.number("step_seconds", 0.0),
+        token_seconds=fields.number("token_seconds", 0.0),
+    )
+
+
+CLOCKWORK = Family(
+    architectures=("ClockworkForCausalLM",),
+    parse=parse,
+    tensors=lambda config: {},
+    ignores=lambda name, config: False,
+    build="penstock.gpu_worker.models.clockwork:build",
+)

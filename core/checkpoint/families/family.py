@@ -1,0 +1,26 @@
+"""The interface that a family of models has: how its checkpoints are read, and what builds the model."""
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.model_config import ModelConfig
+
+Shape = tuple[int, ...]
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+class Family(NamedTuple, Generic[Config]):
+    """Architectures that are read, and built, in one way."""
+
+    architectures: tuple[str, ...]
+    """As config.json names them."""
+    parse: Callable[[str, JsonFields], Config]
+    """From an architecture's name and config.json's fields. Raises ConfigError for what is not supported."""
+    tensors: Callable[[Config], dict[str, Shape]]
+    """Every tensor that the checkpoint must have. A model without any has no weight files either."""
+    ignores: Callable[[str, Config], bool]
+    """Whether another tensor of the checkpoint is known to carry nothing."""
+    build: str
+    """"module:function" that makes the model: see `gpu_worker/models/model.py`. The worker alone imports it, because
+    it imports torch."""

@@ -1,0 +1,70 @@
+"""The families that are known, found by the architecture that config.json names. Nothing else looks at that name."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.core.checkpoint.families.clockwork import CLOCKWORK
+from penstock.core.checkpoint.families.dense import DENSE
+from penstock.core.checkpoint.families.family import Family, Shape
+from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.model_config import ModelConfig, quantized
+from penstock.core.config.options import ConfigError
+
+TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
+"""Models for tests are known only where this variable is set: no checkpoint can ask for one by itself."""
+
+_FAMILIES: dict[str, Family[Any]] = {}
+_OTHER_SENSES = ("vision_config", "audio_config", "image_token_id", "image_token_index")
+
+
+def register(family: Family[Any]) -> None:
+    """Make a family's architectures known to this process."""
+    _FAMILIES.update(dict.fromkeys(family.architectures, family))
+
+
+register(DENSE)
+ARCHITECTURES = tuple(_FAMILIES)
+"""That are served."""
+
+
+def family_of(config: ModelConfig) -> Family[Any]:
+    """The family that has parsed this."""
+    return _known()[config.architecture]
+
+
+def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Read config.json's object.
+
+    Raises:
+        ConfigError: for an architecture or a setting that this engine does not have, or a field of a wrong type.
+    """
+    fields = JsonFields("config.json", raw)
+    if fields.raw("auto_map"):
+        raise ConfigError("this checkpoint brings its own Python code (auto_map), and remote code is never run")
+    if quantization := fields.object("quantization_config"):
+        raise quantized(quantization.text("quant_method") or "unknown")
+    named = fields.texts("architectures") or []
+    known = _known()
+    if named and named[0] in known:
+        return known[named[0]].parse(named[0], fields)  # type: ignore[no-any-return]
+    found = ", ".join(named)[:256] or "none named"
+    of_pictures = " (it takes images or sound; models of text alone are served)"
+    hint = of_pictures if any(fields.raw(name) for name in _OTHER_SENSES) else ""
+    raise ConfigError(f"architecture {found} is not supported{hint}; supported: {', '.join(ARCHITECTURES)}")
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Every tensor that the checkpoint must have, with its shape."""
+    return family_of(config).tensors(config)
+
+
+def is_ignored(name: str, config: ModelConfig) -> bool:
+    """Whether a checkpoint's tensor is known to carry nothing."""
+    return family_of(config).ignores(name, config)
+
+
+def _known() -> dict[str, Family[Any]]:
+    if not os.environ.get(TEST_MODELS_VARIABLE):
+        return _FAMILIES
+    return _FAMILIES | dict.fromkeys(CLOCKWORK.architectures, CLOCKWORK)

@@ -1,0 +1,94 @@
+"""Rotary settings of a config.json.
+
+Both spellings are understood: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
+"""
+
+import math
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.config.options import ConfigError
+
+_MAX_ROPE_FACTOR = 4096.0
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How positions rotate q and k; fields that a kind does not use keep their defaults."""
+
+    kind: RopeKind
+    theta: float
+    original_max_len: int  # trained length: llama3, yarn and dynamic scale against it
+    factor: float = 1.0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn
+    attention_factor: float = 1.0  # multiplies cosines and sines; resolved from mscale for yarn
+
+
+def parse_rope(fields: JsonFields, trained_len: int, head_dim: int) -> tuple[RopeConfig, int]:
+    """The rotary settings, and the longest sequence that they allow."""
+    none = JsonFields("config.json", {})
+    settings = fields.object("rope_scaling") or fields.object("rope_parameters") or none
+    if settings.has_objects():
+        raise ConfigError("config.json: rotary settings per layer type are not supported")
+    name = settings.text("rope_type") or settings.text("type") or "default"
+    kind = next((kind for kind in ROPE_KINDS if kind == name), None)
+    if kind is None:
+        raise ConfigError(f"rope type {name[:64]!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
+    partial = settings.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise ConfigError(f"config.json: partial_rotary_factor {partial} is not supported for these architectures")
+    theta = settings.number("rope_theta", 0.0) or fields.number("rope_theta", 0.0) or 10000.0
+    original = trained_len
+    if kind in ("llama3", "yarn"):
+        within = settings.whole("original_max_position_embeddings", trained_len)
+        original = fields.whole("original_max_position_embeddings", within)
+    if kind == "default":
+        return RopeConfig(kind="default", theta=theta, original_max_len=trained_len), trained_len
+    factor = settings.number("factor", trained_len / original if kind == "yarn" else 0.0)
+    if not 0 < factor <= _MAX_ROPE_FACTOR:
+        raise ConfigError(f"config.json: rope type {kind!r} needs a positive factor, got {settings.raw('factor')}")
+    scaled = RopeConfig(kind=kind, theta=theta, original_max_len=original, factor=factor)
+    match kind:
+        case "linear":
+            return scaled, trained_len
+        case "dynamic":
+            if head_dim <= 2:
+                raise ConfigError(f"head_dim {head_dim} is too small for dynamic rotary scaling")
+            return scaled, int(trained_len * factor)
+        case "llama3":
+            low, high = settings.number("low_freq_factor", 0.0), settings.number("high_freq_factor", 0.0)
+            if high <= low:
+                raise ConfigError("config.json: rope type 'llama3' needs low_freq_factor < high_freq_factor")
+            return replace(scaled, low_freq_factor=low, high_freq_factor=high), trained_len
+        case _:
+            rope = replace(
+                scaled,
+                beta_fast=settings.number("beta_fast", 0.0) or 32.0,
+                beta_slow=settings.number("beta_slow", 0.0) or 1.0,
+                truncate=settings.flag("truncate", True),
+                attention_factor=_yarn_attention_factor(settings, factor),
+            )
+            return rope, max(trained_len, int(original * factor))
+
+
+def _yarn_attention_factor(settings: JsonFields, factor: float) -> float:
+    """Peng et al., 2023, equation 22, with the mscale settings that DeepSeek added."""
+    if settings.raw("attention_factor") is not None:
+        return settings.number("attention_factor", 1.0)
+
+    def of(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    mscale, mscale_all_dim = settings.number("mscale", 0.0), settings.number("mscale_all_dim", 0.0)
+    if mscale and mscale_all_dim:
+        return of(mscale) / of(mscale_all_dim)
+    return of(1.0)

@@ -1,0 +1,118 @@
+"""Attention over the pages. What a backend plans once a step stays inside it."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from penstock.gpu_worker.models.model import ForwardInputs
+from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
+from penstock.kernels.paged_attention import paged_attention
+from penstock.kernels.paged_attention_cpu import paged_attention_cpu, plan_cpu_attention
+from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write, qk_norm_rope_write_cpu, slot_cells
+
+
+class Rotation(NamedTuple):
+    """The rotary angles of a step's tokens."""
+
+    positions: Tensor | None  # int64[T], rows of cos_sin; None if it has a row for each token
+    cos_sin: Tensor  # fp32[positions or T, rotary_dim]: cosines, then sines
+
+
+class Attention(Protocol):
+    """One step's attention, for all layers of a page group."""
+
+    def write(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        pages: LayerPages,
+    ) -> Tensor:
+        """Norm and rotate q and k, and put k and v into their pages.
+
+        Args:
+            qkv: [T, (Hq + 2 * Hk) * D]: all q heads, all k heads, all v heads; may be overwritten.
+            rotation: of the step.
+            q_norm: [D], the weight of q's norm, if there is one.
+            k_norm: [D], of k's.
+            eps: of these norms.
+            pages: the layer's.
+
+        Returns:
+            q, [T, Hq, D].
+        """
+
+    def attend(self, q: Tensor, pages: LayerPages, *, scale: float, window: int | None) -> Tensor:
+        """[T, Hq, D] -> [T, Hq, D], over each row's whole context, or its last `window` tokens."""
+
+
+AttentionBackend = Callable[[ForwardInputs, PageGroup], Attention]
+"""Begins a step. It runs inside captured graphs, too: it must not wait for the device there."""
+
+
+def begin_attention(inputs: ForwardInputs, group: PageGroup) -> Attention:
+    """The backend for where the inputs are."""
+    return TritonAttention(inputs, group) if inputs.input_ids.is_cuda else TorchAttention(inputs, group)
+
+
+class TritonAttention:
+    """Our own kernels on a GPU, which read lengths and pages there: nothing is planned."""
+
+    def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
+        self._inputs = inputs
+
+    def write(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        pages: LayerPages,
+    ) -> Tensor:
+        return qk_norm_rope_write(
+            qkv, *rotation, q_norm, k_norm, eps, pages.keys, pages.values, self._inputs.slot_mapping
+        )
+
+    def attend(self, q: Tensor, pages: LayerPages, *, scale: float, window: int | None) -> Tensor:
+        inputs = self._inputs
+        return paged_attention(
+            q,
+            pages.keys,
+            pages.values,
+            inputs.page_table,
+            inputs.query_start_loc,
+            inputs.seq_lens,
+            scale=scale,
+            max_query_len=inputs.max_query_len,
+            max_seq_len=inputs.max_seq_len,
+            window=window,
+        )
+
+
+class TorchAttention:
+    """torch's kernels on a CPU: the batch is cut, and its tokens' places in the pages are found, once a step."""
+
+    def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
+        starts, seq_lens = inputs.query_start_loc.tolist(), inputs.seq_lens.tolist()
+        self._plan = plan_cpu_attention(starts, seq_lens, inputs.page_table, group.page_size, group.num_kv_heads)
+        self._cells = slot_cells(inputs.slot_mapping, group.num_kv_heads, group.page_size)
+        self._max_seq_len = inputs.max_seq_len
+
+    def write(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        pages: LayerPages,
+    ) -> Tensor:
+        return qk_norm_rope_write_cpu(qkv, *rotation, q_norm, k_norm, eps, pages.keys, pages.values, self._cells)
+
+    def attend(self, q: Tensor, pages: LayerPages, *, scale: float, window: int | None) -> Tensor:
+        window = None if window is not None and window >= self._max_seq_len else window
+        return paged_attention_cpu(q, pages.keys, pages.values, self._plan, scale, window)

@@ -1,0 +1,78 @@
+"""What the runner drives: the interface of models, and what it hands them."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.gpu_worker.devices.device import Device, IntArray
+from penstock.gpu_worker.state.kv_pool import KVPool
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class ForwardInputs(NamedTuple):
+    """One step's ragged batch (T tokens, N rows)."""
+
+    input_ids: Tensor  # int32[T]
+    positions: Tensor  # int64[T]
+    rows: Tensor  # int32[N], the place of each batch row in the row state
+    slot_mapping: Tensor  # int64[T]
+    query_start_loc: Tensor  # int32[N + 1]
+    seq_lens: Tensor  # int32[N]
+    page_table: Tensor  # int32[N, max_pages]
+    max_query_len: int
+    max_seq_len: int
+
+
+class WholeStep(NamedTuple):
+    """A step that is one call, from rows to logits; hidden states do not come back in between."""
+
+    compute: Callable[[Int32Array, Int32Array, Int32Array, IntArray], Tensor]
+    """(rows int32[N], their first positions, how many each computes, int64[S]: which of the N sample) -> fp32[S, V]."""
+    max_tokens: int
+    """Steps of more tokens go through `Model.forward`."""
+
+
+class Model(Protocol):
+    """A family's model. It is made by `build(config, reader)`, a function that the family's registration names."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """What its config.json says."""
+
+    @property
+    def kernels(self) -> str:
+        """What computes it, in a word for the log."""
+
+    def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
+        """Make what depends on the number of rows or the longest sequence; to be called before the first step."""
+
+    def enter_row(self, row: int, num_prompt_tokens: int) -> None:
+        """A sequence enters a row."""
+
+    def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
+        """Compute a batch.
+
+        Args:
+            inputs: the batch.
+            kv: where its keys and values are written, and read with those that are there.
+
+        Returns:
+            [T, H], the final hidden states, normed: what `logits` takes.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, H] of the rows that sample -> [S, V]. Their device and dtype decide how tokens are drawn."""
+
+    def whole_step(self, token_ids: Tensor, page_table: Tensor, kv: KVPool) -> WholeStep | None:
+        """A faster way from these tables to logits, if the model has one.
+
+        Args:
+            token_ids: int32[R, L], known and sampled ids by position.
+            page_table: int32[R, max_pages].
+            kv: as in `forward`.
+        """
