@@ -1,0 +1,209 @@
+"""The workers that hold one copy of a model, its ranks, as one worker.
+
+    hello     the group is there once every rank has said hello; its sizes are the least of theirs, its model is one
+    plans     are encoded once; the same bytes go to every rank
+    results   are rank 0's; a grammar is ready when it is ready on every rank
+    death     of one is the death of the group: the other ranks start afresh and say hello again
+"""
+
+from collections.abc import Callable, Collection
+from operator import attrgetter
+from typing import Protocol
+
+import structlog
+import zmq
+from msgspec.structs import replace
+
+from penstock.core.config import Config
+from penstock.ipc.channel import PeerId, Router
+from penstock.ipc.codec import Codec, MalformedMessage
+from penstock.ipc.key_file import ChannelKeys
+from penstock.ipc.messages import (
+    PROTOCOL_VERSION,
+    FromWorker,
+    GrammarPrepared,
+    Heartbeat,
+    Message,
+    Refused,
+    SayHello,
+    StepResult,
+    Welcome,
+    WorkerFailed,
+    WorkerHello,
+)
+
+log = structlog.get_logger()
+
+_EQUAL = ("num_ranks", "model_fingerprint", "vocab_size", "page_size")
+_LEAST = ("max_model_len", "num_pages", "max_num_seqs", "max_num_batched_tokens")
+
+
+class Listener(Protocol):
+    """Who is told what becomes of the group (`Engine`)."""
+
+    def on_group_ready(self, hello: WorkerHello, *, has_died: bool) -> None:
+        """All ranks are there, with nothing in their rows. `has_died`: some are not those that were there before."""
+
+    def on_group_incomplete(self) -> None:
+        """A rank starts afresh, so the others must; no plan can be sent before `on_group_ready`."""
+
+    def on_group_lost(self, reason: str, *, is_out_of_memory: bool) -> None:
+        """A rank has died, or does not answer."""
+
+    def on_step_result(self, result: StepResult) -> None:
+        """Rank 0 has computed a step."""
+
+    def on_grammar_prepared(self, message: GrammarPrepared) -> None:
+        """All ranks have a grammar ready, or one of them cannot make it ready."""
+
+
+class WorkerGroup:
+    """The ranks that have said hello, and the socket to them."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: Config,
+        keys: ChannelKeys | None,
+        listener: Listener,
+        on_hung: Callable[[int], None],
+    ) -> None:
+        """`on_hung` is told the process id of each rank that does not answer any more."""
+        self._listener = listener
+        self._on_hung = on_hung
+        self._ranks: dict[PeerId, WorkerHello] = {}
+        self._says: dict[int, Heartbeat] = {}  # what each rank said last
+        self._preparing: dict[int, set[PeerId]] = {}  # grammar id -> the ranks that have it ready
+        self._pids: list[int] = []  # of the present or last group, by rank
+        self.hello: WorkerHello | None = None
+        """Of the present or last group; its sizes are the least of all ranks."""
+        self.is_ready = False
+        """All ranks are there, and take plans."""
+        self.channel: Router[FromWorker] = Router(
+            context, config.ipc.worker_address, Codec(FromWorker), self._on_message, config.ipc.heartbeat_timeout, keys
+        )
+
+    def why_not(self, protocol_version: int, model_fingerprint: str) -> str:
+        """Return why a peer with this hello cannot take part; empty if it can."""
+        if protocol_version != PROTOCOL_VERSION:
+            return f"protocol version {protocol_version} meets a scheduler of version {PROTOCOL_VERSION}"
+        if self.hello is not None and model_fingerprint != self.hello.model_fingerprint:
+            return f"model {model_fingerprint} differs from this engine's model {self.hello.model_fingerprint}"
+        return ""
+
+    def send(self, message: Message) -> bool:
+        """Send a message to all ranks; False if one of them is not connected any more, which ends the group."""
+        missed = self.channel.broadcast(self._ranks, message)
+        if missed:
+            self._lose("it is not connected any more", missed, hung=missed)
+        return not missed
+
+    def lose_stuck(self, reason: str) -> None:
+        """Give the group up. Its processes may still be there and hold what the next ones need: their parent is told."""
+        self._lose(reason, list(self._ranks), hung=list(self._ranks))
+
+    def says(self) -> Heartbeat:
+        """Return the sums of what the ranks said last."""
+        said = [
+            (each.num_dropped, each.num_log_lines_dropped, each.device_memory_used, each.device_memory_total)
+            for each in self._says.values()
+        ]
+        return Heartbeat(*map(sum, zip(*said, strict=True)))
+
+    # --- messages ---------------------------------------------------------------------------
+
+    def _on_message(self, peer: PeerId, message: FromWorker) -> None:
+        if isinstance(message, WorkerHello):
+            self._on_hello(peer, message)
+            return
+        hello = self._ranks.get(peer)
+        if hello is None:
+            self.channel.send(peer, SayHello())
+            raise MalformedMessage("it has not said hello, or was dropped")
+        match message:
+            case StepResult():
+                if hello.rank == 0 and self.is_ready:
+                    self._listener.on_step_result(message)
+            case GrammarPrepared():
+                ready = self._preparing.setdefault(message.grammar_id, set())
+                ready.add(peer)
+                if message.error or len(ready) == hello.num_ranks:
+                    del self._preparing[message.grammar_id]
+                    self._listener.on_grammar_prepared(message)
+            case WorkerFailed():
+                log.error("worker failed", name=hello.name, step_id=message.step_id, reason=message.reason)
+                self._lose(message.reason, [peer], is_out_of_memory=message.is_out_of_memory)
+            case Heartbeat():
+                self._says[hello.rank] = message
+
+    def _on_hello(self, peer: PeerId, hello: WorkerHello) -> None:
+        self.send(Heartbeat())  # who died before this one came is noticed now
+        refusal = self._refusal(peer, hello)
+        if refusal:
+            log.error("worker refused", name=hello.name, reason=refusal)
+            self.channel.send(peer, Refused(refusal))
+            return
+        was_ready, self.is_ready = self.is_ready, False
+        others = [each for each in self._ranks if each != peer]
+        if was_ready:
+            self._dismiss(others)
+        self._ranks[peer] = hello
+        if len(self._ranks) == hello.num_ranks:
+            self._welcome()
+        elif was_ready:
+            self._listener.on_group_incomplete()
+
+    def _refusal(self, peer: PeerId, hello: WorkerHello) -> str:
+        if refusal := self.why_not(hello.protocol_version, hello.model_fingerprint):
+            return refusal
+        if not 0 <= hello.rank < hello.num_ranks:
+            return f"there is no rank {hello.rank} in a group of {hello.num_ranks}"
+        for other in (each for each_peer, each in self._ranks.items() if each_peer != peer):
+            if other.rank == hello.rank:
+                return "another worker serves already"
+            for field in _EQUAL:
+                own, theirs = getattr(hello, field), getattr(other, field)
+                if own != theirs:
+                    return f"{field} is {own} on rank {hello.rank}, but {theirs} on rank {other.rank}"
+        return ""
+
+    def _welcome(self) -> None:
+        """All ranks are there."""
+        hellos = sorted(self._ranks.values(), key=attrgetter("rank"))
+        pids = [hello.pid for hello in hellos]
+        has_died = self.hello is not None and self._pids != pids
+        least = {field: min(getattr(hello, field) for hello in hellos) for field in _LEAST}
+        self.hello, self._pids = replace(hellos[0], **least), pids
+        self._preparing.clear()
+        self.is_ready = True
+        self.channel.broadcast(self._ranks, Welcome(PROTOCOL_VERSION))  # who does not get it is noticed at the plan
+        for hello in hellos:
+            log.info("worker connected", name=hello.name, device=hello.device, dtype=hello.dtype, pages=hello.num_pages)
+        self._listener.on_group_ready(self.hello, has_died=has_died)
+
+    # --- deaths -----------------------------------------------------------------------------
+
+    def _lose(
+        self,
+        reason: str,
+        lost: Collection[PeerId],
+        *,
+        hung: Collection[PeerId] = (),
+        is_out_of_memory: bool = False,
+    ) -> None:
+        """These ranks are lost; if the group was ready, it is lost with them, and the other ranks start afresh."""
+        for peer in hung:
+            if pid := self._ranks[peer].pid:
+                self._on_hung(pid)
+        for peer in lost:
+            del self._ranks[peer]
+        if self.is_ready:
+            self.is_ready = False
+            self._dismiss(list(self._ranks))
+            self._listener.on_group_lost(reason, is_out_of_memory=is_out_of_memory)
+
+    def _dismiss(self, peers: Collection[PeerId]) -> None:
+        """Let these ranks start afresh: they say hello again."""
+        self.channel.broadcast(peers, SayHello())
+        for peer in peers:
+            del self._ranks[peer]
