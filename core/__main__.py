@@ -18,13 +18,9 @@ from penstock.ipc.parent import Parent, Word
 log = structlog.get_logger()
 
 
-async def run(config: Config, parent: Parent) -> int:
-    """Serve until SIGTERM; the exit code."""
+async def run(config: Config, parent: Parent, stopped: asyncio.Event) -> int:
+    """Serve until `stopped` is set; the exit code. Signals are the caller's, so any thread's event loop will do."""
     loop = asyncio.get_running_loop()
-    process.on_hangup(loop, lambda: log.info("nothing to read again"))
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
     try:
         engine = Engine(config, lambda pid: parent.tell(Word.HUNG, pid))
     except (zmq.ZMQError, OSError, ConfigError) as error:
@@ -44,7 +40,7 @@ async def run(config: Config, parent: Parent) -> int:
         watch = tasks.create_task(engine.watch())
         alive = tasks.create_task(_keep_telling(parent, engine, config.ipc.heartbeat_interval))
         parent.tell(Word.READY)
-        log.info("ready", frontends=engine.frontend_channel.address, workers=engine.worker_channel.address)
+        log.info("ready", frontends=engine.frontends.channel.address, workers=engine.workers.channel.address)
         await stopped.wait()
         watch.cancel()
         alive.cancel()
@@ -55,8 +51,18 @@ async def run(config: Config, parent: Parent) -> int:
 async def _keep_telling(parent: Parent, engine: Engine, interval: float) -> None:
     """Say that the event loop turns, and whether there is a worker, for as long as the process runs."""
     while True:
-        parent.tell(Word.ALIVE if engine.has_worker else Word.ALONE)
+        parent.tell(Word.ALIVE if engine.workers.is_ready else Word.ALONE)
         await asyncio.sleep(interval)
+
+
+async def _run_process(config: Config, parent: Parent) -> int:
+    """Serve until SIGTERM; the exit code."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    process.on_hangup(loop, lambda: log.info("nothing to read again"))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    return await run(config, parent, stopped)
 
 
 def main() -> int:
@@ -64,7 +70,7 @@ def main() -> int:
     config = process.inherited_config(sys.argv[1:], Config)
     process.begin("penstock-scheduler", config.log.log_level, config.log.log_format)
     gc.freeze()  # what was imported stays: the collector need not look at it again between two steps
-    return uvloop.run(run(config, Parent.of(sys.argv[1:])))
+    return uvloop.run(_run_process(config, Parent.of(sys.argv[1:])))
 
 
 if __name__ == "__main__":

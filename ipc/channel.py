@@ -8,7 +8,7 @@ looks again afterwards, on every path out.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 import zmq
@@ -100,15 +100,22 @@ class Router(_AsyncChannel, Generic[In]):
 
     def send(self, peer: PeerId, message: Message) -> bool:
         """Queue a message for a peer; False if the peer is not connected or its queue is full."""
+        return not self.broadcast((peer,), message)
+
+    def broadcast(self, peers: Iterable[PeerId], message: Message) -> list[PeerId]:
+        """Encode a message once and queue it for each peer; those that are not connected, or whose queue is full."""
+        frame, missed = self._codec.encode(message), []
         try:
-            self._socket.send_multipart((peer, self._codec.encode(message)), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                return False
-            raise
+            for peer in peers:
+                try:
+                    self._socket.send_multipart((peer, frame), zmq.NOBLOCK)
+                except zmq.ZMQError as error:
+                    if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                        raise
+                    missed.append(peer)
         finally:
             self._look_again()
-        return True
+        return missed
 
     def _deliver(self, frames: list[bytes]) -> None:
         if len(frames) != 2:

@@ -1,9 +1,9 @@
 """The workers that hold one copy of a model, its ranks, as one worker.
 
-    hello     the group is there once every rank has said hello; its sizes are the least of theirs, its model is one
-    plans     are encoded once; the same bytes go to every rank
-    results   are rank 0's; a grammar is ready when it is ready on every rank
-    death     of one is the death of the group: the other ranks start afresh and say hello again
+hello     the group is there once every rank has said hello; its sizes are the least of theirs, its model is one
+plans     are encoded once; the same bytes go to every rank
+results   are rank 0's; a grammar is ready when it is ready on every rank
+death     of one is the death of the group: the other ranks start afresh and say hello again
 """
 
 from collections.abc import Callable, Collection
@@ -72,6 +72,7 @@ class WorkerGroup:
         self._listener = listener
         self._on_hung = on_hung
         self._ranks: dict[PeerId, WorkerHello] = {}
+        self._dismissed: set[PeerId] = set()  # told to say hello; what still comes from them is of the time before
         self._says: dict[int, Heartbeat] = {}  # what each rank said last
         self._preparing: dict[int, set[PeerId]] = {}  # grammar id -> the ranks that have it ready
         self._pids: list[int] = []  # of the present or last group, by rank
@@ -99,7 +100,7 @@ class WorkerGroup:
         return not missed
 
     def lose_stuck(self, reason: str) -> None:
-        """Give the group up. Its processes may still be there and hold what the next ones need: their parent is told."""
+        """Give the group up. Its processes may still be there and hold what the next need: their parent is told."""
         self._lose(reason, list(self._ranks), hung=list(self._ranks))
 
     def says(self) -> Heartbeat:
@@ -118,6 +119,8 @@ class WorkerGroup:
             return
         hello = self._ranks.get(peer)
         if hello is None:
+            if peer in self._dismissed:
+                return
             self.channel.send(peer, SayHello())
             raise MalformedMessage("it has not said hello, or was dropped")
         match message:
@@ -148,6 +151,7 @@ class WorkerGroup:
         if was_ready:
             self._dismiss(others)
         self._ranks[peer] = hello
+        self._dismissed.discard(peer)
         if len(self._ranks) == hello.num_ranks:
             self._welcome()
         elif was_ready:
@@ -156,7 +160,7 @@ class WorkerGroup:
     def _refusal(self, peer: PeerId, hello: WorkerHello) -> str:
         if refusal := self.why_not(hello.protocol_version, hello.model_fingerprint):
             return refusal
-        if not 0 <= hello.rank < hello.num_ranks:
+        if hello.rank >= hello.num_ranks:
             return f"there is no rank {hello.rank} in a group of {hello.num_ranks}"
         for other in (each for each_peer, each in self._ranks.items() if each_peer != peer):
             if other.rank == hello.rank:
@@ -175,6 +179,7 @@ class WorkerGroup:
         least = {field: min(getattr(hello, field) for hello in hellos) for field in _LEAST}
         self.hello, self._pids = replace(hellos[0], **least), pids
         self._preparing.clear()
+        self._dismissed.clear()
         self.is_ready = True
         self.channel.broadcast(self._ranks, Welcome(PROTOCOL_VERSION))  # who does not get it is noticed at the plan
         for hello in hellos:
@@ -204,6 +209,7 @@ class WorkerGroup:
 
     def _dismiss(self, peers: Collection[PeerId]) -> None:
         """Let these ranks start afresh: they say hello again."""
-        self.channel.broadcast(peers, SayHello())
+        missed = self.channel.broadcast(peers, SayHello())
+        self._dismissed.update(peer for peer in peers if peer not in missed)
         for peer in peers:
             del self._ranks[peer]

@@ -127,6 +127,21 @@ class Scheduler:
         if request is not None and request.is_paused:
             self.waiting.resume(request)
 
+    def expire_queued(self, now: float) -> Deltas:
+        """End the requests that have waited for their first row for longer than `queue_timeout`; the deltas say so.
+
+        Requests that have had a row once were admitted: they are not judged, nor are those that came from elsewhere.
+        """
+        deltas: Deltas = {}
+        seconds = self._options.queue_timeout
+        late = [r for r in self.requests.values() if r.arrived and now - r.arrived > seconds] if seconds else []
+        for request in late:
+            if all(seq.num_cached_tokens < 0 for seq in (*request.running, *request.waiting)):
+                self._end(
+                    request, f"the request waited in the queue for more than {seconds:g} s", "queue_timeout", deltas
+                )
+        return deltas
+
     def abort_owner(self, owner: Owner) -> int:
         """Drop all requests of an owner that is gone; return how many it had."""
         request_ids = [request.request_id for request in self.requests.values() if request.owner == owner]

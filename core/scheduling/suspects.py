@@ -9,10 +9,20 @@ Not every death is somebody's fault, so a first one costs its suspects no more t
 among n that ends every worker is found after about log2(n) + 1 deaths.
 """
 
+import hashlib
 from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.steps.plan_builder import InFlightStep
+from penstock.ipc.int32_buffer import pack_int32
+from penstock.ipc.messages import SamplingParams
+
+_SECONDS = 600.0
+_MAX_REMEMBERED = 256
 
 ENDS_WORKERS = "the worker died whenever it computed this request, and with this request alone"
 
@@ -84,3 +94,34 @@ def _launched(in_flight: Iterable[InFlightStep]) -> dict[Request, dict[Sequence,
             if seq.running_epoch == epoch:
                 found.setdefault(seq.request, {})[seq] = seq.num_computed_tokens
     return found
+
+
+class Culprits:
+    """Requests that ended workers, remembered for a while, so that one like them is refused without another death.
+
+    What is kept are hashes. The seed is not part of them: a request without one gets another each time, and what ends a
+    worker is hardly the noise.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[bytes, float] = {}  # in the order of the times
+
+    def note(self, prompt_token_ids: ListOf[int], sampling: SamplingParams, now: float) -> None:
+        """A request with this prompt and these parameters has ended workers."""
+        fingerprint = _fingerprint(pack_int32(prompt_token_ids), sampling)
+        self._until.pop(fingerprint, None)
+        self._until[fingerprint] = now + _SECONDS
+        while len(self._until) > _MAX_REMEMBERED:
+            del self._until[next(iter(self._until))]
+
+    def knows(self, prompt_token_ids: bytes, sampling: SamplingParams, now: float) -> bool:
+        """Whether one like this did, not long ago."""
+        while self._until and next(iter(self._until.values())) <= now:
+            del self._until[next(iter(self._until))]
+        return bool(self._until) and _fingerprint(prompt_token_ids, sampling) in self._until
+
+
+def _fingerprint(prompt_token_ids: bytes, sampling: SamplingParams) -> bytes:
+    digest = hashlib.blake2b(prompt_token_ids, digest_size=16)
+    digest.update(msgspec.msgpack.encode(replace(sampling, seed=0)))
+    return digest.digest()

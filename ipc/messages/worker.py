@@ -15,7 +15,7 @@ class WorkerHello(Message, frozen=True):
 
     protocol_version: int
     name: ShortText
-    rank: int
+    rank: Annotated[int, Meta(ge=0)]  # of the group; rank 0 answers for it
     model_fingerprint: ShortText
     device: ShortText
     dtype: ShortText
@@ -26,6 +26,7 @@ class WorkerHello(Message, frozen=True):
     max_num_seqs: Count
     max_num_batched_tokens: Count
     pid: int = 0  # on its host; 0: not told
+    num_ranks: Count = 1  # workers that hold the model together
 
 
 class Welcome(Message, frozen=True):

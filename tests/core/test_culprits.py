@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from penstock.core.engine.culprits import _MAX_REMEMBERED, _SECONDS, Culprits
+from penstock.core.scheduling.suspects import _MAX_REMEMBERED, _SECONDS, Culprits
 from penstock.ipc.int32_buffer import pack_int32
 from penstock.ipc.messages import SamplingParams
 

@@ -61,7 +61,7 @@ class Peers:
         self.frontend.send(FrontendHello(PROTOCOL_VERSION, "f", "m"))
 
     def new_worker(self) -> Dealer[ToWorker]:
-        address = self.engine.worker_channel.address
+        address = self.engine.workers.channel.address
         self.worker = Dealer(self._context, address, "w", Codec(ToWorker), self.to_worker.put_nowait)
         self.worker.send(WorkerHello(PROTOCOL_VERSION, "w", 0, "m", "cpu", "float32", 100, 64, 4, 64, 8, 32, PID))
         return self.worker
@@ -220,15 +220,15 @@ async def test_who_has_not_said_hello_does_nothing_and_is_counted(peers: Peers) 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     engine, told = peers.engine, asyncio.Queue[object]()
     stranger: Dealer[ToFrontend] = Dealer(
-        context, engine.frontend_channel.address, "x", Codec(ToFrontend), told.put_nowait
+        context, engine.frontends.channel.address, "x", Codec(ToFrontend), told.put_nowait
     )
-    other: Dealer[ToWorker] = Dealer(context, engine.worker_channel.address, "x", Codec(ToWorker), told.put_nowait)
+    other: Dealer[ToWorker] = Dealer(context, engine.workers.channel.address, "x", Codec(ToWorker), told.put_nowait)
     stranger.send(make_request("x", [1, 2, 3], 2))
     other.send(StepResult(0, pack_int32([7])))
     peers.worker.send(Heartbeat(7))
     for _ in range(2):
         assert await asyncio.wait_for(told.get(), 5) == SayHello()
-    assert (engine.frontend_channel.num_dropped, engine.worker_channel.num_dropped) == (1, 1)
+    assert (engine.frontends.channel.num_dropped, engine.workers.channel.num_dropped) == (1, 1)
     async with asyncio.timeout(5):
         while not isinstance(message := await peers.to_frontend.get(), EngineStats) or not (
             message.num_dropped_from_frontends and message.num_dropped_from_workers and message.num_dropped_by_worker
@@ -248,7 +248,7 @@ async def test_a_frontend_does_not_meddle_with_the_requests_of_another(peers: Pe
     plan = await peers.plan()
     told: asyncio.Queue[ToFrontend] = asyncio.Queue()
     other: Dealer[ToFrontend] = Dealer(
-        context, peers.engine.frontend_channel.address, "g", Codec(ToFrontend), told.put_nowait
+        context, peers.engine.frontends.channel.address, "g", Codec(ToFrontend), told.put_nowait
     )
     other.send(FrontendHello(PROTOCOL_VERSION, "g", "m"))
     other.send(meddle)
@@ -261,6 +261,6 @@ async def test_a_frontend_does_not_meddle_with_the_requests_of_another(peers: Pe
     assert (await peers.delta()).token_ids == (7,)
     peers.worker.send(StepResult((await peers.plan()).step_id, pack_int32([8])))
     assert (await peers.delta()).finish_reason == "length"
-    assert peers.engine.frontend_channel.num_dropped == 1
+    assert peers.engine.frontends.channel.num_dropped == 1
     other.close()
     context.term()

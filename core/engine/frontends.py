@@ -1,0 +1,119 @@
+"""The frontends that are connected: who they are, what they ask for, and what they are told."""
+
+from time import monotonic
+from typing import Protocol
+
+import structlog
+import zmq
+
+from penstock.core.config import Config
+from penstock.ipc.channel import PeerId, Router
+from penstock.ipc.codec import Codec, MalformedMessage
+from penstock.ipc.key_file import ChannelKeys
+from penstock.ipc.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineNotReady,
+    EngineReady,
+    FromFrontend,
+    FrontendHello,
+    Goodbye,
+    Heartbeat,
+    Message,
+    PauseRequest,
+    Probe,
+    Refused,
+    ResetPrefixCache,
+    ResumeRequest,
+    SayHello,
+    TokenBatch,
+)
+
+log = structlog.get_logger()
+
+Order = AddRequest | AbortRequest | PauseRequest | ResumeRequest | ResetPrefixCache
+"""What a frontend that has said hello may ask for."""
+
+
+class Listener(Protocol):
+    """Who does what frontends ask for (`Engine`)."""
+
+    def why_not(self, protocol_version: int, model_fingerprint: str) -> str:
+        """Return why a frontend with this hello cannot take part; empty if it can."""
+
+    def readiness(self) -> EngineReady | EngineNotReady:
+        """Return what a newcomer is told."""
+
+    def on_frontend(self) -> None:
+        """One has said hello."""
+
+    def on_order(self, peer: PeerId, order: Order) -> None:
+        """One asks for something."""
+
+    def on_frontend_gone(self, peer: PeerId) -> int:
+        """One has left, or counts as gone; return how many requests it had."""
+
+
+class Frontends:
+    """Those that have said hello, and the socket to them."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], config: Config, keys: ChannelKeys | None, listener: Listener
+    ) -> None:
+        self._listener = listener
+        self._timeout = config.ipc.heartbeat_timeout
+        self._heard: dict[PeerId, float] = {}  # when each was last heard, in the order of their hellos
+        self.channel: Router[FromFrontend] = Router(
+            context, config.ipc.frontend_address, Codec(FromFrontend), self._on_message, keys=keys
+        )
+
+    def tell(self, peer: PeerId, batch: TokenBatch) -> None:
+        """Send what there is for one; it counts as gone if it does not take it."""
+        if not self.channel.send(peer, batch):
+            self._drop(peer, "it does not take its messages")
+
+    def tell_all(self, message: Message) -> None:
+        """Send a message to all; who does not get it is noticed by `beat`."""
+        self.channel.broadcast(self._heard, message)
+
+    def beat(self, now: float) -> None:
+        """Tell all that the scheduler lives, and drop those that are silent, or not connected any more."""
+        for peer in [peer for peer, heard in self._heard.items() if now - heard > self._timeout]:
+            self._drop(peer, "silent for too long")
+        for peer in self.channel.broadcast(self._heard, Heartbeat()):
+            self._drop(peer, "not connected any more")
+
+    def _on_message(self, peer: PeerId, message: FromFrontend) -> None:
+        if isinstance(message, FrontendHello):
+            self._on_hello(peer, message)
+            return
+        if isinstance(message, Probe):
+            self.channel.send(peer, self._listener.readiness())
+            return
+        if peer not in self._heard:
+            if isinstance(message, Goodbye):
+                return
+            self.channel.send(peer, SayHello())
+            raise MalformedMessage("it has not said hello")
+        self._heard[peer] = monotonic()
+        if isinstance(message, Goodbye):
+            self._drop(peer, "it left")
+        elif not isinstance(message, Heartbeat):
+            self._listener.on_order(peer, message)
+
+    def _on_hello(self, peer: PeerId, hello: FrontendHello) -> None:
+        if refusal := self._listener.why_not(hello.protocol_version, hello.model_fingerprint):
+            log.error("frontend refused", name=hello.name, reason=refusal)
+            self.channel.send(peer, Refused(refusal))
+            return
+        if peer in self._heard:  # it starts anew
+            self._drop(peer, "it said hello again")
+        self._heard[peer] = monotonic()
+        log.info("frontend connected", name=hello.name)
+        self.channel.send(peer, self._listener.readiness())
+        self._listener.on_frontend()
+
+    def _drop(self, peer: PeerId, why: str) -> None:
+        if self._heard.pop(peer, None) is not None:
+            num_aborted = self._listener.on_frontend_gone(peer)
+            log.info("frontend gone", peer=peer.decode(errors="replace"), why=why, aborted_requests=num_aborted)
