@@ -5,6 +5,7 @@ from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from penstock.core.kv.prefix_cache import CacheNode
+from penstock.core.kv.window_pages import WindowTable
 
 
 class Family(Protocol):
@@ -29,6 +30,7 @@ class Holder(Protocol):
     max_len: int
     num_unsettled_tokens: int
     page_ids: list[int]  # the page table
+    window_tables: list[WindowTable]  # those of further page groups
     launch_limit: int  # computed positions stay below this without new pages
     cache_node: CacheNode | None  # cursor in the prefix cache
     num_tree_pages: int  # page_ids[:num_tree_pages] are in the tree, down to the cursor

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from penstock.core.kv.holder import Holder
 from penstock.core.kv.page_pool import PagePool
 from penstock.core.kv.prefix_cache import CacheNode, PrefixCache
+from penstock.core.kv.window_pages import WindowPages, WindowTable
 
 
 class PrefixHit(NamedTuple):
@@ -13,17 +14,27 @@ class PrefixHit(NamedTuple):
 
     node: CacheNode | None
     page_ids: list[int]
+    window_page_ids: tuple[list[int], ...] = ()  # of each further group, those that the next position sees
+
+
+class NewPage(NamedTuple):
+    """A page of one of the further groups that a sequence got."""
+
+    group: int  # 1, 2, ...
+    place: int  # in the sequence's page table of that group
+    page_id: int
 
 
 class KVPages:
-    """All pages of one worker group's KV pool."""
+    """All pages of one worker group's KV pool, where all layers keep all positions: there is one page group."""
 
-    __slots__ = ("cache", "page_size", "pool")
+    __slots__ = ("cache", "page_size", "pool", "windows")
 
     def __init__(self, num_pages: int, page_size: int, *, enable_prefix_caching: bool) -> None:
         self.page_size = page_size
         self.pool = PagePool(num_pages)
-        self.cache = PrefixCache(self.pool, page_size) if enable_prefix_caching else None
+        self.cache = PrefixCache(self.pool, page_size, self._given_up) if enable_prefix_caching else None
+        self.windows: tuple[WindowPages, ...] = ()  # further groups (`page_groups.py`)
 
     @property
     def num_available(self) -> int:
@@ -41,6 +52,10 @@ class KVPages:
             return True
         return self.cache is not None and missing <= self.cache.num_evictable and self.cache.evict(missing) == missing
 
+    def reserve_next(self, seq: Holder) -> bool:
+        """Make free what the first position without pages needs, as `reserve` does."""
+        return self.pool.num_free > 0 or self.reserve(1)
+
     def drop_cached(self) -> int:
         """Free all cached pages that no sequence uses; return how many."""
         return self.cache.evict(self.cache.num_evictable) if self.cache is not None else 0
@@ -51,6 +66,18 @@ class KVPages:
         seq.page_ids.append(page_id)
         self.limit_launch(seq)
         return page_id
+
+    def grow(self, seq: Holder, end: int) -> tuple[list[int], list[NewPage]]:
+        """Let positions before `end` have pages in every group, or as many of them as there are pages for.
+
+        Returns:
+            New pages of the first group, which has them from the admission on; and of the others.
+        """
+        return [], []
+
+    def window_tables(self, hit: PrefixHit) -> list[WindowTable]:
+        """The page tables of the further groups with which a sequence begins, after a hit that is held."""
+        return []
 
     def limit_launch(self, seq: Holder) -> None:
         # The last token of a full sequence is sampled but never computed: hence max_len - 1.
@@ -67,7 +94,7 @@ class KVPages:
         """Keep a hit from eviction; return the cursor to `drop` or to give to a sequence."""
         return None if self.cache is None else self.cache.acquire(namespace, hit.node)
 
-    def drop(self, cursor: CacheNode | None) -> None:
+    def drop(self, cursor: CacheNode | None, hit: PrefixHit) -> None:
         """Undo `hold`."""
         if self.cache is not None and cursor is not None:
             self.cache.release(cursor)
@@ -95,5 +122,10 @@ class KVPages:
 
     def release(self, seq: Holder) -> None:
         """Take the sequence's pages back; those in the prefix cache stay there until they are evicted."""
-        self.drop(seq.cache_node)
+        if self.cache is not None and seq.cache_node is not None:
+            self.cache.release(seq.cache_node)
         self.pool.release(seq.page_ids)
+
+    def _given_up(self, node: CacheNode) -> None:
+        """The prefix cache evicts a node. All settled pages that are forgotten come by here: a lower tier could keep
+        them."""

@@ -8,7 +8,7 @@ class OutOfPagesError(RuntimeError):
 
 
 class PagePool:
-    """Free list and owners of `num_pages` pages; every operation is O(1) per page.
+    """Free list and owners of `num_pages` pages, of whatever groups; every operation is O(1) per page.
 
     A page has two kinds of owners: the sequences whose page tables it is in (counted), and at most
     one node of the prefix cache (a flag). It is free when it has neither. So that the three numbers
@@ -72,6 +72,8 @@ class PagePool:
         Free at once is safe although steps in flight may still read or write the page: the worker
         executes plans strictly in the order they were made, and whoever gets the page now writes it
         in a plan that is made later. So the old owner's accesses all come before the new owner's.
+        A copy that runs beside the steps, on a stream of its own, breaks this: its source would have to
+        keep an owner until a result says that the copy is done.
         """
         num_users = self._num_users
         for page_id in page_ids:
@@ -91,6 +93,10 @@ class PagePool:
         self._is_cached[page_id] = 0
         if not self._num_users[page_id]:
             self._free.append(page_id)
+
+    def num_users(self, page_id: int) -> int:
+        """Page tables that a page is in."""
+        return self._num_users[page_id]
 
     def user_counts(self) -> list[int]:
         """Return for each page how many page tables it is in; for checks."""

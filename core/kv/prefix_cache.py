@@ -13,7 +13,7 @@ in use already.)
 """
 
 from array import array
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from heapq import heappop, heappush
 
 from penstock.core.kv.page_pool import PagePool
@@ -38,14 +38,21 @@ class CacheNode:
 class PrefixCache:
     """Finds and keeps the pages of settled prefixes. One tree per namespace (salt, adapter)."""
 
-    __slots__ = ("_counter", "_heap", "_page_bytes", "_pool", "_roots", "num_evictable", "num_nodes")
+    __slots__ = (
+        "_given_up", "_heap", "_page_bytes", "_pool", "_roots", "clock", "num_evictable", "num_nodes",
+    )  # fmt: skip
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
+    def __init__(self, pool: PagePool, page_size: int, given_up: Callable[[CacheNode], None] | None = None) -> None:
+        """`given_up` hears of each node that is evicted, before its page is free: what else belongs to it goes, too.
+
+        A lower tier would take the page over there.
+        """
         self._pool = pool
+        self._given_up = given_up
         self._page_bytes = page_size * 4
         self._roots: dict[Hashable, CacheNode] = {}
         self._heap: list[tuple[int, int, CacheNode]] = []
-        self._counter = 0
+        self.clock = 0  # goes on with every node that is made or released
         self.num_nodes = 0
         self.num_evictable = 0  # nodes not in use = pages that `evict` can free
 
@@ -82,7 +89,7 @@ class PrefixCache:
 
     def release(self, node: CacheNode) -> None:
         """Take a cursor away; what nobody uses any more becomes evictable, as the most recently used."""
-        self._counter += 1
+        self.clock += 1
         walk: CacheNode | None = node
         while walk is not None:
             walk.num_users -= 1
@@ -93,7 +100,7 @@ class PrefixCache:
                 self._drop_empty_root(walk)
                 return
             self.num_evictable += 1
-            walk.released_at = self._counter
+            walk.released_at = self.clock
             if not walk.children:
                 self._queue(walk)
             walk = parent
@@ -131,6 +138,8 @@ class PrefixCache:
             assert parent is not None
             assert isinstance(node.key, bytes)
             del parent.children[node.key]
+            if self._given_up is not None:
+                self._given_up(node)
             self._pool.uncache(node.page_id)
             self.num_nodes -= 1
             self.num_evictable -= 1
@@ -140,6 +149,11 @@ class PrefixCache:
             elif not parent.children and not parent.num_users:
                 self._queue(parent)
         return num_freed
+
+    @property
+    def coldest(self) -> int:
+        """When the node that `evict` would take first was used last, or earlier; without one, the time now."""
+        return self._heap[0][0] if self._heap else self.clock + 1
 
     def nodes(self) -> Iterator[CacheNode]:
         """Yield every node, roots included, parents first; for checks."""
@@ -154,8 +168,8 @@ class PrefixCache:
         return len(self._heap)
 
     def _new_node(self, parent: CacheNode | None, key: Hashable, page_id: int) -> CacheNode:
-        self._counter += 1
-        return CacheNode(parent, key, page_id, self._counter)
+        self.clock += 1
+        return CacheNode(parent, key, page_id, self.clock)
 
     def _use(self, node: CacheNode) -> None:
         walk: CacheNode | None = node

@@ -19,6 +19,9 @@ A fork. P prompt tokens; the sibling S has settled at least positions [0, P), F 
 
 Sharing waits for *settled*, not only launched, positions: then every shared page is in the prefix
 cache's tree (where there is one), F's cursor holds it there, and the count of evictable pages stays exact.
+
+Where some layers see a window only, the sibling has freed what lies behind its own: nobody forks then, but starts at
+the longest hit after the sibling has settled the prompt.
 """
 
 from typing import NamedTuple
@@ -50,13 +53,15 @@ def find_start(seq: Holder, kv: KVPages) -> Start | None:
     last = seq.request.num_prompt_tokens - 1
     num_full_pages = last // page_size
     if siblings and num_hit_tokens < last:
-        for sibling in siblings:
-            if sibling.num_settled_tokens > last:
-                pages = hit.page_ids if kv.cache is not None else sibling.page_ids[:num_full_pages]
-                copy_src = sibling.page_ids[num_full_pages] if last % page_size else -1
-                return Start(last, pages, copy_src, hit, is_fork=True)
+        settled = [sibling for sibling in siblings if sibling.num_settled_tokens > last]
+        if settled and not kv.windows:
+            sibling = settled[0]
+            pages = hit.page_ids if kv.cache is not None else sibling.page_ids[:num_full_pages]
+            copy_src = sibling.page_ids[num_full_pages] if last % page_size else -1
+            return Start(last, pages, copy_src, hit, is_fork=True)
         # A sibling that ends with its first token leaves nothing but what the prefix cache gets from it.
-        if len(hit.page_ids) < num_full_pages if kv.cache is not None else seq.request.can_fork:
+        can_fork = seq.request.can_fork and not kv.windows
+        if not settled and (len(hit.page_ids) < num_full_pages if kv.cache is not None else can_fork):
             return None
     return Start(num_hit_tokens, hit.page_ids, -1, hit, is_fork=False)
 

@@ -73,8 +73,8 @@ class Admissions:
         kv = self._kv
         cursor = kv.hold(seq.request.namespace, start.hit)
         num_available = kv.num_available
-        kv.drop(cursor)
-        return num_available - self._headroom() < kv.pages_for(seq.num_tokens) - len(start.page_ids)
+        kv.drop(cursor, start.hit)
+        return num_available - self._headroom() < self._num_new_pages(seq, start)
 
     def sequence_left(self) -> None:
         """A sequence has ended: there may be room, and the head may be another one."""
@@ -111,12 +111,19 @@ class Admissions:
                 Admission(seq.request_id, seq.sequence_idx, seq.row, seq.num_tokens, start.num_tokens, start.is_fork)
             )
             start_at = seq.num_computed_tokens
-            room.use(start_at, builder.add_next_chunk(seq, max(1, room.tokens_from(start_at))))
+            budget = max(1, room.tokens_from(start_at))
+            builder.add_pages(seq, *self._kv.grow(seq, min(start_at + budget, seq.num_tokens)))
+            room.use(start_at, builder.add_next_chunk(seq, min(budget, seq.launch_limit - start_at)))
         return ""
+
+    def _num_new_pages(self, seq: Sequence, start: Start) -> int:
+        """Of the first group for all known tokens; of each group with a window one: the others come with the chunks."""
+        return self._kv.pages_for(seq.num_tokens) - len(start.page_ids) + len(self._kv.windows)
 
     def _headroom(self) -> int:
         """Pages to leave for the running rows, so that a newcomer is not preempted for their next tokens."""
-        pages_per_row = max(1, 16 // self._kv.page_size)
+        sizes = (self._kv.page_size, *(group.page_size for group in self._kv.windows))
+        pages_per_row = sum(max(1, 16 // size) for size in sizes)
         return min(len(self._running) * pages_per_row, self._kv.pool.num_pages // 8)
 
     def _lacks_pages_still(self, seq: Sequence) -> bool:
@@ -130,9 +137,9 @@ class Admissions:
         num_available = kv.num_available
         cursor = kv.hold(seq.request.namespace, start.hit)
         num_held = num_available - kv.num_available  # pages of the hit that could have been evicted
-        num_new_pages = kv.pages_for(seq.num_tokens) - len(start.page_ids)
+        num_new_pages = self._num_new_pages(seq, start)
         if kv.num_available - self._headroom() < num_new_pages:
-            kv.drop(cursor)
+            kv.drop(cursor, start.hit)
             self._blocked = (seq, num_new_pages + num_held)
             return False
         self._blocked = None
@@ -144,7 +151,8 @@ class Admissions:
         kv.reserve(num_new_pages)
         self._waiting.admit(seq)
         seq.own_token_ids()
-        seq.page_ids = start.page_ids + kv.pool.allocate(num_new_pages)
+        seq.page_ids = start.page_ids + kv.pool.allocate(num_new_pages - len(kv.windows))
+        seq.window_tables = kv.window_tables(start.hit)
         seq.cache_node = cursor
         seq.num_tree_pages = len(start.hit.page_ids)
         seq.num_computed_tokens = start.num_tokens

@@ -1,5 +1,6 @@
 """Checks the scheduler's whole state against what can be recomputed from scratch. For tests and debugging."""
 
+import itertools
 from collections import Counter
 
 from penstock.core.kv.prefix_cache import CacheNode
@@ -20,6 +21,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_queues(scheduler)
     _check_pages(scheduler)
     _check_tree(scheduler)
+    _check_windows(scheduler)
     for seq in scheduler.running:
         _check_sequence(scheduler, seq)
     _check_in_flight(scheduler)
@@ -78,13 +80,16 @@ def _check_pages(scheduler: Scheduler) -> None:
     pool = scheduler.kv.pool
     num_users = [0] * pool.num_pages
     for seq in scheduler.running:
-        for page_id in seq.page_ids:
+        for page_id in itertools.chain(seq.page_ids, *(table.page_ids for table in seq.window_tables)):
             num_users[page_id] += 1
     num_nodes = [0] * pool.num_pages
     if scheduler.kv.cache is not None:
         for node in scheduler.kv.cache.nodes():
             if node.parent is not None:
                 num_nodes[node.page_id] += 1
+    for group in scheduler.kv.windows:
+        for _, _, page_id in group.cached():
+            num_nodes[page_id] += 1
     num_free = [0] * pool.num_pages
     for page_id in pool.free_page_ids():
         num_free[page_id] += 1
@@ -121,6 +126,25 @@ def _check_tree(scheduler: Scheduler) -> None:
     for node in pages:
         if not node.num_users:
             _require(num_users[node.page_id] == 0, "evicting a node frees its page")
+
+
+def _check_windows(scheduler: Scheduler) -> None:
+    kv, num_users = scheduler.kv, scheduler.kv.pool.user_counts()
+    nodes = set(kv.cache.nodes()) if kv.cache is not None else set()
+    for number, group in enumerate(kv.windows):
+        cached = group.cached()
+        _require(all(node in nodes for node, _, _ in cached), "cached pages belong to nodes of the tree")
+        _require(len({(node, i) for node, i, _ in cached}) == len(cached), "a node has each page once")
+        idle = {page_id for _, _, page_id in cached if not num_users[page_id]}
+        _require(set(group.idle) == idle, "cached pages in no page table are idle")
+        _require(list(group.idle.values()) == sorted(group.idle.values()), "the longest idle first")
+        for seq in scheduler.running:
+            name, table = f"{seq.request_id}/{seq.sequence_idx}", seq.window_tables[number]
+            _require(table.num_pages * group.page_size >= seq.num_computed_tokens, f"{name}: has its pages")
+            _require(table.first <= group.first_needed(seq.num_settled_tokens), f"{name}: keeps what may be needed")
+            num_late = 0 if seq in scheduler.running.prefills else kv.page_size  # it goes when a page is full
+            border = max(0, seq.num_settled_tokens - num_late)
+            _require(table.first >= group.first_needed(border), f"{name}: frees what is behind its window")
 
 
 def _check_sequence(scheduler: Scheduler, seq: Sequence) -> None:

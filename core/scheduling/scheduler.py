@@ -13,7 +13,7 @@ from collections import deque
 from msgspec.structs import replace
 
 from penstock.core.config.options import SchedulerOptions
-from penstock.core.kv.kv_pages import KVPages
+from penstock.core.kv.page_groups import make_pages
 from penstock.core.scheduling.admission import Admissions
 from penstock.core.scheduling.grammar_gate import GrammarGate
 from penstock.core.scheduling.running_set import RunningSet
@@ -76,7 +76,12 @@ class Scheduler:
 
     def _set_limits(self, limits: WorkerLimits) -> None:
         self.limits = limits
-        self.kv = KVPages(limits.num_pages, limits.page_size, enable_prefix_caching=self._options.enable_prefix_caching)
+        self.kv = make_pages(
+            limits.num_pages,
+            limits.page_size,
+            limits.window_groups,
+            enable_prefix_caching=self._options.enable_prefix_caching,
+        )
         self.running = RunningSet(limits.max_num_seqs)
         self.in_flight: deque[InFlightStep] = deque()
         self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals, self.suspects, self.grammars)
@@ -225,7 +230,7 @@ class Scheduler:
         if self.running.prefills or self.waiting.num_seqs:
             room = self._pace.room(self.limits.max_num_batched_tokens - len(starts), starts)
             if self.running.prefills:
-                self._place_prefills(builder, room)
+                self._place_prefills(builder, room, is_first=not starts)
             if self.waiting.num_seqs:
                 blocked_by = self._admissions.admit(builder, room, admitted, is_stalled=self._is_stalled)
                 newcomers = self._admissions.take_newcomers()
@@ -279,16 +284,17 @@ class Scheduler:
         return batch, starts
 
     def _extend(self, seq: Sequence, builder: PlanBuilder) -> bool:
-        """Give a decode the page that its next position needs; False if it computes nothing in this step."""
-        running = self.running
+        """Give a decode the pages that its next position needs; False if it computes nothing in this step."""
+        running, kv = self.running, self.kv
         if seq.row < 0:
             return False  # preempted a moment ago
         if seq.num_computed_tokens >= seq.max_len - 1:
             running.to_draining(seq)
             return False
-        while not self.kv.reserve(1):
-            if running.draining:
-                self._is_stalled = True  # theirs come back with the results in flight: cheaper than preempting
+        while not kv.reserve_next(seq):
+            if running.draining or (kv.windows and seq.num_inflight_tokens):
+                # Theirs, or its own behind a window, come back with the results in flight: cheaper than preempting.
+                self._is_stalled = True
                 return False
             victim = self.policy.victim(running)
             if victim.num_computed_tokens >= victim.max_len - 1:
@@ -297,18 +303,47 @@ class Scheduler:
             self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
             if victim is seq:
                 return False
-        builder.append_page(seq, self.kv.append_page(seq))
+        if kv.windows:
+            builder.add_pages(seq, *kv.grow(seq, seq.launch_limit + 1))
+        else:
+            builder.append_page(seq, kv.append_page(seq))
         return True
 
-    def _place_prefills(self, builder: PlanBuilder, room: Room) -> None:
-        for seq in self.running.prefills:
+    def _place_prefills(self, builder: PlanBuilder, room: Room, *, is_first: bool) -> None:
+        """Launch the next chunks of prefills; `is_first`: nothing else is in this step."""
+        for seq in list(self.running.prefills):
+            if seq.row < 0:
+                continue
             start = seq.num_computed_tokens
             num_tokens = room.tokens_from(start)
             if num_tokens <= 0:
                 if builder.chunks or room.num_tokens <= 0:
                     break
                 num_tokens = min(MIN_TOKENS, room.num_tokens)  # far into a prompt even a few are dear: it goes on
+            if start + num_tokens > seq.launch_limit:  # only of groups with a window: they get pages chunk by chunk
+                num_tokens = min(start + num_tokens, self._grow(seq, start + num_tokens, builder, is_first)) - start
+                if seq.row < 0:
+                    continue
+                if num_tokens <= 0:
+                    self._is_stalled = True
+                    break
             room.use(start, builder.add_next_chunk(seq, num_tokens))
+
+    def _grow(self, seq: Sequence, end: int, builder: PlanBuilder, is_first: bool) -> int:
+        """Give a prefill pages for positions before `end`, or for as many as there are pages for; return how many.
+
+        What is in this step already, or in flight, is not preempted for them: its pages come back, or it goes on.
+        """
+        pages = self.kv.grow(seq, end)
+        is_first = is_first and not builder.chunks and not self.in_flight
+        while is_first and seq.launch_limit <= seq.num_computed_tokens:
+            victim = self.policy.victim(self.running)
+            self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
+            if victim is seq:
+                return 0
+            pages = self.kv.grow(seq, end)
+        builder.add_pages(seq, *pages)
+        return seq.launch_limit
 
     def _renew_keys(self, now: float) -> None:
         key = self.policy.key

@@ -23,6 +23,7 @@ from math import inf
 from msgspec.structs import replace
 
 from penstock.core.kv.prefix_cache import CacheNode
+from penstock.core.kv.window_pages import WindowTable
 from penstock.ipc.int32_buffer import unpack_int32
 from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams, SequenceDelta, SequenceProgress
 
@@ -130,6 +131,7 @@ class Sequence:
         "stop_token_ids",
         "token_ids",
         "turn",
+        "window_tables",
     )
 
     def __init__(self, request: Request, sequence_idx: int) -> None:
@@ -160,6 +162,7 @@ class Sequence:
         self.row = -1
         self.running_epoch = -1  # `epoch` while it has a row: one comparison tells a stale result
         self.page_ids: list[int] = []
+        self.window_tables: list[WindowTable] = []  # of the page groups beside the first
         self.num_computed_tokens = 0
         self.num_unsettled_tokens = self.num_tokens
         self.launch_limit = 0  # computed positions stay below this without new pages or the end in sight

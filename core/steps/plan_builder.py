@@ -1,7 +1,9 @@
 """Puts one step together: who is in it, and the columns that the worker gets."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from penstock.core.kv.kv_pages import NewPage
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.token_columns import Audience
 from penstock.ipc.int32_buffer import pack_int32
@@ -67,21 +69,29 @@ class InFlightStep(NamedTuple):
 class PlanBuilder:
     """Collects what one plan says beside its decodes."""
 
-    __slots__ = ("_copy_dst", "_copy_src", "_new_pages", "_new_rows", "chunks", "has_logprobs")
+    __slots__ = ("_copy_dst", "_copy_src", "_new_pages", "_new_rows", "_window_pages", "chunks", "has_logprobs")
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.has_logprobs = False  # in some chunk
         self._new_pages: list[tuple[Sequence, int]] = []
         self._new_rows: list[NewRow] = []
+        self._window_pages: list[tuple[Sequence, int, NewPage]] = []
         self._copy_src: list[int] = []
         self._copy_dst: list[int] = []
 
     def append_page(self, seq: Sequence, page_id: int) -> None:
         self._new_pages.append((seq, page_id))
 
+    def add_pages(self, seq: Sequence, page_ids: Iterable[int], window_pages: Iterable[NewPage]) -> None:
+        """Pages of all groups for a sequence, as `KVPages.grow` returns them."""
+        self._new_pages += [(seq, page_id) for page_id in page_ids]
+        self._window_pages += [(seq, seq.epoch, page) for page in window_pages]
+
     def add_row(self, seq: Sequence) -> None:
-        """A sequence enters a row with all tokens known now."""
+        """A sequence enters a row with all tokens known now, and the pages that it has."""
+        for group, table in enumerate(seq.window_tables, 1):
+            self.add_pages(seq, (), [NewPage(group, table.first + i, page) for i, page in enumerate(table.page_ids)])
         self._new_rows.append(
             NewRow(
                 seq.row,
@@ -142,4 +152,13 @@ class PlanBuilder:
             pack_int32(self._copy_src) if self._copy_src else b"",
             pack_int32(self._copy_dst) if self._copy_dst else b"",
             pack_int32(freed_rows) if freed_rows else b"",
+            self._packed_window_pages() if self._window_pages else b"",
+        )
+
+    def _packed_window_pages(self) -> bytes:
+        return pack_int32(
+            number
+            for seq, epoch, page in self._window_pages
+            if seq.running_epoch == epoch
+            for number in (page.group, seq.row, page.place, page.page_id)
         )

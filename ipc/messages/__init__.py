@@ -55,6 +55,7 @@ from penstock.ipc.messages.worker import (
     StepPlan,
     StepResult,
     Welcome,
+    WindowGroup,
     WorkerFailed,
     WorkerHello,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "TokenLogprobs",
     "WaitingTenant",
     "Welcome",
+    "WindowGroup",
     "WorkerFailed",
     "WorkerHello",
 ]  # fmt: skip

@@ -10,6 +10,16 @@ Count = Annotated[int, Meta(ge=1, le=2**26)]
 """How many there are of something that the scheduler keeps a list of: more than any machine has, and no more."""
 
 
+class WindowGroup(Struct, frozen=True, array_like=True, gc=False):
+    """Layers whose keys and values are needed in a window only: position p sees those in (p - window, p].
+
+    Their pages have the bytes of all others, come from the same pool, and are listed in page tables of their own.
+    """
+
+    page_size: Count  # tokens of a page, a power of two
+    window: Count
+
+
 class WorkerHello(Message, frozen=True):
     """The model is loaded and the KV pool stands; plans may come."""
 
@@ -27,6 +37,7 @@ class WorkerHello(Message, frozen=True):
     max_num_batched_tokens: Count
     pid: int = 0  # on its host; 0: not told
     num_ranks: Count = 1  # workers that hold the model together
+    window_groups: tuple[WindowGroup, ...] = ()  # page groups 1, 2, ...; group 0 keeps all, in pages of `page_size`
 
 
 class Welcome(Message, frozen=True):
@@ -66,7 +77,7 @@ class DropGrammar(Message, frozen=True):
 class StepPlan(Message, frozen=True):
     """One forward pass over one ragged batch.
 
-    The worker applies, in this order: new_rows, page appends, page copies; then it runs the batch
+    The worker applies, in this order: new_rows, pages, page copies; then it runs the batch
     rows in the order given. Row `b` computes positions `start[b] .. start[b]+num_new[b]-1`; their
     token ids are in the row's token buffer, where the worker itself has put each token it sampled.
     If `samples[b]`, the logits of the chunk's last position give the row's next token.
@@ -84,6 +95,7 @@ class StepPlan(Message, frozen=True):
     copy_src: Buffer = b""  # int32[C]: page copies, before the forward pass
     copy_dst: Buffer = b""  # int32[C]
     freed_rows: Buffer = b""  # int32[F]: rows that hold no sequence any more (may be new again here)
+    window_pages: Buffer = b""  # int32[W, 4]: page group >= 1, row, place in the row's page table of this group, page
 
 
 class RowError(Struct, frozen=True, array_like=True, gc=False):

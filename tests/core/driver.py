@@ -21,6 +21,7 @@ from penstock.ipc.messages import (
     StepPlan,
     StepResult,
     TokenLogprobs,
+    WindowGroup,
     WorkerHello,
 )
 from tests.core.fake_worker import FakeWorker, Scores
@@ -36,8 +37,11 @@ def make_limits(
     max_num_batched_tokens: int = 64,
     max_model_len: int = 128,
     vocab_size: int = 1000,
+    windows: Iterable[tuple[int, int]] = (),
 ) -> WorkerLimits:
-    return WorkerLimits(num_pages, page_size, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size)
+    """`windows`: tokens of a page and of the window, of each page group beside the first."""
+    groups = tuple(WindowGroup(page_size, window) for page_size, window in windows)
+    return WorkerLimits(num_pages, page_size, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size, groups)
 
 
 def hello(limits: WorkerLimits) -> WorkerHello:
@@ -54,6 +58,7 @@ def hello(limits: WorkerLimits) -> WorkerHello:
         num_pages=limits.num_pages,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
+        window_groups=limits.window_groups,
     )
 
 

@@ -25,6 +25,7 @@ class Row:
     ) -> None:
         self.token_ids = token_ids
         self.page_ids = page_ids
+        self.tables: dict[int, dict[int, int]] = {}  # page group >= 1 -> place -> page
         self.num_prompt_tokens = num_prompt_tokens
         self.sampling = sampling
 
@@ -43,7 +44,10 @@ class FakeWorker:
     def __init__(self, limits: WorkerLimits) -> None:
         self.limits = limits
         self.page_size = limits.page_size
+        self.max_page_size = max((group.page_size for group in limits.window_groups), default=0)
         self.memory = array("i", [EMPTY]) * (limits.num_pages * limits.page_size)
+        self.window_memory: dict[tuple[int, int], tuple[int, int]] = {}  # page, offset -> page group, token
+        self.num_window_reads = 0
         self.rows: dict[int, Row] = {}
         self.num_computed = 0
         self.num_copies = 0
@@ -132,6 +136,12 @@ class FakeWorker:
             assert row not in new
             self.rows[row].page_ids += [next(page_ids) for _ in range(count)]
         assert next(page_ids, None) is None
+        numbers = unpack_int32(plan.window_pages)
+        for i in range(0, len(numbers), 4):
+            group, row, place, page_id = numbers[i : i + 4]
+            table = self.rows[row].tables.setdefault(group, {})
+            assert place not in table, "each place of a page table is filled once"
+            table[place] = page_id
         sources, targets = unpack_int32(plan.copy_src), unpack_int32(plan.copy_dst)
         assert len(sources) == len(targets) == len(set(targets))
         assert not set(sources) & set(targets)
@@ -145,7 +155,27 @@ class FakeWorker:
 
     def _write(self, row: Row, start: int, count: int) -> None:
         for position in range(start, start + count):
-            self.memory[self._slot(row, position)] = row.token_ids[position]
+            slot, token = self._slot(row, position), row.token_ids[position]
+            self.memory[slot] = token
+            for offset in range(self.max_page_size):
+                self.window_memory.pop((slot // self.page_size, offset), None)  # the page is of the first group now
+            for number, group in enumerate(self.limits.window_groups, 1):
+                place, offset = divmod(position, group.page_size)
+                page_id = row.tables[number][place]
+                self.window_memory[page_id, offset] = number, token
+                size = self.page_size  # whatever the first group had there is lost
+                self.memory[page_id * size : (page_id + 1) * size] = array("i", [EMPTY]) * size
+        for position in range(start, start + count):
+            self._read_windows(row, position)
+
+    def _read_windows(self, row: Row, position: int) -> None:
+        """What each group's window shows of a position is what the first group has there."""
+        for number, group in enumerate(self.limits.window_groups, 1):
+            for seen in range(max(0, position - group.window + 1), position + 1):
+                place, offset = divmod(seen, group.page_size)
+                found = self.window_memory[row.tables[number][place], offset]
+                assert found == (number, self.memory[self._slot(row, seen)]), (row.token_ids, position, seen)
+                self.num_window_reads += 1
 
     def _sample(self, row: Row, length: int) -> int:
         """Draw the token at position `length` from all positions before it, as the pool has them."""

@@ -81,4 +81,4 @@ def test_a_worker_of_absurd_size_is_no_message(position: int, value: int) -> Non
     sizes[position] = value
     codec: Codec[FromWorker] = Codec(FromWorker)
     with pytest.raises(MalformedMessage):
-        codec.decode(codec.encode(WorkerHello(1, "w", 0, "m", "cpu", "float32", *sizes)))
+        codec.decode(codec.encode(WorkerHello(1, "w", 0, "m", "cpu", "float32", *sizes)))  # type: ignore[arg-type]

@@ -62,9 +62,9 @@ def random_requests(rng: Random, limits: WorkerLimits) -> deque[AddRequest]:
     return requests
 
 
-def random_trace(seed: int) -> Driver:
+def random_trace(seed: int, make_limits: Callable[[Random], WorkerLimits] = random_limits) -> Driver:
     rng = Random(seed)
-    limits = random_limits(rng)
+    limits = make_limits(rng)
     driver = Driver(
         limits,
         pipeline_depth=rng.choice([0, 1, 1, 2]),

@@ -1,0 +1,155 @@
+"""Several page groups in one pool: the first keeps all positions, the others a window each.
+
+A position can be computed when it has a page in every group, and a prefix be reused where every group can start. The
+first group's pages are taken at the admission; the others' chunk by chunk, as they are given back the same way.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from penstock.core.kv.holder import Holder
+from penstock.core.kv.kv_pages import KVPages, NewPage, PrefixHit
+from penstock.core.kv.prefix_cache import CacheNode
+from penstock.core.kv.window_pages import WindowPages, WindowTable
+from penstock.ipc.messages import WindowGroup
+
+
+def make_pages(
+    num_pages: int, page_size: int, windows: Sequence[WindowGroup], *, enable_prefix_caching: bool
+) -> KVPages:
+    """The books of a pool; of one group they are kept with less work."""
+    if windows:
+        return GroupedPages(num_pages, page_size, windows, enable_prefix_caching=enable_prefix_caching)
+    return KVPages(num_pages, page_size, enable_prefix_caching=enable_prefix_caching)
+
+
+class GroupedPages(KVPages):
+    """As `KVPages`, with a page table more in each sequence for every further group."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, num_pages: int, page_size: int, windows: Sequence[WindowGroup], *, enable_prefix_caching: bool
+    ) -> None:
+        super().__init__(num_pages, page_size, enable_prefix_caching=enable_prefix_caching)
+        self.windows = tuple(WindowPages(self.pool, group, page_size) for group in windows)
+
+    @property
+    def num_available(self) -> int:
+        return super().num_available + sum(len(group.idle) for group in self.windows)
+
+    def reserve(self, count: int) -> bool:
+        """Evict what was used longest ago, of any group."""
+        if count > self.num_available:
+            return False
+        while self.pool.num_free < count:
+            assert self.cache is not None, "only cached pages can be evicted"
+            idle = [group for group in self.windows if group.idle]
+            coldest = min(idle, key=WindowPages.idle_since, default=None)
+            if coldest is not None and coldest.idle_since() < self.cache.coldest:
+                coldest.evict()
+            elif not self.cache.evict(1):
+                assert coldest is not None, "fewer pages can be evicted than were counted"
+                coldest.evict()
+        return True
+
+    def reserve_next(self, seq: Holder) -> bool:
+        return self.reserve(self._num_lacking(seq))
+
+    def drop_cached(self) -> int:
+        num_free = self.pool.num_free
+        self.reserve(self.num_available)
+        return self.pool.num_free - num_free
+
+    def grow(self, seq: Holder, end: int) -> tuple[list[int], list[NewPage]]:
+        page_ids: list[int] = []
+        others: list[NewPage] = []
+        end = min(end, seq.max_len - 1)
+        while (position := seq.launch_limit) < end and self.reserve_next(seq):
+            if len(seq.page_ids) * self.page_size <= position:
+                page_ids.append(self.pool.allocate_one())
+                seq.page_ids.append(page_ids[-1])
+            for number, (group, table) in enumerate(self._tables(seq), 1):
+                if table.num_pages * group.page_size <= position:
+                    others.append(NewPage(number, table.num_pages, group.take(table)))
+            self.limit_launch(seq)
+        return page_ids, others
+
+    def window_tables(self, hit: PrefixHit) -> list[WindowTable]:
+        start = len(hit.page_ids) * self.page_size
+        pages = hit.window_page_ids or ((),) * len(self.windows)
+        return [
+            WindowTable(group.first_needed(start), list(page_ids))
+            for group, page_ids in zip(self.windows, pages, strict=True)
+        ]
+
+    def limit_launch(self, seq: Holder) -> None:
+        super().limit_launch(seq)
+        ends = [table.num_pages * group.page_size for group, table in self._tables(seq)]
+        seq.launch_limit = min(seq.launch_limit, *ends)
+
+    def find_prefix(self, seq: Holder) -> PrefixHit:
+        hit = super().find_prefix(seq)
+        nodes: list[CacheNode] = []
+        node = hit.node
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        count, longest = -1, len(nodes)
+        while count != longest:  # where one group cannot start, another may not be able to, either
+            count = longest
+            for group in self.windows:
+                longest = group.border(nodes, longest)
+        del nodes[count:]
+        window_page_ids = tuple(group.pages_at(nodes) for group in self.windows)
+        return PrefixHit(nodes[-1] if nodes else None, hit.page_ids[:count], window_page_ids)
+
+    def hold(self, namespace: Hashable, hit: PrefixHit) -> CacheNode | None:
+        for group, page_ids in zip(self.windows, hit.window_page_ids, strict=True):
+            group.share(page_ids)
+        return super().hold(namespace, hit)
+
+    def drop(self, cursor: CacheNode | None, hit: PrefixHit) -> None:
+        super().drop(cursor, hit)
+        for group, page_ids in zip(self.windows, hit.window_page_ids, strict=True):
+            group.release(page_ids, self._now)
+
+    def settle(self, seq: Holder) -> None:
+        """Cache full pages, then free those that lie behind a window."""
+        num_before = seq.num_tree_pages
+        super().settle(seq)
+        node = seq.cache_node
+        for depth in range(seq.num_tree_pages - 1, num_before - 1, -1):
+            assert node is not None
+            for group, table in self._tables(seq):
+                group.cache(node, depth, table)
+            node = node.parent
+        for group, table in self._tables(seq):
+            group.free_behind(table, seq.num_settled_tokens, self._now)
+
+    def next_settle_event(self, seq: Holder) -> int:
+        """Without a prefix cache, too, there is something to free when a page is full."""
+        return min((seq.num_settled_tokens // self.page_size + 1) * self.page_size, seq.max_len - 1)
+
+    def release(self, seq: Holder) -> None:
+        super().release(seq)
+        for group, table in self._tables(seq):
+            group.release(table.page_ids, self._now)
+
+    @property
+    def _now(self) -> int:
+        return self.cache.clock if self.cache is not None else 0
+
+    def _tables(self, seq: Holder) -> Iterator[tuple[WindowPages, WindowTable]]:
+        return zip(self.windows, seq.window_tables, strict=True)
+
+    def _num_lacking(self, seq: Holder) -> int:
+        """Pages that the first position without them needs, over all groups."""
+        position = seq.launch_limit
+        return (len(seq.page_ids) * self.page_size <= position) + sum(
+            table.num_pages * group.page_size <= position for group, table in self._tables(seq)
+        )
+
+    def _given_up(self, node: CacheNode) -> None:
+        for group in self.windows:
+            group.forget(node)

@@ -1,0 +1,145 @@
+"""Pages of layers that see only a window of the last positions: taken as they are needed, freed behind the window.
+
+    pages of 4, a window of 6, 18 tokens settled
+
+    positions    0    4    8    12   16   20
+    table                       [ c )[ d )[ e )      position 18 sees 13 to 18: what is before page c is behind
+    tree         [ a )...[ b )[ c )[ d )             a lost its use first and was evicted; b may follow at any time
+
+All groups take their pages from one pool. What is behind the window of every position that may still be computed is
+freed: of all from the first position on that is not settled, so that steps in flight keep theirs. The prefix cache owns
+full pages here as it does those of the first group, but may give up any that no sequence holds, wherever its node is: a
+prefix can be reused up to each border before which a whole window is left.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from penstock.core.kv.page_pool import PagePool
+from penstock.core.kv.prefix_cache import CacheNode
+from penstock.ipc.messages import WindowGroup
+
+
+class WindowTable:
+    """A sequence's pages of one group: pages `first`, `first + 1`, ... of its positions."""
+
+    __slots__ = ("first", "page_ids")
+
+    def __init__(self, first: int, page_ids: list[int]) -> None:
+        self.first = first
+        self.page_ids = page_ids
+
+    @property
+    def num_pages(self) -> int:
+        """Those that were freed included."""
+        return self.first + len(self.page_ids)
+
+
+class WindowPages:
+    """One group's pages: which of them the prefix cache owns, and which of those nobody uses."""
+
+    __slots__ = ("_homes", "_node_size", "_of_node", "_pool", "idle", "page_size", "window")
+
+    def __init__(self, pool: PagePool, group: WindowGroup, node_size: int) -> None:
+        """`node_size`: tokens of a node of the prefix cache. Sizes are powers of two."""
+        self._pool = pool
+        self._node_size = node_size
+        self.page_size = group.page_size
+        self.window = group.window
+        self._homes: dict[int, tuple[CacheNode, int]] = {}  # cached page -> its node, and its index in a page table
+        self._of_node: dict[CacheNode, dict[int, int]] = {}  # the same, the other way round
+        self.idle: OrderedDict[int, int] = OrderedDict()  # cached pages in no table -> when that began, oldest first
+
+    def first_needed(self, position: int) -> int:
+        """Index of the first page that this position sees."""
+        return max(0, position - self.window + 1) // self.page_size
+
+    def take(self, table: WindowTable) -> int:
+        """Give a table one more page; there must be a free one."""
+        page_id = self._pool.allocate_one()
+        table.page_ids.append(page_id)
+        return page_id
+
+    def share(self, page_ids: Iterable[int]) -> None:
+        """Count one more table that holds these cached pages."""
+        for page_id in page_ids:
+            self.idle.pop(page_id, None)
+        self._pool.share(page_ids)
+
+    def release(self, page_ids: Iterable[int], now: int) -> None:
+        """Count one table less; a cached page that is in no other table is idle from `now` on."""
+        self._pool.release(page_ids)
+        for page_id in page_ids:
+            if page_id in self._homes and not self._pool.num_users(page_id):
+                self.idle[page_id] = now
+
+    def free_behind(self, table: WindowTable, num_settled: int, now: int) -> None:
+        """Release what no position from `num_settled` on sees."""
+        count = self.first_needed(num_settled) - table.first
+        if count > 0:
+            self.release(table.page_ids[:count], now)
+            del table.page_ids[:count]
+            table.first += count
+
+    # --- the prefix cache --------------------------------------------------------------------
+
+    def cache(self, node: CacheNode, depth: int, table: WindowTable) -> None:
+        """Let the node of depth 0, 1, ... own the pages that are full at its end, unless it has them already."""
+        size = self._node_size
+        for index in range(depth * size // self.page_size, (depth + 1) * size // self.page_size):
+            homes = self._of_node.setdefault(node, {})
+            if index >= table.first and index not in homes:
+                page_id = table.page_ids[index - table.first]
+                homes[index] = page_id
+                self._homes[page_id] = node, index
+                self._pool.cache(page_id)
+
+    def border(self, nodes: Sequence[CacheNode], count: int) -> int:
+        """How many of the first `count` nodes of a path leave a whole window of cached pages at their end."""
+        while count:
+            end = count * self._node_size
+            index, rest = divmod(end, self.page_size)
+            if rest:
+                count -= 1
+                continue
+            first = self.first_needed(end)
+            while index > first and self._page(nodes, index - 1) >= 0:
+                index -= 1
+            if index == first:
+                return count
+            count = (index - 1) * self.page_size // self._node_size  # no border inside a page that is missing, or after
+        return 0
+
+    def pages_at(self, nodes: Sequence[CacheNode]) -> list[int]:
+        """Return the pages that the position after these nodes sees; `border` has found them all."""
+        end = len(nodes) * self._node_size
+        return [self._page(nodes, index) for index in range(self.first_needed(end), end // self.page_size)]
+
+    def _page(self, nodes: Sequence[CacheNode], index: int) -> int:
+        node = nodes[((index + 1) * self.page_size - 1) // self._node_size]
+        return self._of_node.get(node, {}).get(index, -1)
+
+    def idle_since(self) -> int:
+        """When the page became idle that `evict` would free; there must be one."""
+        return next(iter(self.idle.values()))
+
+    def evict(self) -> None:
+        """Free the page that has been idle for longest; there must be one."""
+        page_id, _ = self.idle.popitem(last=False)
+        node, index = self._homes.pop(page_id)
+        homes = self._of_node[node]
+        del homes[index]
+        if not homes:
+            del self._of_node[node]
+        self._pool.uncache(page_id)
+
+    def forget(self, node: CacheNode) -> None:
+        """The prefix cache gives a node up, which nobody uses: its pages are free."""
+        for page_id in self._of_node.pop(node, {}).values():
+            del self._homes[page_id]
+            del self.idle[page_id]
+            self._pool.uncache(page_id)
+
+    def cached(self) -> list[tuple[CacheNode, int, int]]:
+        """Return the node, index and id of every cached page; for checks."""
+        return [(node, index, page_id) for page_id, (node, index) in self._homes.items()]
