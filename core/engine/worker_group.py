@@ -34,7 +34,7 @@ from penstock.ipc.messages import (
 
 log = structlog.get_logger()
 
-_EQUAL = ("num_ranks", "model_fingerprint", "vocab_size", "page_size")
+_EQUAL = ("num_ranks", "model_fingerprint", "vocab_size", "page_size", "window_groups")
 _LEAST = ("max_model_len", "num_pages", "max_num_seqs", "max_num_batched_tokens")
 
 
