@@ -173,6 +173,7 @@ class Response(Struct, frozen=True, kw_only=True):
     truncation: str
     user: str | None
     background: bool = False
+    schema_error: str | UnsetType = UNSET  # of a finished text, if not all of its form could be enforced
 
 
 class DeletedResponse(Struct, frozen=True):

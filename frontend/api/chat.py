@@ -1,101 +1,81 @@
 """POST /v1/chat/completions"""
 
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 from msgspec import UNSET
 
 from penstock.frontend import schema
-from penstock.frontend.api.chunks import ChatChunks
-from penstock.frontend.api.gathering import gather
+from penstock.frontend.api.chunks import ChatChunks, ParsedChatChunks
 from penstock.frontend.api.logprobs import prompt_logprobs, score_writer
-from penstock.frontend.api.output_format import output_format_for
 from penstock.frontend.api.output_grammar import output_grammar_of
-from penstock.frontend.api.parsed_chunks import ParsedChatChunks
+from penstock.frontend.api.run import Chunks, Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
-from penstock.frontend.api.stream_check import CheckedChatChunks, Collected, last_words
-from penstock.frontend.api.streaming import Chunks, stream_reply
-from penstock.frontend.engine.generation import Generation
-from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.parsing.message_parser import ParsedMessage, ReasoningCounter, parse_message
 from penstock.frontend.parsing.output_format import OutputFormat
-from penstock.frontend.validation.chat import validate_chat
-from penstock.frontend.validation.ready import ReadyRequest
+from penstock.frontend.validation.chat import ValidChat, validate_chat
+from penstock.frontend.validation.common import Rules
 
 
-async def chat_completions(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
-    """Answer a chat request.
-
-    Raises:
-        ApiError: before the first byte.
-    """
-    request = schema.decode(schema.CHAT, body)
-    record.warnings += schema.unknown_fields(schema.CHAT, body)
-    rules = await service.admit(record)
+async def _validated(
+    service: Service, record: RequestRecord, request: schema.ChatRequest, rules: Rules, num_bytes: int
+) -> Job:
     valid = validate_chat(request, rules, service.model.template)
-    with service.place(record, valid.common, body):
+
+    async def prepare() -> Prepared:
         record.warnings += valid.conversation.warnings
         prompt = valid.common.truncated(await service.prompts.render_and_encode(valid.conversation, rules))
-        output_format = output_format_for(service.model, valid, prompt)
-        grammar = output_grammar_of(valid.common, output_format, service.model.tokenizer)
-        ready = await service.make_ready(valid.common, [prompt], record, grammar)
-        shown = service.model.tokenizer.special_ids(output_format.marks)
-        generation = service.generate(ready, record, shown=shown)
-    del body, request  # they may be large, and the generation takes its time
-    try:
-        if valid.common.stream:
-            kind = CheckedChatChunks if ready.grammar.checked_schema else ChatChunks
-            chunks = kind(
-                f"chatcmpl-{record.request_id}",
-                int(time.time()),
-                valid.common.model,
-                fingerprint=service.fingerprint,
-                include_usage=valid.common.include_usage,
-                token_ids=valid.common.return_token_ids,
-                scores=score_writer(service.model.tokenizer, valid.common.logprobs),
-            )
-            usage = service.usage(generation, record) if valid.common.continuous_usage else None
-            opening = b"".join(
-                chunks.role(index, prompt if valid.common.return_token_ids and index == 0 else None, usage)
-                for index in range(generation.num_sequences)
-            )
-            writer: Chunks = chunks
-            if not output_format.is_plain:
-                tokenizer = service.model.tokenizer
-                writer = ParsedChatChunks(chunks, output_format, generation.num_sequences, tokenizer, record)
-            before_end = None
-            if isinstance(chunks, CheckedChatChunks):
-                chunks.collected = Collected()
-                before_end = last_words(service, record, ready.grammar, chunks)
-            return await stream_reply(service, record, valid.common, generation, writer, opening, before_end)
-        return await _whole(service, record, ready, generation, output_format)
-    except BaseException:  # also a cancellation: the client has left
-        service.finish(generation, record)
-        raise
+        return prepared_chat(service, valid, prompt, _chunks, _whole)
+
+    return Job(valid.common, prepare)
 
 
-async def _whole(
+chat_completions = partial(run, schema.CHAT, _validated)
+"""The handler."""
+
+
+def prepared_chat(
     service: Service,
-    record: RequestRecord,
-    ready: ReadyRequest,
-    generation: Generation,
-    output_format: OutputFormat,
-) -> Reply:
-    valid, [prompt] = ready.valid, ready.prompts
-    answers = await gather(generation)
+    valid: ValidChat,
+    prompt: list[int],
+    chunks: Callable[[OutputFormat, Run], Chunks],
+    whole: Callable[[OutputFormat, Run], Awaitable[bytes]],
+) -> Prepared:
+    """What a chat with this prompt takes.
+
+    Raises:
+        InvalidParameter: if the output cannot end.
+    """
+    output_format = service.model.output_format(valid, prompt)
+    return Prepared(
+        [prompt],
+        output_grammar_of(valid.common, output_format, service.model.tokenizer),
+        partial(chunks, output_format),
+        partial(whole, output_format),
+        service.model.tokenizer.special_ids(output_format.marks),
+    )
+
+
+def _chunks(output_format: OutputFormat, run: Run) -> Chunks:
+    return ChatChunks(run) if output_format.is_plain else ParsedChatChunks(run, output_format)
+
+
+async def _whole(output_format: OutputFormat, run: Run) -> bytes:
+    service, record, valid, [prompt] = run.service, run.record, run.ready.valid, run.ready.prompts
+    answers = await run.answers()
     tokenizer = service.model.tokenizer
     counts = [ReasoningCounter(output_format, tokenizer).feed(answer.token_ids) for answer in answers]
     record.num_reasoning_tokens = sum(counts)
     messages = [parse_message(output_format, answer.text, answer.finish_reason) for answer in answers]
     record.num_calling = sum(message.finish_reason == "tool_calls" for message in messages)
-    wrong = [
-        await service.schema_error(ready.grammar, record, message.content or "", message.finish_reason)
-        for message in messages
-    ]
+    wrong = [await run.schema_error(message.content or "", message.finish_reason) for message in messages]
     scores = score_writer(tokenizer, valid.logprobs)
     of_prompt: schema.PromptLogprobs | None = None
     if valid.logprobs.prompt >= 0:
-        [told] = await generation.prompt_logprobs()
+        [told] = await run.generation.prompt_logprobs()
         of_prompt = await tokenizer.off_loop(lambda: prompt_logprobs(tokenizer, valid.logprobs, told))
     choices = [
         schema.ChatChoice(
@@ -114,13 +94,12 @@ async def _whole(
         created=int(time.time()),
         model=valid.model,
         choices=choices,
-        usage=service.usage(generation, record),
+        usage=run.usage(),
         system_fingerprint=service.fingerprint,
         prompt_token_ids=prompt if valid.return_token_ids else None,
         prompt_logprobs=of_prompt,
     )
-    service.finish(generation, record)
-    return Reply(msgspec.json.encode(completion))
+    return msgspec.json.encode(completion)
 
 
 def _message(message: ParsedMessage, output_format: OutputFormat) -> schema.ChatMessage:

@@ -2,23 +2,21 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec import UNSET
 
 from penstock.frontend import schema
 from penstock.frontend.api.chunks import CompletionChunks
-from penstock.frontend.api.gathering import Answer, gather
 from penstock.frontend.api.logprobs import prompt_logprobs, score_writer
+from penstock.frontend.api.run import Answer, Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
-from penstock.frontend.api.stream_check import CheckedCompletionChunks, Collected, last_words
-from penstock.frontend.api.streaming import stream_reply
-from penstock.frontend.engine.generation import Generation
 from penstock.frontend.engine.scores import mean_logprob
 from penstock.frontend.errors import InvalidRequest
-from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
-from penstock.frontend.grammars.reader import Grammar
+from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.text.tokenizer import TextTokenizer
+from penstock.frontend.validation.common import Rules
 from penstock.frontend.validation.completion import ValidCompletion, validate_completion
 from penstock.ipc.messages import TokenLogprobs
 
@@ -34,45 +32,28 @@ class _Prompt:
     echo: str
 
 
-async def completions(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
-    """Answer a completions request.
+async def _validated(
+    service: Service, record: RequestRecord, request: schema.CompletionRequest, rules: Rules, num_bytes: int
+) -> Job:
+    valid = validate_completion(request, rules)
 
-    Raises:
-        ApiError: before the first byte.
-    """
-    request = schema.decode(schema.COMPLETION, body)
-    record.warnings += schema.unknown_fields(schema.COMPLETION, body)
-    valid = validate_completion(request, await service.admit(record))
-    common = valid.common
-    with service.place(record, common, body, len(valid.prompts)):
+    async def prepare() -> Prepared:
         prompts = await _prompts(service, valid)
         token_ids = [prompt.token_ids for prompt in prompts]
         _check_told(valid, token_ids)
-        ready = await service.make_ready(common, token_ids, record, common.grammar)
-        generation = service.generate(ready, record, is_prompt_only=valid.is_prompt_only)
-    del body, request  # they may be large, and the generation takes its time
-    try:
-        if common.stream:
-            kind = CheckedCompletionChunks if ready.grammar.checked_schema else CompletionChunks
-            chunks = kind(
-                f"cmpl-{record.request_id}",
-                int(time.time()),
-                common.model,
-                fingerprint=service.fingerprint,
-                include_usage=common.include_usage,
-                token_ids=common.return_token_ids,
-                scores=score_writer(service.model.tokenizer, common.logprobs),
-            )
-            opening = await _opening(service, chunks, valid, prompts, generation)
-            before_end = None
-            if isinstance(chunks, CheckedCompletionChunks):
-                chunks.collected = Collected()
-                before_end = last_words(service, record, ready.grammar, chunks)
-            return await stream_reply(service, record, common, generation, chunks, opening, before_end)
-        return await _whole(service, record, valid, ready.grammar, generation, prompts)
-    except BaseException:  # also a cancellation: the client has left
-        service.finish(generation, record)
-        raise
+        return Prepared(
+            token_ids,
+            valid.common.grammar,
+            lambda run: CompletionChunks(run, partial(_opening, run, valid, prompts)),
+            partial(_whole, valid, prompts),
+            is_prompt_only=valid.is_prompt_only,
+        )
+
+    return Job(valid.common, prepare, len(valid.prompts))
+
+
+completions = partial(run, schema.COMPLETION, _validated)
+"""The handler."""
 
 
 def _check_told(valid: ValidCompletion, prompts: list[list[int]]) -> None:
@@ -100,20 +81,13 @@ async def _prompts(service: Service, valid: ValidCompletion) -> list[_Prompt]:
     return prompts
 
 
-async def _whole(
-    service: Service,
-    record: RequestRecord,
-    valid: ValidCompletion,
-    grammar: Grammar,
-    generation: Generation,
-    prompts: list[_Prompt],
-) -> Reply:
-    common = valid.common
-    answers = await gather(generation)
+async def _whole(valid: ValidCompletion, prompts: list[_Prompt], run: Run) -> bytes:
+    service, common = run.service, valid.common
+    answers = await run.answers()
     for answer in answers:
-        answer.schema_error = await service.schema_error(grammar, record, answer.text, answer.finish_reason)
-    told = await generation.prompt_logprobs()
-    usage = service.usage(generation, record)
+        answer.schema_error = await run.schema_error(answer.text, answer.finish_reason)
+    told = await run.generation.prompt_logprobs()
+    usage = run.usage()
 
     def write() -> bytes:
         choices = []
@@ -125,7 +99,7 @@ async def _whole(
             choices += [scored.choice(i * common.n + k, answer) for k, answer in enumerate(own)]
         return msgspec.json.encode(
             schema.Completion(
-                id=f"cmpl-{record.request_id}",
+                id=f"cmpl-{run.record.request_id}",
                 created=int(time.time()),
                 model=common.model,
                 choices=choices,
@@ -134,19 +108,15 @@ async def _whole(
             )
         )
 
-    body = await service.model.tokenizer.off_loop(write) if common.logprobs.asks else write()
-    service.finish(generation, record)
-    return Reply(body)
+    return await service.model.tokenizer.off_loop(write) if common.logprobs.asks else write()
 
 
-async def _opening(
-    service: Service, chunks: CompletionChunks, valid: ValidCompletion, prompts: list[_Prompt], generation: Generation
-) -> bytes:
+async def _opening(run: Run, valid: ValidCompletion, prompts: list[_Prompt], chunks: CompletionChunks) -> bytes:
     """The chunks before any output: echoed prompts, and prompt ids if they were asked for."""
-    common = valid.common
+    service, common = run.service, valid.common
     if not (valid.echo or common.return_token_ids):
         return b""
-    told = await generation.prompt_logprobs()
+    told = await run.generation.prompt_logprobs()
 
     def write() -> bytes:
         opening = []

@@ -59,7 +59,7 @@ async def ready(service: Service, record: RequestRecord, body: bytes) -> Reply:
     Raises:
         ShuttingDown, Unavailable: if they would not.
     """
-    if service.is_draining:
+    if service.generations.is_draining:
         raise ShuttingDown("the server is shutting down")
     if service.engine.facts is None:
         raise Unavailable(f"no engine is ready: {service.engine.not_ready_reason}")

@@ -113,7 +113,7 @@ class QueueGate:
                 )
 
     @contextmanager
-    def place(self, num_seqs: int, num_tokens: int, tenant: str) -> Iterator[None]:
+    def reserve(self, num_seqs: int, num_tokens: int, tenant: str) -> Iterator[None]:
         """Keep room while a request is tokenized; `num_tokens` is a bound, made from the bytes that it came in.
 
         Raises:

@@ -28,7 +28,6 @@ class RequestRecord:
     num_added_seqs: int = 0  # that count for them too
     status: int = 0
     is_stream: bool = False
-    wants_timings: bool = False
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0

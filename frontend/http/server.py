@@ -14,7 +14,8 @@ from penstock.core.config import Config, ConfigError, channel_keys
 from penstock.core.config.api_keys import load_api_keys
 from penstock.core.config.listening import has_files
 from penstock.core.config.tls import load_certificate, load_tls
-from penstock.frontend.api.service import Service, load_text_model
+from penstock.frontend.api.service import Service
+from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.link import EngineAddress, EngineLink, over_sockets
 from penstock.frontend.exchange.metrics import Metrics
@@ -91,7 +92,7 @@ class Server:
             log.info("listening", host=host, port=port, **facts)
             self._tasks.append(asyncio.create_task(runner.watch()))
         self._tasks.append(asyncio.create_task(self.service.prompts.warm()))
-        self._tasks.append(asyncio.create_task(self.service.keep_alive()))
+        self._tasks.append(asyncio.create_task(self.service.generations.keep_alive()))
         self._tasks.append(asyncio.create_task(self._announce(on_ready)))
         self._tasks.append(asyncio.create_task(self._share_metrics()))
 
@@ -122,7 +123,7 @@ class Server:
 
     async def close(self) -> None:
         """Drain, then close everything."""
-        await self.service.drain(self._config.frontend.shutdown_timeout, self._hurry)
+        await self.service.generations.drain(self._config.frontend.shutdown_timeout, self._hurry)
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)

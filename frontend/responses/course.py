@@ -6,14 +6,14 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from penstock.frontend import schema
 from penstock.frontend.api.logprobs import score_writer
-from penstock.frontend.api.service import Service
+from penstock.frontend.api.run import Run
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ApiError
 from penstock.frontend.exchange import sse
-from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.parsing.message_parser import MessageParser, ReasoningCounter
 from penstock.frontend.parsing.message_parts import Content, Part
 from penstock.frontend.parsing.output_format import OutputFormat
@@ -22,6 +22,7 @@ from penstock.frontend.responses.validate import ValidResponse
 from penstock.frontend.schema_responses import (
     IncompleteDetails,
     InputTokensDetails,
+    MessageItem,
     OutputItem,
     OutputTokensDetails,
     Response,
@@ -34,26 +35,24 @@ from penstock.frontend.schema_responses import (
 class ResponseCourse:
     """One response from its first event to the last; the `Chunks` of its stream."""
 
-    def __init__(
-        self, service: Service, record: RequestRecord, valid: ValidResponse, output_format: OutputFormat
-    ) -> None:
-        self._service = service
-        self._record = record
+    def __init__(self, valid: ValidResponse, output_format: OutputFormat, run: Run) -> None:
+        self._run = run
         self._valid = valid
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created_at = int(time.time())
         self._parser = MessageParser(output_format)
-        self._counter = ReasoningCounter(output_format, service.model.tokenizer)
+        self._counter = ReasoningCounter(output_format, run.service.model.tokenizer)
         self._builder = ResponseBuilder()
-        self._scores = score_writer(service.model.tokenizer, valid.chat.common.logprobs)
+        self._scores = score_writer(run.service.model.tokenizer, valid.chat.common.logprobs)
         self._untold: list[tuple[str, schema.ContentLogprob]] = []  # texts and scores of tokens not told of yet
         self._num_characters = 0  # of the sequence's text so far, if its tokens are told of
         self._status: Status = "in_progress"
         self._completed_at: int | None = None
+        self._finish_reason = ""
+        self._schema_error: str | UnsetType = UNSET
         self._events = EventWriter()
-        self._response_bytes = b""  # once it is finished
 
-    def opening(self) -> bytes:
+    async def opening(self) -> bytes:
         """The events before any output."""
         response = self._response(None)
         return self._events.write(
@@ -64,9 +63,9 @@ class ResponseCourse:
         """The events of what has become certain."""
         return self._events.write(self.take(event))
 
-    def end(self, usage: schema.Usage | None) -> bytes:
+    async def end(self, usage: schema.Usage | None) -> bytes:
         """The last event, with the whole response."""
-        response = self.finished(usage)
+        response = await self.finished(usage)
         return self._events.write([(f"response.{self._status}", {"response": msgspec.Raw(response)})])
 
     def failure(self, error: ApiError) -> bytes:
@@ -79,12 +78,13 @@ class ResponseCourse:
 
     def take(self, event: SequenceEvent) -> list[Event]:
         """Take news of the sequence; what there is to tell of it."""
-        self._record.num_reasoning_tokens = self._counter.feed(event.token_ids)
+        self._run.record.num_reasoning_tokens = self._counter.feed(event.token_ids)
         events = self._take_text(event)
         if event.finish_reason is None:
             return events
         parts = self._parser.finish()
-        self._record.num_calling = int(self._parser.end(event.finish_reason) == "tool_calls")
+        self._finish_reason = self._parser.end(event.finish_reason)
+        self._run.record.num_calling = int(self._finish_reason == "tool_calls")
         self._status = "incomplete" if event.finish_reason == "length" else "completed"
         if self._status == "completed":
             self._completed_at = int(time.time())
@@ -120,26 +120,24 @@ class ResponseCourse:
         ends = accumulate(len(text) for text, _ in self._untold)
         return [entry for (_, entry), end in zip(self._untold, ends, strict=True) if end > begin]
 
-    def finished(self, usage: schema.Usage | None) -> bytes:
-        """The whole response as JSON."""
-        self._response_bytes = msgspec.json.encode(self._response(usage))
-        return self._response_bytes
+    async def finished(self, usage: schema.Usage | None) -> bytes:
+        """The whole response as JSON; checked and stored, if either is wanted."""
+        for item in self._builder.items:
+            if isinstance(item, MessageItem) and not self._schema_error:
+                text = "".join(part.text for part in item.content)
+                self._schema_error = await self._run.schema_error(text, self._finish_reason) or UNSET
+        response = msgspec.json.encode(self._response(usage))
+        if self._valid.store:
+            await self._keep(response)
+        return response
 
-    async def last_words(self) -> bytes:
-        """Nothing is said before the last event; but the response is stored."""
-        await self.keep()
-        return b""
-
-    async def keep(self) -> None:
-        """Store the finished response, if that is wanted."""
-        if not self._valid.store:
-            return
+    async def _keep(self, response: bytes) -> None:
         output: list[dict[str, Any]] = [_stored(item) for item in self._builder.items]
         given = self._valid.items
-        await self._service.responses.put(
-            self._record.key_id,
+        await self._run.service.responses.put(
+            self._run.record.key_id,
             self._id,
-            self._response_bytes,
+            response,
             given + output,
             num_before=self._valid.num_before,
             num_inputs=len(given) - self._valid.num_before,
@@ -154,7 +152,7 @@ class ResponseCourse:
             status=self._status,
             model=valid.chat.common.model,
             output=list(self._builder.items),
-            usage=None if usage is None else _usage(usage, self._record.num_reasoning_tokens),
+            usage=None if usage is None else _usage(usage, self._run.record.num_reasoning_tokens),
             error=error,
             incomplete_details=IncompleteDetails("max_output_tokens") if self._status == "incomplete" else None,
             instructions=valid.instructions,
@@ -166,6 +164,7 @@ class ResponseCourse:
             frequency_penalty=sampling.frequency_penalty,
             previous_response_id=valid.previous_response_id,
             prompt_cache_key=valid.prompt_cache_key,
+            schema_error=self._schema_error,
             reasoning=valid.reasoning,
             safety_identifier=valid.safety_identifier,
             store=valid.store,

@@ -1,55 +1,39 @@
 """POST /v1/responses and /v1/responses/input_tokens"""
 
+from functools import partial
+
 import msgspec
 
 from penstock.frontend import schema
-from penstock.frontend.api.gathering import gather
-from penstock.frontend.api.output_format import output_format_for
-from penstock.frontend.api.output_grammar import output_grammar_of
+from penstock.frontend.api.chat import prepared_chat
+from penstock.frontend.api.run import Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
-from penstock.frontend.api.streaming import stream_reply
-from penstock.frontend.engine.generation import Generation, SequenceEvent
+from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ContextLengthExceeded, TooManyValues
-from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.json_size import PIECE_BYTES, JsonSize, TooManyValuesError
+from penstock.frontend.parsing.output_format import OutputFormat
 from penstock.frontend.responses.course import ResponseCourse
 from penstock.frontend.responses.items import references, resolved
 from penstock.frontend.responses.prompt import response_prompt
 from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
 from penstock.frontend.schema_responses import RESPONSES, InputTokens, ResponsesRequest
 from penstock.frontend.validation.common import Rules
-from penstock.frontend.validation.ready import ReadyRequest
 
 
-async def create_response(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
-    """Answer a responses request.
+async def _job(service: Service, record: RequestRecord, request: ResponsesRequest, rules: Rules, num_bytes: int) -> Job:
+    valid = await _validated(service, record, request, rules, num_bytes)
 
-    Raises:
-        ApiError: before the first byte.
-    """
-    request = schema.decode(RESPONSES, body)
-    record.warnings += schema.unknown_fields(RESPONSES, body)
-    rules = await service.admit(record)
-    valid = await _validated(service, record, request, rules, len(body))
-    common = valid.chat.common
-    with service.place(record, common, body):
+    async def prepare() -> Prepared:
         prompt = await response_prompt(service.prompts, valid, rules)
-        output_format = output_format_for(service.model, valid.chat, prompt)
-        shown = service.model.tokenizer.special_ids(output_format.marks)
         record.warnings += valid.chat.conversation.warnings
-        grammar = output_grammar_of(common, output_format, service.model.tokenizer)
-        ready = await service.make_ready(common, [prompt], record, grammar)
-        generation = service.generate(ready, record, shown=shown)
-    del body, request  # they may be large, and the generation takes its time
-    try:
-        course = ResponseCourse(service, record, valid, output_format)
-        if common.stream:
-            opening = course.opening()
-            return await stream_reply(service, record, common, generation, course, opening, course.last_words)
-        return await _whole(service, record, ready, generation, course)
-    except BaseException:  # also a cancellation: the client has left
-        service.finish(generation, record)
-        raise
+        return prepared_chat(service, valid.chat, prompt, partial(ResponseCourse, valid), partial(_whole, valid))
+
+    return Job(valid.chat.common, prepare)
+
+
+create_response = partial(run, RESPONSES, _job)
+"""The handler."""
 
 
 async def _validated(
@@ -87,31 +71,16 @@ def _check_conversation(items: bytes) -> None:
         ) from None
 
 
-async def _whole(
-    service: Service, record: RequestRecord, ready: ReadyRequest, generation: Generation, course: ResponseCourse
-) -> Reply:
-    if (
-        ready.valid.logprobs.output >= 0
-    ):  # piece by piece, as in a stream: so it shows which of them belong to the message
+async def _whole(valid: ValidResponse, output_format: OutputFormat, run: Run) -> bytes:
+    course, generation = ResponseCourse(valid, output_format, run), run.generation
+    if run.ready.valid.logprobs.output >= 0:  # piece by piece: so it shows which of them belong to the message
         while not generation.is_finished:
             for event in await generation.next_events():
                 course.take(event)
     else:
-        [answer] = await gather(generation)
+        [answer] = await run.answers()
         course.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
-    response = course.finished(service.usage(generation, record))
-    service.finish(generation, record)
-    if ready.grammar.checked_schema:
-        for text in _texts(response):
-            await service.schema_error(ready.grammar, record, text, generation.progress.finish_reasons[0])
-    await course.keep()
-    return Reply(response)
-
-
-def _texts(response: bytes) -> list[str]:
-    """The text of each message of a response."""
-    items = msgspec.json.decode(response)["output"]
-    return ["".join(part.get("text", "") for part in item["content"]) for item in items if item["type"] == "message"]
+    return await course.finished(run.usage())
 
 
 async def count_input_tokens(service: Service, record: RequestRecord, body: bytes) -> Reply:

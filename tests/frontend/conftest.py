@@ -33,6 +33,6 @@ def live(shared_server: LiveServer) -> Iterator[LiveServer]:
     """The shared server; each test leaves it with nothing running."""
     shared_server.reset()
     yield shared_server
-    shared_server.wait_until(lambda: shared_server.server.service.num_generating == 0)
+    shared_server.wait_until(lambda: len(shared_server.server.service.generations) == 0)
     shared_server.wait_until(lambda: shared_server.server.service.engine.num_live == 0)
     shared_server.wait_until(lambda: shared_server.scheduler.num_running == 0)

@@ -60,7 +60,7 @@ def test_while_tokens_flow(live: LiveServer) -> None:
     for index, client in enumerate(clients):
         leave(client, rudely=index % 3 == 0)
     live.wait_until(lambda: all_aborted(live), seconds=2)
-    assert live.do(lambda: live.server.service.num_generating) == 0
+    assert live.do(lambda: len(live.server.service.generations)) == 0
     live.reset()
     assert complete(live).status == 200
 
@@ -68,7 +68,7 @@ def test_while_tokens_flow(live: LiveServer) -> None:
 def test_a_finished_request_is_not_aborted(live: LiveServer) -> None:
     assert complete(live, stream=True).status == 200
     assert complete(live).status == 200
-    live.wait_until(lambda: live.server.service.num_generating == 0)
+    live.wait_until(lambda: len(live.server.service.generations) == 0)
     assert live.scheduler.aborted == []
 
 

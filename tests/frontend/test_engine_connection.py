@@ -185,7 +185,7 @@ def test_drain(checkpoint: Path, sockets: Path) -> None:
             live.wait_until(lambda: live.scheduler.num_running == 3)
             closing = threading.Thread(target=live.close)
             closing.start()
-            live.wait_until(lambda: live.server.service.is_draining)
+            live.wait_until(lambda: live.server.service.generations.is_draining)
             assert error_of(complete(live), 503)["code"] == "shutting_down"
             assert error_of(get(live, "/ready"), 503)["code"] == "shutting_down"
             assert get(live, "/health").status == 200

@@ -14,7 +14,8 @@ import zmq
 
 from penstock.core.config import Config, FrontendOptions, IpcOptions, ModelOptions, SchedulerOptions
 from penstock.core.config.api_keys import digest
-from penstock.frontend.api.service import Service, load_text_model
+from penstock.frontend.api.service import Service
+from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.link import EngineAddress, EngineLink, over_sockets
 from penstock.frontend.exchange.exchange import Exchange, Request
@@ -147,7 +148,7 @@ async def test_a_stream_that_is_left_ends_the_work(mount: Mount) -> None:
         with pytest.raises(ConnectionResetError):
             await read_a_chunk_and_leave()
         await asyncio.sleep(0.1)
-    assert mount.service.num_generating == 0
+    assert len(mount.service.generations) == 0
     assert len(mount.scheduler.aborted) == 1
     assert lines(logs) == [(499, None)]
     assert counted(mount, 499) == 1
@@ -174,7 +175,7 @@ async def test_a_deadline(mount: Mount) -> None:
     with structlog.testing.capture_logs() as logs:
         request = asked({**AUTHORIZED, "x-request-timeout": ["0.2"]})
         assert await status_and_error(mount, request) == (504, "deadline_exceeded")
-    assert mount.service.num_generating == 0
+    assert len(mount.service.generations) == 0
     assert lines(logs) == [(504, "deadline_exceeded")]
 
 

@@ -38,7 +38,7 @@ def test_a_burst_between_two_reports_does_not_overshoot() -> None:
     gate = told.gate()
     with ExitStack() as tokenizing:
         for _ in range(3):
-            tokenizing.enter_context(gate.place(1, 10, ""))
+            tokenizing.enter_context(gate.reserve(1, 10, ""))
         for _ in range(3):
             gate.check()
             gate.submitted(1, 10, "")
@@ -76,7 +76,7 @@ def test_the_scheduler_s_limits_count() -> None:
 def test_tokens_are_bounded_unless_nobody_waits() -> None:
     told = Told(BUSY)
     gate = told.gate()
-    with gate.place(1, 5000, ""):
+    with gate.reserve(1, 5000, ""):
         assert "5000 tokens, the limit is 1000" in refused(gate).message
         gate.submitted(1, 900, "")  # it had fewer than bytes
     gate.check(1, 100)
@@ -109,7 +109,7 @@ def test_who_would_wait_too_long_is_refused_and_nobody_else() -> None:
     gate.check(tenant="new")
     with ExitStack() as tokenizing:
         for _ in range(2):
-            tokenizing.enter_context(gate.place(1, 10, "few"))
+            tokenizing.enter_context(gate.reserve(1, 10, "few"))
         with pytest.raises(Overloaded):
             gate.check(tenant="few")
         gate.check(tenant="new")

@@ -10,7 +10,7 @@ import pytest
 from penstock.frontend.exchange.exchange import WARNING_HEADER
 from penstock.frontend.grammars.child import read_grammar
 from tests.e2e.checkpoints import make_checkpoint
-from tests.frontend.http_client import chat, complete, events
+from tests.frontend.http_client import chat, complete, events, get, post
 from tests.frontend.live_server import LiveServer
 from tests.frontend.schema_suite import DRAFTS, Case, Judge, cases_of
 
@@ -144,6 +144,19 @@ def test_a_stream_is_checked_too(live: LiveServer, said: str, send: Any) -> None
     assert [choice["index"] for choice in told] == ([0, 1] if said == "[1, 1]" else [])
     assert all("non-unique" in choice["schema_error"] for choice in told)
     assert sum(choice["finish_reason"] == "stop" for choice in choices) == 2
+
+
+@pytest.mark.parametrize("said", ["[1, 2]", "[1, 1]"])
+def test_a_response_is_checked_too(live: LiveServer, said: str) -> None:
+    live.says(said)
+    body = {"input": "Hello", "text": {"format": {"type": "json_schema", "name": "n", "schema": UNIQUE}}}
+    whole = post(live, "/v1/responses", body).json()
+    streamed = post(live, "/v1/responses", body | {"stream": True})
+    assert "uniqueItems is not enforced" in streamed.headers[WARNING_HEADER]
+    last = json.loads(streamed.text.rpartition("data: ")[2])
+    assert last["type"] == "response.completed"
+    for response in (whole, last["response"], get(live, f"/v1/responses/{whole['id']}").json()):
+        assert ("non-unique" in response.get("schema_error", "")) == (said == "[1, 1]")
 
 
 def test_unknown_fields_are_told(live: LiveServer) -> None:

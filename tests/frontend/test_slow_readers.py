@@ -64,7 +64,7 @@ def text_of(answer: bytes) -> str:
 def test_who_reads_on_gets_every_token(checkpoint: Path, sockets: Path) -> None:
     with serving(checkpoint, sockets) as live, closing(connect(live)) as client:
         live.wait_until(lambda: live.scheduler.num_paused == 1, 20)
-        [generation] = live.server.service._generations.values()
+        [generation] = live.server.service.generations
         num_unread = live.do(lambda: sum(len(delta.token_ids) for _, delta in generation._buffer))
         assert MAX_UNREAD_TOKENS < num_unread < 4 * MAX_UNREAD_TOKENS
         assert complete(live).status == 200, "others notice nothing"
@@ -77,7 +77,7 @@ def test_who_reads_on_gets_every_token(checkpoint: Path, sockets: Path) -> None:
 def test_who_never_reads_is_closed(checkpoint: Path, sockets: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with serving(checkpoint, sockets, slow_reader_timeout=0.3) as live, closing(connect(live)) as client:
         live.wait_until(lambda: len(live.scheduler.aborted) == 1, 20)
-        live.wait_until(lambda: live.server.service.num_generating == 0)
+        live.wait_until(lambda: len(live.server.service.generations) == 0)
         live.wait_until(lambda: live.scheduler.num_running == 0)
         received = read_all(client)
         assert b"[DONE]" not in received
@@ -98,7 +98,7 @@ def test_who_never_reads_what_is_complete_is_closed(
             while not closed_for(live, "slow_reader_timeout"):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-            assert live.do(lambda: live.server.service.num_generating) == 0
+            assert live.do(lambda: len(live.server.service.generations)) == 0
     flush_logs()
     out, err = capfd.readouterr()
     assert "client_too_slow" in out + err

@@ -123,7 +123,7 @@ def test_silence_is_filled(live: LiveServer, monkeypatch: pytest.MonkeyPatch) ->
         while b'"role":"assistant"' not in received:
             received += client.recv(65536)
         assert time.monotonic() - started < 3
-        for generation in live.do(lambda: list(live.server.service._generations.values())):
+        for generation in live.do(lambda: list(live.server.service.generations)):
             live.do(generation.tick)
         while b": keep-alive\n\n" not in received:
             received += client.recv(65536)

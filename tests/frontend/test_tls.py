@@ -89,7 +89,7 @@ def test_who_never_reads_is_closed(live: LiveServer, pair: Pair) -> None:
         client.sendall(raw_post("/v1/completions", b'{"prompt": "x", "stream": true, "max_tokens": 60000}'))
         live.wait_until(lambda: live.scheduler.num_paused == 1, 20)
         live.wait_until(lambda: len(live.scheduler.aborted) == 1, 20)
-        live.wait_until(lambda: live.server.service.num_generating == 0)
+        live.wait_until(lambda: len(live.server.service.generations) == 0)
 
 
 def test_files_that_cannot_be_used(pair: Pair, tmp_path: Path) -> None:

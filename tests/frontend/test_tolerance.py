@@ -129,7 +129,7 @@ def test_strict_requests(checkpoint: Path, sockets: Path) -> None:
             error = error_of(chat(live, **fields), 400)
             assert (error["code"], error["param"]) == ("unsupported_parameter", param)
         assert chat(live).status == 200
-        live.wait_until(lambda: live.server.service.num_generating == 0)
+        live.wait_until(lambda: len(live.server.service.generations) == 0)
 
 
 def test_kept_parts_of_a_long_prompt(live: LiveServer) -> None:

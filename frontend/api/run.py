@@ -1,0 +1,279 @@
+"""A request for output, from its body to the end of its answer: the same course for chats, completions and responses.
+
+    body --decode, admit, validate--> Job --prompts, grammar--> Prepared --submit--> Run --stream or gather--> answer
+
+What is special to one kind of API is in the functions that `Job` and `Prepared` hold, and in its `Chunks`.
+"""
+
+import asyncio
+import struct
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import msgspec
+import structlog
+from msgspec import UNSET
+
+from penstock.frontend import schema
+from penstock.frontend.api.service import Service
+from penstock.frontend.engine.generation import Generation, OutputRules, SequenceEvent, StopReason
+from penstock.frontend.engine.scores import ShownToken
+from penstock.frontend.errors import ApiError, from_exception
+from penstock.frontend.exchange import sse
+from penstock.frontend.exchange.exchange import exceeded
+from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.grammars.reader import GrammarSource
+from penstock.frontend.validation.common import Rules, ValidRequest
+from penstock.frontend.validation.ready import ReadyRequest
+from penstock.ipc.messages import AddRequest
+
+log = structlog.get_logger()
+
+Q = TypeVar("Q")
+
+FIRST_TOKEN_WAIT_SECONDS = 1.0
+"""How long a stream's status line waits, so that a refusal by the engine can still be a status code."""
+
+
+class Chunks(Protocol):
+    """Makes the bytes of one stream."""
+
+    async def opening(self) -> bytes:
+        """What comes before any output."""
+        ...
+
+    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+        """The chunk of an event; empty if it shows nothing."""
+        ...
+
+    async def end(self, usage: schema.Usage | None) -> bytes:
+        """What ends a complete stream; with the whole request's usage, if it is given."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """What ends a stream that fails."""
+        ...
+
+
+@dataclass(slots=True)
+class Answer:
+    """One sequence's text, ids and end."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    stop_reason: StopReason = None
+    scores: list[ShownToken] = field(default_factory=list)
+    schema_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A request that has been submitted, until its answer ends."""
+
+    service: Service
+    record: RequestRecord
+    ready: ReadyRequest
+    generation: Generation
+
+    def usage(self) -> schema.Usage:
+        """Tokens so far; prompts count once however many sequences they have."""
+        record, progress = self.record, self.generation.progress
+        num_reasoning = record.num_reasoning_tokens
+        return schema.Usage(
+            prompt_tokens=record.num_prompt_tokens,
+            completion_tokens=progress.num_output_tokens,
+            total_tokens=record.num_prompt_tokens + progress.num_output_tokens,
+            prompt_tokens_details=schema.PromptTokensDetails(progress.num_cached_tokens),
+            completion_tokens_details=schema.CompletionTokensDetails(num_reasoning) if num_reasoning else UNSET,
+            timings=progress.timings(record.arrived) if self.ready.valid.return_timings else UNSET,
+        )
+
+    async def answers(self) -> list[Answer]:
+        """Wait for the end of all sequences; their answers in order of index.
+
+        Raises:
+            ApiError: if the generation failed.
+        """
+        generation = self.generation
+        texts: list[list[str]] = [[] for _ in range(generation.num_sequences)]
+        answers = [Answer() for _ in texts]
+        while not generation.is_finished:
+            for event in await generation.next_events():
+                answer = answers[event.index]
+                texts[event.index].append(event.text)
+                answer.token_ids += event.token_ids
+                answer.scores += event.scores or ()
+                if event.finish_reason is not None:
+                    answer.finish_reason, answer.stop_reason = event.finish_reason, event.stop_reason
+        for answer, pieces in zip(answers, texts, strict=True):
+            answer.text = "".join(pieces)
+        return answers
+
+    async def schema_error(self, text: str, finish_reason: str) -> str:
+        """What is wrong with a finished text, where its form could not be enforced as a whole; else empty."""
+        checked_schema = self.ready.grammar.checked_schema
+        if not checked_schema or finish_reason != "stop":
+            return ""
+        wrong = await self.service.grammars.mismatch(checked_schema, text, self.record.tenant)
+        if wrong:
+            self.record.warnings.append(f"schema_error: {wrong}")
+        return wrong
+
+    def finish(self) -> None:
+        """Close the generation and note what became of it. Idempotent."""
+        generation, record, progress = self.generation, self.record, self.generation.progress
+        generation.close()
+        if not self.service.generations.remove(generation):
+            return
+        if record.error is None and not generation.is_finished:
+            record.error = generation.error  # nobody may have been there to read of it
+        record.num_output_tokens = progress.num_output_tokens
+        record.num_cached_tokens = progress.num_cached_tokens
+        record.first_token_at = progress.first_token_at
+        record.last_token_at = progress.last_token_at
+        record.submitted_at = progress.submitted_at
+        record.queue_seconds = progress.queue_seconds
+        reasons = progress.finish_reasons
+        for _ in range(record.num_calling):  # to the engine they just stopped
+            reasons[reasons.index("stop")] = "tool_calls"
+        record.finish_reasons = reasons + ["abort"] * (generation.num_sequences - len(reasons))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is to be computed, and how the answer is written."""
+
+    prompts: list[list[int]]
+    grammar: GrammarSource | None
+    chunks: Callable[[Run], Chunks]  # of a stream
+    whole: Callable[[Run], Awaitable[bytes]]  # the body of a whole answer
+    shown: frozenset[int] = frozenset()  # special tokens that stay in the text in any case
+    is_prompt_only: bool = False  # nothing of the output is told
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that is valid."""
+
+    valid: ValidRequest
+    prepare: Callable[[], Awaitable[Prepared]]
+    num_prompts: int = 1
+
+
+Validate = Callable[[Service, RequestRecord, Q, Rules, int], Awaitable[Job]]
+"""Takes a request as it was sent, and the bytes that it came in."""
+
+
+async def run(
+    decoder: msgspec.json.Decoder[Q], validate: Validate[Q], service: Service, record: RequestRecord, body: bytes
+) -> Reply | StreamReply:
+    """Answer a request.
+
+    Raises:
+        ApiError: before the first byte.
+    """
+    num_bytes = len(body)
+    request = schema.decode(decoder, body)
+    record.warnings += schema.unknown_fields(decoder, body)
+    rules = await service.admit(record)
+    job = await validate(service, record, request, rules, num_bytes)
+    del body, request  # they may be large
+    with service.reserve(record, job.valid, num_bytes, job.num_prompts):
+        prepared = await job.prepare()
+        ready = await service.make_ready(job.valid, prepared.prompts, record, prepared.grammar)
+        task = submit(service, record, ready, prepared)
+    del job  # so may be its conversation, and the generation takes its time
+    try:
+        if ready.valid.stream:
+            chunks = prepared.chunks(task)
+            opening = await chunks.opening()
+            await task.generation.wait_first(FIRST_TOKEN_WAIT_SECONDS)
+            return StreamReply(_stream(task, chunks, opening), close=task.finish, headers=sse.HEADERS)
+        answer = await prepared.whole(task)
+        task.finish()
+        return Reply(answer)
+    except BaseException:  # also a cancellation: the client has left
+        task.finish()
+        raise
+
+
+def submit(service: Service, record: RequestRecord, ready: ReadyRequest, prepared: Prepared) -> Run:
+    """Send a request to the engine: one AddRequest per prompt. The caller finishes the run on every path.
+
+    Raises:
+        RateLimitExceeded: if the API key's tokens are used up.
+        Unavailable: if the engine's queue is not reachable.
+    """
+    valid, tokenizer, key_use = ready.valid, service.model.tokenizer, record.key_use
+    name, group = service.engine.name, service.generations.num_made
+    left = None if record.seconds is None else max(0.001, record.arrived + record.seconds - time.monotonic())
+    requests = [
+        AddRequest(
+            request_id=f"{name}:{service.generations.next_number()}:{record.request_id}",
+            prompt_token_ids=struct.pack(f"<{len(prompt)}i", *prompt),
+            sampling=sampling,
+            n=valid.num_sequences,
+            priority=valid.priority,
+            cache_salt=valid.cache_salt if key_use is None else key_use.salted(valid.cache_salt),
+            tenant=record.tenant,
+            group=f"{name}:{group}",
+            seconds_left=left or 0.0,
+        )
+        for prompt, sampling in zip(ready.prompts, ready.sampling, strict=True)
+    ]
+    rules = OutputRules(
+        make_detokenizer=lambda: tokenizer.detokenizer(
+            skip_special_tokens=valid.skip_special_tokens, shown=prepared.shown
+        ),
+        stop=valid.stop,
+        include_stop=valid.include_stop,
+        min_tokens=valid.sampling.min_tokens,
+        is_prompt_only=prepared.is_prompt_only,
+        reported_stop_token_ids=valid.user_stop_token_ids,
+    )
+    num_prompt_tokens = sum(len(prompt) for prompt in ready.prompts)
+    if key_use is not None:
+        key_use.use_prompt(num_prompt_tokens)
+    record.num_prompt_tokens = num_prompt_tokens
+    record.is_stream = valid.stream
+    on_tokens = None if key_use is None else key_use.use_outputs
+    generation = Generation(service.engine, requests, rules, service.metrics.inter_token_latency.note, on_tokens)
+    task = Run(service, record, ready, generation)
+    service.generations.add(generation)
+    if left is not None and record.seconds is not None:
+        generation.deadline = asyncio.get_running_loop().call_later(left, generation.end, exceeded(record.seconds))
+    service.engine.queue.submitted(generation.num_sequences, num_prompt_tokens * valid.num_sequences, record.tenant)
+    try:
+        generation.start()
+    except ApiError:
+        task.finish()
+        raise
+    return task
+
+
+async def _stream(task: Run, chunks: Chunks, opening: bytes) -> AsyncGenerator[bytes, None]:
+    """A stream's course: opening, chunks as they come, usage, [DONE]."""
+    generation, valid, pending = task.generation, task.ready.valid, opening
+    try:
+        if not generation.has_news:
+            yield pending or sse.KEEP_ALIVE  # the client may know that its request was taken in
+            pending = b""
+        while not generation.is_finished:
+            events = await generation.next_events()
+            usage = task.usage() if valid.continuous_usage else None
+            for event in events:
+                pending += chunks.event(event, usage)
+            if pending or not events:
+                yield pending or sse.KEEP_ALIVE
+                pending = b""
+        yield await chunks.end(task.usage() if valid.include_usage else None)
+    except Exception as error:
+        if not isinstance(error, ApiError):
+            log.exception("stream failed")
+        task.record.error = from_exception(error)
+        yield pending + chunks.failure(task.record.error)
+    finally:
+        task.finish()
