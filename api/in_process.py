@@ -33,14 +33,14 @@ class Step(NamedTuple):
 class InProcessEngine:
     """One scheduler and one worker. All calls are made by one thread; those that compute block it."""
 
-    def __init__(self, config: Config, name: str = "penstock-worker-0") -> None:
+    def __init__(self, config: Config) -> None:
         """Load the model.
 
         Raises:
             ConfigError: if the configuration or the checkpoint cannot work.
         """
         began = time.perf_counter()
-        self.runner, self.hello = start(config, name)
+        self.runner, self.hello = start(config)
         self.start_seconds = time.perf_counter() - began
         self.scheduler = Scheduler.for_worker(config.scheduler, self.hello)
         self._pending: deque[tuple[StepPlan, PendingStep]] = deque()
@@ -66,7 +66,7 @@ class InProcessEngine:
 
     def add_request(self, request: AddRequest) -> Refusal | None:
         """Queue a request; a refusal leaves everything unchanged."""
-        return self.scheduler.add_request(request, OWNER)
+        return self.scheduler.add_request(request, OWNER, time.monotonic())
 
     def step(self) -> Step:
         """Launch what the pipeline takes, and wait for the oldest step.
@@ -76,7 +76,7 @@ class InProcessEngine:
         """
         scheduler, deltas = self.scheduler, list[SequenceDelta]()
         while scheduler.can_schedule:
-            step = scheduler.schedule()
+            step = scheduler.schedule(time.monotonic())
             if scheduler.grammars.messages or self.runner.grammar_store.is_preparing:
                 deltas += self.exchange_grammars(wait=step is None and not self._pending)
             if step is None:

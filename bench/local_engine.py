@@ -41,7 +41,7 @@ class LocalEngine(InProcessEngine):
 
     def __init__(self, folder: Path, **options: Any) -> None:
         defaults = {"load_format": "dummy", "pipeline_depth": 1, "enable_prefix_caching": False, "num_threads": 1}
-        super().__init__(config_of({"model": str(folder)} | defaults | options, {}), "bench")
+        super().__init__(config_of({"model": str(folder)} | defaults | options, {}))
 
     def run(self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams]) -> Run:
         """All requests at once, to their end.

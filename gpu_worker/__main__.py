@@ -9,6 +9,7 @@ import structlog
 import zmq
 
 from penstock.core.config import Config, ConfigError, channel_keys
+from penstock.core.config.ranks import Rank
 from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.faults import with_faults
 from penstock.gpu_worker.profiler import StepProfiler
@@ -24,19 +25,19 @@ from penstock.ipc.parent import Parent, Word
 
 log = structlog.get_logger()
 
-NAME = "penstock-worker-0"
 _ENDING = (signal.SIGTERM, signal.SIGINT)  # a terminal's Ctrl-C reaches a worker only if it was started by itself
 _LAST_WORDS = 0.2  # seconds that the socket's thread gets to send what is queued
 
 
 def main(argv: list[str]) -> int:
     """Run the worker; the exit code (0 asked to stop, 1 failed, 2 the configuration cannot work)."""
-    return run(process.inherited_config(argv, Config), Parent.of(argv), is_replacement="--replaces" in argv)
+    config = process.inherited_config(argv, Config)
+    return run(config, Parent.of(argv), Rank.of(argv), is_replacement="--replaces" in argv)
 
 
-def run(config: Config, parent: Parent, *, is_replacement: bool) -> int:
+def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> int:
     """The same with what `argv` says. A replacement may have to wait for the memory of the worker that it replaces."""
-    process.begin(NAME, config.log.log_level, config.log.log_format)
+    process.begin(rank.name, config.log.log_level, config.log.log_format)
     parent.keep_telling_in_a_thread(config.ipc.heartbeat_interval)
     for number in _ENDING:
         signal.signal(number, _on_signal)
@@ -45,9 +46,9 @@ def run(config: Config, parent: Parent, *, is_replacement: bool) -> int:
     try:
         faults.point("worker.load")()
         keys = channel_keys(config)
-        started = start_replacement(config, NAME) if is_replacement else start(config, NAME)
+        started = start_replacement(config, rank) if is_replacement else start(config, rank)
         if config.worker.profile:
-            profiler = StepProfiler(config.worker.profile)
+            profiler = StepProfiler(config.worker.profile, rank.number)
     except ConfigError as error:
         refuse(str(error))
         return EXIT_REFUSED
@@ -58,7 +59,7 @@ def run(config: Config, parent: Parent, *, is_replacement: bool) -> int:
         log.error("cannot start", reason=failure_reason(error), exc_info=not is_out_of_memory(error))
         return EXIT_FAILED
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, NAME, Codec(ToWorker), keys)
+    channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, rank.name, Codec(ToWorker), keys)
     try:
         parent.tell(Word.READY)
         runner, plans = with_faults(started.runner, channel)

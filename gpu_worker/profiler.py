@@ -23,18 +23,21 @@ NUM_RECORDED = 60
 class StepProfiler:
     """Records one window of steps."""
 
-    def __init__(self, folder: str, num_skipped: int = NUM_SKIPPED, num_recorded: int = NUM_RECORDED) -> None:
+    def __init__(
+        self, folder: str, rank: int = 0, num_skipped: int = NUM_SKIPPED, num_recorded: int = NUM_RECORDED
+    ) -> None:
         """Start to count steps.
 
         Args:
             folder: where the trace goes; made if it is not there.
+            rank: whose steps they are.
             num_skipped: steps before the window, at least 1.
             num_recorded: steps in it.
 
         Raises:
             ConfigError: if the folder cannot be written to.
         """
-        self.file = Path(folder) / f"worker-0-{os.getpid()}.trace.json"
+        self.file = Path(folder) / f"worker-{rank}-{os.getpid()}.trace.json"
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.touch()

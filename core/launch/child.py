@@ -59,17 +59,24 @@ class Child:
         name: str,
         module: str,
         config: Config,
-        index: int = 0,
-        *,
-        has_spare: bool = False,
+        *arguments: str,
+        spare: str = "",
         shared_fds: Mapping[str, int] | None = None,
     ) -> None:
-        """`shared_fds`: descriptors that every start of it inherits, by the flags that name them to it."""
+        """
+        Args:
+            name: as the process calls itself.
+            module: what it runs.
+            config: handed to it.
+            arguments: the same at every start.
+            spare: the module of its spare; empty for none.
+            shared_fds: descriptors that every start of it inherits, by the flags that name them to it.
+        """
         self.name = name
         self._module = module
         self._config = config
-        self._index = index
-        self._has_spare = has_spare
+        self._arguments = arguments
+        self._spare_module = spare
         self._shared_fds = shared_fds or {}
         self._spare: Spare | None = None
         self._spare_pipe: ChildPipe | None = None
@@ -95,7 +102,7 @@ class Child:
         self.is_alone = self._is_watched = False
         self._silent_seconds = 0.0
         self._cancel_spare_timer()
-        if self._has_spare and not self._num_starts:
+        if self._spare_module and not self._num_starts:
             await self._start_spare("--eager", "1")
             if self._spare is not None:
                 await self._spare.until_imported()  # a new process would have to do the same
@@ -170,7 +177,7 @@ class Child:
     ) -> asyncio.subprocess.Process:
         config_fd = process.pass_config(self._config)
         argv = ["--config-fd", str(config_fd), "--parent-fd", str(pipe.theirs)]
-        argv += ["--parent", str(os.getpid()), "--index", str(self._index), *more]
+        argv += ["--parent", str(os.getpid()), *self._arguments, *more]
         for flag, descriptor in self._shared_fds.items():
             argv += [flag, str(descriptor)]
         try:
@@ -189,7 +196,7 @@ class Child:
 
     def _plan_spare(self) -> None:
         is_there = self._spare is not None and self._spare.running.returncode is None
-        if self._has_spare and not is_there:
+        if self._spare_module and not is_there:
             self._cancel_spare_timer()
             self._spare_timer = asyncio.get_running_loop().call_later(_SPARE_DELAY, self._begin_spare)
 
@@ -206,7 +213,7 @@ class Child:
         pipe = ChildPipe(self._on_spare_word)
         try:
             turn = ["--turn-fd", str(theirs.fileno())]
-            running = await self._spawn(f"{self._module}.spare", pipe, *turn, *more, fd=theirs.fileno())
+            running = await self._spawn(self._spare_module, pipe, *turn, *more, fd=theirs.fileno())
         except OSError as error:
             log.warning("no spare process can be started", child=self.name, reason=str(error))
             ours.close()
@@ -233,7 +240,7 @@ class Child:
 
     async def end_spare(self) -> None:
         """End the spare, if there is one; there will be no other."""
-        self._has_spare = False
+        self._spare_module = ""
         self._cancel_spare_timer()
         if self._spare_start is not None:
             await self._spare_start

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,7 @@ import structlog
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import with_addresses
 from penstock.core.config.listening import addresses, bind, has_files
+from penstock.core.config.ranks import Rank
 from penstock.core.launch.banner import Banner
 from penstock.core.launch.child import Child
 from penstock.core.launch.spare import adopt_orphans, reap_strangers
@@ -39,6 +40,8 @@ log = structlog.get_logger()
 
 EXIT_CONFIG = 2
 """A child's exit code for a configuration that cannot work: starting it again would not help."""
+
+_SPARE_WORKER = "penstock.gpu_worker.startup.spare"
 
 _END_GRACE = 5.0  # seconds between SIGTERM (after draining) and SIGKILL
 
@@ -51,54 +54,77 @@ _APART = 2
 
 
 class Supervisor:
-    """All children of one launch."""
+    """All children of one launch. It runs in any thread's event loop: signals and orphans are the caller's.
 
-    def __init__(self, config: Config) -> None:
+    A worker's spare forks workers that become children of this process only if it adopts orphans (`adopt_orphans`): a
+    program that does not sets `spare_worker` off.
+    """
+
+    def __init__(self, config: Config, num_ranks: int = 1) -> None:
+        """`num_ranks`: workers that hold the model together; they are started, and end, as one."""
         self._config = config
         frontends = range(config.frontend.num_frontends)
         # Frontends share their metrics in memory that outlives each of them.
         shared = {"--metrics-fd": os.memfd_create("penstock-metrics")} if len(frontends) > 1 else {}
-        self._frontends = [
-            Child(f"penstock-frontend-{i}", "penstock.frontend", config, i, shared_fds=shared) for i in frontends
+        self.frontends = [
+            Child(f"penstock-frontend-{i}", "penstock.frontend", config, "--index", str(i), shared_fds=shared)
+            for i in frontends
         ]
-        self._engine = [
-            Child("penstock-scheduler", "penstock.core", config),
-            Child("penstock-worker-0", "penstock.gpu_worker", config, has_spare=config.worker.spare_worker),
+        self._scheduler = Child("penstock-scheduler", "penstock.core", config)
+        spare = _SPARE_WORKER if config.worker.spare_worker else ""
+        self._workers = [
+            Child(rank.name, "penstock.gpu_worker", rank.share(config), *rank.arguments, spare=spare)
+            for rank in (Rank(number, num_ranks) for number in range(num_ranks))
         ]
-        self._scheduler, self._worker = self._engine
+        self._engine = [self._scheduler, *self._workers]
         self._scheduler.on_hung = self._kill_hung
         self._seconds_apart = 0.0
-        self._exit_code = 0
-        self._stop = asyncio.Event()
+        self.exit_code = 0
+        self.stopping = asyncio.Event()
+        """Everything is about to end, because somebody wants it or because something failed."""
         self._hurry = asyncio.Event()
         self._reloads: set[asyncio.Task[None]] = set()
 
+    @property
+    def pids(self) -> set[int]:
+        """Of all processes and spares."""
+        return {pid for child in (*self._engine, *self.frontends) for pid in child.pids}
+
     async def run(self) -> int:
-        """Run until a signal or a hopeless failure; the exit code for the whole launch."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-        process.on_hangup(loop, self._on_hangup)
-        adopt_orphans()
-        banner = Banner(self._config)
-        banner.begin()
-        children = self._engine + self._frontends
-        watchers = {child: self._vital(self._keep_running(child)) for child in children}
-        watch = self._vital(self._watch())
-        announce = asyncio.create_task(banner.announce([child.is_ready for child in self._frontends]))
-        await self._stop.wait()
-        await _cancel([announce, *self._reloads, *(watchers[child] for child in self._frontends)])
-        if not self._exit_code:
-            banner.ending()
-        banner.close()
+        """Run until `stop` or a hopeless failure; the exit code for the whole launch."""
+        of_frontends = [self._vital(self._keep_running(child)) for child in self.frontends]
+        of_engine = [self._vital(self._keep_running(*group)) for group in ([self._scheduler], self._workers)]
+        of_engine.append(self._vital(self._watch()))
+        await self.stopping.wait()
+        await _cancel([*self._reloads, *of_frontends])
         # A worker or scheduler that dies now is still replaced: streams are to finish.
-        await self._end(self._frontends, self._config.frontend.shutdown_timeout + _END_GRACE)
-        await _cancel([watch, *(watchers[child] for child in self._engine)])
+        await self._end(self.frontends, self._config.frontend.shutdown_timeout + _END_GRACE)
+        await _cancel(of_engine)
         for child in self._engine:
             await child.end_spare()
         await self._end(self._engine, _END_GRACE)
-        log.info("stopped", exit_code=self._exit_code)
-        return self._exit_code
+        log.info("stopped", exit_code=self.exit_code)
+        return self.exit_code
+
+    def stop(self) -> None:
+        """Let streams finish, then end everything; the second call does not wait for streams."""
+        if self.stopping.is_set():
+            self._hurry.set()
+        self.stopping.set()
+
+    def reload(self) -> None:
+        """Let the frontends read the files of keys and certificate again."""
+        if not has_files(self._config.frontend):
+            log.info("nothing to read again: no file of keys, no certificate")
+            return
+        for child in self.frontends:
+            task = asyncio.create_task(self._let_reload(child))
+            self._reloads.add(task)
+            task.add_done_callback(self._reloads.discard)
+
+    async def _let_reload(self, child: Child) -> None:
+        await child.is_ready.wait()  # before, the signal could end it
+        child.signal(signal.SIGHUP)
 
     def _vital(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         """A task without which nothing is restarted any more: if it fails, everything ends."""
@@ -108,53 +134,32 @@ class Supervisor:
 
     def _on_vital_end(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._exit_code = 1
-            self._stop.set()
+            self.exit_code = 1
+            self.stopping.set()
             log.error("internal error, giving up", exc_info=error)
 
-    def _on_signal(self) -> None:
-        if self._stop.is_set():
-            self._hurry.set()
-        self._stop.set()
-
-    def _on_hangup(self) -> None:
-        if not has_files(self._config.frontend):
-            log.info("nothing to read again: no file of keys, no certificate")
-            return
-        for child in self._frontends:
-            task = asyncio.create_task(self._let_reload(child))
-            self._reloads.add(task)
-            task.add_done_callback(self._reloads.discard)
-
-    async def _let_reload(self, child: Child) -> None:
-        await child.is_ready.wait()  # before, the signal could end it
-        child.signal(signal.SIGHUP)
-
-    async def _keep_running(self, child: Child) -> None:
-        await child.start()
+    async def _keep_running(self, *group: Child) -> None:
+        """Start the processes of a group, and all of them again when one has ended."""
         while True:
-            code = await child.ended()
-            if self._stop.is_set() and code == 0:  # a signal to all processes reached it too
+            await asyncio.gather(*(child.start() for child in group))
+            child, code = await _first_end(group)
+            if self.stopping.is_set() and code == 0:  # a signal to all processes reached it too
                 return
-            if code == EXIT_CONFIG:  # it has said why, in one sentence
-                log.info("giving up", child=child.name, exit_code=code)
-                self._exit_code = EXIT_CONFIG
-                self._stop.set()
-                return
-            if not child.may_restart(time.monotonic()):
-                log.error("giving up", child=child.name, exit_code=code)
-                self._exit_code = 1
-                self._stop.set()
+            is_hopeless = code == EXIT_CONFIG  # it has said why, in one sentence
+            if is_hopeless or not child.may_restart(time.monotonic()):
+                (log.info if is_hopeless else log.error)("giving up", child=child.name, exit_code=code)
+                self.exit_code = EXIT_CONFIG if is_hopeless else 1
+                self.stopping.set()
                 return
             log.error("died, starting it again", child=child.name, exit_code=code)
-            await child.start()
 
     def _kill_hung(self, pid: int) -> None:
         """End a worker that the scheduler has no answer from; one that was replaced meanwhile has another id."""
-        running = self._worker.process
-        if running is not None and running.pid == pid and running.returncode is None:
-            log.error("hangs, killing it", child=self._worker.name)
-            self._worker.signal(signal.SIGKILL)
+        for child in self._workers:
+            running = child.process
+            if running is not None and running.pid == pid and running.returncode is None:
+                log.error("hangs, killing it", child=child.name)
+                child.signal(signal.SIGKILL)
 
     async def _watch(self) -> None:
         """Judge all children by what they say, for as long as this runs."""
@@ -162,19 +167,18 @@ class Supervisor:
         interval, timeout = options.heartbeat_interval, options.heartbeat_timeout
         while True:
             await asyncio.sleep(interval)
-            for child in (*self._engine, *self._frontends):
+            for child in (*self._engine, *self.frontends):
                 patience = _PATIENCE if child is self._scheduler else _MORE_PATIENCE
                 if child.silent_for(interval) > patience * timeout:
                     log.error("is silent, killing it", child=child.name)
                     child.signal(signal.SIGKILL)
-            is_apart = self._scheduler.is_alone and self._worker.is_ready.is_set()
+            is_apart = self._scheduler.is_alone and all(child.is_ready.is_set() for child in self._workers)
             self._seconds_apart = self._seconds_apart + interval if is_apart else 0.0
             if self._seconds_apart > _APART * timeout:
-                log.error("scheduler and worker do not find each other, killing both")
+                log.error("scheduler and workers do not find each other, killing all")
                 for child in self._engine:
                     child.signal(signal.SIGKILL)
                 self._seconds_apart = 0.0
-            reap_strangers({pid for child in (*self._engine, *self._frontends) for pid in child.pids})
 
     async def _end(self, children: list[Child], grace: float) -> None:
         for child in children:
@@ -191,6 +195,24 @@ class Supervisor:
             for child in children:
                 child.signal(signal.SIGKILL)
             await asyncio.wait(late)
+
+
+async def _first_end(group: Sequence[Child]) -> tuple[Child, int]:
+    """Wait until one of the processes has ended, and end the others; which one it was, and its exit code.
+
+    Another one's verdict that the configuration cannot work, in the same moment, comes first.
+    """
+    ends = [asyncio.create_task(child.ended()) for child in group]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        first = next(i for i, end in enumerate(ends) if end.done())
+        for child in group:
+            child.signal(signal.SIGKILL)
+        codes = await asyncio.gather(*ends)
+    finally:
+        for end in ends:
+            end.cancel()
+    return group[first], EXIT_CONFIG if EXIT_CONFIG in codes else codes[first]
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
@@ -230,6 +252,42 @@ def _quiet_on_terminal(config: Config) -> Config:
     return msgspec.structs.replace(config, log=msgspec.structs.replace(options, log_level="warning"))
 
 
+async def _run_process(config: Config) -> int:
+    """A supervisor that has this process for itself: with signals, orphans, and somebody who may look on."""
+    supervisor, loop = Supervisor(config), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stop)
+    process.on_hangup(loop, supervisor.reload)
+    adopt_orphans()
+    banner = Banner(config)
+    banner.begin()
+    show, reaper = (
+        asyncio.create_task(_show(supervisor, banner)),
+        asyncio.create_task(_keep_reaping(supervisor, config)),
+    )
+    try:
+        return await supervisor.run()
+    finally:
+        supervisor.stopping.set()
+        await show
+        await _cancel([reaper])
+
+
+async def _show(supervisor: Supervisor, banner: Banner) -> None:
+    announce = asyncio.create_task(banner.announce([child.is_ready for child in supervisor.frontends]))
+    await supervisor.stopping.wait()
+    await _cancel([announce])
+    if not supervisor.exit_code:
+        banner.ending()
+    banner.close()
+
+
+async def _keep_reaping(supervisor: Supervisor, config: Config) -> None:
+    while True:
+        await asyncio.sleep(config.ipc.heartbeat_interval)
+        reap_strangers(supervisor.pids)
+
+
 def serve(config: Config) -> int:
     """Run `penstock serve` to its end; the exit code."""
     config = _quiet_on_terminal(config)
@@ -237,7 +295,7 @@ def serve(config: Config) -> int:
     config, kept = reserve_ports(config)
     try:
         with private_dir(config.ipc.runtime_dir) as folder:
-            return asyncio.run(Supervisor(with_addresses(config, Path(folder))).run())
+            return asyncio.run(_run_process(with_addresses(config, Path(folder))))
     finally:
         for shared in kept:
             shared.close()

@@ -221,15 +221,16 @@ def open_device(wanted: str, num_threads: int) -> CpuDevice | CudaDevice:
     """The device of an option's value.
 
     Args:
-        wanted: `--device`.
+        wanted: `--device`; or `auto:N`, the Nth GPU if there are any.
         num_threads: of a CPU.
 
     Raises:
         ConfigError: if there is no such device.
     """
+    kind, _, number = wanted.partition(":")
     name = wanted
-    if wanted == "auto":
-        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+    if kind == "auto":
+        name = f"cuda:{number or 0}" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return CpuDevice(num_threads)
     try:

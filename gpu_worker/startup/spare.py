@@ -22,6 +22,7 @@ from contextlib import suppress
 from setproctitle import setproctitle
 
 from penstock.core.config import Config
+from penstock.core.config.ranks import Rank
 from penstock.ipc import process
 from penstock.ipc.parent import REPLACEMENT, Parent, Word
 
@@ -37,9 +38,9 @@ def main(argv: list[str]) -> int:
         thread.join()
     worker = importlib.import_module("penstock.gpu_worker.__main__")  # an error of the thread's shows here
     supervisor = int(arguments["--parent"])
-    config = process.inherited_config(argv, Config)
+    config, rank = process.inherited_config(argv, Config), Rank.of(argv)
     process.ignore_hangup()
-    setproctitle(f"{worker.NAME}-spare")
+    setproctitle(f"{rank.name}-spare")
     gc.freeze()  # what is there is shared with the workers: the collector must not write to it
     Parent.of(argv).tell(Word.IMPORTED)
     turn = socket.socket(fileno=int(arguments["--turn-fd"]))
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
             parent.tell(Word.STARTED, os.getpid())
             if not parent.listens:  # it took too long, and another one was started
                 return 0
-            code: int = worker.run(config, parent, is_replacement=kind == REPLACEMENT)
+            code: int = worker.run(config, parent, rank, is_replacement=kind == REPLACEMENT)
             return code
         os.close(descriptors[0])
 

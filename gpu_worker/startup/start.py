@@ -14,6 +14,7 @@ from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.registry import open_model
 from penstock.core.checkpoint.source import fingerprint
 from penstock.core.config import Config, ConfigError
+from penstock.core.config.ranks import ONLY_RANK, Rank
 from penstock.gpu_worker.devices.device import (
     CpuDevice,
     CudaDevice,
@@ -53,7 +54,7 @@ class Started(NamedTuple):
     hello: WorkerHello
 
 
-def start_replacement(config: Config, name: str) -> Started:
+def start_replacement(config: Config, rank: Rank) -> Started:
     """Load everything, where a worker that has just died may still hold memory.
 
     Raises:
@@ -63,11 +64,11 @@ def start_replacement(config: Config, name: str) -> Started:
     device = open_device(config.worker.device, 1)
     if isinstance(device, CudaDevice):
         wait_until_settled(device.free_memory)
-    return start_again(lambda: start(config, name), device.free_memory)
+    return start_again(lambda: start(config, rank), device.free_memory)
 
 
 @torch.inference_mode()
-def start(config: Config, name: str) -> Started:
+def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
     """Load everything.
 
     Raises:
@@ -123,8 +124,8 @@ def start(config: Config, name: str) -> Started:
     _log_ready(config, groups, device, dtype, model.kernels, size, loaded - began)
     hello = WorkerHello(
         protocol_version=PROTOCOL_VERSION,
-        name=name,
-        rank=0,
+        name=rank.name,
+        rank=rank.number,
         model_fingerprint=fingerprint(checkpoint),
         device=_device_name(device),
         dtype=_name(dtype),
@@ -135,6 +136,7 @@ def start(config: Config, name: str) -> Started:
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         pid=os.getpid(),
+        num_ranks=rank.num_ranks,
     )
     return Started(runner, hello)
 

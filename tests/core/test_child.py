@@ -19,7 +19,7 @@ CONFIG = Config(ipc=IpcOptions(heartbeat_interval=0.05))
 async def child(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Child]:
     monkeypatch.setattr(child_module, "_SPARE_DELAY", 0.01)
     monkeypatch.setattr(child_module, "_FORK_SECONDS", 0.5)
-    child = Child("fake", "tests.core.fake_child", CONFIG, has_spare=True)
+    child = Child("fake", "tests.core.fake_child", CONFIG, spare="tests.core.fake_child.spare")
     yield child
     child.signal(signal.SIGKILL)
     await child.ended()

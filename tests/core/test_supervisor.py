@@ -1,17 +1,22 @@
-"""What the supervisor does when something in it fails."""
+"""What the supervisor does when something in it fails; a group of workers; and a supervisor in somebody's thread."""
 
 import asyncio
+import os
 import signal
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import structlog
 
-from penstock.core.config import Config, ModelOptions
+from penstock.core.config import Config, ModelOptions, WorkerOptions
 from penstock.core.config.addresses import with_addresses
+from penstock.core.config.ranks import Rank
 from penstock.core.launch import supervisor as supervisor_module
 from penstock.core.launch.child import Child
 from penstock.core.launch.supervisor import Supervisor
+from tests.core.test_child import until
 from tests.faults.clockwork import make_clockwork
 
 
@@ -35,7 +40,6 @@ async def test_an_error_in_a_watcher_ends_everything(
 
     monkeypatch.setattr(supervisor_module, "Child", _fake_child)
     monkeypatch.setattr(Child, "start", start_once)
-    monkeypatch.setattr(supervisor_module, "adopt_orphans", lambda: None)
     if where != "start":
         monkeypatch.setattr(Supervisor, where, fail)
     config = with_addresses(Config(model=ModelOptions(model=str(make_clockwork(tmp_path / "m")))), tmp_path)
@@ -46,11 +50,95 @@ async def test_an_error_in_a_watcher_ends_everything(
             await asyncio.sleep(1.0)
             for child in supervisor._engine:
                 await asyncio.wait_for(child.is_ready.wait(), 20)
-            assert supervisor._worker.process is not None
-            supervisor._worker.signal(signal.SIGKILL)
+            supervisor._workers[0].signal(signal.SIGKILL)
         assert await asyncio.wait_for(running, 30) == 1
     assert "internal error, giving up" in {entry["event"] for entry in logs}
 
 
-def _fake_child(name: str, module: str, config: Config, index: int = 0, **_: object) -> Child:
-    return Child(name, "tests.core.fake_child", config, index)
+def _fake_child(name: str, module: str, config: Config, *arguments: str, **_: object) -> Child:
+    return Child(name, "tests.core.fake_child", config, *arguments)
+
+
+def fake_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> Supervisor:
+    monkeypatch.setattr(supervisor_module, "Child", _fake_child)
+    return Supervisor(with_addresses(Config(), tmp_path), num_ranks)
+
+
+def pids(supervisor: Supervisor) -> list[int]:
+    return [child.process.pid for child in supervisor._workers if child.process is not None]
+
+
+async def until_all_are_ready(supervisor: Supervisor) -> None:
+    async with asyncio.timeout(30):
+        for child in (*supervisor._engine, *supervisor.frontends):
+            await child.is_ready.wait()
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+async def test_a_group_of_workers_is_started_again_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: int
+) -> None:
+    supervisor = fake_launch(tmp_path, monkeypatch, 2)
+    assert [child.name for child in supervisor._workers] == ["penstock-worker-0", "penstock-worker-1"]
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.sleep(0)
+    await until_all_are_ready(supervisor)
+    first = pids(supervisor)
+    scheduler = supervisor._scheduler.pids
+    supervisor._kill_hung(first[dies])
+    await until(lambda: not set(first) & set(pids(supervisor)))
+    await until_all_are_ready(supervisor)
+    assert supervisor._scheduler.pids == scheduler
+    supervisor.stop()
+    assert await asyncio.wait_for(running, 20) == 0
+    assert not any(psutil.pid_exists(pid) for pid in (*first, *pids(supervisor)))
+
+
+async def test_a_rank_that_refuses_its_configuration_ends_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_REFUSAL", "1")
+    supervisor = fake_launch(tmp_path, monkeypatch, 2)
+    assert await asyncio.wait_for(supervisor.run(), 30) == 2
+
+
+def test_a_supervisor_runs_in_a_thread_of_somebody_else_s_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no signals, and no children that are not its own."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    own = os.posix_spawn("/bin/sleep", ["sleep", "0.2"], dict(os.environ))
+    codes: list[int] = []
+    launch: list[tuple[Supervisor, asyncio.AbstractEventLoop]] = []
+    is_ready = threading.Event()
+
+    async def run() -> int:
+        supervisor = fake_launch(tmp_path, monkeypatch, 1)
+        launch.append((supervisor, asyncio.get_running_loop()))
+        running = asyncio.create_task(supervisor.run())
+        await asyncio.sleep(0)
+        await until_all_are_ready(supervisor)
+        is_ready.set()
+        return await running
+
+    thread = threading.Thread(target=lambda: codes.append(asyncio.run(run())))
+    thread.start()
+    assert is_ready.wait(30)
+    [(supervisor, loop)] = launch
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == handlers
+    loop.call_soon_threadsafe(supervisor.stop)
+    thread.join(20)
+    assert codes == [0]
+    assert os.waitpid(own, 0)[1] == 0
+
+
+def test_each_rank_has_its_gpu_and_its_part_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
+    ranks = [Rank(number, 2) for number in range(2)]
+    shares = [rank.share(Config()).worker for rank in ranks]
+    assert [(worker.device, worker.num_threads) for worker in shares] == [("auto:0", 4), ("auto:1", 4)]
+    given = Config(worker=WorkerOptions(device="cpu", num_threads=3))
+    assert all(rank.share(given) == given for rank in ranks)
+    assert Rank().share(Config()) == Config(), "alone it has all"
+    assert all(Rank.of(list(rank.arguments)) == rank for rank in ranks)
+    assert Rank.of([]) == Rank()

@@ -33,7 +33,7 @@ class Engine(InProcessEngine):
     """Runs requests to their end; `run` may be called again, with what the prefix cache then holds."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        super().__init__(make_config(folder, **options), "test-worker")
+        super().__init__(make_config(folder, **options))
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.last_delta: dict[tuple[str, int], SequenceDelta] = {}
 

@@ -93,9 +93,9 @@ def test_the_pool_is_sized_from_memory(checkpoint: Make) -> None:
 def test_too_little_memory_is_a_clear_refusal(checkpoint: Make) -> None:
     folder, _ = checkpoint("llama")
     with pytest.raises(ConfigError, match="--num-pages"):
-        start(make_config(folder, device="cuda", num_pages=1 << 33), "test-worker")
+        start(make_config(folder, device="cuda", num_pages=1 << 33))
     with pytest.raises(ConfigError, match="--gpu-memory-utilization"):
-        start(make_config(folder, device="cuda", num_pages=0, gpu_memory_utilization=0.001), "test-worker")
+        start(make_config(folder, device="cuda", num_pages=0, gpu_memory_utilization=0.001))
 
 
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:0", "auto"])

@@ -40,7 +40,7 @@ def test_each_step_of_the_start(
 ) -> None:
     monkeypatch.setattr(start_module, step, failure)
     with pytest.raises(ConfigError, match=f"^out of memory: .*{flag}"):
-        start(make_config(checkpoint("llama")[0]), "test-worker")
+        start(make_config(checkpoint("llama")[0]))
 
 
 def test_other_errors_are_not_taken_for_it(
@@ -51,7 +51,7 @@ def test_other_errors_are_not_taken_for_it(
 
     monkeypatch.setattr(start_module, "KVPool", fail)
     with pytest.raises(RuntimeError, match="illegal"):
-        start(make_config(checkpoint("llama")[0]), "test-worker")
+        start(make_config(checkpoint("llama")[0]))
 
 
 @pytest.mark.parametrize(
