@@ -63,7 +63,8 @@ class Rank:
         self.hello = replace(hello(LIMITS), **(own | changes))
         self.num_welcomes = 0
         self.refusal = ""
-        self.is_stuck = self.has_slow_grammars = False
+        self.is_stuck = False
+        self.waits_for_another = False  # in the middle of a step
         self.grammars: list[PrepareGrammar] = []
         self.on_plan: Callable[[Rank, StepPlan], None] | None = None
         self._limits = group.limits
@@ -77,10 +78,11 @@ class Rank:
         match message:
             case Welcome():
                 self.num_welcomes += 1
+                self.waits_for_another = False
                 self._worker = FakeWorker(self._limits)
             case StepPlan() if self.on_plan is not None:
                 self.on_plan(self, message)
-            case StepPlan() if not self.is_stuck:
+            case StepPlan() if not self.is_stuck and not self.waits_for_another:
                 result = self._worker.execute(message)
                 if self.hello.rank:
                     tokens = [(token + 1) % LIMITS.vocab_size for token in unpack_int32(result.token_ids)]
@@ -197,7 +199,9 @@ async def test_the_death_of_one_ends_the_group_and_streams_go_on_with_the_next(
             rank.on_plan = None
             rank._on_message(plan)
             rank.on_plan = die
-        elif how == "fails":
+            return
+        ranks[1 - dies].waits_for_another = True
+        if how == "fails":
             rank.channel.send(WorkerFailed(plan.step_id, "device lost"))
             rank.on_plan = lambda rank, plan: None
         else:
