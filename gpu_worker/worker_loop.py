@@ -1,7 +1,7 @@
 """The worker's loop: take plans, launch them, send their results, in order."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import monotonic
 from typing import Protocol
 
@@ -28,9 +28,11 @@ from penstock.ipc.messages import (
 log = structlog.get_logger()
 
 EXIT_FAILED, EXIT_REFUSED = 1, 2
-_LOOK_AT_DEVICE_MS = 0
-"""While a GPU computes, the loop spins between socket and device: a step lasts about as long as the shortest
-wait that the poller offers. On a CPU a launched step is done, so nothing spins."""
+_NUM_RECENT = 16
+_SAFE_SECONDS = 0.002
+"""While a GPU computes, the loop looks at it every millisecond, the shortest wait that the poller offers, for as long
+as the shortest of the recent steps leaves at least this; then it spins between socket and device. On a CPU a launched
+step is done, so nothing waits or spins."""
 
 _LOOK_AT_GRAMMARS_MS = 2
 """While a grammar is being made ready, and nothing else is to be done."""
@@ -91,7 +93,7 @@ def run_worker(
     max_silence_ms: int = 10_000,
     memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
 ) -> int:
-    """Serve one scheduler until it refuses or a step fails; the process's exit code.
+    """Serve one scheduler until it refuses or a step fails; the process's exit code. Rank 0 of a group sends results.
 
     A plan that is queued already is launched before the loop waits for the result of an older one, so the
     device goes from step to step without waiting for the host. `on_step` is called after each launch. `memory_use`
@@ -102,22 +104,29 @@ def run_worker(
     """
     pending: deque[PendingResult] = deque()
     grammars = runner.grammar_store
-    beat_at = monotonic()
+    recent_us: deque[int] = deque(maxlen=_NUM_RECENT)  # what steps took
+    beat_at = began = monotonic()
     has_heard, silence_ms = False, 0
     channel.send(hello)
     while True:
         try:
             while pending and pending[0].is_ready():
-                channel.send(pending.popleft().result())
+                result = pending.popleft().result()
+                began = monotonic()  # of the step behind it, if there is one
+                recent_us.append(result.num_forward_us)
+                if hello.rank == 0:
+                    channel.send(result)
             if grammars.is_preparing:
                 for prepared in grammars.take_prepared():
                     channel.send(prepared)
             idle_ms = _LOOK_AT_GRAMMARS_MS if grammars.is_preparing else heartbeat_ms
-            message = channel.receive(_LOOK_AT_DEVICE_MS if pending else idle_ms)
+            message = channel.receive(_look_ms(recent_us, began) if pending else idle_ms)
             if message is not None:
                 has_heard, silence_ms = True, 0
             match message:
                 case StepPlan():
+                    if not pending:
+                        began = monotonic()
                     pending.append(runner.launch(message))
                     if on_step is not None:
                         on_step()
@@ -154,3 +163,10 @@ def run_worker(
             log.error("worker failed", step_id=step_id, reason=reason, exc_info=not is_out_of_memory(error))
             channel.send(WorkerFailed(step_id, reason, is_out_of_memory(error)))
             return EXIT_FAILED
+
+
+def _look_ms(recent_us: Collection[int], began: float) -> int:
+    """Return how long to wait on the socket before the next look at the device, whose step began then."""
+    if recent_us and began + min(recent_us) / 1e6 - monotonic() >= _SAFE_SECONDS:
+        return 1
+    return 0

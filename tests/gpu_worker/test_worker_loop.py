@@ -5,6 +5,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 import structlog
 
@@ -150,3 +151,92 @@ def test_failures(error: Exception, reason: str) -> None:
     assert failed.step_id == 7
     assert reason in failed.reason
     assert len(logs) == 1
+
+
+class TimedDevice(SlowDevice):
+    """A GPU beside the host, on a clock that only the channel moves: each step takes the time that the script says."""
+
+    def __init__(self, *seconds: float) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.ends = 0.0  # of all that was launched
+        self.late: list[float] = []  # how long after its end each result was taken
+        self._seconds = deque(seconds)
+
+    def launch(self, plan: StepPlan) -> Any:
+        seconds = self._seconds.popleft()
+        self.ends = max(self.now, self.ends) + seconds
+        return _Timed(self, plan.step_id, seconds)
+
+
+class _Timed:
+    def __init__(self, device: TimedDevice, step_id: int, seconds: float) -> None:
+        self.step_id = step_id
+        self._device, self._seconds, self._ends = device, seconds, device.ends
+
+    def is_ready(self) -> bool:
+        return self._device.now >= self._ends
+
+    def result(self) -> StepResult:
+        self._device.late.append(self._device.now - self._ends)
+        return StepResult(self.step_id, b"", num_forward_us=int(self._seconds * 1e6))
+
+
+class TimedChannel(Scripted):
+    """Plans come one ahead of the results; whoever waits lets time pass, and so does whoever only looks, a little."""
+
+    def __init__(self, device: TimedDevice, num_plans: int) -> None:
+        super().__init__()
+        self._device, self._plans = device, deque(plan(i) for i in range(num_plans))
+        self._num_taken = self.num_looks = self.num_waits = 0
+
+    def receive(self, timeout_ms: int | None = None) -> Any:
+        num_done = len(self._device.late)
+        if self._plans and self._num_taken - num_done < 2:
+            self._num_taken += 1
+            return self._plans.popleft()
+        if not self._plans and self._num_taken == num_done:
+            return END
+        self.num_waits += timeout_ms == 1
+        self.num_looks += timeout_ms == 0
+        self._device.now += 0.001 if timeout_ms else 0.000_01
+        return None
+
+
+def run_timed(monkeypatch: pytest.MonkeyPatch, *seconds: float, rank: int = 0) -> tuple[TimedDevice, TimedChannel]:
+    device = TimedDevice(*seconds)
+    channel = TimedChannel(device, len(seconds))
+    monkeypatch.setattr("penstock.gpu_worker.worker_loop.monotonic", lambda: device.now)
+    hello = msgspec.structs.replace(HELLO, rank=rank, num_ranks=2)
+    assert run_worker(cast(ModelRunner, device), channel, hello, heartbeat_ms=100) == EXIT_REFUSED
+    return device, channel
+
+
+def test_the_loop_waits_while_a_long_step_runs_and_is_there_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, channel = run_timed(monkeypatch, *[0.010] * 50)
+    assert max(device.late) < 0.000_02
+    assert channel.num_waits >= 49 * 8
+    assert channel.num_looks <= 1000 + 49 * 200, (
+        "the first step, of which nothing is known, and two milliseconds of each"
+    )
+
+
+def test_the_loop_spins_while_steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, channel = run_timed(monkeypatch, *[0.0015] * 50)
+    assert channel.num_waits == 0
+    assert max(device.late) < 0.000_02
+
+
+def test_a_step_that_is_shorter_than_those_before_is_noticed_within_a_millisecond(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, _ = run_timed(monkeypatch, *[0.050] * 20, *[0.0033] * 5, *[0.050] * 5, *[0.0033] * 5)
+    assert max(device.late) <= 0.001
+    assert max(device.late[21:]) < 0.000_02, "and then it is one of the recent ones"
+
+
+def test_a_rank_that_does_not_answer_for_its_group_sends_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank, num_results in ((0, 5), (1, 0)):
+        device, channel = run_timed(monkeypatch, *[0.001] * 5, rank=rank)
+        assert len(device.late) == 5
+        assert sum(isinstance(message, StepResult) for message in channel.sent) == num_results
