@@ -129,6 +129,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
 
 
 def _run_server(command: str, config: Config) -> int:
+    if sys.platform != "linux":
+        raise ConfigError(f"`penstock {command}` needs Linux; `penstock chat --url URL` can talk to a server from here")
     if command != "scheduler":
         config = located(config)
         check_checkpoint(

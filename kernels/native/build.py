@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,11 +24,17 @@ _SOURCE = "library.cpp"
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno")
 _V4 = frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
 _FAMILIES = {
-    "x86-64-v4-bf16": _V4 | {"avx512_bf16"},
-    "x86-64-v4": _V4,
-    "x86-64-v3": frozenset(("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")),
+    "x86_64": {
+        "x86-64-v4-bf16": _V4 | {"avx512_bf16"},
+        "x86-64-v4": _V4,
+        "x86-64-v3": frozenset(("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")),
+    },
+    "aarch64": {
+        "armv8.2-a": frozenset(("asimd", "asimdrdm", "atomics")),
+        "armv8-a": frozenset(("asimd",)),
+    },
 }
-"""What a family's processors have, as /proc/cpuinfo calls it; the best first."""
+"""Machine -> its families of processors, the best first -> what these have, as /proc/cpuinfo calls it."""
 _MACHINE_FLAGS = {"x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512bf16")}
 """A compiler's words for a family, where its name alone is none."""
 
@@ -51,7 +58,7 @@ def built_library() -> Path | None:
     if path is None and (kept := _newest_kept()) is not None:
         return kept
     flags = set(_processor().split())
-    fitting = (_portable_path(family) for family, needed in _FAMILIES.items() if needed <= flags)
+    fitting = (_portable_path(family) for family, needed in _families().items() if needed <= flags)
     return next((path for path in fitting if path.is_file()), None)
 
 
@@ -77,13 +84,17 @@ def build_portable() -> list[Path]:
     """
     if _compiler() is None:
         raise BuildError("the CPU kernels need a C++ compiler (c++, g++ or clang++), and none was found")
-    if platform.machine() != "x86_64":
+    if not _families():
         raise BuildError(f"there are no families of processors for {platform.machine()}")
-    paths = [_portable_path(family) for family in _FAMILIES]
-    for family, path in zip(_FAMILIES, paths, strict=True):
+    paths = [_portable_path(family) for family in _families()]
+    for family, path in zip(_families(), paths, strict=True):
         _compile(family, path)
         path.chmod(0o755)
     return paths
+
+
+def _families() -> dict[str, frozenset[str]]:
+    return _FAMILIES.get(platform.machine(), {})
 
 
 def _compile(march: str, path: Path) -> None:
@@ -93,13 +104,18 @@ def _compile(march: str, path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
             machine = _MACHINE_FLAGS.get(march, (f"-march={march}",))
-            command = [_compiler() or "", *_FLAGS, *machine, "-o", str(made), str(_FOLDER / _SOURCE)]
+            command = [_compiler() or "", *_FLAGS, *machine, *_more_flags(), "-o", str(made), str(_FOLDER / _SOURCE)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise BuildError(f"compiling the CPU kernels failed: {done.stderr.strip()[-2000:]}")
             made.rename(path)
     except OSError as error:
         raise BuildError(f"the CPU kernels cannot be kept in {str(path.parent)!r}: {error.strerror}") from None
+
+
+def _more_flags() -> tuple[str, ...]:
+    """For tests that let the compiler look for errors in memory and between threads."""
+    return tuple(shlex.split(os.environ.get("PENSTOCK_TEST_CXXFLAGS", "")))
 
 
 def _compiler() -> str | None:
@@ -125,7 +141,7 @@ def _newest_kept() -> Path | None:
 
 def _native_name() -> str:
     digest = _digest_of_sources()
-    digest.update(repr((_FLAGS, _processor())).encode())
+    digest.update(repr((_FLAGS + _more_flags(), _processor())).encode())
     return f"kernels-{digest.hexdigest()[:24]}"
 
 

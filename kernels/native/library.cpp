@@ -37,8 +37,7 @@ extern "C" {
 int penstock_set_threads(int num_threads, double worth_waking) {
   return answer([&] {
     if (team && team->size() == num_threads && team->worth_waking() == worth_waking) return;
-    team.release();  // its threads sleep for ever; this only happens in tests
-    team.reset(new Team(num_threads, worth_waking));
+    team = new Team(num_threads, worth_waking);  // another one is only made in tests
   });
 }
 

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <thread>
 #include <utility>
 
@@ -16,6 +15,8 @@ namespace penstock {
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 
@@ -131,7 +132,7 @@ class Team {
   std::exception_ptr failure_;  // of the part that failed first; published by its `num_done_`
 };
 
-static std::unique_ptr<Team> team;
+static Team* team = nullptr;  // never deleted: its helpers sleep in it until the process ends
 
 constexpr double kLargeWork = 1e12;  // multiplications; more than any `worth_waking`
 

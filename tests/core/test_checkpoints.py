@@ -18,6 +18,7 @@ from penstock.core.checkpoint.families.clockwork import CLOCKWORK
 from penstock.core.checkpoint.families.dense import DenseConfig
 from penstock.core.checkpoint.families.registry import ARCHITECTURES, expected_tensors, parse_model_config
 from penstock.core.checkpoint.registry import open_checkpoint, open_model, served_model_names
+from penstock.core.cli.__main__ import main
 from penstock.core.config import Config, ConfigError, ModelOptions
 from penstock.core.config.located import hub_cache, located
 
@@ -282,6 +283,15 @@ def test_a_refusal_comes_before_torch(folder: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: architecture Gemma3ForCausalLM is not supported")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["serve", "frontend", "scheduler", "worker"])
+def test_another_system_is_told_first(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert main([command, *(["/nowhere"] if command != "scheduler" else [])]) == 2
+    assert capsys.readouterr().err.startswith(f"penstock: `penstock {command}` needs Linux; ")
 
 
 # --- names and places -------------------------------------------------------------------------------

@@ -1,9 +1,7 @@
 """The CPU's own kernels: against the torch path, and bit for bit against themselves in other batches."""
 
 import itertools
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -344,79 +342,3 @@ def test_what_is_packed_can_be_unpacked(
     found = packed.plain_bias()
     assert found is not None
     assert torch.equal(found, bias)
-
-
-def test_who_cannot_compile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(build, "_FOLDER", tmp_path)  # without libraries for families
-    broken = tmp_path / "cxx"
-    broken.write_text("#!/bin/sh\necho no such target >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CXX", str(broken))
-    assert build.built_library() is None
-    with pytest.raises(build.BuildError, match="no such target"):
-        build.build()
-    monkeypatch.setenv("CXX", "there-is-no-such-compiler")
-    with pytest.raises(build.BuildError, match="need a C\\+\\+ compiler"):
-        build.build()
-
-
-def test_what_others_could_have_written_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(build, "_FOLDER", tmp_path)  # without libraries for families
-    compiler = tmp_path / "cxx"
-    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    made = build.build()
-    assert made.read_text() == "made\n"
-    assert build.built_library() == made
-    made.chmod(0o666)
-    assert build.built_library() is None
-
-
-def test_a_kept_library_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was made before is used where the compiler is gone; another compiler makes its own."""
-    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "_FOLDER", tmp_path)
-    (tmp_path / "library.cpp").write_text("// some source")
-    made = []
-    for name in ("first", "second"):
-        compiler = tmp_path / name
-        compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n')
-        compiler.chmod(0o755)
-        monkeypatch.setenv("CXX", str(compiler))
-        assert build.built_library() is None
-        made.append(build.build())
-    os.utime(made[0], (1, 1))
-    monkeypatch.setenv("CXX", "there-is-no-such-compiler")
-    assert build.built_library() == build.build() == made[1]
-    made[1].chmod(0o666)  # others could have written it
-    assert build.built_library() == made[0]
-    (tmp_path / "library.cpp").write_text("// a newer source")
-    assert build.built_library() is None
-
-
-def test_libraries_for_families_of_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "_FOLDER", tmp_path)
-    (tmp_path / "library.cpp").write_text("// some source")
-    compiler = tmp_path / "cxx"
-    compiler.write_text('#!/bin/sh\nall="$*"\nwhile [ "$1" != -o ]; do shift; done\necho "$all" > "$2"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    made = build.build_portable()
-    assert ["-mavx512bf16" in path.read_text() for path in made] == [True, False, False]
-    assert ["-march=x86-64-v4" in path.read_text() for path in made] == [True, True, False]
-    assert ["-march=x86-64-v3" in path.read_text() for path in made] == [False, False, True]
-    bf16, v4, v3 = (" ".join(needed) for needed in build._FAMILIES.values())
-    found = [(f"{v3} {bf16}", made[0]), (f"{v3} {v4} more", made[1]), (f"{v3} avx512f", made[2]), ("sse2", None)]
-    for flags, expected in found:
-        monkeypatch.setattr(build, "_processor", lambda flags=flags: f"flags : {flags}")
-        assert build.built_library() == expected
-    monkeypatch.setattr(build, "_processor", lambda: f"flags : {v3} {v4}")
-    own = build.build()
-    assert "-march=native" in own.read_text()
-    assert build.built_library() == own
-    (tmp_path / "library.cpp").write_text("// a newer source")
-    assert build.built_library() is None
