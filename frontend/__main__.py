@@ -18,15 +18,12 @@ from penstock.ipc import process
 from penstock.ipc.logs import refuse
 from penstock.ipc.parent import Parent, Word
 
-EXIT_CONFIG = 2
-"""For a configuration that cannot work: starting again would not help."""
-
 
 def main() -> int:
     """Run one frontend to its end; the exit code."""
     argv = sys.argv[1:]
     config = process.inherited_config(argv, Config, may_say_goodbye=True)
-    index = int(dict(zip(argv[::2], argv[1::2], strict=False)).get("--index", "0"))
+    index = int(process.options_of(argv).get("--index", "0"))
     name = f"penstock-frontend-{index}"
     process.begin(name, config.log.log_level, config.log.log_format)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # requests are the parallelism
@@ -36,18 +33,18 @@ def main() -> int:
             listeners.append(bind(host, port, is_shared=config.frontend.num_frontends > 1))
         except OSError as error:
             refuse(f"cannot listen on {host}:{port}: {error.strerror}")
-            return EXIT_CONFIG
+            return process.EXIT_CONFIG
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(config, name, listeners, argv))
     except ConfigError as error:
         refuse(str(error))
-        return EXIT_CONFIG
+        return process.EXIT_CONFIG
 
 
 async def _run(config: Config, name: str, listeners: list[socket.socket], argv: list[str]) -> int:
     check_private_parts()
-    arguments = dict(zip(argv[::2], argv[1::2], strict=False))
+    arguments = process.options_of(argv)
     board = None
     if (shared := arguments.get("--metrics-fd")) is not None:
         board = MetricsBoard(int(shared), int(arguments["--index"]), config.frontend.num_frontends)

@@ -9,6 +9,7 @@ import structlog
 
 from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
 from penstock.gpu_worker.grammars.store import GrammarStore
+from penstock.ipc import process
 from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
     DropGrammar,
@@ -27,7 +28,7 @@ from penstock.ipc.messages import (
 
 log = structlog.get_logger()
 
-EXIT_FAILED, EXIT_REFUSED = 1, 2
+EXIT_FAILED, EXIT_REFUSED = 1, process.EXIT_CONFIG
 _NUM_RECENT = 16
 _SAFE_SECONDS = 0.002
 """While a GPU computes, the loop looks at it every millisecond, the shortest wait that the poller offers, for as long

@@ -15,6 +15,8 @@ from contextlib import suppress
 from enum import StrEnum
 from time import sleep
 
+from penstock.ipc.process import options_of
+
 FIRST, REPLACEMENT = b"1", b"2"
 """What a parent sends a spare with a descriptor: which kind of worker is wanted."""
 
@@ -41,7 +43,7 @@ class Parent:
     @classmethod
     def of(cls, argv: list[str]) -> "Parent":
         """The one that the arguments name."""
-        value = dict(zip(argv[::2], argv[1::2], strict=False)).get("--parent-fd")
+        value = options_of(argv).get("--parent-fd")
         return cls(None if value is None else int(value))
 
     def tell(self, word: Word, pid: int | None = None) -> None:

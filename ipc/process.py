@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # workers come here, too, and have no event loop
 
 T = TypeVar("T")
 
+EXIT_CONFIG = 2
+"""Exit code of what cannot work as it was told to: starting it again would not help."""
+
 _PR_SET_PDEATHSIG = 1
 
 _ORPHAN_SECONDS = 5.0
@@ -57,12 +60,17 @@ def pass_config(config: msgspec.Struct) -> int:
     return descriptor
 
 
+def options_of(argv: list[str]) -> dict[str, str]:
+    """What a parent passed to its child: names and values in turn."""
+    return dict(zip(argv[::2], argv[1::2], strict=False))
+
+
 def inherited_config(argv: list[str], config_type: type[T], *, may_say_goodbye: bool = False) -> T:
     """The configuration that the parent passed in `argv`: `--config-fd N [--parent PID]`.
 
     With `--parent`, this process also ends when that one does: at once, or by SIGTERM if it may say goodbye.
     """
-    arguments = dict(zip(argv[::2], argv[1::2], strict=False))
+    arguments = options_of(argv)
     if "--parent" in arguments:
         end_with_parent(int(arguments["--parent"]), may_say_goodbye=may_say_goodbye)
     descriptor = int(arguments["--config-fd"])
@@ -99,7 +107,7 @@ def _end_after(parent: int) -> None:
 
 def is_orphan(argv: list[str]) -> bool:
     """Whether the parent that `argv` names is gone."""
-    parent = dict(zip(argv[::2], argv[1::2], strict=False)).get("--parent")
+    parent = options_of(argv).get("--parent")
     return parent is not None and os.getppid() != int(parent)
 
 

@@ -1,7 +1,6 @@
 """The `penstock` command. It starts the other packages by module name and imports none of them."""
 
 import argparse
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -20,8 +19,8 @@ from penstock.core.launch.output_files import check_output_files
 from penstock.core.sequences.policy import make_policy
 from penstock.ipc import process
 from penstock.ipc.addresses import AddressError, private_dir
+from penstock.ipc.version import VERSION
 
-EXIT_CONFIG = 2
 _MODEL_HELP = "checkpoint folder, or ORG/NAME of one that `hf download` has put into the local cache"
 
 # command -> (help, option groups, takes MODEL)
@@ -66,21 +65,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except (ConfigError, AddressError) as error:
         _complain(str(error))
-        return EXIT_CONFIG
+        return process.EXIT_CONFIG
 
 
 def _run(arguments: list[str]) -> int:
     parser, commands = _parsers()
     name = arguments[0] if arguments else ""
     if name in ("--version", "-V", "version"):
-        print(f"penstock {importlib.metadata.version('penstock')}")
+        print(f"penstock {VERSION}")
         return 0
     if name == "bench":  # of its own: there is but one kind
         print(_bench_help())
-        return 0 if arguments[1:] in (["-h"], ["--help"]) else EXIT_CONFIG
+        return 0 if arguments[1:] in (["-h"], ["--help"]) else process.EXIT_CONFIG
     if not arguments:
         parser.print_help()
-        return EXIT_CONFIG
+        return process.EXIT_CONFIG
     if not name.startswith("-") and name not in commands:
         near = get_close_matches(name, commands, n=1)
         hint = _OTHER_COMMANDS.get(name) or (f"did you mean {near[0]}?" if near else "see `penstock --help`")

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.core.config.options import Config
+from penstock.ipc.process import options_of
 
 
 class Rank(NamedTuple):
@@ -27,7 +28,7 @@ class Rank(NamedTuple):
     @classmethod
     def of(cls, argv: list[str]) -> "Rank":
         """Return what the arguments say; the only rank if they say nothing."""
-        found = dict(zip(argv[::2], argv[1::2], strict=False))
+        found = options_of(argv)
         return cls(int(found.get("--rank", 0)), int(found.get("--num-ranks", 1)))
 
     def share(self, config: Config) -> Config:

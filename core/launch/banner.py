@@ -4,7 +4,6 @@ On a terminal this is text for people on stdout; elsewhere it is log lines of th
 """
 
 import asyncio
-import importlib.metadata
 import json
 import sys
 from typing import IO, cast
@@ -21,6 +20,7 @@ from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.log_sink import LogSink, SinkStream
 from penstock.ipc.messages import PROTOCOL_VERSION, EngineReady, FrontendHello, Heartbeat, SayHello, ToFrontend
+from penstock.ipc.version import VERSION
 
 log = structlog.get_logger()
 
@@ -83,7 +83,7 @@ class Banner:
         weights = "random weights" if is_dummy else "no readable weights"
         if tensors:
             weights = f"{_short(num_parameters)} parameters, {_bytes(num_bytes)}"
-        self._say(f"\n  [bold]Penstock[/bold] {_version()}\n")
+        self._say(f"\n  [bold]Penstock[/bold] {VERSION}\n")
         self._field("model", f"[bold]{escape(self._name)}[/bold]: {escape(str(architectures[0]))}, {weights}")
         self._field("folder", escape(str(self._checkpoint.path.resolve())))
 
@@ -177,10 +177,3 @@ def _short(count: int) -> str:
 
 def _bytes(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("penstock")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "from source"

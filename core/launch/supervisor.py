@@ -38,9 +38,6 @@ from penstock.ipc.addresses import private_dir
 
 log = structlog.get_logger()
 
-EXIT_CONFIG = 2
-"""A child's exit code for a configuration that cannot work: starting it again would not help."""
-
 _SPARE_WORKER = "penstock.gpu_worker.startup.spare"
 
 _END_GRACE = 5.0  # seconds between SIGTERM (after draining) and SIGKILL
@@ -145,10 +142,10 @@ class Supervisor:
             child, code = await _first_end(group)
             if self.stopping.is_set() and code == 0:  # a signal to all processes reached it too
                 return
-            is_hopeless = code == EXIT_CONFIG  # it has said why, in one sentence
+            is_hopeless = code == process.EXIT_CONFIG  # it has said why, in one sentence
             if is_hopeless or not child.may_restart(time.monotonic()):
                 (log.info if is_hopeless else log.error)("giving up", child=child.name, exit_code=code)
-                self.exit_code = EXIT_CONFIG if is_hopeless else 1
+                self.exit_code = process.EXIT_CONFIG if is_hopeless else 1
                 self.stopping.set()
                 return
             log.error("died, starting it again", child=child.name, exit_code=code)

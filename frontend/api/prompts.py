@@ -11,8 +11,8 @@ from pathlib import Path
 import structlog
 
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, InvalidRequest, TemplateFailed
+from penstock.frontend.text.chat_template import ValidConversation
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
-from penstock.frontend.text.conversation import ValidConversation
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, Rules, check_text_size
 from penstock.frontend.validation.completion import ValidCompletion

@@ -24,7 +24,7 @@ from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.grammars.reader import Grammar, GrammarReader, GrammarSource
 from penstock.frontend.validation.common import Rules, ValidRequest
 from penstock.frontend.validation.ready import ReadyRequest, make_ready
-from penstock.frontend.version import VERSION
+from penstock.ipc.version import VERSION
 
 log = structlog.get_logger()
 

@@ -7,7 +7,7 @@ from penstock.frontend.api.service import Service
 from penstock.frontend.errors import ModelNotFound, Overloaded, ShuttingDown, Unavailable
 from penstock.frontend.exchange import metrics
 from penstock.frontend.exchange.replies import Reply, RequestRecord
-from penstock.frontend.version import NAME, VERSION
+from penstock.ipc.version import NAME, VERSION
 
 _SILENT_TIMEOUTS = 3
 """Heartbeat timeouts: one for a scheduler to count as silent, and as much again for another one to come."""

@@ -172,16 +172,8 @@ class _Allocated(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_size_t)
         for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
         )
     )
 
@@ -282,7 +274,7 @@ def main(argv: list[str]) -> int:
         vocabulary = grammar_vocabulary(open_checkpoint(Path(path)))
     except ConfigError as error:
         answer(["", str(error)])
-        return 2
+        return process.EXIT_CONFIG
     answer([])
     for line in sys.stdin.buffer:
         kind, *texts = msgspec.json.decode(line, type=list[str])

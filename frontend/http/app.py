@@ -22,7 +22,7 @@ from penstock.frontend.http import connections
 from penstock.frontend.http.cors import allow_origins
 from penstock.frontend.http.requests import BodyReader, Origins
 from penstock.frontend.http.routes import ROUTES
-from penstock.frontend.version import NAME
+from penstock.ipc.version import NAME
 
 Part = Literal["all", "public", "admin"]
 """Which routes a listener has; those for probes are always among them."""

@@ -26,7 +26,7 @@ from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from penstock.frontend.errors import MalformedBody, ServerError, Unavailable, error_body
-from penstock.frontend.version import NAME
+from penstock.ipc.version import NAME
 
 log = structlog.get_logger()
 

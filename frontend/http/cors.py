@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from penstock.frontend.version import NAME
+from penstock.ipc.version import NAME
 
 _METHODS = "GET, POST, DELETE"
 _EXPOSED = "Retry-After, x-request-id, x-should-retry, x-penstock-warning"

@@ -11,7 +11,7 @@ from penstock.frontend.errors import ErrorBody
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.replies import JSON
-from penstock.frontend.version import VERSION
+from penstock.ipc.version import VERSION
 
 _REFERENCE = "#/components/schemas/{name}"
 _REQUIRED: dict[type, tuple[str, ...]] = {

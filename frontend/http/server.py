@@ -22,6 +22,7 @@ from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.metrics_board import MetricsBoard
 from penstock.frontend.http.app import Part, make_app
 from penstock.frontend.http.connections import BoundedRunner, Timeouts, connections_within_limit
+from penstock.ipc import process
 
 log = structlog.get_logger()
 
@@ -148,7 +149,7 @@ class Server:
             await asyncio.sleep(_SHARE_SECONDS)
 
     def _on_refused(self, reason: str) -> None:
-        self.exit_code = 2
+        self.exit_code = process.EXIT_CONFIG
         self.stopped.set()
 
 

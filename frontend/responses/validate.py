@@ -8,10 +8,9 @@ from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.responses.items import Item, as_messages, known_items
 from penstock.frontend.schema_responses import LOGPROBS, ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
 from penstock.frontend.text.chat_template import ChatTemplate
-from penstock.frontend.validation.chat import ValidChat, validate_conversation
+from penstock.frontend.validation.chat import ValidChat, validate_conversation, with_fields
 from penstock.frontend.validation.common import Rules, ValidRequest, check_num_best, validate_common
 from penstock.frontend.validation.grammar import check_ending, schema_source
-from penstock.frontend.validation.template_settings import with_fields
 from penstock.frontend.validation.tools import ToolChoice, validate_tools
 
 MAX_METADATA = 16

@@ -8,16 +8,19 @@ tag, so that the text equals `tokenizer.apply_chat_template(..., tokenize=False)
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
 import jinja2
 import jinja2.compiler
 import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
+import msgspec
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -25,8 +28,11 @@ from jinja2.utils import Namespace
 from penstock.core.checkpoint.folder import read_text
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config import ConfigError
-from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
-from penstock.frontend.text.template_calls import CallStyle, Chat, find_style
+from penstock.frontend.errors import ApiError, ContextLengthExceeded, TemplateFailed
+
+Chat = list[dict[str, Any]]
+NoContent = Literal["empty", "none", "absent"]
+Arguments = Literal["object", "text"]
 
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 RESERVED = frozenset(
@@ -38,6 +44,39 @@ _TOOL_VARIABLES = ("tools", "xml_tools")
 """Where templates look for the tools; the second is SmolLM3's."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _PROBE_CHARS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ValidConversation:
+    """Messages that a chat template can be given, and how to render them."""
+
+    messages: Chat
+    add_generation_prompt: bool
+    continue_final_message: bool
+    variables: dict[str, Any]
+    tools: list[dict[str, Any]] | None = None
+    warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`
+
+
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """How to hand calls to a template."""
+
+    no_content: NoContent = "empty"
+    arguments: Arguments = "object"
+
+    def apply(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message as the template wants it; None values are dropped, but for a content that must be none."""
+        given = {name: value for name, value in message.items() if value is not None}
+        if given.get("role") != "assistant":
+            return given
+        if "content" not in given and not (given.get("tool_calls") and self.no_content != "empty"):
+            given["content"] = ""
+        elif "content" not in given and self.no_content == "none":
+            given["content"] = None
+        if self.arguments == "text" and given.get("tool_calls"):
+            given["tool_calls"] = [_with_text(call) for call in given["tool_calls"]]
+        return given
 
 
 class ChatTemplate:
@@ -149,6 +188,69 @@ def _cut_at_mark(text: str, final: str) -> str:
     if text[position : position + len(_CONTINUE_MARK)] == _CONTINUE_MARK:
         return text[:position]
     return text[:position].rstrip()  # the template trims messages
+
+
+# --- what a template expects of an assistant message that calls tools: found by trying, once -----
+#
+# Clients send such a message back with `content: null` and its arguments as JSON text. Qwen3's template looks for
+# `</think>` in the content, so it must be a text; DeepSeek's writes the calls only where the content is none. Most
+# templates write the arguments with `tojson`, some put the text as it is between two marks.
+
+_NAME, _VALUE = "penstock_probe", "Waterwheel"
+_ARGUMENTS = {"place": _VALUE}
+_AS_PYTHON = str(_ARGUMENTS)[:8]  # an object that a template writes without `tojson`
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "A probe.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    },
+}
+
+
+_STYLES = tuple(
+    CallStyle(no_content, arguments) for arguments, no_content in product(get_args(Arguments), get_args(NoContent))
+)
+
+
+def find_style(render: Callable[[Chat, list[dict[str, Any]]], str]) -> CallStyle:
+    """The first style in which the template shows a call whole; the usual one if there is none such.
+
+    `render` writes messages and tools as the template does and raises ApiError where it refuses them.
+    """
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
+    chat: Chat = [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "name": _NAME, "content": "Here."},
+    ]
+    for style in _STYLES:
+        try:
+            text = render([style.apply(message) for message in chat], [_TOOL])
+        except ApiError:
+            continue
+        if _shows_call(text, style):
+            return style
+    return CallStyle()
+
+
+def _shows_call(text: str, style: CallStyle) -> bool:
+    if _VALUE not in text or _AS_PYTHON in text:
+        return False
+    text_twice = '{\\"place\\"'  # JSON text that the template has put through `tojson` again
+    return style.arguments == "object" or text_twice not in text
+
+
+def _with_text(call: Any) -> Any:
+    """The call with its arguments as JSON text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or isinstance(function.get("arguments"), str | None):
+        return call
+    return {**call, "function": {**function, "arguments": msgspec.json.encode(function["arguments"]).decode()}}
+
+
+# --- the sandbox ------------------------------------------------------------------------------
 
 
 class _Generation(jinja2.ext.Extension):

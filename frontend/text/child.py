@@ -16,9 +16,8 @@ import msgspec
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
-from penstock.frontend.text.chat_template import ChatTemplate, load_chat_template
+from penstock.frontend.text.chat_template import ChatTemplate, ValidConversation, load_chat_template
 from penstock.frontend.text.child_pool import answer, limit_resources
-from penstock.frontend.text.conversation import ValidConversation
 from penstock.frontend.text.plain_text import SpecialTexts, render_plain
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of, special_tokens_of
 from penstock.ipc import process
@@ -36,7 +35,7 @@ def main(argv: list[str]) -> int:
         special_texts = SpecialTexts(special_texts_of(checkpoint) if special == "text" else ())
     except ConfigError as error:
         answer(["", str(error)])
-        return 2
+        return process.EXIT_CONFIG
     answer([])
     tokenizer: TextTokenizer | None = None
     for line in sys.stdin.buffer:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from penstock.frontend.errors import TemplateFailed
-from penstock.frontend.text.conversation import ValidConversation
+from penstock.frontend.text.chat_template import ValidConversation
 
 _SEAMS = ("\U0010fffd", "\U0010fffc", "\U0010fffb", "\U000ffffd", "\U000ffffc", "\uf8ff")
 """Private use: no tokenizer has learned to join them with other characters."""

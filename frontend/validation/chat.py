@@ -8,18 +8,22 @@ import msgspec
 
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, TooManyValues, UnsupportedParameter
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
-from penstock.frontend.parsing.offered_tools import ValidTools
+from penstock.frontend.parsing.output_format import ValidTools
 from penstock.frontend.schema import ChatRequest, without_collecting
-from penstock.frontend.text.chat_template import ChatTemplate
-from penstock.frontend.text.conversation import ValidConversation
+from penstock.frontend.text.chat_template import RESERVED, ChatTemplate, ValidConversation
 from penstock.frontend.validation.common import Rules, ValidRequest, check_num_best, check_text_size, validate_common
-from penstock.frontend.validation.template_settings import settings_for, with_fields
 from penstock.frontend.validation.tools import validate_tools
 
 MAX_MESSAGES = 2048
 MAX_TOOL_CALLS = 128
 MAX_ARGUMENT_NUMBERS = 65_536
 """In the arguments of all past calls together."""
+
+MAX_TEMPLATE_VARIABLES = 32
+
+_FIELD = "chat_template_kwargs"
+_THINKING = ("enable_thinking", "thinking")
+"""Names under which templates that know no effort switch reasoning on and off."""
 
 _MESSAGE_FIELDS = frozenset(
     ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
@@ -200,3 +204,51 @@ def _arguments(field: str, text: str, size: JsonSize) -> Any:
         raise TooManyValues(f"{field}: in the messages together {error}", param=field) from None
     except (msgspec.DecodeError, RecursionError):
         return text
+
+
+def with_fields(variables: dict[str, Any] | None, **fields: str | None) -> dict[str, Any] | None:
+    """The request's variables and those of its fields that are set; what a variable says goes before its field."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {**given, **(variables or {})} if given else variables
+
+
+def settings_for(template: ChatTemplate, variables: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The variables that this template reads, and warnings of those that it does not.
+
+    An effort is passed on where the template reads one; else it says whether to reason at all, if that can be said.
+
+    Raises:
+        InvalidParameter: if there are too many, or one is no plain value or no variable of any template.
+    """
+    if len(variables) > MAX_TEMPLATE_VARIABLES:
+        raise InvalidParameter(
+            f"{_FIELD} may hold {MAX_TEMPLATE_VARIABLES} entries at most, got {len(variables)}", param=_FIELD
+        )
+    known = template.extra_variables
+    settings: dict[str, Any] = {}
+    warnings = []
+    for name, value in variables.items():
+        if name in known:
+            settings[name] = _plain(name, value)
+        elif name in RESERVED:
+            raise InvalidParameter(f"{_FIELD}.{name} cannot be set: it is no variable of a chat template", param=_FIELD)
+        elif name == "verbosity":
+            if value != "medium":  # which is to say nothing
+                warnings.append("verbosity: no effect, this model's chat template does not read it")
+        elif name != "reasoning_effort":
+            listed = ", ".join(sorted(known)) or "none"
+            warnings.append(f"{_FIELD}.{name[:64]}: no effect, this model's chat template reads: {listed}")
+    effort = variables.get("reasoning_effort")
+    if effort is not None:
+        switch = next((name for name in _THINKING if name in known), None)
+        if switch is not None and ("reasoning_effort" not in known or effort == "none"):
+            settings.setdefault(switch, effort != "none")
+        elif "reasoning_effort" not in known:
+            warnings.append("reasoning_effort: no effect, this model's chat template does not read it")
+    return settings, tuple(warnings)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if value is not None and not isinstance(value, str | int | float | bool):
+        raise InvalidParameter(f"{_FIELD}.{name} must be a text, a number or a boolean", param=_FIELD)
+    return value

@@ -31,7 +31,7 @@ _NICENESS = 15
 
 def main(argv: list[str]) -> int:
     """Fork workers off until the supervisor is gone. In such a worker: be it; its exit code."""
-    arguments = dict(zip(argv[::2], argv[1::2], strict=False))
+    arguments = process.options_of(argv)
     if "--eager" not in arguments:
         thread = threading.Thread(target=_import_worker)
         thread.start()

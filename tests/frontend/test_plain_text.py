@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.frontend.text.chat_template import ChatTemplate
+from penstock.frontend.text.chat_template import Chat, ChatTemplate, ValidConversation
 from penstock.frontend.text.child import render
-from penstock.frontend.text.conversation import ValidConversation
 from penstock.frontend.text.plain_text import SpecialTexts, render_plain
-from penstock.frontend.text.template_calls import Chat
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of
 from tests.frontend.checkpoint_folder import SPECIAL_TOKENS, byte_level_tokenizer, write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids

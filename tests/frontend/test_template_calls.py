@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.frontend.errors import TemplateFailed
-from penstock.frontend.text.chat_template import ChatTemplate
-from penstock.frontend.text.template_calls import CallStyle, Chat
+from penstock.frontend.text.chat_template import CallStyle, Chat, ChatTemplate
 from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.http_client import post
 from tests.frontend.live_server import LiveServer, live_server

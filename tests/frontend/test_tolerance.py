@@ -9,7 +9,7 @@ import pytest
 
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.text.chat_template import ChatTemplate
-from penstock.frontend.validation.template_settings import settings_for
+from penstock.frontend.validation.chat import settings_for
 from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import HELLO, Response, chat, complete, error_of, events, get, post, send

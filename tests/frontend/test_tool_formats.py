@@ -11,8 +11,7 @@ from penstock.core.config.options import FrontendOptions
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.message_parser import MessageParser, parse_message
 from penstock.frontend.parsing.message_parts import CallArguments, CallStart, Content, Part, Reasoning
-from penstock.frontend.parsing.offered_tools import ValidTools
-from penstock.frontend.parsing.output_format import OutputFormat
+from penstock.frontend.parsing.output_format import OutputFormat, ValidTools
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS, tool_format_of
 from penstock.frontend.text.chat_template import ChatTemplate

@@ -66,7 +66,7 @@ def read_value(block: Block, write: Write, notation: Notation, depth: int = 0) -
     elif opening == "{":
         block.take(1)
         write("{")
-        yield from _read_members(block, write, notation, depth)
+        yield from read_members(block, write, notation, depth)
         write("}")
     else:
         word = yield from block.word(_WORD)
@@ -92,7 +92,8 @@ def _read_items(block: Block, write: Write, notation: Notation, end: str, depth:
         yield from read_value(block, write, notation, depth + 1)
 
 
-def _read_members(block: Block, write: Write, notation: Notation, depth: int) -> Reading[None]:
+def read_members(block: Block, write: Write, notation: Notation, depth: int = 0) -> Reading[None]:
+    """Read an object behind its brace, and write it as JSON without braces."""
     is_first = True
     while True:
         yield from block.skip(" \t\r\n,")
@@ -102,12 +103,12 @@ def _read_members(block: Block, write: Write, notation: Notation, depth: int) ->
         if not is_first:
             write(", ")
         is_first = False
-        yield from read_key(block, write, notation)
+        yield from _read_key(block, write, notation)
         write(": ")
         yield from read_value(block, write, notation, depth + 1)
 
 
-def read_key(block: Block, write: Write, notation: Notation) -> Reading[None]:
+def _read_key(block: Block, write: Write, notation: Notation) -> Reading[None]:
     """Read an object's key and the colon behind it, and write it as JSON."""
     quote = yield from block.accepts(*notation.quotes)
     if quote:

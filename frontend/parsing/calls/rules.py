@@ -10,22 +10,10 @@ import msgspec
 from penstock.frontend.text.tokenizer import TextTokenizer
 
 _DESCRIPTIONS = frozenset(
-    {
-        "$comment",
-        "$defs",
-        "$id",
-        "$schema",
-        "default",
-        "definitions",
-        "deprecated",
-        "description",
-        "example",
-        "examples",
-        "nullable",
-        "readOnly",
-        "title",
-        "writeOnly",
-    }
+    (
+        *("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description"),
+        *("example", "examples", "nullable", "readOnly", "title", "writeOnly"),
+    )
 )
 """Keywords of JSON schemas that allow and forbid nothing by themselves."""
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
 from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
-from penstock.frontend.parsing.calls.literals import Notation, literal_rule, read_key, read_value
+from penstock.frontend.parsing.calls.literals import Notation, literal_rule, read_members
 from penstock.frontend.parsing.calls.rules import Function, Rules, quoted
 
 _NAME = re.compile(r"[A-Za-z0-9_.:\-]{0,256}")
@@ -34,18 +34,7 @@ class Gemma4(ToolFormat):
             raise NoCallError
         block.start_call(name)
         block.add("{")
-        is_first = True
-        while True:
-            yield from block.skip(" \t\r\n,")
-            if (yield from block.accepts("}")):
-                break
-            yield from block.goes_on()
-            if not is_first:
-                block.add(", ")
-            is_first = False
-            yield from read_key(block, block.add, self._notation)
-            block.add(": ")
-            yield from read_value(block, block.add, self._notation)
+        yield from read_members(block, block.add, self._notation)
         block.add("}")
         block.end_call()
         yield from block.close(self.end, mark)
