@@ -209,7 +209,7 @@ async def _first_end(group: Sequence[Child]) -> tuple[Child, int]:
     finally:
         for end in ends:
             end.cancel()
-    return group[first], EXIT_CONFIG if EXIT_CONFIG in codes else codes[first]
+    return group[first], process.EXIT_CONFIG if process.EXIT_CONFIG in codes else codes[first]
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
