@@ -19,7 +19,7 @@ from bench.peers.model import to_gguf, to_openvino
 from bench.server_process import free_port, running, stop
 from penstock.bench.load.job import Job, Outcome, PlannedRequest
 from penstock.bench.load.processes import run
-from penstock.gpu_worker.devices.device import computes_in_bf16
+from penstock.gpu_worker.devices.cpu import computes_in_bf16
 from penstock.kernels.native.build import built_library
 
 PENSTOCK = "penstock"

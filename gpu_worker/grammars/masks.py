@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.source import Checkpoint
-from penstock.gpu_worker.devices.device import CpuDevice, Device, Download, IntArray
+from penstock.gpu_worker.devices.device import Device, Download, IntArray
 from penstock.gpu_worker.grammars.row import DrawnToken, GrammarRow, Words
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.ipc.messages import NewRow, RowError, StepPlan
@@ -85,7 +85,7 @@ class Grammars:
             return ()
         assert self._filler is not None
         masks = self._filler.masks()
-        library = self._device.library if isinstance(self._device, CpuDevice) else None
+        library = self._device.library
         if library is not None and logits.dtype == torch.float32:
             library.mask_tokens(logits, masks.indices, masks.words)
         else:

@@ -23,7 +23,7 @@ def build(config: DenseConfig, reader: WeightReader) -> Model:
         read_weights(config, packed),
         library,
         rounds_inputs=computes_in_bf16 and library.multiplies_bf16,
-        long_on_torch=computes_in_bf16 and reader.long_on_torch,
+        long_on_torch=computes_in_bf16 and library.leaves_long_steps,
     )
 
 

@@ -17,9 +17,9 @@ from penstock.core.checkpoint.families.registry import expected_tensors, family_
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.source import Checkpoint, StoredTensor
+from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.models.weights import WeightReader
-from penstock.kernels.native.library import Library
 
 log = structlog.get_logger()
 
@@ -44,24 +44,14 @@ def load_model_config(path: Path) -> ModelConfig:
     return parse_model_config(open_checkpoint(path).config)
 
 
-def load_model(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    library: Library | None = None,
-    *,
-    long_on_torch: bool = False,
-) -> Model:
+def load_model(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: Device) -> Model:
     """Load the weights.
 
     Args:
         checkpoint: where they are.
         config: of the model.
-        dtype: as `WeightReader` has it, like all that follow.
-        device: where weights go.
-        library: the CPU's own kernels, to make a model for them.
-        long_on_torch: whether they had better leave long steps to torch.
+        dtype: as `WeightReader` has it.
+        device: where the model runs.
 
     Raises:
         LoadError: if files or tensors are missing, unexpected or of other shapes.
@@ -75,28 +65,22 @@ def load_model(
             advance()
             return _tensor(found[name])
 
-        return _build(config, WeightReader(read, shapes, is_bf16, dtype, device, library, long_on_torch))
+        return _build(config, WeightReader(read, shapes, is_bf16, dtype, device.torch_device, device.library))
 
 
-def dummy_model(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    library: Library | None = None,
-    *,
-    long_on_torch: bool = False,
-) -> Model:
+def dummy_model(config: ModelConfig, dtype: torch.dtype, device: Device) -> Model:
     """Random weights of the right shapes, the same ones each time; arguments as in `load_model`."""
+    on = device.torch_device
     shapes = expected_tensors(config)
-    generator = torch.Generator(device=device).manual_seed(0)
+    generator = torch.Generator(device=on).manual_seed(0)
 
     def read(name: str) -> Tensor:
         if name.endswith("norm.weight"):
-            return torch.ones(shapes[name], dtype=dtype, device=device)
-        return torch.empty(shapes[name], dtype=dtype, device=device).normal_(0.0, _DUMMY_STD, generator=generator)
+            return torch.ones(shapes[name], dtype=dtype, device=on)
+        return torch.empty(shapes[name], dtype=dtype, device=on).normal_(0.0, _DUMMY_STD, generator=generator)
 
     is_bf16 = config.checkpoint_dtype == "bfloat16"
-    return _build(config, WeightReader(read, shapes, is_bf16, dtype, device, library, long_on_torch))
+    return _build(config, WeightReader(read, shapes, is_bf16, dtype, device.torch_device, device.library))
 
 
 def _build(config: ModelConfig, reader: WeightReader) -> Model:

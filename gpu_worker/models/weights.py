@@ -22,7 +22,6 @@ class WeightReader(NamedTuple):
     library: Library | None = None
     """The CPU's own kernels, to make a model for them. They read bf16 weights as they are, whatever the dtype: that
     halves what a step reads, and loses nothing."""
-    long_on_torch: bool = False  # whether torch multiplies bf16 matrices so fast that long steps are better left to it
     are_packed: bool = False
     """Whether matrices are only read to be packed: then they are not copied where they are right as they were read,
     which may be the file's own memory."""

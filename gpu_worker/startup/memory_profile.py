@@ -1,35 +1,31 @@
-"""How much of a GPU's memory is left for KV pages: measured by running the largest batch once."""
+"""How much memory is left for KV pages: on a GPU this is measured by running the largest batch once."""
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
 
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import Config
-from penstock.gpu_worker.devices.device import CudaDevice
+from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.model import Model
-from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
+from penstock.gpu_worker.state.kv_pool import KVPool, cpu_budget, page_groups
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.input_batch import HostBatch, make_inputs
 
 
-def cuda_budget(config: Config, model: Model, dtype: torch.dtype, device: CudaDevice) -> int:
-    """Bytes for the pool: the allowed share of the device, less weights, row state and measured peak activations.
+def pool_budget(config: Config, model: Model, dtype: torch.dtype, device: Device) -> int:
+    """Bytes for the pool: of a device with memory of its own the allowed share, less weights, row state and measured
+    peak activations.
 
     Raises:
         torch.OutOfMemoryError: if the largest batch alone does not fit.
     """
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    free_before, total = torch.cuda.mem_get_info()
-    allocated_before = torch.cuda.memory_allocated()
-    _run_largest_batch(config, model, dtype, device)
-    torch.cuda.synchronize()
-    activations = torch.cuda.max_memory_allocated() - allocated_before
-    torch.cuda.empty_cache()
-    in_use = total - free_before  # weights, the context, and whatever else runs on this GPU
+    measured = device.measure(partial(_run_largest_batch, config, model, dtype, device))
+    if measured is None:
+        return cpu_budget(config, device)
+    total, in_use, activations = measured  # in use are weights, the context, and whatever else runs on this GPU
     rows = row_state_bytes(config, model.config)
     # Graphs keep tensors of their own, for batches no larger than the one that was measured.
     num_copies = 1 if config.worker.enforce_eager else 2
@@ -43,7 +39,7 @@ def row_state_bytes(config: Config, model: ModelConfig) -> int:
     return 4 * ((config.scheduler.max_num_seqs + 1) * (longest + 1 + num_pages) + (longest + 1) * model.head_dim)
 
 
-def _run_largest_batch(config: Config, model: Model, dtype: torch.dtype, device: CudaDevice) -> None:
+def _run_largest_batch(config: Config, model: Model, dtype: torch.dtype, device: Device) -> None:
     """As many rows and tokens as a step may have, all on one page."""
     page_size = config.scheduler.page_size
     num_tokens = config.scheduler.max_num_batched_tokens

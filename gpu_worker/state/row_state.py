@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.gpu_worker.devices.device import CpuDevice, Device, IntArray
+from penstock.gpu_worker.devices.device import Device, IntArray
 from penstock.gpu_worker.state.token_limits import TokenLimits
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 from penstock.kernels.native.sampler import NativeSampler
@@ -39,8 +39,8 @@ class RowState:
         self.page_table = torch.zeros(max_num_seqs, max_pages, dtype=torch.int32, device=on)
         self._floats = torch.zeros(len(_FLOATS), max_num_seqs, dtype=torch.float32, device=on)
         self._ints = torch.zeros(len(_INTS), max_num_seqs, dtype=torch.int64, device=on)
-        is_cpu = isinstance(device, CpuDevice)
-        num_stop_ids, num_biases = (_MIN_LIST_LEN, _MIN_LIST_LEN) if is_cpu else (_MAX_STOP_IDS, _MAX_BIASES)
+        most = (_MAX_STOP_IDS, _MAX_BIASES)
+        num_stop_ids, num_biases = most if device.compiles_launches else (_MIN_LIST_LEN, _MIN_LIST_LEN)
         self._stop_ids = torch.full((max_num_seqs, num_stop_ids), -1, dtype=torch.int32, device=on)
         self._bias_ids = torch.full((max_num_seqs, num_biases), -1, dtype=torch.int32, device=on)
         self._bias_values = torch.zeros(max_num_seqs, num_biases, dtype=torch.float32, device=on)
@@ -186,7 +186,7 @@ class RowState:
             bias_ids=self._bias_ids,
             bias_values=self._bias_values,
         )
-        library = self._device.library if isinstance(self._device, CpuDevice) else None
+        library = self._device.library
         self.native_sampler = None if library is None else NativeSampler(library, self.sampling)
 
 

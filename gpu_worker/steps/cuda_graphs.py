@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.devices.device import CudaDevice
+from penstock.gpu_worker.devices.device import Device, Graphs
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
@@ -72,7 +72,8 @@ class DecodeGraphs:
         model: Model,
         kv: KVPool,
         state: RowState,
-        device: CudaDevice,
+        graphs: Graphs,
+        device: Device,
         *,
         dummy_row: int,
         max_num_seqs: int,
@@ -81,7 +82,8 @@ class DecodeGraphs:
         self._model = model
         self._kv = kv
         self._state = state
-        self._device = device
+        self._recorder = graphs
+        self._torch_device = device.torch_device
         self._dummy_row = dummy_row
         self._max_model_len = max_model_len
         self._page_size = kv.page_size
@@ -95,9 +97,9 @@ class DecodeGraphs:
     def capture(self) -> None:
         """Capture every size, largest first."""
         for size in self._sizes:
-            batch = torch.ones((3, size), dtype=torch.int32, device=self._device.torch_device)
+            batch = torch.ones((3, size), dtype=torch.int32, device=self._torch_device)
             batch[0], batch[1] = self._dummy_row, 0
-            replay, (hidden, sampling) = self._device.capture(partial(self._step, batch))
+            replay, (hidden, sampling) = self._recorder.capture(partial(self._step, batch))
             self._graphs[size] = _Graph(replay, batch[:2], hidden, sampling)
 
     def covers(self, batch: HostBatch) -> bool:
@@ -113,7 +115,7 @@ class DecodeGraphs:
         n = batch.rows.shape[0]
         size = int(self._size_for[n])
         graph = self._graphs[size]
-        self._device.upload_into(padded_batch(batch, size, self._dummy_row), graph.batch)
+        self._recorder.upload_into(padded_batch(batch, size, self._dummy_row), graph.batch)
         graph.replay()
         sampling = graph.sampling
         return graph.hidden[:n], SamplingRows(sampling.logits_indices[:n], sampling.rows[:n], sampling.positions[:n])

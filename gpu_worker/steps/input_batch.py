@@ -55,7 +55,7 @@ def make_inputs(
         page_size,
         num_tokens=int(batch.num_new.sum()),
         # On a GPU the table's width stays the same: a kernel is compiled for each kind of row stride.
-        num_pages=None if packed.is_cuda else -(-max_seq_len // page_size),
+        num_pages=None if device.compiles_launches else -(-max_seq_len // page_size),
         max_query_len=int(batch.num_new.max()),
         max_seq_len=max_seq_len,
     )

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.core.checkpoint.source import Checkpoint
-from penstock.gpu_worker.devices.device import CudaDevice, Device, Download, Mark
+from penstock.gpu_worker.devices.device import Device, Download, Graphs, Mark
 from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool
@@ -75,14 +75,15 @@ class ModelRunner:
         """Bytes of the device that are in use, and all."""
         return self._device.memory_use()
 
-    def capture_graphs(self, device: CudaDevice) -> None:
+    def capture_graphs(self, graphs: Graphs) -> None:
         """Capture decode steps as CUDA graphs."""
         self._state.page_table[self._max_num_seqs] = self._kv.dummy_page
         self._graphs = DecodeGraphs(
             self._model,
             self._kv,
             self._state,
-            device,
+            graphs,
+            self._device,
             dummy_row=self._max_num_seqs,
             max_num_seqs=self._max_num_seqs,
             max_model_len=self._max_model_len,

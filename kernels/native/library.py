@@ -158,13 +158,16 @@ class NativeWeights(NamedTuple):
 class Library:
     """The functions of one compiled library. Not for several threads at a time."""
 
-    def __init__(self, path: Path, num_threads: int, worth_waking: float = _WORTH_WAKING) -> None:
+    def __init__(
+        self, path: Path, num_threads: int, worth_waking: float = _WORTH_WAKING, *, leaves_long_steps: bool = False
+    ) -> None:
         """Load it.
 
         Args:
             path: what `build` has compiled.
             num_threads: at most.
             worth_waking: multiplications in one call from which the second and further threads take part.
+            leaves_long_steps: whether torch is to compute long steps in bf16, because it is much faster there.
         """
         self.functions = ctypes.CDLL(str(path))
         for name in (
@@ -182,6 +185,7 @@ class Library:
             getattr(self.functions, f"penstock_{name}").restype = _checked
         self.functions.penstock_set_threads(c_int32(num_threads), ctypes.c_double(worth_waking))
         self.num_threads = num_threads
+        self.leaves_long_steps = leaves_long_steps
         self.multiplies_bf16 = bool(self.functions.penstock_multiplies_pairs())
 
     def pack(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from penstock.core.config import ConfigError
-from penstock.gpu_worker.devices import device as device_module
-from penstock.gpu_worker.devices.device import CpuDevice, open_device
+from penstock.gpu_worker.devices import open as device_module
+from penstock.gpu_worker.devices.cpu import CpuDevice
+from penstock.gpu_worker.devices.open import open_device
 
 
 @pytest.fixture

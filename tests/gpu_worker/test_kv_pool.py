@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import ConfigError
-from penstock.gpu_worker.devices.device import CpuDevice, choose_dtype, open_device
+from penstock.gpu_worker.devices.cpu import CpuDevice
+from penstock.gpu_worker.devices.open import choose_dtype, open_device
 from penstock.gpu_worker.state.kv_pool import (
     KVPool,
     PageGroup,

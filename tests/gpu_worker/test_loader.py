@@ -19,6 +19,7 @@ from penstock.core.checkpoint.families.registry import expected_tensors
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.source import LoadError
 from penstock.core.config import ConfigError
+from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.linear import Embedding, Linear, PlainEmbedding, PlainLinear
 from penstock.gpu_worker.models.loader import dummy_model, load_model, load_model_config
@@ -27,7 +28,7 @@ from penstock.kernels.native.library import Library
 from tests.gpu_worker.checkpoints import edit_config
 from tests.gpu_worker.conftest import Checkpoint
 
-CPU = torch.device("cpu")
+CPU = CpuDevice(1)
 Make = Callable[..., Checkpoint]
 
 
@@ -98,17 +99,17 @@ def test_conversion(folder: Path) -> None:
     assert torch.equal(rows(weights.embedding), rows(load(folder).weights.embedding).bfloat16())
 
 
-@pytest.mark.parametrize("long_on_torch", [False, True])
-def test_bf16_weights_are_in_memory_once(folder: Path, long_on_torch: bool) -> None:
+@pytest.mark.parametrize("leaves_long_steps", [False, True])
+def test_bf16_weights_are_in_memory_once(folder: Path, leaves_long_steps: bool) -> None:
     """All steps are computed from the same copy, also where torch knows a faster way for long ones."""
     try:
-        library = Library(build(), 1)
+        library = Library(build(), 1, leaves_long_steps=leaves_long_steps)
     except BuildError as error:
         pytest.skip(str(error))
     config = load_model_config(folder)
     before = large_tensors()
     checkpoint = open_checkpoint(folder)
-    model = load_model(checkpoint, config, torch.bfloat16, CPU, library, long_on_torch=long_on_torch)
+    model = load_model(checkpoint, config, torch.bfloat16, CpuDevice(1, library))
     made = sum(storage.nbytes() for at, storage in large_tensors().items() if at not in before)
     num_parameters = sum(math.prod(shape) for shape in expected_tensors(config).values())
     assert round(made / (2 * num_parameters)) == 1  # but for norms and padding

@@ -8,7 +8,7 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.core.checkpoint.families.dense import DenseConfig
-from penstock.gpu_worker.devices.device import CpuDevice
+from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.loader import load_model_config
 from penstock.gpu_worker.models.rope import Rope, cos_sin_table, inverse_frequencies
 from tests.gpu_worker.checkpoints import TRAINED_LEN

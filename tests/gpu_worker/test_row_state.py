@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.gpu_worker.devices.device import CpuDevice
+from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 from penstock.kernels.sampling import SamplingNeeds, sample

@@ -7,12 +7,13 @@ import torch
 
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.source import Checkpoint as Source
+from penstock.gpu_worker.devices.cpu import CpuDevice
+from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.loader import load_model
 from penstock.gpu_worker.startup import start
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.native.build import BuildError, build
-from penstock.kernels.native.library import Library
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine
@@ -23,17 +24,10 @@ SEEDED = SamplingParams(max_tokens=8, temperature=0.9, top_k=20, top_p=0.9, seed
 TOLD = SamplingParams(max_tokens=8, temperature=0.9, seed=4, num_logprobs=2, prompt_logprobs=1)
 
 
-def load_for_torch(
-    source: Source,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    library: Library | None = None,
-    **_: object,
-) -> DenseModel:
+def load_for_torch(source: Source, config: ModelConfig, dtype: torch.dtype, device: Device) -> DenseModel:
     """A model that has no use for the native kernels, which the device offers nevertheless."""
-    assert library is not None
-    model = load_model(source, config, dtype, device, library=None)
+    assert device.library is not None
+    model = load_model(source, config, dtype, CpuDevice(1))
     assert isinstance(model, DenseModel)
     return model
 

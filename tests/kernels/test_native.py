@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.core.checkpoint.families.dense import DenseConfig
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.gpu_worker.devices.device import CpuDevice
+from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights
 from penstock.gpu_worker.models.linear import Linear, PlainEmbedding, PlainLinear
 from penstock.gpu_worker.models.model import ForwardInputs, Model

@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.devices.device import Array, CpuDevice, CudaDevice, Download, Mark
+from penstock.gpu_worker.devices.cpu import CpuDevice
+from penstock.gpu_worker.devices.cuda import CudaDevice
+from penstock.gpu_worker.devices.device import Array, Download, Mark
 from penstock.gpu_worker.startup import start as start_module
 
 T = TypeVar("T")
@@ -27,6 +29,8 @@ def tensors_in(made: Any) -> list[Tensor]:
 
 class FakeCuda(CudaDevice):
     """What `CudaDevice` offers, at once."""
+
+    name = "fake"
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
@@ -60,7 +64,6 @@ class FakeCuda(CudaDevice):
 def use_fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Let `start` open the device above."""
     device = FakeCuda()
-    monkeypatch.setattr(start_module, "open_device", lambda wanted, num_threads: device)
-    monkeypatch.setattr(start_module, "_device_name", lambda device: "fake")
+    monkeypatch.setattr(start_module, "open_device", lambda *_: device)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     return device

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.dense import DenseModel
 from penstock.gpu_worker.models.loader import dummy_model, load_model_config
 from penstock.gpu_worker.models.model import ForwardInputs
-from penstock.gpu_worker.startup.memory_profile import cuda_budget, row_state_bytes
+from penstock.gpu_worker.startup.memory_profile import pool_budget, row_state_bytes
 from penstock.gpu_worker.state.kv_pool import KVPool
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import make_config
@@ -23,7 +24,7 @@ def test_what_is_left_for_pages(
 ) -> None:
     folder, _ = checkpoint("llama")
     model_config = load_model_config(folder)
-    model = dummy_model(model_config, torch.float32, torch.device("cpu"))
+    model = dummy_model(model_config, torch.float32, CpuDevice(1))
     assert isinstance(model, DenseModel)
     launched: list[int] = []
     forward = model.forward
@@ -47,7 +48,7 @@ def test_what_is_left_for_pages(
         folder, max_num_seqs=3, max_num_batched_tokens=11, gpu_memory_utilization=0.9, enforce_eager=eager
     )
     with torch.inference_mode():
-        budget = cuda_budget(config, model, torch.float32, device)
+        budget = pool_budget(config, model, torch.float32, device)
     assert launched == [11]
     rows = row_state_bytes(config, model_config)
     assert rows > 4 * (4 * 513 + 513 * 16)

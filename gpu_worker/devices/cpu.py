@@ -1,0 +1,106 @@
+"""The CPU as a device."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.gpu_worker.devices.device import Array, Download, Graphs, Mark, MemoryUse
+from penstock.kernels.native.library import Library
+
+_SMALL_MODEL_BYTES = 64 << 20
+"""Below, a step of torch's kernels is as fast on one thread as on two, which leaves a core to the other processes."""
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class _Ready:
+    def __init__(self, tensor: Tensor) -> None:
+        self._bytes = tensor.numpy().tobytes()
+
+    def is_ready(self) -> bool:
+        return True
+
+    def wait(self) -> bytes:
+        return self._bytes
+
+
+class _ClockMark:
+    def __init__(self) -> None:
+        self._seconds = time.monotonic()
+
+    def us_since(self, earlier: Mark) -> int:
+        assert isinstance(earlier, _ClockMark)
+        return int((self._seconds - earlier._seconds) * 1e6)
+
+    def is_passed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class CpuDevice:
+    """The CPU: everything happens at once, and in place."""
+
+    torch_device = torch.device("cpu")
+
+    graphs: Graphs | None = None
+    compiles_launches = False
+    frees_memory_late = False
+
+    def __init__(self, num_threads: int = 0, library: Library | None = None) -> None:
+        """`num_threads` is for torch's kernels: 0 for as many as there are cores. A library has its own."""
+        self._may_use_fewer = library is not None or not num_threads
+        self.library = library
+        torch.set_num_threads(num_threads or num_cores())
+
+    @property
+    def name(self) -> str:
+        return f"cpu ({self.library.num_threads if self.library else torch.get_num_threads()} threads)"
+
+    def adapt_to(self, step_bytes: int) -> None:
+        if self._may_use_fewer and step_bytes < _SMALL_MODEL_BYTES:
+            torch.set_num_threads(1)
+
+    def measure(self, step: Callable[[], None]) -> MemoryUse | None:
+        return None
+
+    def upload(self, array: Array) -> Tensor:
+        return torch.from_numpy(array.copy())  # a received buffer is read-only, which torch cannot express
+
+    def mark(self) -> Mark:
+        return _ClockMark()
+
+    def download(self, tensor: Tensor) -> Download:
+        return _Ready(tensor)
+
+    def free_memory(self) -> int:
+        """The system's available memory, or what the process group's limit leaves if that is less."""
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+        limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+        if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():
+            available = min(available, max(0, int(text) - int(used.read_text())))
+        return available
+
+    def memory_use(self) -> tuple[int, int]:
+        num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return num_pages * os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def computes_in_bf16(cpu_flags: str | None = None) -> bool:
+    """Whether the processor multiplies in bf16; `cpu_flags` are its feature words, from /proc/cpuinfo if None."""
+    flags = Path("/proc/cpuinfo").read_text() if cpu_flags is None else cpu_flags
+    return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
+def multiplies_bf16_matrices(cpu_flags: str | None = None) -> bool:
+    """Whether the processor has an instruction for tiles of bf16 matrices; `cpu_flags` as in `choose_dtype`."""
+    return "amx_bf16" in (Path("/proc/cpuinfo").read_text() if cpu_flags is None else cpu_flags)

@@ -1,0 +1,123 @@
+"""An NVIDIA GPU as a device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.gpu_worker.devices.device import Array, Download, Graphs, Mark, MemoryUse, T
+from penstock.kernels.native.library import Library
+
+
+class _CudaDownload:
+    def __init__(self, host: Tensor, event: torch.cuda.Event) -> None:
+        self._host = host
+        self._event = event
+
+    def is_ready(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> bytes:
+        self._event.synchronize()
+        return self._host.numpy().tobytes()
+
+
+class _CudaMark:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record()
+
+    def us_since(self, earlier: Mark) -> int:
+        assert isinstance(earlier, _CudaMark)
+        return int(earlier._event.elapsed_time(self._event) * 1e3)
+
+    def is_passed(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CudaDevice:
+    """One NVIDIA GPU. Results leave on a side stream, with one event a step; the main stream never waits."""
+
+    library: Library | None = None
+    compiles_launches = True
+    frees_memory_late = True
+
+    def __init__(self, index: int) -> None:
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        self._results = torch.cuda.Stream()
+        self._graph_pool: Any = None  # torch's handle; made with the first capture
+
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name(self.torch_device)
+
+    @property
+    def graphs(self) -> Graphs | None:
+        return self
+
+    def adapt_to(self, step_bytes: int) -> None:
+        pass
+
+    def measure(self, step: Callable[[], None]) -> MemoryUse | None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        free, total = torch.cuda.mem_get_info()
+        allocated = torch.cuda.memory_allocated()
+        step()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - allocated
+        torch.cuda.empty_cache()
+        return MemoryUse(total, total - free, peak)
+
+    def upload(self, array: Array) -> Tensor:
+        return _pinned(array).to(self.torch_device, non_blocking=True)
+
+    def upload_into(self, array: Array, target: Tensor) -> None:
+        # The allocator of pinned memory keeps the copy's source until the copy is done.
+        target.copy_(_pinned(array), non_blocking=True)
+
+    def capture(self, step: Callable[[], T]) -> tuple[Callable[[], object], T]:
+        step()  # compiles kernels and makes library handles and workspaces, which a capture cannot
+        torch.cuda.synchronize()
+        if self._graph_pool is None:
+            self._graph_pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graph_pool):
+            result = step()
+        return graph.replay, result
+
+    def mark(self) -> Mark:
+        return _CudaMark()
+
+    def download(self, tensor: Tensor) -> Download:
+        made = torch.cuda.Event()
+        made.record()
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        event = torch.cuda.Event()
+        with torch.cuda.stream(self._results):
+            self._results.wait_event(made)
+            host.copy_(tensor, non_blocking=True)
+            event.record()
+        tensor.record_stream(self._results)
+        return _CudaDownload(host, event)
+
+    def free_memory(self) -> int:
+        free, _ = torch.cuda.mem_get_info()
+        return free
+
+    def memory_use(self) -> tuple[int, int]:
+        free, total = torch.cuda.mem_get_info()
+        return total - free, total
+
+
+def _pinned(array: Array) -> Tensor:
+    host = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
+    host.numpy()[...] = array
+    return host

@@ -1,0 +1,88 @@
+"""From options to a device, and to the dtype that suits it."""
+
+import structlog
+import torch
+
+from penstock.core.config import ConfigError
+from penstock.core.config.options import CpuKernels, DTypeName
+from penstock.gpu_worker.devices.cpu import CpuDevice, computes_in_bf16, multiplies_bf16_matrices, num_cores
+from penstock.gpu_worker.devices.cuda import CudaDevice
+from penstock.gpu_worker.devices.device import Device
+from penstock.kernels.native.build import BuildError, build, built_library
+from penstock.kernels.native.library import Library
+
+log = structlog.get_logger()
+
+
+def open_device(wanted: str, num_threads: int, kernels: CpuKernels = "torch") -> Device:
+    """The device of an option's value.
+
+    Args:
+        wanted: `--device`; or `auto:N`, the Nth GPU if there are any.
+        num_threads: of a CPU; 0 for as many as there are cores.
+        kernels: of a CPU, as `--cpu-kernels` has it.
+
+    Raises:
+        ConfigError: if there is no such device, or its kernels cannot be compiled.
+    """
+    kind, _, number = wanted.partition(":")
+    name = wanted
+    if kind == "auto":
+        name = f"cuda:{number or 0}" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return CpuDevice(num_threads, _library(kernels, num_threads or num_cores()))
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type != "cuda":
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {wanted!r}")
+    index = device.index or 0
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise ConfigError(f"--device {wanted}: this machine offers {torch.cuda.device_count()} CUDA devices")
+    return CudaDevice(index)
+
+
+def _library(kernels: CpuKernels, num_threads: int) -> Library | None:
+    """The CPU's own kernels as the option says; None for torch's."""
+    if kernels == "torch":
+        return None
+    path = built_library()
+    if path is None and kernels == "native":
+        log.info("compiling the CPU kernels")
+        try:
+            path = build()
+        except BuildError as error:
+            raise ConfigError(f"--cpu-kernels native: {error}") from None
+    leaves_long_steps = kernels == "auto" and multiplies_bf16_matrices()
+    return None if path is None else Library(path, num_threads, leaves_long_steps=leaves_long_steps)
+
+
+def choose_dtype(wanted: DTypeName, checkpoint: str, device: torch.device, cpu_flags: str | None = None) -> torch.dtype:
+    """The dtype of weights, activations and KV.
+
+    `auto` is the checkpoint's on a GPU. On a CPU it is bfloat16 for a half-precision checkpoint where the
+    processor computes in it, else float32; float16 has no fast path there.
+
+    Args:
+        wanted: the option.
+        checkpoint: the checkpoint's own dtype.
+        device: where it runs.
+        cpu_flags: the processor's feature words; read from /proc/cpuinfo if None.
+
+    Raises:
+        ConfigError: for float16 asked for on a CPU, or a checkpoint's dtype that is none of ours.
+    """
+    if wanted == "auto":
+        if checkpoint not in ("float32", "bfloat16", "float16"):
+            raise ConfigError(f"the checkpoint's dtype {checkpoint!r} is not supported; name one with --dtype")
+        if device.type == "cuda":
+            return _torch_dtype(checkpoint)
+        return torch.bfloat16 if checkpoint == "bfloat16" and computes_in_bf16(cpu_flags) else torch.float32
+    if wanted == "float16" and device.type == "cpu":
+        raise ConfigError("--dtype float16 is slow on a CPU and not supported there; use bfloat16, float32 or auto")
+    return _torch_dtype(wanted)
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
