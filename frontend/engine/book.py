@@ -185,6 +185,11 @@ class RequestBook:
         return self.link.stats
 
     @property
+    def all_stats(self) -> dict[str, EngineStats]:
+        """What each engine told last, by its label."""
+        return {str(index): link.stats for index, link in enumerate(self._links) if link.stats is not None}
+
+    @property
     def queue(self) -> QueueGate:
         """What waits at that engine."""
         return self.link.queue

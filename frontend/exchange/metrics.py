@@ -6,7 +6,7 @@ so that any of them answers for all.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 import prometheus_client
@@ -74,9 +74,9 @@ class Histogram:
 class Metrics:
     """All metrics of one frontend process."""
 
-    def __init__(self, engine_stats: Callable[[], EngineStats | None], board: MetricsBoard | None = None) -> None:
-        """`engine_stats` gives the engine's latest word, None before the first; `board` is shared with siblings."""
-        self._engine_collector = EngineCollector(engine_stats)
+    def __init__(self, engines: Callable[[], Mapping[str, EngineStats]], board: MetricsBoard | None = None) -> None:
+        """`engines` gives the latest word of each engine, by its label; `board` is shared with siblings."""
+        self._engine_collector = EngineCollector(engines)
         self._board = board
         registry = CollectorRegistry()  # what this process counts
         self._registry = registry
@@ -242,15 +242,26 @@ def add(families: list[Metric], snapshots: list[Snapshot]) -> None:
 
 
 class EngineCollector(Collector):
-    """The engine's counters, as of its latest `EngineStats`."""
+    """The engines' counters, as of their latest `EngineStats`. With several, each has a label of its own."""
 
-    def __init__(self, engine_stats: Callable[[], EngineStats | None]) -> None:
-        self._engine_stats = engine_stats
+    def __init__(self, engines: Callable[[], Mapping[str, EngineStats]]) -> None:
+        self._engines = engines
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._engine_stats()
-        if stats is None:
-            return
+        engines = self._engines()
+        found: dict[str, Metric] = {}
+        for label, stats in engines.items():
+            for family in self._families(stats):
+                if len(engines) > 1:
+                    family.samples = [
+                        sample._replace(labels={"engine": label, **sample.labels}) for sample in family.samples
+                    ]
+                found.setdefault(family.name, family)
+                if found[family.name] is not family:
+                    found[family.name].samples += family.samples
+        yield from found.values()
+
+    def _families(self, stats: EngineStats) -> Iterator[Metric]:
         gauges = {
             "penstock_num_requests_waiting": ("Sequences that wait for a row.", stats.num_waiting),
             "penstock_num_requests_running": ("Sequences that hold a row.", stats.num_running),

@@ -55,10 +55,11 @@ class Server:
             config.ipc.heartbeat_timeout,
             channel_keys(config),
         )
-        metrics = Metrics(lambda: link.stats, board)
+        metrics = Metrics(lambda: book.all_stats, board)
         connect = over_sockets(self._context, metrics.dropped_messages.inc)
         link = EngineLink(address, config.scheduler, connect, self._on_refused)
-        self.service = Service(config, model, RequestBook([link]), metrics)
+        book = RequestBook([link])
+        self.service = Service(config, model, book, metrics)
         self._max_connections = connections_within_limit(config.frontend.max_connections)
         parts: tuple[Part, ...] = ("public", "admin") if config.frontend.admin_port else ("all",)
         self._runners = [self._make_runner(part) for part in parts]

@@ -51,7 +51,7 @@ class Mount:
             scheduler=SchedulerOptions(max_num_queued_seqs=1000),
         )
         self.scheduler = FakeScheduler(address, vocab_size=VOCAB_SIZE)
-        metrics = Metrics(lambda: None)
+        metrics = Metrics(dict)
         self.context: zmq.Context[Any] = zmq.Context()
         link = EngineLink(
             EngineAddress(address, "mount", ""), config.scheduler, over_sockets(self.context), pytest.fail

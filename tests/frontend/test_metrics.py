@@ -111,7 +111,7 @@ def shared_memory() -> Iterator[int]:
 
 
 def test_several_frontends_answer_as_one(shared_memory: int) -> None:
-    first, second = (Metrics(lambda: None, MetricsBoard(shared_memory, i, 2)) for i in range(2))
+    first, second = (Metrics(dict, MetricsBoard(shared_memory, i, 2)) for i in range(2))
     note_request(first, 5)
     note_request(second, 7)
     note_request(second, 1, endpoint="/v1/chat/completions")
@@ -128,7 +128,7 @@ def test_several_frontends_answer_as_one(shared_memory: int) -> None:
 
 def test_what_one_told_the_other_does_not_take_back(shared_memory: int) -> None:
     """A counter that falls would count as a restart, and all of it once more."""
-    frontends = [Metrics(lambda: None, MetricsBoard(shared_memory, i, 2)) for i in range(2)]
+    frontends = [Metrics(dict, MetricsBoard(shared_memory, i, 2)) for i in range(2)]
     draw, last = random.Random(0), 0.0
     for i in range(200):
         note_request(draw.choice(frontends), 1)
@@ -143,12 +143,12 @@ def test_what_one_told_the_other_does_not_take_back(shared_memory: int) -> None:
 
 
 def test_a_frontend_goes_on_counting_where_its_predecessor_died(shared_memory: int) -> None:
-    first, second = (Metrics(lambda: None, MetricsBoard(shared_memory, i, 2)) for i in range(2))
+    first, second = (Metrics(dict, MetricsBoard(shared_memory, i, 2)) for i in range(2))
     note_request(first, 5)
     first.live_requests.inc()
     first.share()
     note_request(second, 7)
-    successor = Metrics(lambda: None, MetricsBoard(shared_memory, 0, 2))
+    successor = Metrics(dict, MetricsBoard(shared_memory, 0, 2))
     note_request(successor, 1)
     successor.share()
     found = told(second)
@@ -168,7 +168,7 @@ def test_a_torn_snapshot_is_not_read(shared_memory: int) -> None:
 def test_no_memory_to_share_in_is_survived() -> None:
     full = os.open("/dev/full", os.O_RDWR)  # reads zeros, takes nothing
     try:
-        first, second = (Metrics(lambda: None, MetricsBoard(full, i, 2)) for i in range(2))
+        first, second = (Metrics(dict, MetricsBoard(full, i, 2)) for i in range(2))
         note_request(first, 5)
         note_request(second, 7)
         assert told(first)["penstock_prompt_tokens_total", ()] == 5

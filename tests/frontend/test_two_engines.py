@@ -13,6 +13,7 @@ from penstock.core.config import SchedulerOptions
 from penstock.frontend.engine.book import RequestBook, first_ready
 from penstock.frontend.engine.link import EngineAddress, EngineLink, over_sockets
 from penstock.frontend.errors import ApiError
+from penstock.frontend.exchange.metrics import Metrics
 from penstock.ipc.messages import AddRequest, SamplingParams, SequenceDelta
 from tests.frontend.fake_scheduler import FakeScheduler, Script
 
@@ -133,3 +134,15 @@ async def test_an_engine_that_was_restarted_gets_only_what_is_its_own(pair: Pair
     check(*sinks)
     assert [len(request.progress) for engine in pair.engines for request in engine.added].count(1) == 1
     assert second.added[0].request_id == "request-1"
+
+
+async def test_metrics_of_several_engines_have_a_label(pair: Pair) -> None:
+    metrics = Metrics(lambda: pair.book.all_stats)
+    for num_running, engine in zip((3, 5), pair.engines, strict=True):
+        engine.tell(engine.stats(num_running=num_running))
+    await until(lambda: len(pair.book.all_stats) == 2)
+    told = metrics.exposition().decode().splitlines()
+    assert 'penstock_num_requests_running{engine="0"} 3.0' in told
+    assert 'penstock_num_requests_running{engine="1"} 5.0' in told
+    assert sum(line.startswith("# TYPE penstock_num_requests_running ") for line in told) == 1
+    assert any(line.startswith('penstock_engine_dropped_messages_total{engine="1",socket="workers"}') for line in told)
