@@ -1,0 +1,342 @@
+"""A family of models, a weight format, an adapter and an attention backend, each defined here alone."""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.families import registry
+from penstock.core.checkpoint.families.dense import DenseConfig
+from penstock.core.checkpoint.families.family import Family, Shape
+from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.source import LoadError
+from penstock.core.config import ConfigError
+from penstock.gpu_worker.devices.cpu import CpuDevice
+from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.models.attention import Rotation, begin_attention
+from penstock.gpu_worker.models.dense import DenseModel, DenseWeights
+from penstock.gpu_worker.models.linear import Embedding, Linear, PlainLinear
+from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
+from penstock.gpu_worker.models.native_dense import NativeDenseModel
+from penstock.gpu_worker.models.weights import WeightReader
+from penstock.gpu_worker.state.kv_pool import KVPool, LayerPages, PageGroup
+from penstock.ipc.messages import SamplingParams
+from penstock.kernels.native.build import BuildError
+from penstock.kernels.native.build import build as build_library
+from penstock.kernels.native.library import Library, PackedLinear
+from penstock.kernels.paged_attention import paged_attention_reference
+from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write_reference
+from tests.gpu_worker.checkpoints import VOCAB_SIZE, prompts
+from tests.gpu_worker.engine_in_process import Engine, schedule
+from tests.kernels.test_native import _TINY, World, dense_config, weights, whole
+
+# A family: learned positions in place of rotation, attention and MLP side by side, no norms of their own, squared ReLU.
+
+HIDDEN, HEADS, LAYERS, MAX_LEN = 48, 4, 2, 128
+HEAD_DIM = HIDDEN // HEADS
+
+
+class TinkerConfig(ModelConfig, frozen=True, kw_only=True):
+    hidden_size: int
+    num_heads: int
+
+
+def parse(architecture: str, fields: JsonFields) -> TinkerConfig:
+    hidden, heads, layers = fields.whole("width"), fields.whole("heads"), fields.whole("depth")
+    return TinkerConfig(
+        architecture=architecture,
+        vocab_size=fields.whole("vocab_size"),
+        num_layers=layers,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        windows=(None,) * layers,
+        max_model_len=fields.whole("positions"),
+        checkpoint_dtype="float32",
+        hidden_size=hidden,
+        num_heads=heads,
+    )
+
+
+def tensors(config: TinkerConfig) -> dict[str, Shape]:
+    hidden = config.hidden_size
+    shapes: dict[str, Shape] = {"wte.weight": (config.vocab_size, hidden), "wpe": (config.max_model_len, hidden)}
+    for i in range(config.num_layers):
+        shapes |= {f"blocks.{i}.{name}.weight": (hidden, hidden) for name in ("q", "k", "v", "out")}
+        shapes[f"blocks.{i}.out.bias"] = (hidden,)
+        shapes |= {f"blocks.{i}.up.weight": (3 * hidden, hidden), f"blocks.{i}.down.weight": (hidden, 3 * hidden)}
+    return shapes
+
+
+class TinkerLayer(NamedTuple):
+    qkv: Linear
+    out: Linear
+    up: Linear
+    down: Linear
+
+
+class TinkerModel:
+    kernels = "torch"
+
+    def __init__(self, config: TinkerConfig, embedding: Embedding, positions: Tensor, layers: list[TinkerLayer]):
+        self.config = config
+        self._embedding, self._positions, self._layers = embedding, positions, layers
+        self._head = embedding.head()
+
+    def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
+        assert max_model_len <= self._positions.shape[0]
+
+    def enter_row(self, row: int, num_prompt_tokens: int) -> None:
+        pass
+
+    def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
+        x = self._embedding(inputs) + self._positions[inputs.positions]
+        attention = begin_attention(inputs, kv.groups[0])
+        unrotated = Rotation(None, torch.empty(x.shape[0], 0))
+        for layer, pages in zip(self._layers, kv.layers, strict=True):
+            normed = normed_rows(x)
+            q = attention.write(layer.qkv(normed, inputs), unrotated, None, None, 0.0, pages)
+            attended = attention.attend(q, pages, scale=HEAD_DIM**-0.5, window=None).flatten(1)
+            inner = layer.up(normed, inputs).relu() ** 2
+            x = x + layer.out(attended, inputs) + layer.down(inner, inputs)
+        return normed_rows(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden, None)
+
+    def whole_step(self, token_ids: Tensor, page_table: Tensor, kv: KVPool) -> WholeStep | None:
+        return None
+
+
+def normed_rows(x: Tensor) -> Tensor:
+    return functional.rms_norm(x, (x.shape[-1],), eps=1e-6)
+
+
+def build(config: TinkerConfig, reader: WeightReader) -> TinkerModel:
+    def layers() -> Iterator[TinkerLayer]:
+        for i in range(config.num_layers):
+            block = f"blocks.{i}"
+            qkv = reader.linear(*(f"{block}.{name}" for name in "qkv"))
+            yield TinkerLayer(qkv, *(reader.linear(f"{block}.{name}") for name in ("out", "up", "down")))
+
+    return TinkerModel(config, reader.embedding("wte", is_head=True), reader.tensor("wpe"), list(layers()))
+
+
+TINKER = Family(("TinkerForCausalLM",), parse, tensors, lambda name, config: False, f"{__name__}:build")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A random checkpoint, of a family that is known in this test alone."""
+    monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
+    registry.register(TINKER)
+    raw = {"vocab_size": VOCAB_SIZE, "width": HIDDEN, "heads": HEADS, "depth": LAYERS, "positions": MAX_LEN}
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["TinkerForCausalLM"]}))
+    generator = torch.Generator().manual_seed(5)
+    shapes = tensors(parse("TinkerForCausalLM", JsonFields("config.json", raw)))
+    stored = {name: torch.empty(shape).normal_(0, 0.3, generator=generator) for name, shape in shapes.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def plain_greedy(stored: dict[str, Tensor], prompt: list[int], num_tokens: int) -> list[int]:
+    """The reference: dense attention over the whole text for each token."""
+    ids = list(prompt)
+    for _ in range(num_tokens):
+        x = stored["wte.weight"][ids] + stored["wpe"][: len(ids)]
+        for i in range(LAYERS):
+
+            def times(y: Tensor, name: str, block: str = f"blocks.{i}") -> Tensor:
+                return y @ stored[f"{block}.{name}.weight"].T
+
+            normed = normed_rows(x)
+            q, k, v = (times(normed, name).view(len(ids), HEADS, HEAD_DIM).transpose(0, 1) for name in "qkv")
+            scores = (q @ k.transpose(1, 2)) / math.sqrt(HEAD_DIM)
+            masked = scores.masked_fill(torch.ones(len(ids), len(ids)).triu(1).bool(), -torch.inf)
+            attended = (masked.softmax(-1) @ v).transpose(0, 1).flatten(1)
+            x = (
+                x
+                + times(attended, "out")
+                + stored[f"blocks.{i}.out.bias"]
+                + times(times(normed, "up").relu() ** 2, "down")
+            )
+        ids.append(int((normed_rows(x)[-1] @ stored["wte.weight"].T).argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+@torch.inference_mode()
+def test_a_family_is_one_file(folder: Path, kernels: str) -> None:
+    """Chunked prompts beside decodes in a pool that preempts; with the sampler for what the model returns."""
+    check_checkpoint(open_checkpoint(folder), with_tokenizer=False)
+    engine = Engine(folder, cpu_kernels=kernels, **schedule(24, 16, 1, num_tokens=112, cached=True))
+    texts = prompts((30, 14, 15, 1), seed=2)
+    outputs = engine.run(texts, SamplingParams(max_tokens=12, temperature=0.0))
+    reader = open_checkpoint(folder).tensors()
+    stored = {
+        name: torch.frombuffer(found.read(), dtype=torch.float32).view(found.shape) for name, found in reader.items()
+    }
+    assert [output for (output,) in outputs] == [plain_greedy(stored, text, 12) for text in texts]
+    assert engine.scheduler.stats().num_preemptions > 0
+
+
+def test_a_family_s_checkpoints_are_checked_before_torch_is_needed(folder: Path) -> None:
+    save_file({"wpe": torch.zeros(MAX_LEN, HIDDEN)}, folder / "model.safetensors")
+    with pytest.raises(LoadError, match=r"lacks wte\.weight"):
+        check_checkpoint(open_checkpoint(folder), with_tokenizer=False)
+
+
+def test_elsewhere_the_family_is_unknown() -> None:
+    with pytest.raises(ConfigError, match="TinkerForCausalLM is not supported"):
+        registry.parse_model_config({"architectures": ["TinkerForCausalLM"]})
+
+
+# A weight format: 8 bits and a scale for each output.
+
+
+class Coded(NamedTuple):
+    codes: Tensor  # int8[out, in]
+    scales: Tensor  # fp32[out, 1]
+
+    @classmethod
+    def of(cls, linear: Linear) -> "Coded":
+        assert isinstance(linear, PlainLinear)
+        scales = linear.weight.abs().amax(1, keepdim=True) / 127
+        return cls((linear.weight / scales).round().to(torch.int8), scales)
+
+    def weight(self) -> Tensor:
+        return self.codes * self.scales
+
+    def __call__(self, x: Tensor, step: ForwardInputs | None) -> Tensor:
+        return functional.linear(x, self.codes.float()) * self.scales.T
+
+    def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
+        return library.pack(self.weight(), interleaved=interleaved, rounds_inputs=rounds_inputs)
+
+
+def with_products(stored: DenseWeights, change: type[Coded] | None = None) -> DenseWeights:
+    """The same model with coded weights, or with plain ones of the same values."""
+
+    def changed(linear: Linear) -> Linear:
+        return Coded.of(linear) if change else PlainLinear(Coded.of(linear).weight())
+
+    layers = tuple(
+        layer._replace(
+            qkv=changed(layer.qkv), o=changed(layer.o), gate_up=changed(layer.gate_up), down=changed(layer.down)
+        )
+        for layer in stored.layers
+    )
+    return stored._replace(layers=layers)
+
+
+@torch.inference_mode()
+def test_a_weight_format_enters_at_the_products() -> None:
+    config = dense_config(_TINY)
+    stored = weights(config, torch.float32)
+    world = World(config, 16)
+    expected = world.run(DenseModel(config, with_products(stored)), whole(world))
+    models: list[DenseModel | NativeDenseModel] = [DenseModel(config, with_products(stored, Coded))]
+    with suppress(BuildError):  # then torch's kernels alone
+        models.append(NativeDenseModel(config, with_products(stored, Coded), Library(build_library(), 1)))
+    for model in models:
+        for one, other in zip(world.run(model, whole(world)), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+# An adapter: a product of low rank beside a weight, for the tokens of some rows.
+
+
+class Adapted(NamedTuple):
+    base: PlainLinear
+    down: Tensor  # [rank, in]
+    up: Tensor  # [out, rank]
+    rows: frozenset[int]
+
+    def __call__(self, x: Tensor, step: ForwardInputs | None) -> Tensor:
+        assert step is not None
+        is_adapted = torch.tensor([row in self.rows for row in step.rows.tolist()])
+        chosen = is_adapted.repeat_interleave(step.query_start_loc.diff())[:, None]
+        return self.base(x, step) + chosen * (x @ self.down.T @ self.up.T)
+
+    def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
+        raise NotImplementedError
+
+
+@torch.inference_mode()
+def test_an_adapter_sees_the_rows_of_the_step() -> None:
+    """Its rows' tokens are those of a model with the product added to the weight; the others are untouched."""
+    config = dense_config(_TINY)
+    stored = weights(config, torch.float32)
+    down, up = 0.1 * torch.randn(3, config.hidden_size), torch.randn(stored_qkv(stored).weight.shape[0], 3)
+    world = World(config, 16)
+
+    def run(qkv: Linear) -> list[Tensor]:
+        layers = (stored.layers[0]._replace(qkv=qkv), *stored.layers[1:])
+        return world.run(DenseModel(config, stored._replace(layers=layers)), whole(world))
+
+    base = stored_qkv(stored)
+    plain, merged = run(base), run(PlainLinear(base.weight + up @ down))
+    found = run(Adapted(base, down, up, frozenset({1, 3})))
+    for row, logits in enumerate(found):
+        torch.testing.assert_close(logits, merged[row] if row in (1, 3) else plain[row], rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(plain[row], merged[row], rtol=1e-2, atol=1e-2)
+
+
+def stored_qkv(stored: DenseWeights) -> PlainLinear:
+    qkv = stored.layers[0].qkv
+    assert isinstance(qkv, PlainLinear)
+    return qkv
+
+
+# An attention backend: the operations' plain references.
+
+
+class PlainAttention:
+    num_steps = 0
+
+    def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
+        type(self).num_steps += 1
+        self._inputs = inputs
+
+    def write(
+        self,
+        qkv: Tensor,
+        rotation: Rotation,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        pages: LayerPages,
+    ) -> Tensor:
+        return qk_norm_rope_write_reference(
+            qkv, *rotation, q_norm, k_norm, eps, pages.keys, pages.values, self._inputs.slot_mapping
+        )
+
+    def attend(self, q: Tensor, pages: LayerPages, *, scale: float, window: int | None) -> Tensor:
+        inputs = self._inputs
+        lengths = (inputs.query_start_loc, inputs.seq_lens)
+        return paged_attention_reference(
+            q, pages.keys, pages.values, inputs.page_table, *lengths, scale=scale, window=window
+        )
+
+
+@torch.inference_mode()
+def test_an_attention_backend_is_begun_once_a_step() -> None:
+    config: DenseConfig = dense_config(_TINY)
+    stored = weights(config, torch.float32)
+    world = World(config, 16)
+    expected = world.run(DenseModel(config, stored), whole(world))
+    model = DenseModel(config, stored, PlainAttention)
+    model.prepare(CpuDevice(1), 4, 512)
+    for one, other in zip(world.run(model, whole(world)), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert PlainAttention.num_steps == 1
