@@ -69,6 +69,7 @@ class LiveRequest:
         "_num_prompt_logprobs",
         "_num_submissions",
         "_outputs",
+        "_submitted_at",
         "first_index",
         "is_paused",
         "link",
@@ -91,6 +92,7 @@ class LiveRequest:
         self.lost_at = 0.0  # time of the first loss since its last token
         self.num_losses = 0  # since its last token
         self._num_submissions = 0
+        self._submitted_at = 0.0  # first
         self._outputs = [array("i") for _ in range(request.n)]
         self._num_prompt_logprobs = 0
 
@@ -101,7 +103,7 @@ class LiveRequest:
             self.lost_at = now
         self.num_losses += 1
 
-    def message(self) -> AddRequest:
+    def message(self, now: float) -> AddRequest:
         """The request as it must be submitted now, under an id of its own.
 
         Whatever an earlier scheduler, or an earlier connection, still says of it is thereby nobody's.
@@ -110,12 +112,14 @@ class LiveRequest:
         self.wire_id = f"{request_id}#{self._num_submissions}" if self._num_submissions else request_id
         self._num_submissions += 1
         if self._num_submissions == 1:
+            self._submitted_at = now
             return self.request
         progress = tuple(
             SequenceProgress(idx, pack_int32(self._outputs[idx]), 0 if idx else self._num_prompt_logprobs)
             for idx in sorted(self.unfinished)
         )
-        return replace(self.request, request_id=self.wire_id, progress=progress)
+        seconds_left = self.request.seconds_left and max(0.001, self.request.seconds_left + self._submitted_at - now)
+        return replace(self.request, request_id=self.wire_id, progress=progress, seconds_left=seconds_left)
 
     def take(self, delta: SequenceDelta) -> bool:
         """Note a delta; False if its sequence has had its end already."""
@@ -340,7 +344,7 @@ class RequestBook:
             link.begin_work()
 
     def _submit(self, live: LiveRequest, link: EngineLink) -> bool:
-        message = live.message()
+        message = live.message(self._loop.time())
         if not link.send(message):
             return False
         live.link = link

@@ -1,5 +1,7 @@
 """A request's time: 504 before the first byte, an error event after it, and the engine stops at once in both cases."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,19 @@ def test_in_time_it_changes_nothing(live: LiveServer) -> None:
     assert events(post(live, "/v1/completions", {"prompt": "Hello", "stream": True}, **headers))[-1] == "[DONE]"
     assert all(0 < request.seconds_left <= 9.5 for request in (live.scheduler.added[0], live.scheduler.added[-1]))
     assert live.scheduler.added[1].seconds_left == 0, "no limit"
+
+
+def test_what_is_submitted_again_has_less_time_left(live: LiveServer) -> None:
+    live.gives(live.tokenizer.encode("The gate", add_special_tokens=False), hangs=True)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(post, live, "/v1/completions", {"prompt": "Hello"}, **{"x-request-timeout": "2"})
+        live.wait_until(lambda: live.scheduler.num_running == 1)
+        time.sleep(0.2)
+        live.do(live.scheduler.forget_peers)
+        live.wait_until(lambda: len(live.scheduler.added) == 2)
+        error_of(running.result(), 504)
+    first, again = live.scheduler.added
+    assert 0 < again.seconds_left <= first.seconds_left - 0.2
 
 
 def test_the_server_bounds_everybodys_time(checkpoint: Path, sockets: Path) -> None:
