@@ -1,6 +1,7 @@
 """A TokenBatch read row by row."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain
 
 from penstock.ipc.codec import MalformedMessage
 from penstock.ipc.int32_buffer import unpack_int32
@@ -16,15 +17,15 @@ def deltas_of(batch: TokenBatch) -> Iterator[SequenceDelta]:
     columns = batch.columns
     if columns is None:
         return iter(batch.deltas)
-    request_ids = columns.request_ids
-    if not len(columns.sequence_idxs) == len(columns.token_ids) == 4 * len(request_ids):
-        raise MalformedMessage(f"columns of {len(request_ids)} tokens have other lengths")
-    return _rows(batch.deltas, request_ids, columns.sequence_idxs, columns.token_ids)
-
-
-def _rows(
-    deltas: tuple[SequenceDelta, ...], request_ids: tuple[str, ...], sequence_idxs: bytes, token_ids: bytes
-) -> Iterator[SequenceDelta]:
-    yield from deltas
-    tokens = zip(unpack_int32(token_ids), strict=True)
-    yield from map(SequenceDelta, request_ids, unpack_int32(sequence_idxs), tokens)
+    num_rows, num_tokens = len(columns.request_ids), columns.num_tokens
+    counts = unpack_int32(num_tokens) if num_tokens and len(num_tokens) == 4 * num_rows else None
+    num_due = sum(counts) if counts else num_rows
+    has_counts = not num_tokens or (counts is not None and min(counts) > 0)
+    if not has_counts or len(columns.sequence_idxs) != 4 * num_rows or len(columns.token_ids) != 4 * num_due:
+        raise MalformedMessage(f"columns of the tokens of {num_rows} sequences have other lengths")
+    token_ids = unpack_int32(columns.token_ids)
+    tokens: Iterable[tuple[int, ...]] = zip(token_ids, strict=True)
+    if counts:
+        tokens = (tuple(token_ids[end - count : end]) for count, end in zip(counts, accumulate(counts), strict=True))
+    deltas = map(SequenceDelta, columns.request_ids, unpack_int32(columns.sequence_idxs), tokens)
+    return chain(batch.deltas, deltas)

@@ -194,7 +194,7 @@ class Engine:
                 self.workers.lose_stuck(f"a grammar is not ready after {STEP_SECONDS:.0f} s")
             return
         step = scheduler.in_flight[0]
-        num_tokens = len(step.decodes.seqs) + sum(chunk.num_new for chunk in step.chunks)
+        num_tokens = step.num_tokens
         seconds = STEP_SECONDS + STEP_SECONDS_PER_TOKEN * num_tokens
         if now - self._progress_at > seconds:
             self.workers.lose_stuck(f"step {step.step_id} of {num_tokens} tokens has no result after {seconds:.0f} s")

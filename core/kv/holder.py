@@ -27,7 +27,7 @@ class Holder(Protocol):
     """A sequence with a page table; its counters are described in `core/sequences/sequence.py`."""
 
     token_ids: "array[int]"
-    max_len: int
+    max_computed_tokens: int  # positions from here on are never computed
     num_unsettled_tokens: int
     page_ids: list[int]  # the page table
     window_tables: list[WindowTable]  # those of further page groups

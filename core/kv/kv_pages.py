@@ -80,8 +80,7 @@ class KVPages:
         return []
 
     def limit_launch(self, seq: Holder) -> None:
-        # The last token of a full sequence is sampled but never computed: hence max_len - 1.
-        seq.launch_limit = min(len(seq.page_ids) * self.page_size, seq.max_len - 1)
+        seq.launch_limit = min(len(seq.page_ids) * self.page_size, seq.max_computed_tokens)
 
     def find_prefix(self, seq: Holder) -> PrefixHit:
         """Look up the known tokens, but those that must be computed: the last one, at least."""
@@ -116,8 +115,8 @@ class KVPages:
     def next_settle_event(self, seq: Holder) -> int:
         """Return the count of settled tokens at which the sequence has a page to cache or its full length."""
         if self.cache is None:
-            return seq.max_len - 1
-        next_page, last = (seq.num_tree_pages + 1) * self.page_size, seq.max_len - 1
+            return seq.max_computed_tokens
+        next_page, last = (seq.num_tree_pages + 1) * self.page_size, seq.max_computed_tokens
         return next_page if next_page < last else last
 
     def release(self, seq: Holder) -> None:

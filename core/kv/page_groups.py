@@ -63,7 +63,7 @@ class GroupedPages(KVPages):
     def grow(self, seq: Holder, end: int) -> tuple[list[int], list[NewPage]]:
         page_ids: list[int] = []
         others: list[NewPage] = []
-        end = min(end, seq.max_len - 1)
+        end = min(end, seq.max_computed_tokens)
         while (position := seq.launch_limit) < end and self.reserve_next(seq):
             if len(seq.page_ids) * self.page_size <= position:
                 page_ids.append(self.pool.allocate_one())
@@ -129,7 +129,7 @@ class GroupedPages(KVPages):
 
     def next_settle_event(self, seq: Holder) -> int:
         """Without a prefix cache, too, there is something to free when a page is full."""
-        return min((seq.num_settled_tokens // self.page_size + 1) * self.page_size, seq.max_len - 1)
+        return min((seq.num_settled_tokens // self.page_size + 1) * self.page_size, seq.max_computed_tokens)
 
     def release(self, seq: Holder) -> None:
         super().release(seq)

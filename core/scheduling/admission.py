@@ -7,7 +7,7 @@ from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.scheduling.step_record import Admission
 from penstock.core.scheduling.suspects import Suspects
-from penstock.core.sequences.sequence import Sequence
+from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import PlanBuilder
 from penstock.core.steps.prefill_pace import Room
@@ -88,7 +88,9 @@ class Admissions:
         """
         waiting = self._waiting
         for request in waiting.parked():
-            if is_sibling_ready(request) and self._suspects.may_run(request):
+            if not self._suspects.may_run(request):
+                self._give_up_grammar(request)
+            elif is_sibling_ready(request):
                 waiting.unpark(request)
         while (seq := waiting.head()) is not None:
             if room.tokens_from(0) <= 0:
@@ -99,9 +101,12 @@ class Admissions:
                 return "no free pages"
             if self._is_held and len(self._running) and seq is not self._favoured:
                 return "no free pages since a preemption"
-            start = find_start(seq, self._kv) if self._suspects.may_run(seq.request) else None
+            may_run = self._suspects.may_run(seq.request)
+            start = find_start(seq, self._kv) if may_run else None
             if start is None:
                 waiting.park(seq.request)
+                if not may_run:
+                    self._give_up_grammar(seq.request)
                 continue
             if seq.request.sampling.grammar and not self._grammars.admits(seq.request):
                 continue
@@ -119,6 +124,11 @@ class Admissions:
     def _num_new_pages(self, seq: Sequence, start: Start) -> int:
         """Of the first group for all known tokens; of each group with a window one: the others come with the chunks."""
         return self._kv.pages_for(seq.num_tokens) - len(start.page_ids) + len(self._kv.windows)
+
+    def _give_up_grammar(self, request: Request) -> None:
+        """It waits until others were tried, and they may need the room of its grammar: it asks again in its turn."""
+        if request.grammar_id and not request.running:
+            self._grammars.leave(request)
 
     def _headroom(self) -> int:
         """Pages to leave for the running rows, so that a newcomer is not preempted for their next tokens."""

@@ -152,20 +152,24 @@ def _check_sequence(scheduler: Scheduler, seq: Sequence) -> None:
     name = f"{seq.request_id}/{seq.sequence_idx}"
     _require(seq.running_epoch == seq.epoch, f"{name}: epoch")
     _require(0 <= seq.num_settled_tokens <= seq.num_computed_tokens, f"{name}: settled <= computed")
-    _require(seq.num_computed_tokens <= min(len(seq.page_ids) * page_size, seq.max_len - 1), f"{name}: has its pages")
+    _require(
+        seq.num_computed_tokens <= min(len(seq.page_ids) * page_size, seq.max_computed_tokens), f"{name}: has its pages"
+    )
     _require(seq.num_tokens < seq.max_len, f"{name}: not finished")
     _require(len(set(seq.page_ids)) == len(seq.page_ids), f"{name}: each page once")
     in_flight = [
-        (num_new, samples)
+        (num_new, max_tokens)
         for step in scheduler.in_flight
-        for entry, epoch, num_new, samples in [
-            *((s, e, 1, True) for s, e in zip(step.decodes.seqs, step.decodes.epochs, strict=True)),
-            *((c.seq, c.epoch, c.num_new, c.samples) for c in step.chunks),
+        for entry, epoch, num_new, max_tokens in [
+            *((s, e, n, n) for s, e, n in zip(step.decodes.seqs, step.decodes.epochs, step.decode_sizes, strict=True)),
+            *((c.seq, c.epoch, c.num_new, int(c.samples)) for c in step.chunks),
         ]
         if entry is seq and epoch == seq.epoch
     ]
     _require(seq.num_inflight_tokens == sum(num_new for num_new, _ in in_flight), f"{name}: tokens in flight")
-    num_samples = sum(samples for _, samples in in_flight)
+    num_samples = sum(max_tokens for _, max_tokens in in_flight)
+    num_unsure = sum(num_new for num_new, max_tokens in in_flight if max_tokens > 1)
+    _require(seq.num_unsure_tokens == num_unsure, f"{name}: tokens of drafts in flight")
     target = seq.num_tokens + num_samples
     _require(target <= seq.max_len, f"{name}: no sample beyond its length")
     if seq in scheduler.running.prefills:

@@ -15,10 +15,12 @@ class RunningSet:
     """
 
     __slots__ = (
-        "_batch", "_free_rows", "decodes", "draining", "freed_rows", "num_entered", "num_left", "prefills", "rows_of",
+        "_batches", "_free_rows", "_next_part", "_num_parts", "decodes", "draining", "freed_rows", "num_entered",
+        "num_left", "prefills", "rows_of",
     )  # fmt: skip
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, num_parts: int = 1) -> None:
+        """Of `num_parts` disjoint parts of the decodes a plan takes one."""
         self._free_rows = list(range(max_num_seqs))
         heapify(self._free_rows)
         self.prefills: dict[Sequence, None] = {}
@@ -28,7 +30,9 @@ class RunningSet:
         self.num_entered = 0  # ever
         self.num_left = 0  # ever
         self.rows_of: dict[str, dict[str, int]] = {}  # by tenant and group
-        self._batch: DecodeBatch | None = None
+        self._batches: list[DecodeBatch | None] = [None] * num_parts
+        self._num_parts = num_parts
+        self._next_part = 0
 
     def __len__(self) -> int:
         return len(self.prefills) + len(self.decodes) + len(self.draining)
@@ -60,7 +64,7 @@ class RunningSet:
         """Take the row back and forget what belonged to it. Results in flight no longer apply."""
         if seq in self.decodes:
             del self.decodes[seq]
-            self._batch = None
+            self._forget_batch(seq)
         elif seq in self.prefills:
             del self.prefills[seq]
         else:
@@ -78,19 +82,32 @@ class RunningSet:
         seq.clear()
 
     def to_decode(self, seq: Sequence) -> None:
-        """The sequence's first sample is launched."""
-        del self.prefills[seq]
+        """The sequence's first sample is launched; or drafts that were thought to be its last are not."""
+        del (self.prefills if seq in self.prefills else self.draining)[seq]
         self.decodes[seq] = None
-        self._batch = None
+        self._forget_batch(seq)
 
     def to_draining(self, seq: Sequence) -> None:
         """The sequence's last sample is launched; only results are awaited."""
         del self.decodes[seq]
         self.draining[seq] = None
-        self._batch = None
+        self._forget_batch(seq)
 
     def decode_batch(self) -> DecodeBatch:
-        """Return the decodes as a batch; the same object while nobody joins or leaves."""
-        if self._batch is None:
-            self._batch = DecodeBatch(list(self.decodes))
-        return self._batch
+        """Return the decodes that the next plan takes: those of the part whose turn it is.
+
+        The same object while nobody joins or leaves the part. With one part, each step waits for the one before it.
+        With more, steps that follow each other have no row in common: each stage of a pipeline can hold one of them.
+        """
+        part = self._next_part
+        batch = self._batches[part]
+        num_parts = self._num_parts
+        if batch is None:
+            seqs = self.decodes if num_parts == 1 else (seq for seq in self.decodes if seq.row % num_parts == part)
+            batch = self._batches[part] = DecodeBatch(list(seqs))
+        if num_parts > 1:
+            self._next_part = (part + 1) % num_parts
+        return batch
+
+    def _forget_batch(self, seq: Sequence) -> None:
+        self._batches[seq.row % self._num_parts] = None

@@ -9,6 +9,7 @@ return, but is not computed yet. Up to `pipeline_depth` steps are planned ahead 
 """
 
 from collections import deque
+from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
@@ -26,10 +27,17 @@ from penstock.core.sequences.policy import make_policy
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.sequences.worker_limits import WorkerLimits
+from penstock.core.steps.drafts import Drafter, Drafts
 from penstock.core.steps.logprob_columns import attach_logprobs
 from penstock.core.steps.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
 from penstock.core.steps.prefill_pace import MIN_TOKENS, PrefillPace, Room
-from penstock.core.steps.results import UnexpectedResultError, checked_tokens, end_failed, failed_sequences
+from penstock.core.steps.results import (
+    UnexpectedResultError,
+    checked_tokens,
+    end_failed,
+    failed_sequences,
+    tokens_by_row,
+)
 from penstock.core.steps.settle_calendar import SettleCalendar
 from penstock.core.steps.step_size import StepSize
 from penstock.ipc.messages import (
@@ -41,7 +49,6 @@ from penstock.ipc.messages import (
     SequenceDelta,
     StepResult,
     TokenBatch,
-    TokenColumns,
     WorkerHello,
 )
 
@@ -54,9 +61,14 @@ Deltas = dict[Owner, list[SequenceDelta]]
 class Scheduler:
     """Admission, batching, pages, prefix reuse and preemption for one worker group."""
 
-    def __init__(self, options: SchedulerOptions, limits: WorkerLimits) -> None:
+    def __init__(
+        self, options: SchedulerOptions, limits: WorkerLimits, *, drafter: Drafter | None = None, num_parts: int = 1
+    ) -> None:
+        """`drafter` guesses tokens of decodes. The decodes are in `num_parts` parts, of which each plan takes one."""
         self._options = options
         self.pipeline_depth = options.pipeline_depth
+        self._drafter = drafter
+        self._num_parts = num_parts
         self.policy = make_policy(options.scheduling_policy)
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue()
@@ -82,7 +94,7 @@ class Scheduler:
             limits.window_groups,
             enable_prefix_caching=self._options.enable_prefix_caching,
         )
-        self.running = RunningSet(limits.max_num_seqs)
+        self.running = RunningSet(limits.max_num_seqs, self._num_parts)
         self.in_flight: deque[InFlightStep] = deque()
         self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals, self.suspects, self.grammars)
         self._nobody_yields_to: tuple[Sequence | None, int, int, int] = (None, 0, 0, 0)  # until somebody comes or goes
@@ -179,7 +191,7 @@ class Scheduler:
         for request in list(self.waiting.requests()):
             request.limit_length(max_len)
             for seq in list(request.waiting):
-                seq.max_len = request.max_len
+                seq.limit_length(request.max_len)
                 if seq.num_tokens >= seq.max_len:
                     self._remove(seq)
                     error = f"the sequence has {seq.num_tokens} tokens; the worker that is there now takes {max_len}"
@@ -224,11 +236,21 @@ class Scheduler:
             self._make_way()
         builder = PlanBuilder()
         admitted: list[Admission] = []
+        self._is_stalled = False
         decodes, starts = self._place_decodes(builder)
+        if not starts:
+            for _ in range(1, self._num_parts):  # this part has nothing to compute: another one may
+                decodes, starts = self._place_decodes(builder)
+                if starts:
+                    break
+        num_drafts = self._place_drafts(decodes, builder) if self._drafter is not None else []
         blocked_by = ""
         newcomers: list[Sequence] = []
         if self.running.prefills or self.waiting.num_seqs:
-            room = self._pace.room(self.limits.max_num_batched_tokens - len(starts), starts)
+            # All decodes may come together again, with those whose last token is launched only if its drafts are right.
+            num_rows = len(self.running.decodes) + (len(self.running.draining) if self._drafter is not None else 0)
+            num_tokens = max(num_rows, len(starts) + sum(num_drafts))
+            room = self._pace.room(self.limits.max_num_batched_tokens - num_tokens, starts)
             if self.running.prefills:
                 self._place_prefills(builder, room, is_first=not starts)
             if self.waiting.num_seqs:
@@ -250,7 +272,9 @@ class Scheduler:
         has_logprobs = decodes.has_logprobs or builder.has_logprobs
         predicted = self._pace.predicted(starts, chunks) if chunks else None
         self.in_flight.append(
-            InFlightStep(step_id, decodes, chunks, num_samples, self.running.num_left, has_logprobs, predicted)
+            InFlightStep(
+                step_id, decodes, chunks, num_samples, self.running.num_left, has_logprobs, num_drafts, predicted
+            )
         )
         preempted, self._preempted = self._preempted, []
         record = None
@@ -261,7 +285,6 @@ class Scheduler:
 
     def _place_decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
         """Launch one token of each decode; return who that was, and each one's position."""
-        self._is_stalled = False
         batch = self.running.decode_batch()
         seqs = batch.seqs
         # No budget to check here: admissions take only what all running rows have left over, so there
@@ -288,7 +311,7 @@ class Scheduler:
         running, kv = self.running, self.kv
         if seq.row < 0:
             return False  # preempted a moment ago
-        if seq.num_computed_tokens >= seq.max_len - 1:
+        if seq.num_computed_tokens >= seq.max_computed_tokens:
             running.to_draining(seq)
             return False
         while not kv.reserve_next(seq):
@@ -297,7 +320,7 @@ class Scheduler:
                 self._is_stalled = True
                 return False
             victim = self.policy.victim(running)
-            if victim.num_computed_tokens >= victim.max_len - 1:
+            if victim.num_computed_tokens >= victim.max_computed_tokens:
                 self._is_stalled = True  # this one is about to drain
                 return False
             self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
@@ -308,6 +331,34 @@ class Scheduler:
         else:
             builder.append_page(seq, kv.append_page(seq))
         return True
+
+    def _place_drafts(self, decodes: DecodeBatch, builder: PlanBuilder) -> list[int]:
+        """Launch guesses beside the decodes' own tokens; return how many of each. They take nothing from anybody: a
+        step keeps a token for each running row, and no sequence is preempted for their pages."""
+        assert self._drafter is not None
+        room = self.limits.max_num_batched_tokens - len(self.running)
+        counts: list[int] = []
+        token_ids: list[int] = []
+        start_bounds = bytearray()
+        for seq in decodes.seqs:
+            start_bounds.append(seq.num_unsure_tokens > 0)
+            most = min(room, seq.max_computed_tokens - seq.num_computed_tokens)
+            drafts = self._drafter.draft(seq)[:most] if most > 0 else ()
+            end = seq.num_computed_tokens + len(drafts)
+            if self.kv.windows and end > seq.launch_limit:
+                builder.add_pages(seq, *self.kv.grow(seq, end))
+            while not self.kv.windows and end > seq.launch_limit and self.kv.pool.num_free:
+                builder.append_page(seq, self.kv.append_page(seq))
+            drafts = drafts[: max(0, seq.launch_limit - seq.num_computed_tokens)]
+            counts.append(len(drafts))
+            if drafts:
+                token_ids += drafts
+                room -= len(drafts)
+                seq.num_computed_tokens += len(drafts)
+                seq.num_unsure_tokens += 1 + len(drafts)
+        if any(start_bounds) or token_ids:
+            builder.drafts = Drafts(counts, token_ids, bytes(start_bounds))
+        return counts if token_ids else []
 
     def _place_prefills(self, builder: PlanBuilder, room: Room, *, is_first: bool) -> None:
         """Launch the next chunks of prefills; `is_first`: nothing else is in this step."""
@@ -399,52 +450,63 @@ class Scheduler:
         Raises:
             UnexpectedResultError: it is not the result of that step; nothing was changed.
         """
-        tokens = checked_tokens(self.in_flight, result, self.limits.vocab_size)
+        tokens, counts = checked_tokens(self.in_flight, result, self.limits.vocab_size)
         step = self.in_flight.popleft()
         self._pace.note(step, result)
         if self.policy.changes:
-            for seq in step.decodes.seqs:
-                self.policy.on_tokens(seq.request, 1)
+            for seq, num_tokens in zip(step.decodes.seqs, step.decode_sizes, strict=True):
+                self.policy.on_tokens(seq.request, num_tokens)
             for chunk in step.chunks:
                 self.policy.on_tokens(chunk.seq.request, chunk.num_new)
         failed = failed_sequences(step, result) if result.row_errors else []
         step_id = step.step_id
         due = self.calendar.take(step_id)
         output: Deltas = {}
-        columns: dict[Owner, TokenColumns] = {}
         num_dropped = 0
+        in_columns = not (failed or step.has_logprobs)
         has_left = step.num_left != self.running.num_left
-        if has_left or failed or step.has_logprobs or not step.decodes.stop_token_ids.isdisjoint(tokens):
-            num_dropped = self._settle_decodes(step, tokens, output)
+        if has_left or step.num_drafts or not in_columns or not step.decodes.stop_token_ids.isdisjoint(tokens):
+            by_row = tokens_by_row(tokens, counts)
+            apart, num_dropped = self._settle_decodes(step, by_row, output, in_columns=in_columns)
         else:
-            ended = self._settle_all_decodes(step, tokens, due, output)
-            columns = step.decodes.audience.columns(result.token_ids, ended)
-        position = len(step.decodes.seqs)
-        for seq, epoch, _, num_new, samples, _ in step.chunks:
-            if seq.running_epoch == epoch:
-                seq.num_unsettled_tokens -= num_new
-                if samples:
-                    seq.append_token(tokens[position])
-                    seq.num_unsettled_tokens += 1
-                    output.setdefault(seq.owner, []).append(self._settle_sample(seq, tokens[position], step_id))
-                else:
-                    self.kv.settle(seq)
-            else:
-                num_dropped += samples
-            position += samples
+            apart = self._settle_all_decodes(step, tokens, due, output)
+        columns = step.decodes.audience.columns(result.token_ids, apart, counts) if in_columns else {}
+        if step.chunks:
+            num_dropped += self._settle_chunks(step, tokens, output)
         if step.has_logprobs:
-            attach_logprobs(step, result, output)
-        self.totals.num_invalid_logits += end_failed(failed, output, self._remove)
+            attach_logprobs(step, result, counts, output)
+        if failed:
+            self.totals.num_invalid_logits += end_failed(failed, output, self._remove)
         for seq in due:
             if seq.row >= 0 and seq.due_step == step_id:  # it was not in this step after all
                 self.calendar.enter(seq, step_id)
-        self.totals.num_output_tokens += step.num_samples - num_dropped
+        self.totals.num_output_tokens += len(tokens) - num_dropped
         self.totals.num_dropped_tokens += num_dropped
+        if not output:
+            return {owner: TokenBatch(step_id, (), told) for owner, told in columns.items()}
         owners = dict.fromkeys([*columns, *output])
         return {owner: TokenBatch(step_id, tuple(output.get(owner, ())), columns.get(owner)) for owner in owners}
 
+    def _settle_chunks(self, step: InFlightStep, tokens: list[int], output: Deltas) -> int:
+        """The chunks of a step, whose tokens are the last ones; returns how many tokens were dropped."""
+        num_dropped = 0
+        position = len(tokens) - sum(chunk.samples for chunk in step.chunks)
+        for seq, epoch, _, num_new, samples, _ in step.chunks:
+            if seq.running_epoch != epoch:
+                num_dropped += samples
+            elif samples:
+                seq.append_token(tokens[position])
+                seq.num_unsettled_tokens += 1 - num_new
+                delta = self._settle_sample(seq, (tokens[position],), step.step_id)
+                output.setdefault(seq.owner, []).append(delta)
+            else:
+                seq.num_unsettled_tokens -= num_new
+                self.kv.settle(seq)
+            position += samples
+        return num_dropped
+
     def _settle_all_decodes(
-        self, step: InFlightStep, tokens: list[int], due: list[Sequence], output: Deltas
+        self, step: InFlightStep, tokens: list[int], due: Collection[Sequence], output: Deltas
     ) -> set[int]:
         """The usual case: nobody has left since the step was planned, no token stops anybody, all have but a token.
 
@@ -460,37 +522,63 @@ class Scheduler:
                 continue
             if seq.num_tokens >= seq.max_len:
                 ended.add(position)
-                output.setdefault(seq.owner, []).append(self._settle_sample(seq, tokens[position], step.step_id))
+                output.setdefault(seq.owner, []).append(self._settle_sample(seq, (tokens[position],), step.step_id))
             else:
                 self._settle_pages(seq, step.step_id)
         return ended
 
-    def _settle_decodes(self, step: InFlightStep, tokens: list[int], output: Deltas) -> int:
-        """The general case; returns how many tokens were dropped."""
+    def _settle_decodes(
+        self, step: InFlightStep, drawn: Iterable[tuple[int, ...]], output: Deltas, *, in_columns: bool
+    ) -> tuple[set[int], int]:
+        """The general case. Returns the positions that are not told in columns, and how many tokens were dropped."""
+        apart: set[int] = set()
         num_dropped = 0
-        for seq, epoch, token in zip(step.decodes.seqs, step.decodes.epochs, tokens, strict=False):
+        batch, step_id, num_drafts = step.decodes, step.step_id, step.num_drafts
+        for i, (seq, epoch, new) in enumerate(zip(batch.seqs, batch.epochs, drawn, strict=False)):
             if seq.running_epoch != epoch:
-                num_dropped += 1
+                num_dropped += len(new)
+                apart.add(i)
                 continue
-            seq.append_token(token)
-            if seq.num_settled_tokens >= seq.settle_event or token in seq.stop_token_ids:
-                delta = self._settle_sample(seq, token, step.step_id)
+            if num_drafts and num_drafts[i]:
+                self._correct(seq, 1 + num_drafts[i], len(new))
+            seq.token_ids.extend(new)
+            if seq.num_settled_tokens >= seq.settle_event or not seq.stop_token_ids.isdisjoint(new):
+                delta = self._settle_sample(seq, new, step_id)
+                num_dropped += len(new) - len(delta.token_ids)
             else:
-                delta = SequenceDelta(seq.request_id, seq.sequence_idx, (token,))
-            output.setdefault(seq.owner, []).append(delta)
-        return num_dropped
+                if len(new) > 1:
+                    self.calendar.enter(seq, step_id)  # it is nearer than was thought
+                if in_columns and new:
+                    continue
+                delta = SequenceDelta(seq.request_id, seq.sequence_idx, new)
+            apart.add(i)
+            if delta.token_ids:
+                output.setdefault(seq.owner, []).append(delta)
+        return apart, num_dropped
 
-    def _settle_sample(self, seq: Sequence, token: int, step_id: int) -> SequenceDelta:
-        """A token that may be a first or a last one."""
-        num_outputs = seq.num_outputs
+    def _correct(self, seq: Sequence, num_launched: int, num_tokens: int) -> None:
+        """A step with drafts has returned: what it did not bring is not computed."""
+        seq.num_unsure_tokens -= num_launched
+        seq.num_computed_tokens -= num_launched - num_tokens
+        if seq in self.running.draining and seq.num_computed_tokens < seq.max_computed_tokens:
+            self.running.to_decode(seq)
+
+    def _settle_sample(self, seq: Sequence, new: tuple[int, ...], step_id: int) -> SequenceDelta:
+        """Tokens, appended already, of which one may be a first or a last one: what comes after a stop is dropped."""
         finish_reason: FinishReason | None = None
         stop_token_id: int | None = None
-        # Up to min_tokens the worker's sampler masks stop tokens; one that comes nevertheless does not stop.
-        if token in seq.stop_token_ids and num_outputs >= seq.request.sampling.min_tokens:
-            finish_reason, stop_token_id = "stop", token
-        elif seq.num_tokens >= seq.max_len:
+        if not seq.stop_token_ids.isdisjoint(new):
+            num_before = seq.num_outputs - len(new)
+            # Up to min_tokens the worker's sampler masks stop tokens; one that comes nevertheless does not stop.
+            first = max(0, seq.request.sampling.min_tokens - num_before - 1)
+            stop = next((i for i in range(first, len(new)) if new[i] in seq.stop_token_ids), None)
+            if stop is not None:
+                finish_reason, stop_token_id = "stop", new[stop]
+                del seq.token_ids[len(seq.token_ids) - len(new) + stop + 1 :]
+                new = new[: stop + 1]
+        if finish_reason is None and seq.num_tokens >= seq.max_len:
             finish_reason = "length"
-        num_cached, queued_us = (seq.num_cached_tokens, seq.queued_us) if num_outputs == 1 else (0, 0)
+        num_cached, queued_us = (seq.num_cached_tokens, seq.queued_us) if seq.num_outputs == len(new) else (0, 0)
         if finish_reason is None:
             self._settle_pages(seq, step_id)
         else:
@@ -500,7 +588,7 @@ class Scheduler:
         return SequenceDelta(
             seq.request_id,
             seq.sequence_idx,
-            (token,),
+            new,
             finish_reason,
             stop_token_id,
             num_cached,

@@ -94,7 +94,8 @@ def make_record(
     predicted_us: int,
 ) -> StepRecord:
     """Describe a step whose plan has just been made; `blocked_by` is why the head of the queue waits."""
-    rows = [(seq.request_id, seq.sequence_idx, 1) for seq in decodes.seqs]
+    counts = [0] * len(decodes.seqs) if builder.drafts is None else builder.drafts.counts
+    rows = [(seq.request_id, seq.sequence_idx, 1 + count) for seq, count in zip(decodes.seqs, counts, strict=True)]
     rows += [(chunk.seq.request_id, chunk.seq.sequence_idx, chunk.num_new) for chunk in builder.chunks]
     head = waiting.head()
     shown = [

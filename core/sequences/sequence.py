@@ -14,6 +14,8 @@ last token, so that a result changes nothing but the token ids.
 
 A chunk that reaches the target samples. From its first sample on a sequence decodes: each step
 computes one position and samples one token, so `target == computed + 1` until it may sample no more.
+With drafts (`core/steps/drafts.py`) a step computes more positions, and samples up to as many tokens;
+`computed` and `target` count the most until its result is there.
 """
 
 from array import array
@@ -111,6 +113,7 @@ class Sequence:
         "is_returning",
         "is_waiting",
         "launch_limit",
+        "max_computed_tokens",
         "max_len",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -119,6 +122,7 @@ class Sequence:
         "num_prompt_logprobs_sent",
         "num_tree_pages",
         "num_unsettled_tokens",
+        "num_unsure_tokens",
         "owner",
         "page_ids",
         "queued_us",
@@ -149,7 +153,7 @@ class Sequence:
         self.turn = -1  # number of its first admission among all; -1 before it
         self.is_waiting = False
         self.is_returning = False  # has an entry among those that wait for another row
-        self.max_len = request.max_len
+        self.limit_length(request.max_len)
         self.num_logprobs = request.sampling.num_logprobs
         # Position p gives the log-probability of token p + 1. The prompt is the same for all sequences: one tells.
         wants_prompt = request.sampling.prompt_logprobs >= 0 and sequence_idx == 0
@@ -165,11 +169,17 @@ class Sequence:
         self.window_tables: list[WindowTable] = []  # of the page groups beside the first
         self.num_computed_tokens = 0
         self.num_unsettled_tokens = self.num_tokens
+        self.num_unsure_tokens = 0  # launched in steps with drafts, which may bring less
         self.launch_limit = 0  # computed positions stay below this without new pages or the end in sight
         self.settle_event = 0  # settled tokens at which there is more to do than to append a token
         self.due_step = -1  # step whose result reaches that at the earliest
         self.cache_node: CacheNode | None = None  # cursor in the prefix cache
         self.num_tree_pages = 0  # page_ids[:num_tree_pages] are in the tree, down to the cursor
+
+    def limit_length(self, max_len: int) -> None:
+        """Set the prompt + output tokens at which it has its full length."""
+        self.max_len = max_len
+        self.max_computed_tokens = max_len - 1  # the last token is drawn, and never computed
 
     @property
     def num_tokens(self) -> int:

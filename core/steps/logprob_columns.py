@@ -1,6 +1,6 @@
 """From a result's columns of log-probabilities to each sequence's delta.
 
-Output tokens: a delta has the log-probabilities of its token, if the sequence asks for them. A token that is dropped
+Output tokens: a delta has the log-probabilities of its tokens, if the sequence asks for them. A token that is dropped
 takes its own along.
 
 Prompt tokens: position p gives the log-probability of token p + 1, whenever a chunk computes p; so a sequence
@@ -14,6 +14,7 @@ Hence each is told once, in order, however often the sequence was preempted in b
 """
 
 from collections.abc import Iterator
+from itertools import repeat
 
 from msgspec.structs import replace
 
@@ -24,15 +25,18 @@ from penstock.ipc.messages import SequenceDelta, StepResult, TokenLogprobs
 _ITEM = 4  # bytes of an int32 and of an fp32
 
 
-def check_logprobs(step: InFlightStep, result: StepResult) -> str:
-    """Return what is wrong with the sizes of a result's log-probabilities; empty if nothing is."""
-    sampled = list(_sampling(step))
+def check_logprobs(step: InFlightStep, result: StepResult, counts: list[int]) -> str:
+    """Return what is wrong with the sizes of a result's log-probabilities; empty if nothing is.
+
+    `counts` are those of `checked_tokens`.
+    """
+    sampled = list(_sampling(step, counts))
     prompts = [chunk for chunk in step.chunks if chunk.num_prompt_logprobs]
     return _why_not(
         "output tokens",
         TokenLogprobs(result.logprob_ids, result.logprobs, result.logprob_ranks),
-        len(sampled),
-        max((seq.num_logprobs for seq in sampled), default=0),
+        sum(count for _, count in sampled),
+        max((seq.num_logprobs for seq, count in sampled if count), default=0),
     ) or _why_not(
         "prompt tokens",
         TokenLogprobs(result.prompt_logprob_ids, result.prompt_logprobs, result.prompt_logprob_ranks),
@@ -41,7 +45,9 @@ def check_logprobs(step: InFlightStep, result: StepResult) -> str:
     )
 
 
-def attach_logprobs(step: InFlightStep, result: StepResult, output: dict[Owner, list[SequenceDelta]]) -> None:
+def attach_logprobs(
+    step: InFlightStep, result: StepResult, counts: list[int], output: dict[Owner, list[SequenceDelta]]
+) -> None:
     """Give the deltas that this result made their log-probabilities; prompt chunks that made none get one.
 
     The result has passed `check_logprobs` and was applied: what was dropped has no delta in `output`.
@@ -52,11 +58,14 @@ def attach_logprobs(step: InFlightStep, result: StepResult, output: dict[Owner, 
         for i, delta in enumerate(deltas)
     }
     table = TokenLogprobs(result.logprob_ids, result.logprobs, result.logprob_ranks)
-    for i, seq in enumerate(_sampling(step)):
+    first = 0
+    for seq, count in _sampling(step, counts):
         place = places.get((seq.request_id, seq.sequence_idx))
         if place is not None:
             deltas, j = place
-            deltas[j] = replace(deltas[j], logprobs=_rows(table, i, 1, 1 + seq.num_logprobs))
+            scores = _rows(table, first, len(deltas[j].token_ids), 1 + seq.num_logprobs)
+            deltas[j] = replace(deltas[j], logprobs=scores)
+        first += count
     table = TokenLogprobs(result.prompt_logprob_ids, result.prompt_logprobs, result.prompt_logprob_ranks)
     first = 0
     for chunk in step.chunks:
@@ -79,11 +88,12 @@ def attach_logprobs(step: InFlightStep, result: StepResult, output: dict[Owner, 
                 deltas[j] = replace(deltas[j], prompt_logprobs=told)
 
 
-def _sampling(step: InFlightStep) -> Iterator[Sequence]:
-    """The step's sampling sequences that ask for log-probabilities, in the order of the plan."""
+def _sampling(step: InFlightStep, counts: list[int]) -> Iterator[tuple[Sequence, int]]:
+    """The step's sampling sequences that ask for log-probabilities, and their numbers of tokens, as in the plan."""
     if step.decodes.has_logprobs:
-        yield from (seq for seq in step.decodes.seqs if seq.num_logprobs >= 0)
-    yield from (chunk.seq for chunk in step.chunks if chunk.samples and chunk.seq.num_logprobs >= 0)
+        each = zip(step.decodes.seqs, counts or repeat(1), strict=False)  # those of the chunks follow
+        yield from ((seq, count) for seq, count in each if seq.num_logprobs >= 0)
+    yield from ((chunk.seq, 1) for chunk in step.chunks if chunk.samples and chunk.seq.num_logprobs >= 0)
 
 
 def _of_prompt(table: TokenLogprobs, first: int, chunk: Chunk) -> TokenLogprobs | None:

@@ -1,10 +1,12 @@
 """Puts one step together: who is in it, and the columns that the worker gets."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
 from typing import NamedTuple
 
 from penstock.core.kv.kv_pages import NewPage
 from penstock.core.sequences.sequence import Sequence
+from penstock.core.steps.drafts import Drafts
 from penstock.core.steps.token_columns import Audience
 from penstock.ipc.int32_buffer import pack_int32
 from penstock.ipc.messages import NewRow, StepPlan
@@ -14,7 +16,7 @@ Parts = tuple[float, float, float, float, float]
 
 
 class DecodeBatch:
-    """Sequences that compute one token each, in batch order. Never changed after it is made:
+    """Sequences that compute their next token, in batch order. Never changed after it is made:
     while nobody joins or leaves, all steps in flight and the next ones share it."""
 
     __slots__ = (
@@ -63,16 +65,30 @@ class InFlightStep(NamedTuple):
     num_samples: int
     num_left: int  # sequences that had left the running set when it was planned
     has_logprobs: bool  # of some output or prompt token
+    num_drafts: ListOf[int] = ()  # of each decode; empty: none
     predicted: tuple[Parts, int] | None = None  # what it consists of, and microseconds that it should take; 0: unknown
+
+    @property
+    def decode_sizes(self) -> list[int]:
+        """How many positions each decode computes."""
+        return [1 + count for count in self.num_drafts] if self.num_drafts else [1] * len(self.decodes.seqs)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many positions it computes."""
+        return len(self.decodes.seqs) + sum(self.num_drafts) + sum(chunk.num_new for chunk in self.chunks)
 
 
 class PlanBuilder:
     """Collects what one plan says beside its decodes."""
 
-    __slots__ = ("_copy_dst", "_copy_src", "_new_pages", "_new_rows", "_window_pages", "chunks", "has_logprobs")
+    __slots__ = (
+        "_copy_dst", "_copy_src", "_new_pages", "_new_rows", "_window_pages", "chunks", "drafts", "has_logprobs",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
+        self.drafts: Drafts | None = None  # None: no decode has any, and all starts are sure
         self.has_logprobs = False  # in some chunk
         self._new_pages: list[tuple[Sequence, int]] = []
         self._new_rows: list[NewRow] = []
@@ -128,6 +144,12 @@ class PlanBuilder:
         """Return the message. Pages given to a sequence that was preempted afterwards are left out."""
         chunks = self.chunks
         rows, start, num_new, samples = decodes.rows, pack_int32(decode_starts), decodes.num_new, decodes.samples
+        num_drafts = draft_token_ids = start_bounds = b""
+        if self.drafts is not None:
+            counts, token_ids, start_bounds = self.drafts
+            num_new = pack_int32([1 + count for count in counts])
+            num_drafts, draft_token_ids = pack_int32(counts) + bytes(4 * len(chunks)), pack_int32(token_ids)
+            start_bounds += bytes(len(chunks))
         if chunks:
             rows += pack_int32([chunk.seq.row for chunk in chunks])
             start += pack_int32([chunk.start for chunk in chunks])
@@ -153,6 +175,9 @@ class PlanBuilder:
             pack_int32(self._copy_dst) if self._copy_dst else b"",
             pack_int32(freed_rows) if freed_rows else b"",
             self._packed_window_pages() if self._window_pages else b"",
+            num_drafts,
+            draft_token_ids,
+            start_bounds,
         )
 
     def _packed_window_pages(self) -> bytes:

@@ -1,7 +1,8 @@
 """What a result is held against before it is applied, and what becomes of rows without a token."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 
 from penstock.core.sequences.sequence import Owner, Sequence
 from penstock.core.steps.logprob_columns import check_logprobs
@@ -14,8 +15,10 @@ class UnexpectedResultError(ValueError):
     """A result that is not for the oldest step in flight, or not of its size. Nothing was changed."""
 
 
-def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_size: int) -> list[int]:
-    """Return a result's tokens, in the order of the sampling rows of the oldest step in flight.
+def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_size: int) -> tuple[list[int], list[int]]:
+    """Return a result's tokens, in the order of the sampling rows of the oldest step in flight, and how many each has.
+
+    The second list is empty if each has one.
 
     Raises:
         UnexpectedResultError: it is not that step's result.
@@ -27,20 +30,42 @@ def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_siz
     if not in_flight or in_flight[0].step_id != result.step_id:
         raise UnexpectedResultError(f"result of step {result.step_id}, which is not the oldest in flight")
     step = in_flight[0]
-    if len(tokens) != step.num_samples:
-        raise UnexpectedResultError(f"step {result.step_id} samples {step.num_samples} rows, got {len(tokens)} tokens")
+    counts = _checked_counts(step, result.num_tokens) if result.num_tokens else []
+    num_due = sum(counts) if counts else step.num_samples
+    if len(tokens) != num_due:
+        raise UnexpectedResultError(f"step {result.step_id} brings {num_due} tokens, got {len(tokens)}")
     if tokens and max(tokens) >= vocab_size:
         raise UnexpectedResultError(
             f"step {result.step_id} brings a token outside the vocabulary of {vocab_size} tokens"
         )
-    if step.has_logprobs and (error := check_logprobs(step, result)):
+    if step.has_logprobs and (error := check_logprobs(step, result, counts)):
         raise UnexpectedResultError(error)
     for row_error in result.row_errors:
         if not 0 <= row_error.sample_idx < step.num_samples:
             raise UnexpectedResultError(
                 f"step {result.step_id} samples {step.num_samples} rows, got an error of row {row_error.sample_idx}"
             )
-    return tokens
+    return tokens, counts
+
+
+def tokens_by_row(tokens: list[int], counts: list[int]) -> Iterable[tuple[int, ...]]:
+    """What `checked_tokens` returned, row by row."""
+    if not counts:
+        return zip(tokens, strict=True)
+    return (tuple(tokens[end - count : end]) for end, count in zip(accumulate(counts), counts, strict=True))
+
+
+def _checked_counts(step: InFlightStep, num_tokens: bytes) -> list[int]:
+    """How many tokens each row brings: one, or as many as its drafts allow."""
+    if len(num_tokens) != 4 * step.num_samples:
+        raise UnexpectedResultError(
+            f"step {step.step_id} samples {step.num_samples} rows, got {len(num_tokens)} bytes of counts"
+        )
+    counts = unpack_int32(num_tokens).tolist()
+    most = [*step.decode_sizes, *[1] * (step.num_samples - len(step.decodes.seqs))]
+    if not all(count == 1 or 0 <= count <= size > 1 for count, size in zip(counts, most, strict=True)):
+        raise UnexpectedResultError(f"step {step.step_id} brings other numbers of tokens than its drafts allow")
+    return counts
 
 
 def failed_sequences(step: InFlightStep, result: StepResult) -> list[tuple[Sequence, RowError]]:
@@ -72,8 +97,8 @@ def end_failed(
             num_invalid_logits += 1
         if seq.row >= 0:  # else that token was its last one
             remove(seq)
-        deltas = output[seq.owner]
-        for i, delta in enumerate(deltas):
-            if delta.request_id == seq.request_id and delta.sequence_idx == seq.sequence_idx:
-                deltas[i] = seq.error_delta(error.reason, error.code)
+        deltas = output.setdefault(seq.owner, [])
+        name = seq.request_id, seq.sequence_idx
+        deltas[:] = [delta for delta in deltas if (delta.request_id, delta.sequence_idx) != name]
+        deltas.append(seq.error_delta(error.reason, error.code))
     return num_invalid_logits

@@ -1,5 +1,7 @@
 """When to look at a decoding sequence again, so that a result need not look at every row."""
 
+from collections.abc import Collection
+
 from penstock.core.sequences.sequence import Sequence
 
 MAX_STEPS_AHEAD = 64
@@ -8,8 +10,9 @@ MAX_STEPS_AHEAD = 64
 class SettleCalendar:
     """Step id -> sequences for which its result may bring more than a token: a page to cache, the full length.
 
-    A sequence settles one token a step at most, so it cannot reach its `settle_event` before the step
-    that it is entered for. It may be later (it was left out of a step); then it is entered again.
+    A sequence settles one token a step, so it cannot reach its `settle_event` before the step that it is entered for.
+    It may be later (it was left out of a step); then it is entered again. A step with drafts is looked at row by row:
+    whatever settles more in it is entered anew, for an earlier step.
     """
 
     __slots__ = ("_due",)
@@ -33,11 +36,12 @@ class SettleCalendar:
         else:
             entries.append((seq, seq.epoch))
 
-    def take(self, step_id: int) -> list[Sequence]:
-        """Return whom to look at with the result of this step; entries made void since are dropped."""
-        return [
-            seq for seq, epoch in self._due.pop(step_id, ()) if seq.running_epoch == epoch and seq.due_step == step_id
-        ]
+    def take(self, step_id: int) -> Collection[Sequence]:
+        """Return what to look at with the result of this step, each once; entries made void since are dropped."""
+        entries = self._due.pop(step_id, None)
+        if entries is None:
+            return ()
+        return {seq: None for seq, epoch in entries if seq.running_epoch == epoch and seq.due_step == step_id}
 
     def has(self, seq: Sequence) -> bool:
         """Tell whether the sequence will be looked at again; for checks."""

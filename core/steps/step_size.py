@@ -27,7 +27,7 @@ class StepSize:
             return False
         step, options = in_flight[0], self.options
         num_rows = len(step.decodes.seqs) + len(step.chunks)
-        num_tokens = len(step.decodes.seqs) + sum(chunk.num_new for chunk in step.chunks)
+        num_tokens = step.num_tokens
         if num_tokens < 2:
             return False
         self._num_cuts += 1

@@ -1,8 +1,9 @@
-"""Whose tokens a batch's are: one more for each decode, told in columns."""
+"""Whose tokens a batch's are: what each decode brings, told in columns."""
 
 from array import array
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from itertools import accumulate
 from typing import NamedTuple
 
 from penstock.core.sequences.sequence import Owner, Sequence
@@ -30,24 +31,30 @@ class Audience:
             positions.setdefault(seq.owner, []).append(position)
         self._members = {owner: self._choose(chosen) for owner, chosen in positions.items()}
 
-    def columns(self, token_ids: bytes, ended: AbstractSet[int]) -> dict[Owner, TokenColumns]:
+    def columns(self, token_ids: bytes, apart: AbstractSet[int], counts: list[int]) -> dict[Owner, TokenColumns]:
         """Return what each owner is told.
 
         Args:
-            token_ids: int32[at least as many as the batch has sequences], in its order.
-            ended: positions that are told in another way.
+            token_ids: int32[at least as many as the batch brings], in its order.
+            apart: positions that are told in another way, or not at all.
+            counts: how many tokens each position brings; empty: one each.
         """
         told: dict[Owner, TokenColumns] = {}
+        ends = list(accumulate(counts)) if counts else None
         for owner, members in self._members.items():
-            if ended and not ended.isdisjoint(members.positions):
-                members = self._choose(position for position in members.positions if position not in ended)
-            if len(members.positions) == len(self._seqs):
+            if apart and not apart.isdisjoint(members.positions):
+                members = self._choose(position for position in members.positions if position not in apart)
+            num_tokens = b""
+            if ends is not None:
+                num_tokens = pack_int32([counts[i] for i in members.positions])
+                tokens = b"".join([token_ids[4 * (ends[i] - counts[i]) : 4 * ends[i]] for i in members.positions])
+            elif len(members.positions) == len(self._seqs):
                 tokens = token_ids[: 4 * len(self._seqs)]
             else:
                 numbers = memoryview(token_ids).cast("i")  # as they are: they only change places
                 tokens = array("i", [numbers[position] for position in members.positions]).tobytes()
             if members.positions:
-                told[owner] = TokenColumns(members.request_ids, members.sequence_idxs, tokens)
+                told[owner] = TokenColumns(members.request_ids, members.sequence_idxs, tokens, num_tokens)
         return told
 
     def _choose(self, positions: Iterable[int]) -> _Members:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 Buffer = bytes
 """Raw little-endian numbers; the comment beside each field gives dtype and shape."""

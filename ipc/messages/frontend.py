@@ -128,11 +128,12 @@ class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenColumns(Struct, frozen=True, array_like=True, gc=False):
-    """One token more, and nothing else, for each of k sequences."""
+    """More tokens, and nothing else, for each of k sequences."""
 
     request_ids: tuple[str, ...]
     sequence_idxs: Buffer  # int32[k]
-    token_ids: Buffer  # int32[k]
+    token_ids: Buffer  # int32[sum(num_tokens)]
+    num_tokens: Buffer = b""  # int32[k], each >= 1; empty: one each
 
 
 class TokenBatch(Message, frozen=True):

@@ -47,7 +47,11 @@ class Welcome(Message, frozen=True):
 
 
 class NewRow(Struct, frozen=True, array_like=True, gc=False):
-    """All that a worker must know of a sequence that enters a row."""
+    """All that a worker must know of a sequence that enters a row.
+
+    What a row keeps as long as it lives is named here, once: an adapter, or the slot of a recurrent state, will be a
+    field at the end, whose default means none.
+    """
 
     row: int
     token_ids: Buffer  # int32[num_known]: prompt, then outputs already returned (after a preemption)
@@ -77,10 +81,23 @@ class DropGrammar(Message, frozen=True):
 class StepPlan(Message, frozen=True):
     """One forward pass over one ragged batch.
 
-    The worker applies, in this order: new_rows, pages, page copies; then it runs the batch
+    The worker applies, in this order: freed rows, new rows, new pages, page copies; then it runs the batch
     rows in the order given. Row `b` computes positions `start[b] .. start[b]+num_new[b]-1`; their
     token ids are in the row's token buffer, where the worker itself has put each token it sampled.
     If `samples[b]`, the logits of the chunk's last position give the row's next token.
+
+    Drafts. With k = `num_drafts[b]` > 0, the last k of the new positions hold guesses, which are in `draft_token_ids`,
+    and the last 1 + k positions give tokens. Each is drawn as it would be without guesses; the first one counts, and
+    each of the others if all guesses before it were right. A worker may bring fewer of them, or none at all. Without
+    drafts a row that samples brings one token.
+
+    Starts. Before the result of a step with drafts, the worker alone knows where the row goes on: one position after
+    those whose tokens it brought. A plan that is made meanwhile says so in `start_bounds`; its `start` is the most that
+    it can be, and there are pages for `num_new` positions from there.
+
+    A row's chunk needs the tokens of the last plan with that row, and of no other plan: plans without a common row may
+    overlap, as in the stages of a pipeline. Copies are between pages of the device. For pages elsewhere the
+    tiers of sources and targets will be two columns at the end, whose default means the device.
     """
 
     step_id: int
@@ -96,6 +113,9 @@ class StepPlan(Message, frozen=True):
     copy_dst: Buffer = b""  # int32[C]
     freed_rows: Buffer = b""  # int32[F]: rows that hold no sequence any more (may be new again here)
     window_pages: Buffer = b""  # int32[W, 4]: page group >= 1, row, place in the row's page table of this group, page
+    num_drafts: Buffer = b""  # int32[N]: how many of each row's new tokens are guesses; empty: none
+    draft_token_ids: Buffer = b""  # int32[sum(num_drafts)]
+    start_bounds: Buffer = b""  # uint8[N]: 1 where `start` is the most that it can be; empty: all are exact
 
 
 class RowError(Struct, frozen=True, array_like=True, gc=False):
@@ -109,13 +129,13 @@ class RowError(Struct, frozen=True, array_like=True, gc=False):
 class StepResult(Message, frozen=True):
     """The tokens of one step, in the order of the plan's sampling rows; and the log-probabilities asked for.
 
-    A: sampling rows with `num_logprobs >= 0`; B: over the rows with `prompt_logprobs >= 0`, the positions computed
-    that are followed by a prompt token. Both in the order of the plan. W is one more than the largest number
-    of best tokens that any of them asks for; a row that asks for n reads the first 1 + n columns.
+    S: sampling rows; A: tokens of those with `num_logprobs >= 0`; B: over the rows with `prompt_logprobs >= 0`, the
+    positions computed that are followed by a prompt token. All in the order of the plan. W is one more than the largest
+    number of best tokens that any of them asks for; a row that asks for n reads the first 1 + n columns.
     """
 
     step_id: int
-    token_ids: Buffer  # int32[number of rows with samples == 1]
+    token_ids: Buffer  # int32[sum(num_tokens)]
     num_forward_us: int = 0  # plan taken up -> tokens known
     num_idle_us: int = 0  # the device waited this long for the plan
     logprob_ids: Buffer = b""  # int32[A, W]: the drawn token, then the best ones
@@ -125,6 +145,7 @@ class StepResult(Message, frozen=True):
     prompt_logprobs: Buffer = b""  # fp32[B, W]
     prompt_logprob_ranks: Buffer = b""  # int32[B]
     row_errors: tuple[RowError, ...] = ()  # the tokens of these rows mean nothing
+    num_tokens: Buffer = b""  # int32[S]: how many tokens each sampling row brings; empty: one each
 
 
 class GrammarPrepared(Message, frozen=True):

@@ -3,6 +3,7 @@
 from array import array
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -10,6 +11,7 @@ from penstock.core.config.options import SchedulerOptions
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.scheduling.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
 from penstock.core.sequences.worker_limits import WorkerLimits
+from penstock.core.steps.drafts import Drafter
 from penstock.ipc.deltas import deltas_of
 from penstock.ipc.int32_buffer import pack_int32, unpack_int32
 from penstock.ipc.messages import (
@@ -119,12 +121,21 @@ def scores_in(table: TokenLogprobs) -> list[Scores]:
 class Driver:
     """A scheduler and a fake worker, with as much lag between them as the caller lets there be."""
 
-    def __init__(self, limits: WorkerLimits | None = None, **options: object) -> None:
+    def __init__(
+        self,
+        limits: WorkerLimits | None = None,
+        *,
+        drafter: Drafter | None = None,
+        num_parts: int = 1,
+        **options: object,
+    ) -> None:
         self.limits = limits or make_limits()
         options = {"max_num_seqs": 4096, "max_num_batched_tokens": 1 << 20} | options
         self.options = SchedulerOptions(**options)  # type: ignore[arg-type]
-        self.scheduler = Scheduler.for_worker(self.options, hello(self.limits))
+        self.make_scheduler = partial(Scheduler, self.options, drafter=drafter, num_parts=num_parts)
+        self.scheduler = self.make_scheduler(WorkerLimits.of(self.options, hello(self.limits)))
         self.worker = FakeWorker(self.limits)
+        self.num_accepted = 0  # drafts
         self.plans: deque[StepPlan] = deque()
         self.results: deque[StepResult] = deque()
         self.steps: list[ScheduledStep] = []
@@ -174,7 +185,9 @@ class Driver:
         return True
 
     def execute(self) -> None:
+        num_before = self.worker.num_accepted
         self.results.append(self.worker.execute(self.plans.popleft()))
+        self.num_accepted += self.worker.num_accepted - num_before
 
     def process(self) -> Deltas:
         told = self.scheduler.process(self.results.popleft())
@@ -242,7 +255,7 @@ class Driver:
         self.plans.clear()
         self.results.clear()
         self.worker = FakeWorker(self.limits)
-        self.scheduler = Scheduler.for_worker(self.options, hello(self.limits))
+        self.scheduler = self.make_scheduler(WorkerLimits.of(self.options, hello(self.limits)))
         self.totals.append(self.scheduler.totals)
         for request_id, (request, owner) in self.added.items():
             names = [(request_id, idx) for idx in range(request.n)]

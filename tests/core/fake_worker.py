@@ -1,6 +1,7 @@
 """A worker made of memory alone: a sampled token is a hash of the tokens it reads back through the page table.
 
-So a token that was lost, doubled, or comes from somebody else's page changes everything after it.
+So a token that was lost, doubled, or comes from somebody else's page changes everything after it. Of drafts that are
+right it accepts a random number, and sometimes it brings nothing for such a row.
 """
 
 import struct
@@ -8,6 +9,7 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterable
+from random import Random
 from typing import NamedTuple
 
 from penstock.core.sequences.worker_limits import WorkerLimits
@@ -28,6 +30,7 @@ class Row:
         self.tables: dict[int, dict[int, int]] = {}  # page group >= 1 -> place -> page
         self.num_prompt_tokens = num_prompt_tokens
         self.sampling = sampling
+        self.next_position = -1  # that it computes, once it has sampled
 
 
 class Scores(NamedTuple):
@@ -43,6 +46,9 @@ class FakeWorker:
 
     def __init__(self, limits: WorkerLimits) -> None:
         self.limits = limits
+        self.rng = Random(limits.num_pages)
+        self.num_accepted = 0  # drafts
+        self.accepts_all = False  # that are right
         self.page_size = limits.page_size
         self.max_page_size = max((group.page_size for group in limits.window_groups), default=0)
         self.memory = array("i", [EMPTY]) * (limits.num_pages * limits.page_size)
@@ -82,28 +88,63 @@ class FakeWorker:
         assert len(set(rows)) == len(rows) == len(start) == len(num_new) == len(plan.samples) > 0
         assert sum(num_new) <= self.limits.max_num_batched_tokens
         assert len(rows) <= self.limits.max_num_seqs
-        for row, first, count in zip(rows, start, num_new, strict=True):
+        num_drafts = list(unpack_int32(plan.num_drafts)) or [0] * len(rows)
+        start_bounds = plan.start_bounds or bytes(len(rows))
+        assert len(num_drafts) == len(start_bounds) == len(rows)
+        draft_ids = iter(unpack_int32(plan.draft_token_ids))
+        batch = []
+        for row_id, first, count, samples, k, is_bound in zip(
+            rows, start, num_new, plan.samples, num_drafts, start_bounds, strict=True
+        ):
+            row = self.rows[row_id]
             assert count >= 1
-            self._write(self.rows[row], first, count)
-        tokens = [
-            self._sample(self.rows[row], first + count)
-            for row, first, count, samples in zip(rows, start, num_new, plan.samples, strict=True)
-            if samples
-        ]
+            if is_bound:
+                assert row.next_position <= first, "a start is at most its bound"
+                first = row.next_position
+            assert row.next_position in (-1, first), "an exact start is the row's own"
+            if k:
+                assert samples
+                assert count == 1 + k
+                row.token_ids[first + 1 :] = [next(draft_ids) for _ in range(k)]
+            batch.append((row, first, count, samples, k))
+        assert next(draft_ids, None) is None
+        for row, first, count, _, _ in batch:
+            self._write(row, first, count)
         self.num_computed += sum(num_new)
-        batch = list(zip(rows, start, num_new, plan.samples, strict=True))
-        sampled = [
-            (self.rows[row], first + count - 1, self.rows[row].sampling.num_logprobs)
-            for row, first, count, samples in batch
-            if samples and self.rows[row].sampling.num_logprobs >= 0
-        ]
         prompts = [
-            (self.rows[row], position, self.rows[row].sampling.prompt_logprobs)
-            for row, first, count, _ in batch
-            if self.rows[row].sampling.prompt_logprobs >= 0
-            for position in range(first, min(first + count, self.rows[row].num_prompt_tokens - 1))
+            (row, position, row.sampling.prompt_logprobs)
+            for row, first, count, _, _ in batch
+            if row.sampling.prompt_logprobs >= 0
+            for position in range(first, min(first + count, row.num_prompt_tokens - 1))
         ]
-        return StepResult(plan.step_id, pack_int32(tokens), 0, 0, *self._columns(sampled), *self._columns(prompts))
+        tokens: list[int] = []
+        counts = []
+        sampled = []
+        for row, first, count, samples, k in batch:
+            if samples:
+                drawn = self._verify(row, first + count - k, k)
+                row.next_position = first + count - 1 - k + len(drawn)
+                if row.sampling.num_logprobs >= 0:
+                    sampled += [(row, first + count - 1 - k + i, row.sampling.num_logprobs) for i in range(len(drawn))]
+                tokens += drawn
+                counts.append(len(drawn))
+        columns = (*self._columns(sampled), *self._columns(prompts))
+        num_tokens = pack_int32(counts) if set(counts) - {1} else b""
+        return StepResult(plan.step_id, pack_int32(tokens), 0, 0, *columns, num_tokens=num_tokens)
+
+    def _verify(self, row: Row, position: int, num_drafts: int) -> list[int]:
+        """Draw the token at this position and after each draft that is right; sometimes fewer."""
+        most = num_drafts + 1
+        if num_drafts and not self.accepts_all:
+            most = self.rng.choice([0, most, most, most, self.rng.randint(0, most)])
+        drafts = row.token_ids[position : position + num_drafts]
+        drawn: list[int] = []
+        while len(drawn) < most and drawn == drafts[: len(drawn)]:
+            drawn.append(self._sample(row, position + len(drawn)))
+            row.token_ids += drafts[len(drawn) :]  # what it has not come to yet
+        del row.token_ids[position + len(drawn) :]
+        self.num_accepted += max(0, len(drawn) - 1)
+        return drawn
 
     def _columns(self, wanted: list[tuple[Row, int, int]]) -> tuple[bytes, bytes, bytes]:
         """For (row, position, number of best ones): ids, values and ranks, all as wide as the widest."""

@@ -1,6 +1,7 @@
 """Prompts beside streams: chunks as long as the device's pace allows, and never a bound where nobody waits."""
 
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ LIMITS = make_limits(num_pages=200, page_size=64, max_num_batched_tokens=2048, m
 class Paced(Driver):
     """A worker that takes so many microseconds for a token and for a step."""
 
-    def __init__(self, us_per_token: int, us_per_step: int = 0, **options: object) -> None:
+    def __init__(self, us_per_token: int, us_per_step: int = 0, **options: Any) -> None:
         super().__init__(LIMITS, enable_prefix_caching=False, **options)
         self.us_per_token, self.us_per_step = us_per_token, us_per_step
         self.step_us: list[int] = []

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.core.scheduling.grammar_gate import MAX_BYTES
 from penstock.core.sequences.worker_limits import WorkerLimits
+from penstock.core.steps.drafts import Drafter
 from penstock.ipc.int32_buffer import unpack_int32
 from penstock.ipc.messages import AddRequest
 from tests.core.driver import Driver, make_limits, make_request
@@ -62,11 +63,20 @@ def random_requests(rng: Random, limits: WorkerLimits) -> deque[AddRequest]:
     return requests
 
 
-def random_trace(seed: int, make_limits: Callable[[Random], WorkerLimits] = random_limits) -> Driver:
+def random_trace(
+    seed: int,
+    make_limits: Callable[[Random], WorkerLimits] = random_limits,
+    *,
+    drafter: Drafter | None = None,
+    num_parts: int = 1,
+) -> Driver:
+    """Requests, aborts, deaths and lags as the seed has them, until all is done; what came out is checked."""
     rng = Random(seed)
     limits = make_limits(rng)
     driver = Driver(
         limits,
+        drafter=drafter,
+        num_parts=num_parts,
         pipeline_depth=rng.choice([0, 1, 1, 2]),
         enable_prefix_caching=rng.random() < 0.75,
         scheduling_policy=rng.choice(["fcfs", "priority"]),
@@ -162,3 +172,8 @@ def test_the_traces_reach_what_they_are_for() -> None:
         resumed += driver.num_resumed
     reached = (preemptions, copies, dropped, cached, stalls, resumed)
     assert min(reached) > 15, reached
+
+
+def test_a_request_on_trial_finds_room_for_its_grammar() -> None:
+    """A sibling of the first one on trial waits with a live grammar that leaves no room for another one."""
+    random_trace(5007)

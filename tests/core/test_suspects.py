@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from math import ceil, log2
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def reads_poison(driver: Driver, plan: StepPlan) -> bool:
 class Mortal(Driver):
     """A driver whose workers die as the verdict says; the next one is there at once."""
 
-    def __init__(self, is_deadly: Verdict, num_seqs: int, **options: object) -> None:
+    def __init__(self, is_deadly: Verdict, num_seqs: int, **options: Any) -> None:
         super().__init__(make_limits(num_pages=512, max_num_seqs=num_seqs, vocab_size=POISON + 1), **options)
         self.is_deadly = is_deadly
         self.is_out_of_memory = False

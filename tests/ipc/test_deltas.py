@@ -18,6 +18,11 @@ def test_columns_follow_what_has_more_to_tell() -> None:
     assert list(deltas_of(TokenBatch(5, (last,)))) == [last]
 
 
+def test_a_sequence_brings_as_many_tokens_as_its_count_says() -> None:
+    columns = TokenColumns(("a", "b"), pack_int32([0, 3]), pack_int32([8, 9, 7]), pack_int32([2, 1]))
+    assert list(deltas_of(TokenBatch(5, (), columns))) == [SequenceDelta("a", 0, (8, 9)), SequenceDelta("b", 3, (7,))]
+
+
 @pytest.mark.parametrize(
     "columns",
     [
@@ -25,6 +30,11 @@ def test_columns_follow_what_has_more_to_tell() -> None:
         TokenColumns(("a", "b"), pack_int32([0]), pack_int32([1, 2])),
         TokenColumns(("a",), b"\0\0\0", pack_int32([1])),
         TokenColumns((), pack_int32([0]), b""),
+        TokenColumns(("a", "b"), bytes(8), pack_int32([1, 2, 3]), pack_int32([1, 1])),
+        TokenColumns(("a", "b"), bytes(8), pack_int32([1, 2, 3]), pack_int32([3])),
+        TokenColumns(("a", "b"), bytes(8), pack_int32([1, 2, 3]), pack_int32([4, -1])),
+        TokenColumns(("a",), bytes(4), pack_int32([1]), b"\0"),
+        TokenColumns((), b"", b"", pack_int32([0])),
     ],
 )
 def test_columns_of_other_lengths_bring_nothing(columns: TokenColumns) -> None:
