@@ -27,7 +27,7 @@ from penstock.core.sequences.policy import make_policy
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.sequences.worker_limits import WorkerLimits
-from penstock.core.steps.drafts import Drafter, Drafts
+from penstock.core.steps.drafts import Drafter
 from penstock.core.steps.logprob_columns import attach_logprobs
 from penstock.core.steps.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
 from penstock.core.steps.prefill_pace import MIN_TOKENS, PrefillPace, Room
@@ -37,6 +37,7 @@ from penstock.core.steps.results import (
     end_failed,
     failed_sequences,
     tokens_by_row,
+    up_to_stop,
 )
 from penstock.core.steps.settle_calendar import SettleCalendar
 from penstock.core.steps.step_size import StepSize
@@ -234,27 +235,28 @@ class Scheduler:
             self._renew_keys(now)
         if self.waiting.num_seqs:
             self._make_way()
-        builder = PlanBuilder()
+        running, builder = self.running, PlanBuilder()
         admitted: list[Admission] = []
         self._is_stalled = False
-        decodes, starts = self._place_decodes(builder)
-        if not starts:
-            for _ in range(1, self._num_parts):  # this part has nothing to compute: another one may
-                decodes, starts = self._place_decodes(builder)
-                if starts:
-                    break
-        num_drafts = self._place_drafts(decodes, builder) if self._drafter is not None else []
+        for _ in range(self._num_parts):  # where one part has nothing to compute, another one may
+            decodes, starts = self._place_decodes(builder)
+            if starts:
+                break
+        num_drafts: list[int] = []
+        if self._drafter is not None:
+            room = self.limits.max_num_batched_tokens - len(running)  # a step keeps a token for each running row
+            num_drafts = builder.add_drafts(self._drafter, decodes, self.kv, room)
         blocked_by = ""
         newcomers: list[Sequence] = []
-        if self.running.prefills or self.waiting.num_seqs:
+        if running.prefills or self.waiting.num_seqs:
             # All decodes may come together again, with those whose last token is launched only if its drafts are right.
-            num_rows = len(self.running.decodes) + (len(self.running.draining) if self._drafter is not None else 0)
+            num_rows = len(running.decodes) + (len(running.draining) if self._drafter is not None else 0)
             num_tokens = max(num_rows, len(starts) + sum(num_drafts))
-            room = self._pace.room(self.limits.max_num_batched_tokens - num_tokens, starts)
-            if self.running.prefills:
-                self._place_prefills(builder, room, is_first=not starts)
+            for_prompts = self._pace.room(self.limits.max_num_batched_tokens - num_tokens, starts)
+            if running.prefills:
+                self._place_prefills(builder, for_prompts, is_first=not starts)
             if self.waiting.num_seqs:
-                blocked_by = self._admissions.admit(builder, room, admitted, is_stalled=self._is_stalled)
+                blocked_by = self._admissions.admit(builder, for_prompts, admitted, is_stalled=self._is_stalled)
                 newcomers = self._admissions.take_newcomers()
                 self._blocked_by = blocked_by
         chunks = builder.chunks
@@ -262,19 +264,17 @@ class Scheduler:
             return None
         step_id = self.totals.num_steps
         self.totals.num_steps = step_id + 1
-        plan = builder.build(step_id, decodes, starts, self.running.freed_rows)
-        self.running.freed_rows.clear()
+        plan = builder.build(step_id, decodes, starts, running.freed_rows)
+        running.freed_rows.clear()
         num_samples = len(starts)
         for chunk in chunks:
             if chunk.samples:
                 num_samples += 1
-                self.running.to_decode(chunk.seq)
+                running.to_decode(chunk.seq)
         has_logprobs = decodes.has_logprobs or builder.has_logprobs
         predicted = self._pace.predicted(starts, chunks) if chunks else None
         self.in_flight.append(
-            InFlightStep(
-                step_id, decodes, chunks, num_samples, self.running.num_left, has_logprobs, num_drafts, predicted
-            )
+            InFlightStep(step_id, decodes, chunks, num_samples, running.num_left, has_logprobs, num_drafts, predicted)
         )
         preempted, self._preempted = self._preempted, []
         record = None
@@ -331,34 +331,6 @@ class Scheduler:
         else:
             builder.append_page(seq, kv.append_page(seq))
         return True
-
-    def _place_drafts(self, decodes: DecodeBatch, builder: PlanBuilder) -> list[int]:
-        """Launch guesses beside the decodes' own tokens; return how many of each. They take nothing from anybody: a
-        step keeps a token for each running row, and no sequence is preempted for their pages."""
-        assert self._drafter is not None
-        room = self.limits.max_num_batched_tokens - len(self.running)
-        counts: list[int] = []
-        token_ids: list[int] = []
-        start_bounds = bytearray()
-        for seq in decodes.seqs:
-            start_bounds.append(seq.num_unsure_tokens > 0)
-            most = min(room, seq.max_computed_tokens - seq.num_computed_tokens)
-            drafts = self._drafter.draft(seq)[:most] if most > 0 else ()
-            end = seq.num_computed_tokens + len(drafts)
-            if self.kv.windows and end > seq.launch_limit:
-                builder.add_pages(seq, *self.kv.grow(seq, end))
-            while not self.kv.windows and end > seq.launch_limit and self.kv.pool.num_free:
-                builder.append_page(seq, self.kv.append_page(seq))
-            drafts = drafts[: max(0, seq.launch_limit - seq.num_computed_tokens)]
-            counts.append(len(drafts))
-            if drafts:
-                token_ids += drafts
-                room -= len(drafts)
-                seq.num_computed_tokens += len(drafts)
-                seq.num_unsure_tokens += 1 + len(drafts)
-        if any(start_bounds) or token_ids:
-            builder.drafts = Drafts(counts, token_ids, bytes(start_bounds))
-        return counts if token_ids else []
 
     def _place_prefills(self, builder: PlanBuilder, room: Room, *, is_first: bool) -> None:
         """Launch the next chunks of prefills; `is_first`: nothing else is in this step."""
@@ -567,16 +539,11 @@ class Scheduler:
         """Tokens, appended already, of which one may be a first or a last one: what comes after a stop is dropped."""
         finish_reason: FinishReason | None = None
         stop_token_id: int | None = None
-        if not seq.stop_token_ids.isdisjoint(new):
-            num_before = seq.num_outputs - len(new)
-            # Up to min_tokens the worker's sampler masks stop tokens; one that comes nevertheless does not stop.
-            first = max(0, seq.request.sampling.min_tokens - num_before - 1)
-            stop = next((i for i in range(first, len(new)) if new[i] in seq.stop_token_ids), None)
-            if stop is not None:
-                finish_reason, stop_token_id = "stop", new[stop]
-                del seq.token_ids[len(seq.token_ids) - len(new) + stop + 1 :]
-                new = new[: stop + 1]
-        if finish_reason is None and seq.num_tokens >= seq.max_len:
+        if num_kept := up_to_stop(seq, new):
+            finish_reason, stop_token_id = "stop", new[num_kept - 1]
+            del seq.token_ids[len(seq.token_ids) - len(new) + num_kept :]
+            new = new[:num_kept]
+        elif seq.num_tokens >= seq.max_len:
             finish_reason = "length"
         num_cached, queued_us = (seq.num_cached_tokens, seq.queued_us) if seq.num_outputs == len(new) else (0, 0)
         if finish_reason is None:
@@ -585,15 +552,8 @@ class Scheduler:
             self.totals.num_completed += 1
             self.kv.settle(seq)
             self._remove(seq)
-        return SequenceDelta(
-            seq.request_id,
-            seq.sequence_idx,
-            new,
-            finish_reason,
-            stop_token_id,
-            num_cached,
-            queued_us=queued_us,
-        )
+        name = seq.request_id, seq.sequence_idx
+        return SequenceDelta(*name, new, finish_reason, stop_token_id, num_cached, queued_us=queued_us)
 
     def _settle_pages(self, seq: Sequence, step_id: int) -> None:
         """Cache what is full and settled now, and look at the sequence again when there is more."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
 from typing import NamedTuple
 
-from penstock.core.kv.kv_pages import NewPage
+from penstock.core.kv.kv_pages import KVPages, NewPage
 from penstock.core.sequences.sequence import Sequence
-from penstock.core.steps.drafts import Drafts
+from penstock.core.steps.drafts import Drafter, Drafts
 from penstock.core.steps.token_columns import Audience
 from penstock.ipc.int32_buffer import pack_int32
 from penstock.ipc.messages import NewRow, StepPlan
@@ -139,6 +139,34 @@ class PlanBuilder:
             self.has_logprobs = True
         seq.num_computed_tokens = start + num_new
         return num_new
+
+    def add_drafts(self, drafter: Drafter, decodes: DecodeBatch, kv: KVPages, num_tokens: int) -> list[int]:
+        """Launch guesses beside the decodes' own tokens, at most so many; return how many of each (empty: none).
+
+        No sequence is preempted for their pages.
+        """
+        counts: list[int] = []
+        token_ids: list[int] = []
+        start_bounds = bytearray()
+        for seq in decodes.seqs:
+            start_bounds.append(seq.num_unsure_tokens > 0)
+            start = seq.num_computed_tokens
+            most = min(num_tokens - len(token_ids), seq.max_computed_tokens - start)
+            drafts = drafter.draft(seq)[:most] if most > 0 else ()
+            end = start + len(drafts)
+            if kv.windows and end > seq.launch_limit:
+                self.add_pages(seq, *kv.grow(seq, end))
+            while not kv.windows and end > seq.launch_limit and kv.pool.num_free:
+                self.append_page(seq, kv.append_page(seq))
+            drafts = drafts[: max(0, seq.launch_limit - start)]
+            counts.append(len(drafts))
+            if drafts:
+                token_ids += drafts
+                seq.num_computed_tokens += len(drafts)
+                seq.num_unsure_tokens += 1 + len(drafts)
+        if any(start_bounds) or token_ids:
+            self.drafts = Drafts(counts, token_ids, bytes(start_bounds))
+        return counts if token_ids else []
 
     def build(self, step_id: int, decodes: DecodeBatch, decode_starts: list[int], freed_rows: list[int]) -> StepPlan:
         """Return the message. Pages given to a sequence that was preempted afterwards are left out."""

@@ -55,6 +55,16 @@ def tokens_by_row(tokens: list[int], counts: list[int]) -> Iterable[tuple[int, .
     return (tuple(tokens[end - count : end]) for end, count in zip(accumulate(counts), counts, strict=True))
 
 
+def up_to_stop(seq: Sequence, new: tuple[int, ...]) -> int:
+    """How many of these tokens, which were appended last, come up to one that stops the sequence; 0 if none does."""
+    stop_token_ids = seq.stop_token_ids
+    if stop_token_ids.isdisjoint(new):
+        return 0
+    # Up to min_tokens the worker's sampler masks stop tokens; one that comes nevertheless does not stop.
+    first = max(0, seq.request.sampling.min_tokens - 1 - (seq.num_outputs - len(new)))
+    return next((i + 1 for i in range(first, len(new)) if new[i] in stop_token_ids), 0)
+
+
 def _checked_counts(step: InFlightStep, num_tokens: bytes) -> list[int]:
     """How many tokens each row brings: one, or as many as its drafts allow."""
     if len(num_tokens) != 4 * step.num_samples:
