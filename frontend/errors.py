@@ -1,38 +1,4 @@
-"""Everything that can go wrong with a request, as one tree, and the one place that maps it to HTTP.
-
-    ApiError                          status  type                    code
-    |-- InvalidRequest                400     invalid_request_error
-    |   |-- MalformedBody             400                             malformed_body
-    |   |-- MalformedRequest          400                             malformed_request
-    |   |-- TooManyValues             400                             too_many_values
-    |   |-- InvalidParameter          400                             invalid_value
-    |   |-- UnsupportedParameter      400                             unsupported_parameter
-    |   |-- PreviousResponseNotFound  400                             previous_response_not_found
-    |   |-- ContextLengthExceeded     400                             context_length_exceeded
-    |   |-- TemplateFailed            400                             chat_template_error
-    |   |-- GrammarFailed             400                             grammar_error
-    |   |-- RouteNotFound             404                             not_found
-    |   |-- ModelNotFound             404                             model_not_found
-    |   |-- ResponseNotFound          404                             response_not_found
-    |   |-- MethodNotAllowed          405                             method_not_allowed
-    |   |-- BodyTooLarge              413                             content_too_large
-    |   |-- UnsupportedMediaType      415                             unsupported_media_type
-    |   |-- InvalidApiKey             401                             invalid_api_key
-    |   |-- PermissionDenied          403                             permission_denied
-    |   |-- HostNotAllowed            403                             host_not_allowed
-    |   |-- OriginNotAllowed          403                             origin_not_allowed
-    |   `-- UnsupportedTransfer       501                             unsupported_transfer
-    |-- Overloaded                    429     rate_limit_error        queue_full
-    |-- RateLimitExceeded             429     rate_limit_error        rate_limit_exceeded
-    `-- ServerError                   500     server_error            internal_error
-        |-- EngineFailed              500                             engine_error
-        |-- InvalidLogits             500                             invalid_logits
-        |-- EndsWorkers               500                             request_ends_workers
-        |-- ClientTooSlow             500                             client_too_slow
-        |-- DeadlineExceeded          504                             deadline_exceeded
-        `-- Unavailable               503                             engine_not_ready
-            |-- EngineLost            503                             engine_lost
-            `-- ShuttingDown          503                             shutting_down
+"""Everything that can go wrong with a request, as a table of kinds, and the one place that maps it to HTTP.
 
 Before the first byte of an answer an error is a status and a JSON body; after it, the same JSON body
 is a server-sent event (see `sse.py`). Messages name the limit and the value that exceeded it.
@@ -44,12 +10,16 @@ import msgspec
 
 
 class ApiError(Exception):
-    """Base of the tree; `message` is written for the client."""
+    """Base of all kinds, which say what differs; `message` is written for the client."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
     may_retry: ClassVar[bool] = True  # as far as the status says so; False: clients are told not to
+
+    def __init_subclass__(cls, **facts: str | int | bool) -> None:
+        for name, value in facts.items():
+            setattr(cls, name, value)
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -59,215 +29,132 @@ class ApiError(Exception):
         self.headers: dict[str, str] = {}  # that go with the answer, beside those of its kind
 
 
-class InvalidRequest(ApiError):
+class InvalidRequest(ApiError, status=400, type="invalid_request_error", code="invalid_request"):
     """The client must change the request."""
 
-    status = 400
-    type = "invalid_request_error"
-    code = "invalid_request"
 
-
-class MalformedBody(InvalidRequest):
+class MalformedBody(InvalidRequest, code="malformed_body"):
     """The body is not the JSON object that it should be."""
 
-    code = "malformed_body"
 
-
-class MalformedRequest(InvalidRequest):
+class MalformedRequest(InvalidRequest, code="malformed_request"):
     """The head of the request is not as HTTP wants it; the connection ends with the answer."""
 
-    code = "malformed_request"
 
-
-class TooManyValues(InvalidRequest):
+class TooManyValues(InvalidRequest, code="too_many_values"):
     """The body, or a JSON text in it, holds more values than are taken."""
 
-    code = "too_many_values"
 
-
-class InvalidParameter(InvalidRequest):
+class InvalidParameter(InvalidRequest, code="invalid_value"):
     """A field has a wrong type or a value out of bounds; `param` names it."""
 
-    code = "invalid_value"
 
-
-class UnsupportedParameter(InvalidRequest):
+class UnsupportedParameter(InvalidRequest, code="unsupported_parameter"):
     """A field that is known but not honoured; refused, so that nobody believes that it had an effect."""
 
-    code = "unsupported_parameter"
 
-
-class ContextLengthExceeded(InvalidRequest):
+class ContextLengthExceeded(InvalidRequest, code="context_length_exceeded"):
     """Prompt, or prompt plus `max_tokens`, do not fit into the model's context."""
 
-    code = "context_length_exceeded"
 
-
-class TemplateFailed(InvalidRequest):
+class TemplateFailed(InvalidRequest, code="chat_template_error"):
     """The chat template refuses these messages."""
 
-    code = "chat_template_error"
 
-
-class GrammarFailed(InvalidRequest):
+class GrammarFailed(InvalidRequest, code="grammar_error"):
     """The grammar that the output must match leaves no next token."""
 
-    code = "grammar_error"
 
-
-class RouteNotFound(InvalidRequest):
+class RouteNotFound(InvalidRequest, status=404, code="not_found"):
     """There is nothing at this path."""
 
-    status = 404
-    code = "not_found"
 
-
-class ModelNotFound(InvalidRequest):
+class ModelNotFound(InvalidRequest, status=404, code="model_not_found"):
     """The request names a model that is not served here."""
 
-    status = 404
-    code = "model_not_found"
 
-
-class ResponseNotFound(InvalidRequest):
+class ResponseNotFound(InvalidRequest, status=404, code="response_not_found"):
     """No response of that id is stored here, or not any more."""
 
-    status = 404
-    code = "response_not_found"
 
-
-class PreviousResponseNotFound(InvalidRequest):
+class PreviousResponseNotFound(InvalidRequest, code="previous_response_not_found"):
     """The response to go on from is not stored here, or not any more."""
 
-    code = "previous_response_not_found"
 
-
-class MethodNotAllowed(InvalidRequest):
+class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"):
     """The path exists, but not for this method."""
 
-    status = 405
-    code = "method_not_allowed"
 
-
-class BodyTooLarge(InvalidRequest):
+class BodyTooLarge(InvalidRequest, status=413, code="content_too_large"):
     """The body exceeds --max-body-bytes."""
 
-    status = 413
-    code = "content_too_large"
 
-
-class UnsupportedMediaType(InvalidRequest):
+class UnsupportedMediaType(InvalidRequest, status=415, code="unsupported_media_type"):
     """The body is not plain application/json in UTF-8."""
 
-    status = 415
-    code = "unsupported_media_type"
 
-
-class InvalidApiKey(InvalidRequest):
+class InvalidApiKey(InvalidRequest, status=401, code="invalid_api_key"):
     """No key, or none that is known."""
 
-    status = 401
-    code = "invalid_api_key"
 
-
-class PermissionDenied(InvalidRequest):
+class PermissionDenied(InvalidRequest, status=403, code="permission_denied"):
     """A key without the scope."""
 
-    status = 403
-    code = "permission_denied"
 
-
-class HostNotAllowed(InvalidRequest):
+class HostNotAllowed(InvalidRequest, status=403, code="host_not_allowed"):
     """The request is addressed to a name that is not this server's."""
 
-    status = 403
-    code = "host_not_allowed"
 
-
-class OriginNotAllowed(InvalidRequest):
+class OriginNotAllowed(InvalidRequest, status=403, code="origin_not_allowed"):
     """A page in a browser sends the request, and may not."""
 
-    status = 403
-    code = "origin_not_allowed"
 
-
-class UnsupportedTransfer(InvalidRequest):
+class UnsupportedTransfer(InvalidRequest, status=501, code="unsupported_transfer"):
     """The body is coded for its transfer in a way that is not supported; the connection ends with the answer."""
 
-    status = 501
-    code = "unsupported_transfer"
 
-
-class Overloaded(ApiError):
+class Overloaded(ApiError, status=429, type="rate_limit_error", code="queue_full"):
     """The queue is full; trying again later helps."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "queue_full"
 
-
-class RateLimitExceeded(ApiError):
+class RateLimitExceeded(ApiError, status=429, type="rate_limit_error", code="rate_limit_exceeded"):
     """The API key has used up what it may; others are served."""
-
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
 
 
 class ServerError(ApiError):
     """Not the client's fault."""
 
 
-class EngineFailed(ServerError):
+class EngineFailed(ServerError, code="engine_error"):
     """The engine ended this request with an error."""
 
-    code = "engine_error"
 
-
-class InvalidLogits(ServerError):
+class InvalidLogits(ServerError, code="invalid_logits", may_retry=False):
     """The model's logits for this text are such that no token can be drawn; they would be the same again."""
 
-    code = "invalid_logits"
-    may_retry = False
 
-
-class EndsWorkers(ServerError):
+class EndsWorkers(ServerError, code="request_ends_workers", may_retry=False):
     """Workers die of this request; sending it again would only do that again."""
 
-    code = "request_ends_workers"
-    may_retry = False
 
-
-class ClientTooSlow(ServerError):
+class ClientTooSlow(ServerError, code="client_too_slow"):
     """The client did not read what it asked for."""
 
-    code = "client_too_slow"
 
-
-class DeadlineExceeded(ServerError):
+class DeadlineExceeded(ServerError, status=504, code="deadline_exceeded"):
     """The request took longer than it may, or waited too long in the queue."""
 
-    status = 504
-    code = "deadline_exceeded"
 
-
-class Unavailable(ServerError):
+class Unavailable(ServerError, status=503, code="engine_not_ready"):
     """No engine serves now."""
 
-    status = 503
-    code = "engine_not_ready"
 
-
-class EngineLost(Unavailable):
+class EngineLost(Unavailable, code="engine_lost"):
     """The engine went away in the middle of the request."""
 
-    code = "engine_lost"
 
-
-class ShuttingDown(Unavailable):
+class ShuttingDown(Unavailable, code="shutting_down"):
     """This server takes no new work, or could not finish the request before it ended."""
-
-    code = "shutting_down"
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -281,11 +168,6 @@ class ErrorBody(msgspec.Struct, frozen=True):
     """OpenAI's error body."""
 
     error: ErrorDetail
-
-
-def http_status(error: ApiError) -> int:
-    """The status that answers an error before the first byte."""
-    return error.status
 
 
 def http_headers(error: ApiError) -> dict[str, str]:

@@ -8,7 +8,7 @@ has left.
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from penstock.frontend.errors import ApiError, error_body, http_headers, http_status
+from penstock.frontend.errors import ApiError, error_body, http_headers
 from penstock.frontend.exchange.access import KeyUse
 
 JSON = "application/json"
@@ -65,4 +65,4 @@ class StreamReply:
 
 def error_reply(error: ApiError) -> Reply:
     """The answer to a request that failed before its first byte."""
-    return Reply(error_body(error), http_status(error), headers=http_headers(error))
+    return Reply(error_body(error), error.status, headers=http_headers(error))

@@ -200,13 +200,6 @@ class Connection(web.RequestHandler):
         return answer
 
 
-class BoundedServer(web.Server):
-    """Makes a `Connection` for each client."""
-
-    def __call__(self) -> Connection:
-        return Connection(self, loop=self._loop, **self._kwargs)
-
-
 class BoundedRunner(web.AppRunner):
     """aiohttp's runner of one application, with bounded connections. `watch` must run beside it."""
 
@@ -217,30 +210,47 @@ class BoundedRunner(web.AppRunner):
         max_connections: int,
         timeouts: Timeouts,
         count_closed: CountClosed,
+        shutdown_timeout: float,
         **options: Any,
     ) -> None:
-        """`options` are those of AppRunner and of aiohttp's protocol."""
-        limits = {"max_line_size": MAX_HEADER_BYTES, "max_field_size": MAX_HEADER_BYTES}
-        super().__init__(app, **options)
+        """`options` are those of aiohttp's protocol."""
+        # A client that leaves ends its handler, which aborts its work.
+        super().__init__(app, shutdown_timeout=shutdown_timeout, handler_cancellation=True)
         self._timeouts = timeouts
+        self._listening: asyncio.Server | None = None
         self._connection_options = {
-            **limits,
-            **{name: value for name, value in options.items() if name != "shutdown_timeout"},
+            **options,
+            "max_line_size": MAX_HEADER_BYTES,
+            "max_field_size": MAX_HEADER_BYTES,
             "max_headers": MAX_HEADER_FIELDS,
             "max_connections": max_connections,
             "count_closed": count_closed,
         }
 
-    async def _make_server(self) -> web.Server:
-        server = await super()._make_server()
-        return BoundedServer(server.request_handler, request_factory=server.request_factory, **self._connection_options)
-
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Take connections from a bound socket; call `setup` before."""
+        """Take connections from a bound socket; call `setup` before.
+
+        A TLS handshake has only so many seconds, because before it ends there is no `Connection` to watch.
+        """
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit both
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        await _Site(self, listener, tls, self._timeouts.head).start()
+        server, loop = self.server, asyncio.get_running_loop()
+        assert server is not None
+        self._listening = await loop.create_server(
+            lambda: Connection(server, loop=loop, **self._connection_options),
+            sock=listener,
+            backlog=LISTEN_BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=self._timeouts.head if tls is not None else None,
+            ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS if tls is not None else None,
+        )
+
+    async def cleanup(self) -> None:
+        """Take no more connections, and end those that there are."""
+        if self._listening is not None:
+            self._listening.close()
+        await super().cleanup()
 
     async def watch(self) -> None:
         """Close what is late, for as long as the process runs."""
@@ -254,28 +264,6 @@ class BoundedRunner(web.AppRunner):
             for connection in self.server.connections if self.server is not None else ():
                 if isinstance(connection, Connection):
                     connection.close_if_late(now, self._timeouts)
-
-
-class _Site(web.SockSite):
-    """aiohttp's, but a TLS handshake has only so many seconds (before it ends there is no `Connection` to watch)."""
-
-    def __init__(
-        self, runner: BoundedRunner, listener: socket.socket, tls: ssl.SSLContext | None, handshake_seconds: float
-    ) -> None:
-        super().__init__(runner, listener, ssl_context=tls, backlog=LISTEN_BACKLOG)
-        self._handshake_seconds = handshake_seconds if tls is not None else None
-
-    async def start(self) -> None:
-        await web.BaseSite.start(self)
-        assert self._runner.server is not None
-        self._server = await asyncio.get_running_loop().create_server(
-            self._runner.server,
-            sock=self._sock,
-            backlog=self._backlog,
-            ssl=self._ssl_context,
-            ssl_handshake_timeout=self._handshake_seconds,
-            ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS if self._ssl_context is not None else None,
-        )
 
 
 def _has_descriptors() -> bool:

@@ -17,9 +17,7 @@ _PARTS: dict[str, dict[type, tuple[str, ...]]] = {
             *("_buffer_paused", "_drain_helper", "_force_close", "_manager", "_messages", "_paused"),
             *("_reading_paused", "_request_count", "force_close", "handle_error", "pause_writing", "transport"),
         ),
-        web.Server: ("_connections", "_kwargs", "_loop"),
-        web.AppRunner: ("_make_server", "_server"),
-        web.SockSite: ("_backlog", "_runner", "_server", "_sock", "_ssl_context"),
+        web.Server: ("_connections",),
     },
     "jinja2": {jinja2.compiler.CodeGenerator: ("_output_child_to_const", "optimizer")},
 }

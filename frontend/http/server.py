@@ -72,7 +72,6 @@ class Server:
             max_connections=self._max_connections,
             timeouts=Timeouts(options.head_timeout, options.body_timeout, options.slow_reader_timeout),
             count_closed=lambda reason: self.service.metrics.closed_connections.labels(reason).inc(),
-            handler_cancellation=True,  # a client that leaves ends its handler, which aborts its work
             access_log=None,
             keepalive_timeout=KEEPALIVE_SECONDS,
             shutdown_timeout=1.0,  # handlers that are still there after the drain
