@@ -343,8 +343,9 @@ class Scheduler:
                 if builder.chunks or room.num_tokens <= 0:
                     break
                 num_tokens = min(MIN_TOKENS, room.num_tokens)  # far into a prompt even a few are dear: it goes on
-            if start + num_tokens > seq.launch_limit:  # only of groups with a window: they get pages chunk by chunk
-                num_tokens = min(start + num_tokens, self._grow(seq, start + num_tokens, builder, is_first)) - start
+            end = min(start + num_tokens, seq.num_tokens)
+            if end > seq.launch_limit:  # only of groups with a window: they get pages chunk by chunk
+                num_tokens = min(end, self._grow(seq, end, builder, is_first)) - start
                 if seq.row < 0:
                     continue
                 if num_tokens <= 0:

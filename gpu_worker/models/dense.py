@@ -82,10 +82,11 @@ class DenseModel:
         x = rms_norm(residual, self.weights.layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self.weights.layers[1:]] + [self.weights.final_norm]
         scale, is_tanh = config.head_dim**-0.5, config.activation == "gelu_tanh"
-        attention = self._attention(inputs, kv.groups[0])
+        attentions = [self._attention(inputs.of_group(i), group) for i, group in enumerate(kv.groups)]
         rotation = self.rope.for_step(inputs.positions, inputs.rows, inputs.query_start_loc)
         for i, layer in enumerate(self.weights.layers):
             pages = kv.layers[i]
+            attention = attentions[pages.group]
             q = attention.write(layer.qkv(x, inputs), rotation, layer.q_norm, layer.k_norm, eps, pages)
             attended = attention.attend(q, pages, scale=scale, window=config.windows[i])
             x, residual = add_rms_norm(layer.o(attended.flatten(1), inputs), residual, layer.mlp_norm, eps)

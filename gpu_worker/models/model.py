@@ -14,18 +14,30 @@ from penstock.gpu_worker.state.kv_pool import KVPool
 Int32Array = npt.NDArray[np.int32]
 
 
+class GroupInputs(NamedTuple):
+    """Where a step's tokens are in the pages of one group."""
+
+    slot_mapping: Tensor  # int64[T]
+    page_table: Tensor  # int32[N, max_pages]; behind a group's window it names any pages
+
+
 class ForwardInputs(NamedTuple):
     """One step's ragged batch (T tokens, N rows)."""
 
     input_ids: Tensor  # int32[T]
     positions: Tensor  # int64[T]
     rows: Tensor  # int32[N], the place of each batch row in the row state
-    slot_mapping: Tensor  # int64[T]
+    slot_mapping: Tensor  # int64[T], in the first page group
     query_start_loc: Tensor  # int32[N + 1]
     seq_lens: Tensor  # int32[N]
-    page_table: Tensor  # int32[N, max_pages]
+    page_table: Tensor  # int32[N, max_pages], of the first page group
     max_query_len: int
     max_seq_len: int
+    others: tuple[GroupInputs, ...] = ()  # of the page groups after the first
+
+    def of_group(self, number: int) -> "ForwardInputs":
+        """The same with the slots and the page table of another group."""
+        return self if number == 0 else self._replace(**self.others[number - 1]._asdict())
 
 
 class WholeStep(NamedTuple):

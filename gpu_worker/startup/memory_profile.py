@@ -35,7 +35,8 @@ def pool_budget(config: Config, model: Model, dtype: torch.dtype, device: Device
 def row_state_bytes(config: Config, model: ModelConfig) -> int:
     """Of token buffers, page tables and the rotary table, at most."""
     longest = config.model.max_model_len or model.max_model_len
-    num_pages = math.ceil((longest + 1) / config.scheduler.page_size)
+    groups = page_groups(model, config.scheduler.page_size)
+    num_pages = sum(math.ceil((longest + 1) / group.page_size) for group in groups)
     return 4 * ((config.scheduler.max_num_seqs + 1) * (longest + 1 + num_pages) + (longest + 1) * model.head_dim)
 
 

@@ -31,7 +31,7 @@ from penstock.gpu_worker.state.kv_pool import (
     plan_pool,
 )
 from penstock.gpu_worker.steps.model_runner import ModelRunner
-from penstock.ipc.messages import PROTOCOL_VERSION, WorkerHello
+from penstock.ipc.messages import PROTOCOL_VERSION, WindowGroup, WorkerHello
 
 log = structlog.get_logger()
 
@@ -116,6 +116,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         pid=os.getpid(),
         num_ranks=rank.num_ranks,
+        window_groups=tuple(WindowGroup(group.page_size, group.window or 0) for group in groups[1:]),
     )
     return Started(runner, hello)
 

@@ -35,10 +35,10 @@ class PageGroup(NamedTuple):
 
 
 def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
-    """What a model keeps. Its layers share one page table, whatever their windows are."""
-    windows = set(model.windows)
-    window = windows.pop() if len(windows) == 1 else None
-    return (PageGroup(tuple(range(model.num_layers)), page_size, model.num_kv_heads, model.head_dim, window),)
+    """What a model keeps. All layers share a page table and keep all positions, whatever their windows are: the CPU's
+    own kernels read one table. The first of several groups must keep all positions, the others have a window each.
+    """
+    return (PageGroup(tuple(range(model.num_layers)), page_size, model.num_kv_heads, model.head_dim),)
 
 
 class LayerPages(NamedTuple):
@@ -46,6 +46,7 @@ class LayerPages(NamedTuple):
 
     keys: Tensor  # [num_pages, Hk, page_size, D]
     values: Tensor  # the same shape
+    group: int  # the place of the layer's page group among all
 
 
 class KVPool:
@@ -92,8 +93,8 @@ class KVPool:
         else:
             self.blocks = torch.zeros(shape, dtype=dtype, device=device)
         by_layer = {
-            layer: LayerPages(*place.unbind(0))
-            for group in groups
+            layer: LayerPages(place[0], place[1], number)
+            for number, group in enumerate(groups)
             for layer, place in zip(group.layers, self.of_group(group), strict=False)
         }
         self.layers = tuple(by_layer[layer] for layer in sorted(by_layer))

@@ -31,12 +31,24 @@ compiled while requests wait. The CPU goes through a list's whole length for eac
 class RowState:
     """R = max_num_seqs rows."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, page_size: int, device: Device) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        page_size: int,
+        device: Device,
+        other_page_sizes: Sequence[int] = (),
+    ) -> None:
+        """Page sizes are those of the first page group and of the others."""
         on = device.torch_device
-        max_pages = math.ceil((max_model_len + 1) / page_size)
         self._device = device
         self.token_ids = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=on)
-        self.page_table = torch.zeros(max_num_seqs, max_pages, dtype=torch.int32, device=on)
+        tables = [
+            torch.zeros(max_num_seqs, math.ceil((max_model_len + 1) / size), dtype=torch.int32, device=on)
+            for size in (page_size, *other_page_sizes)
+        ]
+        self.page_table = tables[0]
+        self.window_tables = list(zip(tables[1:], other_page_sizes, strict=True))
         self._floats = torch.zeros(len(_FLOATS), max_num_seqs, dtype=torch.float32, device=on)
         self._ints = torch.zeros(len(_INTS), max_num_seqs, dtype=torch.int64, device=on)
         most = (_MAX_STOP_IDS, _MAX_BIASES)
@@ -73,11 +85,24 @@ class RowState:
             self._token_limits.free(freed.tolist())
         if plan.new_rows:
             self._enter(plan.new_rows)
+        if plan.window_pages:
+            self._enter_window_pages(np.frombuffer(plan.window_pages, dtype=np.int32).reshape(-1, 4))
         if plan.page_rows:
             rows = np.frombuffer(plan.page_rows, dtype=np.int32)
             counts = np.frombuffer(plan.page_counts, dtype=np.int32)
             self._write(self.page_table, rows, self._num_pages[rows], counts, plan.page_ids)
             self._num_pages[rows] += counts
+
+    def use_dummy_page(self, row: int, page_id: int) -> None:
+        """Let a row read and write one page alone, in all groups."""
+        for table in (self.page_table, *(table for table, _ in self.window_tables)):
+            table[row] = page_id
+
+    def _enter_window_pages(self, pages: npt.NDArray[np.int32]) -> None:
+        """[W, 4]: page group, row, place, page. Older places keep what they name: nothing behind a window counts."""
+        for number, (table, _) in enumerate(self.window_tables, 1):
+            _, rows, places, page_ids = pages[pages[:, 0] == number].T
+            self._write(table, rows, places, np.ones_like(rows), page_ids.tobytes())
 
     def needs(self, rows: IntArray, positions: IntArray) -> SamplingNeeds:
         """What at least one of the sampling rows asks for.

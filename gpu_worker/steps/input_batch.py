@@ -7,7 +7,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.models.model import ForwardInputs
+from penstock.gpu_worker.models.model import ForwardInputs, GroupInputs
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.ipc.messages import StepPlan
 from penstock.kernels.prepare_inputs import prepare_inputs
@@ -101,4 +101,11 @@ def gather_inputs(
         max_query_len=max_query_len,
         max_seq_len=max_seq_len,
     )
+    if state.window_tables:
+        others = []
+        for table, size in state.window_tables:
+            slots = prepare_inputs(rows, start, num_new, num_tokens, state.token_ids, table, size).slot_mapping
+            width = None if num_pages is None else -(-max_seq_len // size)
+            others.append(GroupInputs(slots, table[:, :width].index_select(0, rows)))
+        inputs = inputs._replace(others=tuple(others))
     return inputs, SamplingRows(step.logits_indices, rows.long(), step.seq_lens.long())

@@ -63,7 +63,8 @@ class ModelRunner:
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         num_rows = max_num_seqs + 1  # the last one is the dummy row
-        self._state = RowState(num_rows, max_model_len, self._page_size, device)
+        others = [group.page_size for group in kv.groups[1:]]
+        self._state = RowState(num_rows, max_model_len, self._page_size, device, others)
         model.prepare(device, num_rows, max_model_len)
         self._whole_step = model.whole_step(self._state.token_ids, self._state.page_table, kv)
         self._grammars = Grammars(checkpoint, config.vocab_size, device)
@@ -77,7 +78,7 @@ class ModelRunner:
 
     def capture_graphs(self, graphs: Graphs) -> None:
         """Capture decode steps as CUDA graphs."""
-        self._state.page_table[self._max_num_seqs] = self._kv.dummy_page
+        self._state.use_dummy_page(self._max_num_seqs, self._kv.dummy_page)
         self._graphs = DecodeGraphs(
             self._model,
             self._kv,

@@ -173,6 +173,7 @@ class FakeWorker:
                 new_row.sampling,
             )
         page_ids = iter(unpack_int32(plan.page_ids))
+        assert len(set(unpack_int32(plan.page_rows))) == len(unpack_int32(plan.page_rows)), "each row once"
         for row, count in zip(unpack_int32(plan.page_rows), unpack_int32(plan.page_counts), strict=True):
             assert row not in new
             self.rows[row].page_ids += [next(page_ids) for _ in range(count)]

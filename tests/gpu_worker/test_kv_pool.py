@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.model_config import ModelConfig
@@ -67,6 +66,7 @@ def test_two_groups_share_one_memory() -> None:
     assert [layer.keys.shape for layer in kv.layers] == [
         (6, 2, 4, 16) if i in (0, 2) else (6, 2, 8, 8) for i in range(5)
     ]
+    assert [layer.group for layer in kv.layers] == [0, 1, 0, 1, 1]
     assert kv.page_size == 4
     assert kv.blocks.nbytes == 6 * page_bytes((every, recent), torch.float32)
     for i, layer in enumerate(kv.layers):  # pages 0 and 1 are of the first group, 3 and 4 of the second
@@ -80,11 +80,6 @@ def test_two_groups_share_one_memory() -> None:
             assert (layer.values[page] == -10 * i - source).all()
     with pytest.raises(ValueError, match="one size"):
         KVPool((every, recent._replace(page_size=4)), 6, torch.float32, torch.device("cpu"))
-
-
-def test_a_window_of_all_layers_is_the_group_s(model: ModelConfig) -> None:
-    assert page_groups(replace(model, windows=(7, 7)), 8)[0].window == 7
-    assert page_groups(replace(model, windows=(None, 7)), 8)[0].window is None
 
 
 @pytest.mark.parametrize(
