@@ -1,1 +1,45 @@
-"""Penstock, an LLM inference engine."""
+"""Penstock, an LLM inference engine: `from penstock import LLM, SamplingParams`.
+
+Names are imported when they are used: the processes of a server, and `penstock --help`, load none of them.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.async_llm import AsyncLLM
+    from penstock.core.config import ConfigError
+    from penstock.frontend.errors import ApiError
+    from penstock.llm import LLM
+    from penstock.outputs import BatchError, CompletionOutput, Logprob, RequestOutput
+    from penstock.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+__all__ = [
+    "LLM",
+    "ApiError",
+    "AsyncLLM",
+    "BatchError",
+    "CompletionOutput",
+    "ConfigError",
+    "Logprob",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
+
+_HOMES = {
+    "LLM": "llm",
+    "AsyncLLM": "async_llm",
+    "ApiError": "frontend.errors",
+    "ConfigError": "core.config",
+    **dict.fromkeys(("BatchError", "CompletionOutput", "Logprob", "RequestOutput"), "outputs"),
+    **dict.fromkeys(("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"), "sampling_params"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -71,14 +71,17 @@ class InProcessEngine:
     def step(self) -> Step:
         """Launch what the pipeline takes, and wait for the oldest step.
 
-        It has no plan if there was nothing to compute: no request, only paused ones, or grammars that are being
-        made ready (which it waits for).
+        It has no plan if there is nothing to compute: no request, or only paused ones. If all wait for grammars to be
+        made ready, so does this call.
         """
         scheduler, deltas = self.scheduler, list[SequenceDelta]()
         while scheduler.can_schedule:
             step = scheduler.schedule(time.monotonic())
             if scheduler.grammars.messages or self.runner.grammar_store.is_preparing:
-                deltas += self.exchange_grammars(wait=step is None and not self._pending)
+                is_idle = step is None and not self._pending
+                deltas += self.exchange_grammars(wait=is_idle)
+                if is_idle:
+                    continue
             if step is None:
                 break
             self._pending.append((step.plan, self.runner.launch(step.plan)))

@@ -1,10 +1,14 @@
 """From keyword arguments to a configuration: the options of `penstock serve`, checked by the same code."""
 
+import logging
 import os
 import re
+import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
+
+import structlog
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.flags import config_from, flags
@@ -42,3 +46,13 @@ def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.en
 def _in_python(sentence: str) -> ConfigError:
     """The command line's sentence, with options spelled as keyword arguments."""
     return ConfigError(re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), sentence))
+
+
+def quiet(level: str) -> None:
+    """Log from this level on (`auto`: warnings) to stderr, if nobody has said how to log."""
+    if not structlog.is_configured():
+        least = logging.WARNING if level == "auto" else getattr(logging, level.upper())
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(least),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )

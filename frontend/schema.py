@@ -290,7 +290,7 @@ class PromptLogprob(Struct, frozen=True):
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
 """By token id, for each prompt token; null for the first."""
 
 

@@ -17,7 +17,7 @@ import structlog
 import zmq
 from msgspec.structs import replace
 
-from penstock.core.config import Config, channel_keys
+from penstock.core.config import Config, SchedulerOptions, channel_keys
 from penstock.core.engine.frontends import Frontends, Order
 from penstock.core.engine.step_trace import StepTrace
 from penstock.core.engine.worker_group import WorkerGroup
@@ -306,19 +306,7 @@ class Engine:
         hello = self.workers.hello
         if hello is None or not self.workers.is_ready:
             return EngineNotReady("no worker is connected")
-        return EngineReady(
-            PROTOCOL_VERSION,
-            hello.model_fingerprint,
-            hello.max_model_len,
-            hello.vocab_size,
-            hello.page_size,
-            hello.num_pages,
-            hello.max_num_seqs,
-            hello.device,
-            hello.dtype,
-            self._config.scheduler.max_num_queued_seqs,
-            self._config.scheduler.max_num_queued_tokens,
-        )
+        return engine_ready(hello, self._config.scheduler)
 
     def why_not(self, protocol_version: int, model_fingerprint: str) -> str:
         """Return why a frontend with this hello cannot take part; empty if it can."""
@@ -360,3 +348,20 @@ def _log_invalid_logits(batches: Iterable[TokenBatch]) -> None:
                 sequence_idx=delta.sequence_idx,
                 reason=delta.error,
             )
+
+
+def engine_ready(hello: WorkerHello, options: SchedulerOptions) -> EngineReady:
+    """What frontends are told of an engine whose workers said this hello."""
+    return EngineReady(
+        PROTOCOL_VERSION,
+        hello.model_fingerprint,
+        hello.max_model_len,
+        hello.vocab_size,
+        hello.page_size,
+        hello.num_pages,
+        hello.max_num_seqs,
+        hello.device,
+        hello.dtype,
+        options.max_num_queued_seqs,
+        options.max_num_queued_tokens,
+    )

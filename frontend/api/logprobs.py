@@ -63,7 +63,15 @@ class ScoreWriter:
 
     def prompt(self, pieces: list[TokenLogprobs]) -> PromptLogprobs:
         """vLLM's field: the most likely tokens and the prompt's own, each with its rank."""
-        return [None, *(self._ranked(score) for score in _together(pieces))]
+        return [None, *(self.ranked(score) for score in _together(pieces))]
+
+    def ranked(self, score: TokenScore) -> dict[int, PromptLogprob]:
+        """One position: the most likely tokens and its own, by their ids."""
+        best = [(token_id, value, rank) for rank, (token_id, value) in enumerate(score.best[: self._num_best], 1)]
+        return {
+            token_id: PromptLogprob(max(logprob, LEAST), rank, self._name(token_id))
+            for token_id, logprob, rank in (*best, (score.token_id, score.logprob, score.rank))
+        }
 
     def _content(self, score: TokenScore) -> ContentLogprob:
         token_id, logprob = score.token_id, max(score.logprob, LEAST)
@@ -78,13 +86,6 @@ class ScoreWriter:
         for token_id, logprob in (*score.best[: self._num_best], (score.token_id, score.logprob)):
             named.setdefault(self._name(token_id), max(logprob, LEAST))
         return named
-
-    def _ranked(self, score: TokenScore) -> dict[str, PromptLogprob]:
-        best = [(token_id, value, rank) for rank, (token_id, value) in enumerate(score.best[: self._num_best], 1)]
-        return {
-            str(token_id): PromptLogprob(max(logprob, LEAST), rank, self._name(token_id))
-            for token_id, logprob, rank in (*best, (score.token_id, score.logprob, score.rank))
-        }
 
     def _offsets(self, prompt: list[int], echo: str) -> list[int]:
         """Where each prompt token begins in the echoed text, whether or not special tokens are in it."""

@@ -211,8 +211,8 @@ class ResponseStore:
 
     def close(self) -> None:
         """Close the file; what is in it stays."""
-        self._thread.submit(self._file.close).result()
         self._thread.shutdown()
+        self._file.close()
 
     async def _do(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -225,7 +225,7 @@ _NOW = "(SELECT coalesce(max(used), 0) + 1 FROM responses)"
 def _open(path: str) -> sqlite3.Connection:
     if path != IN_MEMORY:
         Path(path).touch(mode=0o600)
-    file = sqlite3.connect(path, timeout=_LOCK_SECONDS)
+    file = sqlite3.connect(path, timeout=_LOCK_SECONDS, check_same_thread=False)  # another one closes it
     file.execute("PRAGMA journal_mode = WAL")
     file.execute("PRAGMA synchronous = OFF")  # a response may get lost when the machine dies, not when a process does
     file.executescript(_SCHEMA)

@@ -150,8 +150,8 @@ class Prepared:
     grammar: GrammarSource | None
     chunks: Callable[[Run], Chunks]  # of a stream
     whole: Callable[[Run], Awaitable[bytes]]  # the body of a whole answer
-    shown: frozenset[int] = frozenset()  # special tokens that stay in the text in any case
-    is_prompt_only: bool = False  # nothing of the output is told
+    shown: frozenset[int] = frozenset()
+    is_prompt_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,8 @@ async def run(
     with service.reserve(record, job.valid, num_bytes, job.num_prompts):
         prepared = await job.prepare()
         ready = await service.make_ready(job.valid, prepared.prompts, record, prepared.grammar)
-        task = submit(service, record, ready, prepared)
+        shown, is_prompt_only = prepared.shown, prepared.is_prompt_only
+        task = submit(service, record, ready, shown=shown, is_prompt_only=is_prompt_only)
     del job  # so may be its conversation, and the generation takes its time
     try:
         if ready.valid.stream:
@@ -200,8 +201,17 @@ async def run(
         raise
 
 
-def submit(service: Service, record: RequestRecord, ready: ReadyRequest, prepared: Prepared) -> Run:
+def submit(
+    service: Service,
+    record: RequestRecord,
+    ready: ReadyRequest,
+    *,
+    shown: frozenset[int] = frozenset(),
+    is_prompt_only: bool = False,
+) -> Run:
     """Send a request to the engine: one AddRequest per prompt. The caller finishes the run on every path.
+
+    The special tokens in `shown` stay in the text in any case. If `is_prompt_only`, nothing of the output is told.
 
     Raises:
         RateLimitExceeded: if the API key's tokens are used up.
@@ -225,13 +235,11 @@ def submit(service: Service, record: RequestRecord, ready: ReadyRequest, prepare
         for prompt, sampling in zip(ready.prompts, ready.sampling, strict=True)
     ]
     rules = OutputRules(
-        make_detokenizer=lambda: tokenizer.detokenizer(
-            skip_special_tokens=valid.skip_special_tokens, shown=prepared.shown
-        ),
+        make_detokenizer=lambda: tokenizer.detokenizer(skip_special_tokens=valid.skip_special_tokens, shown=shown),
         stop=valid.stop,
         include_stop=valid.include_stop,
         min_tokens=valid.sampling.min_tokens,
-        is_prompt_only=prepared.is_prompt_only,
+        is_prompt_only=is_prompt_only,
         reported_stop_token_ids=valid.user_stop_token_ids,
     )
     num_prompt_tokens = sum(len(prompt) for prompt in ready.prompts)

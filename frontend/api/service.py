@@ -206,3 +206,13 @@ class Service:
         """The most that a request's body may have: as configured, else what a prompt that fits can need."""
         given = self.config.frontend.max_body_bytes
         return given or BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * (self.max_model_len or 0)
+
+    async def close(self) -> None:
+        """Fail what still runs, leave the engine, and end helper processes and threads."""
+        for generation in self.generations:
+            generation.fail(ShuttingDown("it was closed before the request was finished", retry_after=5))
+        await self.engine.close()
+        await self.grammars.close()
+        await self.prompts.close()
+        self.responses.close()
+        self.model.tokenizer.close()

@@ -130,11 +130,7 @@ class Server:
         await asyncio.wait(self._tasks)
         for runner in self._runners:
             await runner.cleanup()
-        await self.service.engine.close()
-        await self.service.grammars.close()
-        await self.service.prompts.close()
-        self.service.responses.close()
-        self.service.model.tokenizer.close()
+        await self.service.close()
         self._context.term()
         self.service.metrics.share()
         log.info("stopped")

@@ -64,11 +64,7 @@ class Mount:
         self.scheduler.script = lambda request, sequence_idx: Script(tokens, **options)
 
     async def close(self) -> None:
-        await self.service.engine.close()
-        await self.service.grammars.close()
-        await self.service.prompts.close()
-        self.service.responses.close()
-        self.service.model.tokenizer.close()
+        await self.service.close()
         self.scheduler.close()
         self.context.term()
 

@@ -1,0 +1,209 @@
+"""`AsyncLLM`: prompts to outputs in the caller's event loop, by the rooms that make the server's answers.
+
+prompt, SamplingParams ──▶ validation, template, tokenizer ──▶ RequestBook ──▶ engine: a thread, or processes
+RequestOutput ◀── text, stop strings, log-probabilities ◀── Generation ◀──────────┘
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import structlog
+
+from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.registry import open_model
+from penstock.core.checkpoint.source import fingerprint
+from penstock.core.config import ConfigError
+from penstock.core.config.located import located
+from penstock.engine_thread import EngineThread
+from penstock.frontend.api.logprobs import prompt_logprobs, score_writer
+from penstock.frontend.api.run import submit
+from penstock.frontend.api.service import Service
+from penstock.frontend.api.text_model import load_text_model
+from penstock.frontend.engine.book import RequestBook
+from penstock.frontend.engine.link import EngineAddress, EngineLink
+from penstock.frontend.exchange.metrics import Metrics
+from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.validation.chat import validate_conversation
+from penstock.frontend.validation.common import ValidRequest, check_num_best, validate_common
+from penstock.frontend.validation.completion import validate_completion
+from penstock.options import APART_ONLY, config_of, quiet
+from penstock.outputs import CompletionOutput, RequestOutput
+from penstock.prompts import Chat, Messages, Prompt, read_prompt
+from penstock.sampling_params import RequestOutputKind, SamplingParams
+
+log = structlog.get_logger()
+
+EngineKind = Literal["thread", "process"]
+
+_READY_SECONDS = 60.0
+
+
+class AsyncLLM:
+    """A model in an event loop. Requests run side by side; each is an async generator, and closing it aborts it."""
+
+    def __init__(self, model: str | Path = "", *, engine: EngineKind = "thread", **options: Any) -> None:
+        """`model` and `options` are those of `penstock serve`; an empty model is the bundled demo model.
+
+        Nothing is loaded before `start`, which `async with` and the first request call.
+
+        Args:
+            engine: "thread" computes in a thread of this process; "process" starts a scheduler and a worker, which
+                are started again if they die.
+
+        Raises:
+            ConfigError: if an option is unknown, out of bounds or without effect, or the checkpoint cannot be served.
+        """
+        if engine not in ("thread", "process"):
+            raise ConfigError(f"engine must be 'thread' or 'process', got {engine!r}")
+        if engine == "thread" and (surplus := APART_ONLY & options.keys()):
+            raise ConfigError(f"{min(surplus)} has an effect only with engine='process'")
+        self.config = located(config_of({"model": str(model)} | options))
+        has_weights = self.config.worker.load_format != "dummy"
+        check_checkpoint(open_model(self.config), with_weights=has_weights, with_tokenizer=True)
+        quiet(self.config.log.log_level)
+        self._engine = EngineThread(self.config)
+        self._start = asyncio.Lock()
+        self._service: Service | None = None
+        self._is_closed = False
+        self._ids = itertools.count()
+
+    async def start(self) -> None:
+        """Load the model. Idempotent.
+
+        Raises:
+            ConfigError: if the configuration or the checkpoint cannot work.
+        """
+        await self._running()
+
+    async def _running(self) -> Service:
+        async with self._start:
+            if self._is_closed:
+                raise RuntimeError("this LLM is closed")
+            if self._service is None:
+                model = await asyncio.to_thread(load_text_model, self.config)
+                try:
+                    await self._engine.start()
+                except BaseException:
+                    model.tokenizer.close()
+                    raise
+                address = EngineAddress("", "api", fingerprint(open_model(self.config)), heartbeat_timeout=float("inf"))
+                link = EngineLink(address, self.config.scheduler, self._engine.connect, log.error)
+                self._service = Service(self.config, model, RequestBook([link]), Metrics(dict))
+                await self._service.engine.wait_ready(_READY_SECONDS)
+            return self._service
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str = ""
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The output of one prompt as it comes: a text, token ids, or the messages of a chat.
+
+        How much each output tells is `sampling_params.output_kind`; the last one has `finished` set.
+
+        Raises:
+            ApiError: as the server would answer it; see `penstock.frontend.errors`.
+        """
+        params = sampling_params or SamplingParams()
+        service = await self._running()
+        if service.engine.facts is None:
+            await service.engine.wait_ready(self._engine.patience)
+        record = RequestRecord(request_id or str(next(self._ids)), "generate", time.monotonic())
+        valid, output = await self._read(service, prompt, params)
+        output.request_id, output.warnings = record.request_id, record.warnings
+        ready = await service.make_ready(valid, [output.prompt_token_ids], record, valid.grammar)
+        task = submit(service, record, ready)
+        generation = task.generation
+        try:
+            tokenizer = service.model.tokenizer
+            if valid.logprobs.prompt >= 0:
+                [told] = await generation.prompt_logprobs()
+                of_prompt = await tokenizer.off_loop(lambda: prompt_logprobs(tokenizer, valid.logprobs, told))
+                output.prompt_logprobs = of_prompt
+            output.outputs = [CompletionOutput(index) for index in range(valid.n)]
+            scores, kind = score_writer(tokenizer, valid.logprobs), params.output_kind
+            while not output.finished:
+                for event in await generation.next_events():
+                    output.outputs[event.index].add(event, scores)
+                output.finished = generation.is_finished
+                output.num_cached_tokens = generation.progress.num_cached_tokens
+                if output.finished and ready.grammar.checked_schema:
+                    for each in output.outputs:
+                        await task.schema_error(each.text, each.finish_reason or "")
+                if kind is RequestOutputKind.DELTA:
+                    yield output
+                    output = replace(output, outputs=[CompletionOutput(each.index) for each in output.outputs])
+                elif output.finished or kind is RequestOutputKind.CUMULATIVE:
+                    yield replace(output, outputs=[each.copy() for each in output.outputs])
+        finally:
+            task.finish()
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str = "",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The same for a chat: its prompt is what the model's chat template makes of messages and tools.
+
+        The output is the model's text as it is: reasoning and tool calls are not taken out of it.
+        """
+        chat = Chat(messages, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        return self.generate(chat, sampling_params, request_id=request_id)
+
+    async def _read(
+        self, service: Service, prompt: Prompt, params: SamplingParams
+    ) -> tuple[ValidRequest, RequestOutput]:
+        """The request, and an output with the prompt in it."""
+        read, rules = read_prompt(prompt), service.rules()
+        if isinstance(read, Chat):
+            request = params.request()
+            num_best = check_num_best("logprobs", request.logprobs, rules)
+            valid = validate_common(
+                request, rules, max_tokens=request.max_tokens, prompt_field="messages", num_best=num_best
+            )
+            conversation = validate_conversation(
+                [dict(message) for message in read.messages],
+                rules,
+                service.model.template,
+                add_generation_prompt=read.add_generation_prompt and not read.continue_final_message,
+                continue_final_message=read.continue_final_message,
+                variables=read.chat_template_kwargs,
+                tools=read.tools,
+            )
+            valid = replace(valid, warnings=(*valid.warnings, *conversation.warnings))
+            token_ids = await service.prompts.render_and_encode(conversation, rules)
+            return valid, RequestOutput("", prompt_token_ids=valid.truncated(token_ids))
+        completion = validate_completion(params.request(read), rules)
+        [token_ids] = await service.prompts.encode_prompts(completion)
+        valid = completion.common
+        text = read if isinstance(read, str) else None
+        return valid, RequestOutput("", text, valid.truncated(token_ids))
+
+    async def reset_prefix_cache(self) -> None:
+        """Drop all cached pages that no sequence uses."""
+        (await self._running()).engine.reset_prefix_cache()
+
+    async def close(self) -> None:
+        """Abort what runs, and free the model. Idempotent."""
+        async with self._start:
+            self._is_closed = True
+            service, self._service = self._service, None
+            if service is not None:
+                await service.close()
+            await self._engine.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

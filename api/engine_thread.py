@@ -1,0 +1,180 @@
+"""An engine in a thread of this process, which a frontend reaches as it reaches a scheduler: by messages.
+
+    EngineLink ──send──▶ inbox ──▶ thread: InProcessEngine ──▶ call_soon_threadsafe ──▶ EngineLink
+
+The messages are those of the sockets (`ipc/messages/`), and nothing is encoded.
+"""
+
+import asyncio
+import gc
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import chain
+
+import structlog
+
+from penstock.core.config import Config, ConfigError
+from penstock.core.engine.loop import engine_ready
+from penstock.core.scheduling.scheduler import Refusal
+from penstock.frontend.engine.link import EngineAddress
+from penstock.gpu_worker.devices.out_of_memory import failure_reason
+from penstock.in_process import OWNER, InProcessEngine
+from penstock.ipc.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineNotReady,
+    FrontendHello,
+    Goodbye,
+    Message,
+    PauseRequest,
+    ResetPrefixCache,
+    ResumeRequest,
+    SequenceDelta,
+    ToFrontend,
+    TokenBatch,
+)
+
+log = structlog.get_logger()
+
+_in_use = threading.Lock()
+"""The CPU kernels have one set of buffers a process."""
+
+
+class EngineThread:
+    """The thread, and a frontend's channel to it. A step that fails ends the thread and all requests."""
+
+    patience = 0.0
+    """Seconds to wait for it when it is not ready: once it has failed, it never is."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._inbox: deque[Message | None] = deque()  # None: the end
+        self._wake = threading.Event()
+        self._tell: Callable[[ToFrontend], object] = lambda message: None
+        self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
+        self._loaded: Future[None] = Future()
+        self._ended: Future[None] = Future()
+
+    async def start(self) -> None:
+        """Load the model.
+
+        Raises:
+            ConfigError: if the configuration or the checkpoint cannot work, or another engine lives in this process.
+        """
+        if not _in_use.acquire(blocking=False):
+            raise ConfigError(
+                "another LLM lives in this process: close() it first, or start this one with engine='process'"
+            )
+        self._thread.start()
+        await asyncio.wrap_future(self._loaded)
+
+    async def stop(self) -> None:
+        """End the thread, and free what it held."""
+        if self._thread.is_alive():
+            self.send(None)
+            await asyncio.wrap_future(self._ended)
+
+    # --- the channel --------------------------------------------------------------------------
+
+    def connect(self, _to: EngineAddress, on_message: Callable[[ToFrontend], None]) -> "EngineThread":
+        """Send what there is to tell to `on_message`, in the event loop that runs now."""
+        loop = asyncio.get_running_loop()
+
+        def tell(message: ToFrontend) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(on_message, message)
+
+        self._tell = tell
+        return self
+
+    def send(self, message: Message | None) -> bool:
+        """Queue a message."""
+        self._inbox.append(message)
+        self._wake.set()
+        return True
+
+    def close(self) -> None:
+        """Nothing is told any more."""
+        self._tell = lambda message: None
+
+    # --- in the thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            engine = InProcessEngine(self._config)
+        except BaseException as error:
+            _in_use.release()
+            self._ended.set_result(None)
+            self._loaded.set_exception(error)
+            return
+        self._loaded.set_result(None)
+        try:
+            self._serve(engine)
+        except Exception as error:
+            reason = failure_reason(error)
+            log.error("the engine failed", reason=reason, exc_info=error)
+            self._tell(EngineNotReady(f"it failed: {reason}"))
+            live = chain.from_iterable((*each.running, *each.waiting) for each in engine.scheduler.requests.values())
+            self._tell(TokenBatch(0, tuple(seq.error_delta(reason) for seq in live)))
+            self._refuse_all(reason)
+        finally:
+            del engine
+            gc.collect()  # weights and pool are in cycles
+            _in_use.release()
+            self._ended.set_result(None)
+
+    def _serve(self, engine: InProcessEngine) -> None:
+        while True:
+            while self._inbox:
+                message = self._inbox.popleft()
+                if message is None:
+                    return
+                self._take(engine, message)
+            step = engine.step()
+            if step.deltas:
+                self._tell(TokenBatch(0, tuple(step.deltas)))
+            elif step.plan is None:
+                self._wake.wait()
+                self._wake.clear()
+
+    def _refuse_all(self, reason: str) -> None:
+        """What was sent before the failure was known is answered, too."""
+        while True:
+            while self._inbox:
+                message = self._inbox.popleft()
+                if message is None:
+                    return
+                if isinstance(message, AddRequest):
+                    self._refuse(message, Refusal("internal", reason))
+            self._wake.wait()
+            self._wake.clear()
+
+    def _refuse(self, request: AddRequest, refusal: Refusal) -> None:
+        code, reason = refusal
+        ends = (
+            SequenceDelta(request.request_id, i, (), "error", error=reason, error_code=code) for i in range(request.n)
+        )
+        self._tell(TokenBatch(0, tuple(ends)))
+
+    def _take(self, engine: InProcessEngine, message: Message) -> None:
+        scheduler = engine.scheduler
+        match message:
+            case FrontendHello():
+                self._tell(engine_ready(engine.hello, self._config.scheduler))
+            case AddRequest():
+                refusal = engine.add_request(message)
+                if refusal is not None:
+                    self._refuse(message, refusal)
+            case AbortRequest():
+                scheduler.abort(message.request_id, message.sequence_idx)
+            case PauseRequest():
+                scheduler.pause(message.request_id)
+            case ResumeRequest():
+                scheduler.resume(message.request_id)
+            case ResetPrefixCache():
+                scheduler.reset_prefix_cache()
+            case Goodbye():
+                scheduler.abort_owner(OWNER)

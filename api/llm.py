@@ -1,0 +1,192 @@
+"""`LLM`: batches of prompts to their outputs, for scripts and notebooks.
+
+An `AsyncLLM` in an event loop of its own, which a thread runs: it does not matter whether the caller has one.
+"""
+
+import asyncio
+import queue
+import threading
+import weakref
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import Future
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
+
+from msgspec.structs import replace
+from tqdm import tqdm
+
+from penstock.async_llm import AsyncLLM, EngineKind
+from penstock.frontend.errors import ApiError
+from penstock.outputs import BatchError, RequestOutput
+from penstock.prompts import Chat, Messages, Prompt, each_prompt
+from penstock.sampling_params import RequestOutputKind, SamplingParams
+
+T = TypeVar("T")
+
+_ROWS_AHEAD = 2
+"""So many times the rows are in flight: those that run, and as many that wait for a row to come free."""
+
+
+class _Background:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="penstock-loop", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Begin."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Begin, and wait for the end."""
+        return self.submit(work).result()
+
+    def stop(self) -> None:
+        """End loop and thread."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class LLM:
+    """A model that is loaded once and answers batches. Use it as a context manager, or `close` it."""
+
+    def __init__(self, model: str | Path = "", *, engine: EngineKind = "thread", **options: Any) -> None:
+        """Load a model; see `AsyncLLM` for arguments and errors."""
+        background = _Background()
+        try:
+            self._llm = background.run(_made(model, engine, options))
+        except BaseException:
+            background.stop()
+            raise
+        self._background = background
+        self._finalizer = weakref.finalize(self, _close, background, self._llm)
+        self._max_in_flight = _ROWS_AHEAD * self._llm.config.scheduler.max_num_seqs
+
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """The outputs of all prompts, in their order.
+
+        Prompts are texts, token ids (`list[int]`) or chats (lists of messages); one, several, or an iterator of them.
+        They are read as the engine takes them, so that only what runs is in memory beside the results.
+
+        Raises:
+            ApiError: a single prompt failed, as the server would answer it.
+            BatchError: some of several prompts failed. All others have been computed; it has their outputs.
+        """
+        batch = each_prompt(prompts)
+        outputs: list[RequestOutput] = []
+        num_tokens = 0
+        total = len(batch) if isinstance(batch, Sized) else None
+        with tqdm(total=total, desc="Prompts", unit="prompt", disable=not use_tqdm) as progress:
+            for output in self.generate_iter(batch, sampling_params):
+                outputs.append(output)
+                progress.update()
+                if use_tqdm:
+                    num_tokens += sum(len(each.token_ids) for each in output.outputs)
+                    seconds = progress.format_dict["elapsed"]
+                    progress.set_postfix_str(f"{num_tokens / max(seconds, 1e-9):.0f} tokens/s", refresh=False)
+        outputs.sort(key=lambda output: int(output.request_id))
+        if any(output.error is not None for output in outputs):
+            if len(outputs) == 1 and outputs[0].error is not None:
+                raise outputs[0].error
+            raise BatchError(outputs)
+        return outputs
+
+    def chat(
+        self,
+        messages: Messages | Iterable[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """The same for one chat or several; see `AsyncLLM.chat`."""
+        said = (add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        chats = [Chat(cast("Messages", each), *said) for each in each_prompt(messages)]
+        return self.generate(chats, sampling_params, use_tqdm=use_tqdm)
+
+    def generate_iter(
+        self, prompts: Iterable[Prompt], sampling_params: SamplingParams | Iterable[SamplingParams] | None = None
+    ) -> Generator[RequestOutput, None, None]:
+        """The outputs of any number of prompts in the order in which they finish; `request_id` is the prompt's number.
+
+        The next prompts are taken when outputs are. A prompt that fails has an output with `error` set.
+        """
+        if not self._finalizer.alive:
+            raise RuntimeError("this LLM is closed")
+        each = _endless(sampling_params) if isinstance(sampling_params, SamplingParams | None) else sampling_params
+        work = enumerate(zip(prompts, each, strict=not isinstance(sampling_params, SamplingParams | None)))
+        done: queue.SimpleQueue[Future[RequestOutput]] = queue.SimpleQueue()
+        running: dict[Future[RequestOutput], int] = {}  # how many sequences each has
+        has_more = True
+        try:
+            while True:
+                while has_more and (not running or sum(running.values()) < self._max_in_flight):
+                    try:
+                        index, (prompt, params) = next(work)
+                    except StopIteration:
+                        has_more = False
+                        break
+                    future = self._background.submit(_whole(self._llm, prompt, params, index))
+                    running[future] = params.n
+                    future.add_done_callback(done.put)
+                if not running:
+                    return
+                future = done.get()
+                del running[future]
+                yield future.result()
+        finally:  # also when the caller stops taking outputs, or presses Ctrl-C
+            for future in running:
+                future.cancel()
+
+    def reset_prefix_cache(self) -> None:
+        """Drop all cached pages that no sequence uses."""
+        self._background.run(self._llm.reset_prefix_cache())
+
+    def close(self) -> None:
+        """Free the model. Idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _made(model: str | Path, engine: EngineKind, options: dict[str, Any]) -> AsyncLLM:
+    llm = AsyncLLM(model, engine=engine, **options)
+    await llm.start()
+    return llm
+
+
+def _close(background: _Background, llm: AsyncLLM) -> None:
+    background.run(llm.close())
+    background.stop()
+
+
+def _endless(params: SamplingParams | None) -> Iterator[SamplingParams]:
+    only = params or SamplingParams()
+    while True:
+        yield only
+
+
+async def _whole(llm: AsyncLLM, prompt: Prompt, params: SamplingParams, index: int) -> RequestOutput:
+    try:
+        final = replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
+        async with aclosing(llm.generate(prompt, final, request_id=str(index))) as outputs:
+            return await anext(outputs)
+    except ApiError as error:
+        return RequestOutput(str(index), error=error)

@@ -1,0 +1,70 @@
+"""What a prompt brought, with the names that vLLM gives it."""
+
+from dataclasses import dataclass, field, replace
+
+from penstock.frontend.api.logprobs import ScoreWriter
+from penstock.frontend.engine.generation import SequenceEvent
+from penstock.frontend.errors import ApiError
+from penstock.frontend.schema import PromptLogprob as Logprob
+
+__all__ = ["BatchError", "CompletionOutput", "Logprob", "Logprobs", "RequestOutput"]
+
+Logprobs = dict[int, Logprob]
+"""By token id: the most likely tokens of one position, and the one that stands there."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sequence of tokens after a prompt."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)  # with the token that stopped it
+    cumulative_logprob: float | None = None
+    logprobs: list[Logprobs] | None = None
+    finish_reason: str | None = None  # "stop" or "length"; None: there is more to come
+    stop_reason: str | int | None = None  # the stop string or the id of stop_token_ids that ended it
+
+    def add(self, event: SequenceEvent, scores: ScoreWriter | None) -> None:
+        """Take what has come."""
+        self.text += event.text
+        self.token_ids += event.token_ids
+        self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
+        if scores is not None:
+            self.logprobs = self.logprobs or []
+            self.cumulative_logprob = self.cumulative_logprob or 0.0
+            for token in event.scores or ():
+                self.logprobs.append(scores.ranked(token.score))
+                self.cumulative_logprob += token.score.logprob
+
+    def copy(self) -> "CompletionOutput":
+        """One that does not grow with this one."""
+        return replace(self, token_ids=[*self.token_ids], logprobs=self.logprobs and [*self.logprobs])
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """All sequences of one prompt."""
+
+    request_id: str  # in a batch the prompt's number, from 0
+    prompt: str | None = None  # None if it came as token ids or as a chat
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs | None] | None = None  # None for the first token
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    warnings: list[str] = field(default_factory=list)  # what was honoured in another way than one may expect
+    error: ApiError | None = None  # why there are no outputs; only in what `generate_iter` and `BatchError` give
+
+
+class BatchError(Exception):
+    """Some prompts of a batch failed; `outputs` has all others' results, and `error` is set in those of the failed."""
+
+    def __init__(self, outputs: list[RequestOutput]) -> None:
+        failed = [output for output in outputs if output.error is not None]
+        first = failed[0]
+        super().__init__(
+            f"{len(failed)} of {len(outputs)} prompts failed, the first is prompt {first.request_id}: {first.error}; "
+            "the other results are in `outputs` of this exception"
+        )
+        self.outputs = outputs

@@ -1,0 +1,72 @@
+"""What prompts may be: texts, token ids, chats; one or many."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, TypeGuard, cast
+
+from penstock.frontend.errors import InvalidParameter
+
+Messages = Sequence[Mapping[str, Any]]
+"""A chat's messages with `role` and `content`, as the chat completions API takes them."""
+
+
+class TextPrompt(TypedDict):
+    """A text, as vLLM has it."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """Token ids, as vLLM has them."""
+
+    prompt_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages, and what the chat template is told beside them."""
+
+    messages: Messages
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Messages | Chat
+
+
+def read_prompt(prompt: Prompt) -> str | list[int] | Chat:
+    """One prompt, in one of three forms.
+
+    Raises:
+        InvalidParameter: if it has another one.
+    """
+    if isinstance(prompt, str | Chat):
+        return prompt
+    if isinstance(prompt, Mapping):
+        if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
+            raise InvalidParameter(
+                f"a prompt that is a dict has the key 'prompt' or 'prompt_token_ids' alone, got {sorted(prompt)}",
+                param="prompt",
+            )
+        return read_prompt(cast("Prompt", next(iter(prompt.values()))))
+    if is_chat(prompt):
+        return Chat(prompt)
+    token_ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # numpy's, torch's
+    if not isinstance(token_ids, Sequence):
+        raise InvalidParameter(f"a prompt is a text, token ids or a chat, got {type(prompt).__name__}", param="prompt")
+    return list(token_ids)
+
+
+def is_chat(prompt: object) -> TypeGuard[Messages]:
+    """Whether this is a list of messages."""
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping) and "role" in prompt[0]
+
+
+def each_prompt(prompts: Prompt | Iterable[Prompt]) -> Iterable[Prompt]:
+    """The prompts of a batch, which may be one."""
+    is_ids = isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
+    if isinstance(prompts, str | Mapping | Chat) or is_ids or is_chat(prompts):
+        return [cast("Prompt", prompts)]
+    return cast("Iterable[Prompt]", prompts)
