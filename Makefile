@@ -50,7 +50,8 @@ test-agents: $(VENV)/.made $(AGENTS)/.made  ## Run the loops of agent frameworks
 	AGENT_TESTS=1 SERVER_PYTHON=$(abspath $(BIN)/python) \
 		$(AGENTS)/bin/python -m pytest -n $(JOBS) --dist loadfile --confcutdir tests/agents -W ignore tests/agents $(FLAGS)
 
-soak: $(VENV)/.made-dev  ## The long forms of the fault and attack tests, then MINUTES of mixed load with deaths
+soak: $(VENV)/.made-dev  ## The long forms of tests, among them sanitizers and ARM, then MINUTES of mixed load with deaths
+	$(BIN)/python -c "import ziglang" 2>/dev/null || $(INSTALL) ziglang  # a cross-compiler, too large for everybody
 	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 tests/faults tests/attack tests/kernels \
 		tests/frontend/test_leaks.py tests/frontend/test_heavy_bodies.py tests/frontend/test_fuzz.py $(FLAGS)
 	mkdir -p build
