@@ -1,4 +1,4 @@
-"""The frontends that are connected: who they are, what they ask for, and what they are told."""
+"""The frontends that are connected: which they are, what they ask for, and what they are told."""
 
 from time import monotonic
 from typing import Protocol
@@ -36,7 +36,7 @@ Order = AddRequest | AbortRequest | PauseRequest | ResumeRequest | ResetPrefixCa
 
 
 class Listener(Protocol):
-    """Who does what frontends ask for (`Engine`)."""
+    """What does what frontends ask for (`Engine`)."""
 
     def why_not(self, protocol_version: int, model_fingerprint: str) -> str:
         """Return why a frontend with this hello cannot take part; empty if it can."""
@@ -73,7 +73,7 @@ class Frontends:
             self._drop(peer, "it does not take its messages")
 
     def tell_all(self, message: Message) -> None:
-        """Send a message to all; who does not get it is noticed by `beat`."""
+        """Send a message to all; `beat` notices those that do not get it."""
         self.channel.broadcast(self._heard, message)
 
     def beat(self, now: float) -> None:

@@ -39,7 +39,7 @@ _LEAST = ("max_model_len", "num_pages", "max_num_seqs", "max_num_batched_tokens"
 
 
 class Listener(Protocol):
-    """Who is told what becomes of the group (`Engine`)."""
+    """What the group tells its news to (`Engine`)."""
 
     def on_group_ready(self, hello: WorkerHello, *, has_died: bool) -> None:
         """All ranks are there, with nothing in their rows. `has_died`: some are not those that were there before."""
@@ -124,10 +124,9 @@ class WorkerGroup:
             self.channel.send(peer, SayHello())
             raise MalformedMessage("it has not said hello, or was dropped")
         match message:
-            case StepResult():
-                if hello.rank == 0 and self.is_ready:
-                    self._listener.on_step_result(message)
-            case GrammarPrepared():
+            case StepResult() if hello.rank == 0 and self.is_ready:
+                self._listener.on_step_result(message)
+            case GrammarPrepared() if self.is_ready:
                 ready = self._preparing.setdefault(message.grammar_id, set())
                 ready.add(peer)
                 if message.error or len(ready) == hello.num_ranks:
@@ -140,7 +139,7 @@ class WorkerGroup:
                 self._says[hello.rank] = message
 
     def _on_hello(self, peer: PeerId, hello: WorkerHello) -> None:
-        self.send(Heartbeat())  # who died before this one came is noticed now
+        self.send(Heartbeat())  # notices ranks that died before this one came
         refusal = self._refusal(peer, hello)
         if refusal:
             log.error("worker refused", name=hello.name, reason=refusal)
@@ -181,7 +180,9 @@ class WorkerGroup:
         self._preparing.clear()
         self._dismissed.clear()
         self.is_ready = True
-        self.channel.broadcast(self._ranks, Welcome(PROTOCOL_VERSION))  # who does not get it is noticed at the plan
+        self.channel.broadcast(
+            self._ranks, Welcome(PROTOCOL_VERSION)
+        )  # one that it does not reach is noticed at the plan
         for hello in hellos:
             log.info("worker connected", name=hello.name, device=hello.device, dtype=hello.dtype, pages=hello.num_pages)
         self._listener.on_group_ready(self.hello, has_died=has_died)

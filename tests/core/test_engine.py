@@ -1,6 +1,8 @@
 """The scheduler's process and a worker that is slow, or hangs: judged by its results, over real sockets."""
 
 import asyncio
+import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -8,8 +10,10 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
+from penstock.core.__main__ import run
 from penstock.core.config import Config, IpcOptions
 from penstock.core.engine.loop import Engine
+from penstock.core.launch.probe import main as probe
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.deltas import deltas_of
@@ -36,6 +40,7 @@ from penstock.ipc.messages import (
     WorkerFailed,
     WorkerHello,
 )
+from penstock.ipc.parent import Parent
 from tests.core.driver import make_request
 
 PID = 4321
@@ -264,3 +269,24 @@ async def test_a_frontend_does_not_meddle_with_the_requests_of_another(peers: Pe
     assert peers.engine.frontends.channel.num_dropped == 1
     other.close()
     context.term()
+
+
+def test_a_scheduler_runs_in_a_thread_of_somebody_else_s_program(tmp_path: Path) -> None:
+    """Signals are that program's."""
+    options = IpcOptions(frontend_address=f"ipc://{tmp_path}/f", worker_address=f"ipc://{tmp_path}/w")
+    handler = signal.getsignal(signal.SIGTERM)
+    started: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    codes: list[int] = []
+
+    async def serve() -> int:
+        started.append((asyncio.get_running_loop(), asyncio.Event()))
+        return await run(Config(ipc=options), Parent(None), started[0][1])
+
+    thread = threading.Thread(target=lambda: codes.append(asyncio.run(serve())))
+    thread.start()
+    assert probe([options.frontend_address]) == 0
+    assert signal.getsignal(signal.SIGTERM) is handler
+    loop, stopped = started[0]
+    loop.call_soon_threadsafe(stopped.set)
+    thread.join(10)
+    assert codes == [0]
