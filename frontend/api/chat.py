@@ -50,9 +50,10 @@ def prepared_chat(
         InvalidParameter: if the output cannot end.
     """
     output_format = service.model.output_format(valid, prompt)
+    may_have_grammar = valid.common.grammar is not None or valid.tools is not None
     return Prepared(
         [prompt],
-        output_grammar_of(valid.common, output_format, service.model.tokenizer),
+        output_grammar_of(valid.common, output_format, service.model.tokenizer) if may_have_grammar else None,
         partial(chunks, output_format),
         partial(whole, output_format),
         service.model.tokenizer.special_ids(output_format.marks),

@@ -128,6 +128,7 @@ class Run:
         generation.close()
         if not self.service.generations.remove(generation):
             return
+        self.service.engine.queue.ended(generation.num_sequences)
         if record.error is None and not generation.is_finished:
             record.error = generation.error  # nobody may have been there to read of it
         record.num_output_tokens = progress.num_output_tokens

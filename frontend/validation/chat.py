@@ -115,8 +115,12 @@ def validate_conversation(
         raise InvalidParameter(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
-    size = JsonSize(MAX_ARGUMENT_NUMBERS)
-    chat = [_message(f"messages[{index}]", message, template, size) for index, message in enumerate(messages)]
+    chat = [_message(f"messages[{index}]", message, template) for index, message in enumerate(messages)]
+    if calling := [index for index, message in enumerate(messages) if message.get("tool_calls") is not None]:
+        size = JsonSize(MAX_ARGUMENT_NUMBERS)
+        for index in calling:
+            calls = messages[index]["tool_calls"]
+            chat[index]["tool_calls"] = _tool_calls(f"messages[{index}].tool_calls", calls, size)
     for index, message in enumerate(chat):
         if isinstance(message.get("content"), str):
             check_text_size(f"messages[{index}].content", message["content"], rules)
@@ -131,11 +135,8 @@ def validate_conversation(
     )
 
 
-def _message(field: str, message: dict[str, Any], template: ChatTemplate, size: JsonSize) -> dict[str, Any]:
-    """A message as the template sees it. Unknown fields go along if the template has their name in it.
-
-    `size` has counted the values of the messages before.
-    """
+def _message(field: str, message: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
+    """A message as the template sees it. Unknown fields go along if the template has their name in it."""
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise InvalidParameter(
@@ -148,10 +149,7 @@ def _message(field: str, message: dict[str, Any], template: ChatTemplate, size: 
     if content is None and role != "assistant":
         raise InvalidParameter(f"{field}.content is required", param=f"{field}.content")
     known = {name: value for name, value in message.items() if name in _MESSAGE_FIELDS or name in template.words}
-    known |= {"role": role, "content": content}
-    if message.get("tool_calls") is not None:
-        known["tool_calls"] = _tool_calls(f"{field}.tool_calls", message["tool_calls"], size)
-    return known
+    return known | {"role": role, "content": content}
 
 
 def _content(field: str, content: Any) -> str | None:
@@ -177,7 +175,10 @@ def _content(field: str, content: Any) -> str | None:
 
 
 def _tool_calls(field: str, tool_calls: Any, size: JsonSize) -> list[Any]:
-    """Past calls of an assistant message. Templates want their arguments as objects, clients send JSON text."""
+    """Past calls of an assistant message. Templates want their arguments as objects, clients send JSON text.
+
+    `size` has counted the values of the messages before.
+    """
     if not isinstance(tool_calls, list) or not all(isinstance(call, dict) for call in tool_calls):
         raise InvalidParameter(f"{field}: expected a list of objects", param=field)
     if len(tool_calls) > MAX_TOOL_CALLS:

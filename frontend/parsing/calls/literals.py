@@ -269,12 +269,7 @@ def _choice(rules: Rules, value: Any, notation: Notation) -> str:
             return f'"{true if value else false}"'
         case None:
             return f'"{null}"'
-    return quoted(json_text_of_number(value))
-
-
-def json_text_of_number(value: float) -> str:
-    """A number as JSON."""
-    return msgspec.json.encode(value).decode()
+    return quoted(json_text(value))
 
 
 def _string_rule(rules: Rules, notation: Notation) -> str:

@@ -1,6 +1,7 @@
 """Arguments that a model writes one by one as plain text, typed by the tool's JSON schema."""
 
 import ast
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -59,9 +60,9 @@ class ArgumentWriter:
         self._block.end_call()
 
 
-def json_text(text: str) -> str:
-    """A text as JSON."""
-    return msgspec.json.encode(text).decode()
+def json_text(value: Any) -> str:
+    """A value as compact JSON."""
+    return msgspec.json.encode(value).decode()
 
 
 def as_json(text: str, kinds: frozenset[str]) -> str:
@@ -84,7 +85,7 @@ def _decoded(text: str) -> tuple[str, str]:
     if text[:1] in ("[", "{", "(") or text in ("True", "False", "None"):
         try:
             value = ast.literal_eval(text)
-            return msgspec.json.encode(value).decode(), _kind(value)
+            return json_text(value), _kind(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, UnicodeError):
             pass
     return "", ""
@@ -167,7 +168,7 @@ def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
     return found
 
 
-def value_rule(rules: Rules, schema: Any, key: str, end: str, then: str = "", before: str = "") -> str:
+def _value_rule(rules: Rules, schema: Any, key: str, end: str, then: str = "", before: str = "") -> str:
     """The grammar of an argument's text and of the end mark behind it, with the text around that mark."""
     kinds = kinds_of(schema, key)
     said = property_schema(schema, key)
@@ -176,7 +177,7 @@ def value_rule(rules: Rules, schema: Any, key: str, end: str, then: str = "", be
     choices = plain.get("enum") if isinstance(plain.get("enum"), list) else None
     choices = [plain["const"]] if "const" in plain else choices
     if choices:
-        texts = [value if isinstance(value, str) else json_text_of(value) for value in choices]
+        texts = [value if isinstance(value, str) else json_text(value) for value in choices]
         return f"({' | '.join(quoted(text) for text in texts)}) {closing}"
     if "string" in kinds or not kinds:
         rules.leave_out(plain, _ENFORCED)
@@ -186,16 +187,11 @@ def value_rule(rules: Rules, schema: Any, key: str, end: str, then: str = "", be
     return f"{rules.json({**definitions, **said}, {})} {closing}"
 
 
-def json_text_of(value: Any) -> str:
-    """Any value as compact JSON."""
-    return msgspec.json.encode(value).decode()
-
-
 def arguments_rule(
     rules: Rules,
     schema: Any,
-    opening: tuple[str, str],
-    key_end: str,
+    opening: str,
+    key_end: Callable[[frozenset[str] | None], str],
     end: str,
     then: str = "",
     before: str = "",
@@ -203,22 +199,22 @@ def arguments_rule(
     """The grammar of arguments, each with its marks, in the order of the schema.
 
     Args:
-        opening: mark, and text behind it, in front of a key.
-        key_end: what stands between a key and its value.
+        opening: what stands in front of a key.
+        key_end: what stands between a key and its value, by the value's kinds; None for any.
         end: the mark behind a value.
         then: text behind that mark.
         before: text in front of it.
     """
     plain = resolved(schema, schema)
     properties = plain.get("properties")
-    begin = " ".join(filter(None, (rules.mark(opening[0]), quoted(opening[1]) if opening[1] else "")))
     if not isinstance(properties, dict) or not properties:
         if plain.get("additionalProperties") is False:
             return ""
-        return f"({begin} /[A-Za-z0-9_.\\-]+/ {key_end} {rules.text_until(end, then, before)})*"
+        return f"({opening} /[A-Za-z0-9_.\\-]+/ {key_end(None)} {rules.text_until(end, then, before)})*"
     needed = required(plain)
     parts = []
     for key in properties:
-        part = f"{begin} {quoted(key)} {key_end} {value_rule(rules, plain, key, end, then, before)}"
+        between = key_end(kinds_of(plain, key))
+        part = f"{opening} {quoted(key)} {between} {_value_rule(rules, plain, key, end, then, before)}"
         parts.append(part if key in needed else f"({part})?")
     return " ".join(parts)

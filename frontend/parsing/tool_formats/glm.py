@@ -54,7 +54,9 @@ class Glm(ToolFormat):
     def call_rule(self, rules: Rules, function: Function) -> str:
         line = f"{quoted(self.line)} " if self.line else ""
         between = f"{rules.mark(_KEY_END)} {line}{rules.mark(_VALUE)}"
-        arguments = arguments_rule(rules, function.arguments, (_KEY, ""), between, _VALUE_END, self.line)
+        arguments = arguments_rule(
+            rules, function.arguments, rules.mark(_KEY), lambda _: between, _VALUE_END, self.line
+        )
         return f"{quoted(function.name + self.line)} {arguments}"
 
 

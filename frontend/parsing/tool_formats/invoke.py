@@ -6,14 +6,7 @@ from typing import ClassVar
 from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
 from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
 from penstock.frontend.parsing.calls.rules import NEW_LINE, Function, Rules, quoted, sequence
-from penstock.frontend.parsing.calls.values import (
-    ArgumentWriter,
-    arguments_rule,
-    kinds_of,
-    required,
-    resolved,
-    value_rule,
-)
+from penstock.frontend.parsing.calls.values import ArgumentWriter, arguments_rule, kinds_of
 
 _NAME = re.compile(r'[^"\n<>]{0,256}')
 
@@ -77,10 +70,13 @@ class MiniMaxM2(ToolFormat):
 
     def call_rule(self, rules: Rules, function: Function) -> str:
         opening = rules.mark(f'{self._invoke}{function.name}">\n')
-        return sequence(opening, self._arguments_rule(rules, function), rules.mark(f"{self._invoke_end}\n"))
+        parameter, end = rules.mark(self._parameter), self._parameter_end
+        arguments = arguments_rule(rules, function.arguments, parameter, self._key_end, end, "\n")
+        return sequence(opening, arguments, rules.mark(f"{self._invoke_end}\n"))
 
-    def _arguments_rule(self, rules: Rules, function: Function) -> str:
-        return arguments_rule(rules, function.arguments, ("", self._parameter), quoted('">'), self._parameter_end, "\n")
+    def _key_end(self, kinds: frozenset[str] | None) -> str:
+        """The grammar of what stands between a key and its value of these kinds, of any if there are none."""
+        return quoted('">')
 
 
 class DeepSeekV32(MiniMaxM2):
@@ -111,22 +107,7 @@ class DeepSeekV32(MiniMaxM2):
         block = self.block_rule(rules, functions, parallel=parallel)
         return f"{text} ({self.start_rule(rules)} {block} {text}){'*' if parallel else '?'}"
 
-    def _arguments_rule(self, rules: Rules, function: Function) -> str:
-        schema = resolved(function.arguments, function.arguments)
-        properties = schema.get("properties")
-        if not isinstance(properties, dict) or not properties:
-            if schema.get("additionalProperties") is False:
-                return ""
-            key = sequence(rules.mark(self._parameter), r"/[A-Za-z0-9_.\-]+/")
-            value = sequence(quoted('" string="'), '("true" | "false")', quoted('">'))
-            text = rules.text_until(self._parameter_end, "\n")
-            return f"({key} {value} {text})*"
-        needed = required(schema)
-        parts = []
-        for key in properties:
-            kinds = kinds_of(schema, key)
-            is_string = "string" in kinds or not kinds
-            opening = f'{self._parameter}{key}" string="{"true" if is_string else "false"}">'
-            part = sequence(rules.mark(opening), value_rule(rules, schema, key, self._parameter_end, "\n"))
-            parts.append(part if key in needed else f"({part})?")
-        return " ".join(parts)
+    def _key_end(self, kinds: frozenset[str] | None) -> str:
+        if kinds is None:
+            return sequence(quoted('" string="'), '("true" | "false")', quoted('">'))
+        return quoted(f'" string="{"true" if "string" in kinds or not kinds else "false"}">')

@@ -77,7 +77,7 @@ class Qwen3Coder(ToolFormat):
     def call_rule(self, rules: Rules, function: Function) -> str:
         between = quoted(">" + self.value_lines)
         arguments = arguments_rule(
-            rules, function.arguments, ("", _PARAMETER), between, _PARAMETER_END, "\n", self.value_lines
+            rules, function.arguments, quoted(_PARAMETER), lambda _: between, _PARAMETER_END, "\n", self.value_lines
         )
         return sequence(quoted(f"{_FUNCTION}{function.name}>\n"), arguments, quoted(_FUNCTION_END))
 
