@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 import zmq
@@ -230,6 +231,37 @@ async def test_a_rank_that_says_hello_again_takes_the_others_along(group: Group)
     second.channel.send(second.hello)
     await group.check("a")
     assert (first.num_welcomes, second.num_welcomes) == (2, 2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_happens_to_the_ranks_streams_say_the_same(group: Group, seed: int) -> None:
+    rng = Random(seed)
+    ranks, names = list(group.start()), [f"r{i}" for i in range(8)]
+    for name in names[:4]:
+        await group.send(make_request(name, PROMPT, NUM_TOKENS))
+    for i in range(4):
+        await asyncio.sleep(rng.random() / 20)
+        number = rng.randrange(2)
+        rank = ranks[number]
+        match rng.choice(["fails", "leaves", "says hello", "both leave"]):
+            case "fails":
+                rank.channel.send(WorkerFailed(-1, "device lost"))
+            case "leaves":
+                rank.channel.close()
+                await group.until(lambda: not group.engine.workers.is_ready)
+                ranks[number] = Rank(group, number, 200 + i)
+            case "says hello":
+                rank.channel.send(rank.hello)
+            case _:
+                for each in ranks:
+                    each.channel.close()
+                await group.until(lambda: not group.engine.workers.is_ready)
+                ranks = list(group.start(pid=1000 + 10 * i))
+        group.frontend.send(make_request(names[4 + i], PROMPT, NUM_TOKENS))
+        if ranks[number].channel.send(Heartbeat()):  # one that has failed is told to say hello
+            await group.until(lambda: group.engine.workers.is_ready)
+    await group.check(*names)
+    assert group.engine.workers.hello is not None
 
 
 async def test_a_stuck_step_is_judged_for_the_group(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
