@@ -8,7 +8,7 @@ from penstock.core.kv.prefix_cache import CacheNode
 from penstock.core.kv.window_pages import WindowTable
 
 
-class Family(Protocol):
+class Siblings(Protocol):
     """Sequences of one prompt."""
 
     namespace: Hashable
@@ -36,7 +36,7 @@ class Holder(Protocol):
     num_tree_pages: int  # page_ids[:num_tree_pages] are in the tree, down to the cursor
 
     @property
-    def request(self) -> Family:
+    def request(self) -> Siblings:
         """The sequences that it is one of."""
 
     @property

@@ -33,7 +33,7 @@ class KVPages:
     def __init__(self, num_pages: int, page_size: int, *, enable_prefix_caching: bool) -> None:
         self.page_size = page_size
         self.pool = PagePool(num_pages)
-        self.cache = PrefixCache(self.pool, page_size, self._given_up) if enable_prefix_caching else None
+        self.cache = PrefixCache(self.pool, page_size) if enable_prefix_caching else None
         self.windows: tuple[WindowPages, ...] = ()  # further groups (`page_groups.py`)
 
     @property
@@ -124,7 +124,3 @@ class KVPages:
         if self.cache is not None and seq.cache_node is not None:
             self.cache.release(seq.cache_node)
         self.pool.release(seq.page_ids)
-
-    def _given_up(self, node: CacheNode) -> None:
-        """The prefix cache evicts a node. All settled pages that are forgotten come by here: a lower tier could keep
-        them."""

@@ -32,6 +32,8 @@ class GroupedPages(KVPages):
     ) -> None:
         super().__init__(num_pages, page_size, enable_prefix_caching=enable_prefix_caching)
         self.windows = tuple(WindowPages(self.pool, group, page_size) for group in windows)
+        if self.cache is not None:
+            self.cache.given_up = self._given_up
 
     @property
     def num_available(self) -> int:

@@ -39,21 +39,19 @@ class PrefixCache:
     """Finds and keeps the pages of settled prefixes. One tree per namespace (salt, adapter)."""
 
     __slots__ = (
-        "_given_up", "_heap", "_page_bytes", "_pool", "_roots", "clock", "num_evictable", "num_nodes",
+        "_heap", "_page_bytes", "_pool", "_roots", "clock", "given_up", "num_evictable", "num_nodes",
     )  # fmt: skip
 
-    def __init__(self, pool: PagePool, page_size: int, given_up: Callable[[CacheNode], None] | None = None) -> None:
-        """`given_up` hears of each node that is evicted, before its page is free: what else belongs to it goes, too.
-
-        A lower tier would take the page over there.
-        """
+    def __init__(self, pool: PagePool, page_size: int) -> None:
         self._pool = pool
-        self._given_up = given_up
         self._page_bytes = page_size * 4
         self._roots: dict[Hashable, CacheNode] = {}
         self._heap: list[tuple[int, int, CacheNode]] = []
         self.clock = 0  # goes on with every node that is made or released
         self.num_nodes = 0
+        self.given_up: Callable[[CacheNode], None] | None = None
+        """Is told of each node that is evicted, while it has its page and its parents: what else belongs to the node
+        goes with it, and a lower tier would take over what it holds."""
         self.num_evictable = 0  # nodes not in use = pages that `evict` can free
 
     def match(self, namespace: Hashable, token_ids: "array[int]", max_pages: int) -> tuple[CacheNode | None, list[int]]:
@@ -138,8 +136,8 @@ class PrefixCache:
             assert parent is not None
             assert isinstance(node.key, bytes)
             del parent.children[node.key]
-            if self._given_up is not None:
-                self._given_up(node)
+            if self.given_up is not None:
+                self.given_up(node)
             self._pool.uncache(node.page_id)
             self.num_nodes -= 1
             self.num_evictable -= 1

@@ -26,7 +26,7 @@ the longest hit after the sibling has settled the prompt.
 
 from typing import NamedTuple
 
-from penstock.core.kv.holder import Family, Holder
+from penstock.core.kv.holder import Holder, Siblings
 from penstock.core.kv.kv_pages import KVPages, PrefixHit
 
 
@@ -66,7 +66,7 @@ def find_start(seq: Holder, kv: KVPages) -> Start | None:
     return Start(num_hit_tokens, hit.page_ids, -1, hit, is_fork=False)
 
 
-def is_sibling_ready(request: Family) -> bool:
+def is_sibling_ready(request: Siblings) -> bool:
     """Tell whether a parked request has nothing more to wait for."""
     siblings = request.running
     return not siblings or any(sibling.num_settled_tokens >= request.num_prompt_tokens for sibling in siblings)

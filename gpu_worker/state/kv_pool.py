@@ -83,7 +83,6 @@ class KVPool:
             raise ValueError(f"the pages of all groups must have one size, got {groups}")
         self.groups = groups
         self.num_pages = num_pages
-        self.dtype = dtype
         num_places = max(len(group.layers) for group in groups)
         shape = (num_places, 2, num_pages + has_dummy_page, groups[0].num_elements)
         if device.type == "cpu":

@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from penstock.core.kv.page_pool import OutOfPagesError, PagePool
-from penstock.core.kv.prefix_cache import PrefixCache
+from penstock.core.kv.prefix_cache import CacheNode, PrefixCache
 from penstock.ipc.int32_buffer import unpack_int32
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
@@ -216,3 +216,29 @@ def test_a_reset_drops_what_nobody_uses() -> None:
     assert driver.num_cached["again", 0] == 0
     plain = Driver(enable_prefix_caching=False)
     assert plain.scheduler.reset_prefix_cache() == 0
+
+
+def test_a_tier_hears_of_what_is_evicted() -> None:
+    """A toy of a lower tier: it keeps the tokens of each prefix whose last page is about to be free."""
+    driver = Driver(make_limits(num_pages=8, page_size=4, max_model_len=32))
+    kept: list[list[int]] = []
+
+    def keep(node: CacheNode) -> None:
+        assert cache is not None
+        assert node.page_id not in driver.scheduler.kv.pool.free_page_ids()
+        path: list[bytes] = []
+        walk: CacheNode | None = node
+        while walk is not None and isinstance(walk.key, bytes):
+            path.append(walk.key)
+            walk = walk.parent
+        kept.append(list(unpack_int32(b"".join(reversed(path)))))
+
+    cache = driver.scheduler.kv.cache
+    assert cache is not None
+    cache.given_up = keep
+    driver.add(make_request("old", range(300, 316), 1))
+    driver.run()
+    driver.add(make_request("a", range(8), 20))
+    driver.run()
+    assert kept == [list(range(300, 316)), list(range(300, 312)), list(range(300, 308))][: len(kept)]
+    assert len(kept) >= 2
