@@ -200,11 +200,10 @@ class Library:
             rounds_inputs: round what is multiplied with a bf16 weight to bf16, which is fast where `multiplies_bf16`.
                 Sums are fp32.
         """
-        is_bf16 = weight.dtype == torch.bfloat16
-        kind = ("bf16_pairs" if rounds_inputs else "bf16") if is_bf16 else "fp32"
+        kind = _kind_of(weight, rounds_inputs=rounds_inputs)
         made = PackedLinear(torch.empty(0), None, weight.shape[0], weight.shape[1], kind, interleaved)
         num_packed, num_inputs = made.num_packed, made.num_inputs
-        packed = self._memory(num_packed * ((num_inputs + 1) // 2 * 4 if is_bf16 else num_inputs * 4))
+        packed = self._memory(num_packed * (num_inputs * 4 if kind == "fp32" else (num_inputs + 1) // 2 * 4))
         weight = weight.contiguous()
         self.functions.penstock_pack(_address(weight), *_layout(made), _address(packed))
         if bias is not None:
@@ -286,7 +285,7 @@ class NativeModel:
             scale=shape.head_dim**-0.5,
             final_norm=_pointer(weights.final_norm),
             embedding=_pointer(embedding),
-            embedding_kind=int(embedding is not None and embedding.dtype == torch.bfloat16),
+            embedding_kind=0 if embedding is None else WEIGHT_KINDS.index(_kind_of(embedding)),
             layers=ctypes.addressof(self._layers),
             lm_head=_linear(weights.lm_head),
         )
@@ -392,6 +391,12 @@ def _round_up(n: int, unit: int) -> int:
 
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _kind_of(weight: Tensor, *, rounds_inputs: bool = False) -> str:
+    if weight.dtype != torch.bfloat16:
+        return "fp32"
+    return "bf16_pairs" if rounds_inputs else "bf16"
 
 
 def _address(tensor: Tensor) -> c_void_p:
