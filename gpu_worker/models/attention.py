@@ -19,26 +19,24 @@ class Rotation(NamedTuple):
     cos_sin: Tensor  # fp32[positions or T, rotary_dim]: cosines, then sines
 
 
+class HeadNorms(NamedTuple):
+    """The norms of q's and k's heads, where a layer has such."""
+
+    q: Tensor | None = None  # [D]
+    k: Tensor | None = None  # [D]
+    eps: float = 0.0
+
+
 class Attention(Protocol):
     """One step's attention, for all layers of a page group."""
 
-    def write(
-        self,
-        qkv: Tensor,
-        rotation: Rotation,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        pages: LayerPages,
-    ) -> Tensor:
+    def write(self, qkv: Tensor, norms: HeadNorms, rotation: Rotation, pages: LayerPages) -> Tensor:
         """Norm and rotate q and k, and put k and v into their pages.
 
         Args:
             qkv: [T, (Hq + 2 * Hk) * D]: all q heads, all k heads, all v heads; may be overwritten.
+            norms: the layer's.
             rotation: of the step.
-            q_norm: [D], the weight of q's norm, if there is one.
-            k_norm: [D], of k's.
-            eps: of these norms.
             pages: the layer's.
 
         Returns:
@@ -64,17 +62,9 @@ class TritonAttention:
     def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
         self._inputs = inputs
 
-    def write(
-        self,
-        qkv: Tensor,
-        rotation: Rotation,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        pages: LayerPages,
-    ) -> Tensor:
+    def write(self, qkv: Tensor, norms: HeadNorms, rotation: Rotation, pages: LayerPages) -> Tensor:
         return qk_norm_rope_write(
-            qkv, *rotation, q_norm, k_norm, eps, pages.keys, pages.values, self._inputs.slot_mapping
+            qkv, rotation.positions, rotation.cos_sin, *norms, pages.keys, pages.values, self._inputs.slot_mapping
         )
 
     def attend(self, q: Tensor, pages: LayerPages, *, scale: float, window: int | None) -> Tensor:
@@ -102,16 +92,10 @@ class TorchAttention:
         self._cells = slot_cells(inputs.slot_mapping, group.num_kv_heads, group.page_size)
         self._max_seq_len = inputs.max_seq_len
 
-    def write(
-        self,
-        qkv: Tensor,
-        rotation: Rotation,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        pages: LayerPages,
-    ) -> Tensor:
-        return qk_norm_rope_write_cpu(qkv, *rotation, q_norm, k_norm, eps, pages.keys, pages.values, self._cells)
+    def write(self, qkv: Tensor, norms: HeadNorms, rotation: Rotation, pages: LayerPages) -> Tensor:
+        return qk_norm_rope_write_cpu(
+            qkv, rotation.positions, rotation.cos_sin, *norms, pages.keys, pages.values, self._cells
+        )
 
     def attend(self, q: Tensor, pages: LayerPages, *, scale: float, window: int | None) -> Tensor:
         window = None if window is not None and window >= self._max_seq_len else window

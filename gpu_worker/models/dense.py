@@ -3,14 +3,14 @@
 What the forward pass reads comes in `ForwardInputs`, and what it keeps goes into the KV pool that it is given.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from penstock.core.checkpoint.families.dense import DenseConfig
 from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.models.attention import AttentionBackend, begin_attention
+from penstock.gpu_worker.models.attention import AttentionBackend, HeadNorms, begin_attention
 from penstock.gpu_worker.models.linear import Embedding, Linear
 from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
 from penstock.gpu_worker.models.rope import Rope
@@ -36,22 +36,9 @@ class DenseWeights(NamedTuple):
     """A whole model's weights."""
 
     embedding: Embedding  # [V, H]
-    layers: tuple[DenseLayer, ...]
+    layers: Iterable[DenseLayer]  # they may be read from files when they are asked for, once
     final_norm: Tensor  # [H]
     lm_head: Linear | None  # [V, H]; None: the embedding's
-
-
-class StoredWeights(NamedTuple):
-    """A model's weights on their way from its files: layers are read when they are asked for, once."""
-
-    embedding: Embedding  # as in `DenseWeights`
-    layers: Iterator[DenseLayer]
-    final_norm: Tensor
-    lm_head: Linear | None
-
-    def in_memory(self) -> DenseWeights:
-        """All of them."""
-        return DenseWeights(self.embedding, tuple(self.layers), self.final_norm, self.lm_head)
 
 
 class DenseModel:
@@ -61,14 +48,15 @@ class DenseModel:
         self, config: DenseConfig, weights: DenseWeights, attention: AttentionBackend = begin_attention
     ) -> None:
         self.config = config
-        self.weights = weights
+        self.embedding, layers, self.final_norm, head = weights
+        self.layers = tuple(layers)
         self.rope = Rope(config.rope, config.head_dim)
         self._attention = attention
-        self._head = weights.embedding.head() if weights.lm_head is None else weights.lm_head
+        self.head = self.embedding.head() if head is None else head
 
     @property
     def kernels(self) -> str:
-        return "triton" if self.weights.final_norm.is_cuda else "torch"
+        return "triton" if self.final_norm.is_cuda else "torch"
 
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
         self.rope.prepare(device, num_rows, max_model_len)
@@ -78,16 +66,16 @@ class DenseModel:
 
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
         config, eps = self.config, self.config.rms_norm_eps
-        residual = self.weights.embedding(inputs)
-        x = rms_norm(residual, self.weights.layers[0].input_norm, eps)
-        next_norms = [layer.input_norm for layer in self.weights.layers[1:]] + [self.weights.final_norm]
+        residual = self.embedding(inputs)
+        x = rms_norm(residual, self.layers[0].input_norm, eps)
+        next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         scale, is_tanh = config.head_dim**-0.5, config.activation == "gelu_tanh"
         attentions = [self._attention(inputs.of_group(i), group) for i, group in enumerate(kv.groups)]
         rotation = self.rope.for_step(inputs.positions, inputs.rows, inputs.query_start_loc)
-        for i, layer in enumerate(self.weights.layers):
+        for i, layer in enumerate(self.layers):
             pages = kv.layers[i]
             attention = attentions[pages.group]
-            q = attention.write(layer.qkv(x, inputs), rotation, layer.q_norm, layer.k_norm, eps, pages)
+            q = attention.write(layer.qkv(x, inputs), HeadNorms(layer.q_norm, layer.k_norm, eps), rotation, pages)
             attended = attention.attend(q, pages, scale=scale, window=config.windows[i])
             x, residual = add_rms_norm(layer.o(attended.flatten(1), inputs), residual, layer.mlp_norm, eps)
             gate_up = layer.gate_up(x, inputs)
@@ -97,7 +85,7 @@ class DenseModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] -> [S, V] in the model's dtype."""
-        return self._head(hidden, None)
+        return self.head(hidden, None)
 
     def whole_step(self, token_ids: Tensor, page_table: Tensor, kv: KVPool) -> WholeStep | None:
         return None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from penstock.core.checkpoint.families.dense import DenseConfig
-from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, StoredWeights
+from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.gpu_worker.models.weights import WeightReader
@@ -15,7 +15,7 @@ def build(config: DenseConfig, reader: WeightReader) -> Model:
     """As `Family.build`."""
     library = reader.library
     if library is None:
-        return DenseModel(config, read_weights(config, reader).in_memory())
+        return DenseModel(config, read_weights(config, reader))
     computes_in_bf16 = reader.dtype == torch.bfloat16
     packed = reader._replace(dtype=torch.bfloat16 if reader.is_bf16 else reader.dtype, are_packed=True)
     return NativeDenseModel(
@@ -27,7 +27,7 @@ def build(config: DenseConfig, reader: WeightReader) -> Model:
     )
 
 
-def read_weights(config: DenseConfig, reader: WeightReader) -> StoredWeights:
+def read_weights(config: DenseConfig, reader: WeightReader) -> DenseWeights:
     """All of them, under the names that Llama's checkpoints have and the others took over."""
 
     def layers() -> Iterator[DenseLayer]:
@@ -45,7 +45,7 @@ def read_weights(config: DenseConfig, reader: WeightReader) -> StoredWeights:
                 down=reader.linear(f"{mlp}.down_proj"),
             )
 
-    return StoredWeights(
+    return DenseWeights(
         embedding=reader.embedding("model.embed_tokens", is_head=config.tied_embeddings),
         layers=layers(),
         final_norm=reader.tensor("model.norm.weight"),

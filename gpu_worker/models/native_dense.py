@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from penstock.core.checkpoint.families.dense import DenseConfig
 from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights, StoredWeights
+from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights
 from penstock.gpu_worker.models.linear import Embedding, Linear
 from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
 from penstock.gpu_worker.models.rope import Rope
@@ -42,7 +42,7 @@ class NativeDenseModel:
     def __init__(
         self,
         config: DenseConfig,
-        weights: DenseWeights | StoredWeights,
+        weights: DenseWeights,
         library: Library,
         *,
         rounds_inputs: bool = False,

@@ -24,7 +24,7 @@ from penstock.core.checkpoint.source import LoadError
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.models.attention import Rotation, begin_attention
+from penstock.gpu_worker.models.attention import HeadNorms, Rotation, begin_attention
 from penstock.gpu_worker.models.dense import DenseModel, DenseWeights
 from penstock.gpu_worker.models.linear import Embedding, Linear, PlainLinear
 from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
@@ -105,7 +105,7 @@ class TinkerModel:
         unrotated = Rotation(None, torch.empty(x.shape[0], 0))
         for layer, pages in zip(self._layers, kv.layers, strict=True):
             normed = normed_rows(x)
-            q = attention.write(layer.qkv(normed, inputs), unrotated, None, None, 0.0, pages)
+            q = attention.write(layer.qkv(normed, inputs), HeadNorms(), unrotated, pages)
             attended = attention.attend(q, pages, scale=HEAD_DIM**-0.5, window=None).flatten(1)
             inner = layer.up(normed, inputs).relu() ** 2
             x = x + layer.out(attended, inputs) + layer.down(inner, inputs)
@@ -281,7 +281,8 @@ def test_an_adapter_sees_the_rows_of_the_step() -> None:
     world = World(config, 16)
 
     def run(qkv: Linear) -> list[Tensor]:
-        layers = (stored.layers[0]._replace(qkv=qkv), *stored.layers[1:])
+        first, *others = stored.layers
+        layers = (first._replace(qkv=qkv), *others)
         return world.run(DenseModel(config, stored._replace(layers=layers)), whole(world))
 
     base = stored_qkv(stored)
@@ -293,7 +294,7 @@ def test_an_adapter_sees_the_rows_of_the_step() -> None:
 
 
 def stored_qkv(stored: DenseWeights) -> PlainLinear:
-    qkv = stored.layers[0].qkv
+    qkv = next(iter(stored.layers)).qkv
     assert isinstance(qkv, PlainLinear)
     return qkv
 
@@ -308,17 +309,9 @@ class PlainAttention:
         type(self).num_steps += 1
         self._inputs = inputs
 
-    def write(
-        self,
-        qkv: Tensor,
-        rotation: Rotation,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        pages: LayerPages,
-    ) -> Tensor:
+    def write(self, qkv: Tensor, norms: HeadNorms, rotation: Rotation, pages: LayerPages) -> Tensor:
         return qk_norm_rope_write_reference(
-            qkv, *rotation, q_norm, k_norm, eps, pages.keys, pages.values, self._inputs.slot_mapping
+            qkv, rotation.positions, rotation.cos_sin, *norms, pages.keys, pages.values, self._inputs.slot_mapping
         )
 
     def attend(self, q: Tensor, pages: LayerPages, *, scale: float, window: int | None) -> Tensor:

@@ -65,7 +65,7 @@ def test_fused_weights(checkpoint: Make) -> None:
     folder, model = checkpoint("llama-mqa-biases")
     loaded = load(folder)
     state = model.state_dict()
-    layer = loaded.weights.layers[1]
+    layer = loaded.layers[1]
     attention = "model.layers.1.self_attn"
     for kind, tensor in (("weight", plain(layer.qkv).weight), ("bias", plain(layer.qkv).bias)):
         expected = torch.cat([state[f"{attention}.{name}_proj.{kind}"] for name in "qkv"])
@@ -76,14 +76,13 @@ def test_fused_weights(checkpoint: Make) -> None:
     assert torch.equal(bias, state[f"{attention}.o_proj.bias"])
     gate_up = torch.cat([state[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")])
     assert torch.equal(plain(layer.gate_up).weight, gate_up)
-    assert torch.equal(loaded.weights.final_norm, state["model.norm.weight"])
-    assert torch.equal(plain(loaded.weights.lm_head).weight, state["lm_head.weight"])
+    assert torch.equal(loaded.final_norm, state["model.norm.weight"])
+    assert torch.equal(plain(loaded.head).weight, state["lm_head.weight"])
 
 
 def test_tied_embeddings_are_one_tensor(checkpoint: Make) -> None:
     loaded = load(checkpoint("llama-mha-tied")[0])
-    assert loaded.weights.lm_head is None
-    assert plain(loaded.weights.embedding.head()).weight is rows(loaded.weights.embedding)
+    assert plain(loaded.head).weight is rows(loaded.embedding)
 
 
 def test_a_tied_output_matrix_in_the_file_is_ignored(checkpoint: Make, tmp_path: Path) -> None:
@@ -94,9 +93,9 @@ def test_a_tied_output_matrix_in_the_file_is_ignored(checkpoint: Make, tmp_path:
 
 
 def test_conversion(folder: Path) -> None:
-    weights = load(folder, torch.bfloat16).weights
+    weights = load(folder, torch.bfloat16)
     assert plain(weights.layers[0].qkv).weight.dtype == torch.bfloat16
-    assert torch.equal(rows(weights.embedding), rows(load(folder).weights.embedding).bfloat16())
+    assert torch.equal(rows(weights.embedding), rows(load(folder).embedding).bfloat16())
 
 
 @pytest.mark.parametrize("leaves_long_steps", [False, True])
@@ -128,7 +127,7 @@ def test_shards(checkpoint: Make, tmp_path: Path) -> None:
     folder, model = checkpoint("qwen3")
     model.save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert torch.equal(rows(load(tmp_path).weights.embedding), rows(load(folder).weights.embedding))
+    assert torch.equal(rows(load(tmp_path).embedding), rows(load(folder).embedding))
     gone = sorted(tmp_path.glob("*.safetensors"))[1]
     gone.unlink()
     with pytest.raises(LoadError, match=gone.name):
@@ -137,19 +136,19 @@ def test_shards(checkpoint: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_blanks", [1, 2])
 def test_data_that_begins_at_an_odd_address(folder: Path, num_blanks: int) -> None:
-    expected = plain(load(folder).weights.layers[1].down).weight
+    expected = plain(load(folder).layers[1].down).weight
     path = folder / "model.safetensors"
     content = path.read_bytes()
     begin = 8 + int.from_bytes(content[:8], "little")
     header = content[8:begin] + b" " * num_blanks
     path.write_bytes(len(header).to_bytes(8, "little") + header + content[begin:])
-    assert torch.equal(plain(load(folder).weights.layers[1].down).weight, expected)
+    assert torch.equal(plain(load(folder).layers[1].down).weight, expected)
 
 
 def test_dummy_weights_are_the_same_each_time(folder: Path) -> None:
     config = load_model_config(folder)
     models = [dummy_model(config, torch.float32, CPU) for _ in range(2)]
-    first, second = (model.weights for model in models if isinstance(model, DenseModel))
+    first, second = (model for model in models if isinstance(model, DenseModel))
     assert torch.equal(plain(first.layers[1].down).weight, plain(second.layers[1].down).weight)
     assert plain(first.layers[0].qkv).weight.shape == ((4 + 2 * 2) * 16, 64)
     assert plain(first.layers[0].qkv).weight.std() > 0
