@@ -68,7 +68,7 @@ class Scheduler:
         """`drafter` guesses tokens of decodes. The decodes are in `num_parts` parts, of which each plan takes one."""
         self._options = options
         self.pipeline_depth = options.pipeline_depth
-        self._drafter = drafter
+        self.drafter = drafter
         self._num_parts = num_parts
         self.policy = make_policy(options.scheduling_policy)
         self.requests: dict[str, Request] = {}
@@ -243,14 +243,14 @@ class Scheduler:
             if starts:
                 break
         num_drafts: list[int] = []
-        if self._drafter is not None:
+        if self.drafter is not None:
             room = self.limits.max_num_batched_tokens - len(running)  # a step keeps a token for each running row
-            num_drafts = builder.add_drafts(self._drafter, decodes, self.kv, room)
+            num_drafts = builder.add_drafts(self.drafter, decodes, self.kv, room)
         blocked_by = ""
         newcomers: list[Sequence] = []
         if running.prefills or self.waiting.num_seqs:
             # All decodes may come together again, with those whose last token is launched only if its drafts are right.
-            num_rows = len(running.decodes) + (len(running.draining) if self._drafter is not None else 0)
+            num_rows = len(running.decodes) + (len(running.draining) if self.drafter is not None else 0)
             num_tokens = max(num_rows, len(starts) + sum(num_drafts))
             for_prompts = self._pace.room(self.limits.max_num_batched_tokens - num_tokens, starts)
             if running.prefills:

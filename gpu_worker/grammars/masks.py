@@ -66,6 +66,10 @@ class Grammars:
             elif self._rows:
                 self._rows.pop(new.row, None)
 
+    def has(self, row: int) -> bool:
+        """Whether a row follows a grammar."""
+        return row in self._rows
+
     def begin(self, rows: IntArray) -> None:
         """Start to fill the masks of a step; to be called before its forward pass.
 

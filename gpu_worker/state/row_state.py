@@ -104,6 +104,10 @@ class RowState:
             _, rows, places, page_ids = pages[pages[:, 0] == number].T
             self._write(table, rows, places, np.ones_like(rows), page_ids.tobytes())
 
+    def write_tokens(self, rows: npt.NDArray[np.int32], starts: IntArray, counts: IntArray, token_ids: bytes) -> None:
+        """Write the next `counts[i]` of the token ids, int32, into row `rows[i]`, from position `starts[i]` on."""
+        self._write(self.token_ids, rows, starts.astype(np.int32), counts.astype(np.int32), token_ids)
+
     def needs(self, rows: IntArray, positions: IntArray) -> SamplingNeeds:
         """What at least one of the sampling rows asks for.
 

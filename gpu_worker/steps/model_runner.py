@@ -1,5 +1,7 @@
 """One step: apply the plan to the row state, run the model, sample, start the tokens' way to the host."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.cuda_graphs import DecodeGraphs
+from penstock.gpu_worker.steps.drafts import Drafts
 from penstock.gpu_worker.steps.input_batch import HostBatch, SamplingRows, host_batch, make_inputs
 from penstock.gpu_worker.steps.logprobs import StepOutput, TokenScores, make_result, pack, prompt_scores, score
 from penstock.gpu_worker.steps.undrawn import drawn_tokens
@@ -31,6 +34,7 @@ class PendingStep(NamedTuple):
     ended: Mark
     ended_before: Mark | None  # the end of the step before
     row_errors: tuple[RowError, ...] = ()
+    finish: Callable[[StepResult, tuple[RowError, ...]], StepResult] | None = None  # of a step with drafts
 
     def is_ready(self) -> bool:
         """Whether `result` would return at once."""
@@ -42,6 +46,8 @@ class PendingStep(NamedTuple):
         values = b"" if self.output is None else self.output.wait()
         num_idle_us = 0 if self.ended_before is None else self.began.us_since(self.ended_before)
         result = make_result(self.step_id, values, self.sizes, self.ended.us_since(self.began), num_idle_us)
+        if self.finish is not None:
+            return self.finish(result, self.row_errors)
         token_ids, undrawn = drawn_tokens(result.token_ids)
         if self.row_errors or undrawn:
             return replace(result, token_ids=token_ids, row_errors=self.row_errors + undrawn)
@@ -69,6 +75,7 @@ class ModelRunner:
         self._whole_step = model.whole_step(self._state.token_ids, self._state.page_table, kv)
         self._grammars = Grammars(checkpoint, config.vocab_size, device)
         self.grammar_store = self._grammars.store
+        self._drafts = Drafts(self._state, num_rows, self._grammars.has)
         self._graphs: DecodeGraphs | None = None
         self._ended: Mark | None = None  # the last step that was launched
 
@@ -95,6 +102,7 @@ class ModelRunner:
         """Forget all sequences."""
         self._state.clear()
         self._grammars.clear()
+        self._drafts.clear()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -107,11 +115,17 @@ class ModelRunner:
         if plan.copy_src:
             src, dst = (np.frombuffer(buffer, dtype=np.int32) for buffer in (plan.copy_src, plan.copy_dst))
             self._kv.copy_pages(self._device.upload(src), self._device.upload(dst))
-        output, row_errors = self._compute(plan)
+        batch, drafted, finish = host_batch(plan), None, None
+        if plan.num_drafts or plan.start_bounds:
+            batch, drafted = self._drafts.expand(plan, batch)
+        output, row_errors = self._compute(batch)
         self._ended = self._device.mark()
         download = None if output is None else self._device.download(output.values)
         if download is not None:
             self._grammars.expect(download)
+            if drafted is not None:
+                drafted.download = download
+                finish = partial(self._drafts.finish, drafted)
         return PendingStep(
             step_id=plan.step_id,
             output=download,
@@ -120,10 +134,10 @@ class ModelRunner:
             ended=self._ended,
             ended_before=ended_before,
             row_errors=row_errors,
+            finish=finish,
         )
 
-    def _compute(self, plan: StepPlan) -> tuple[StepOutput | None, tuple[RowError, ...]]:
-        batch = host_batch(plan)
+    def _compute(self, batch: HostBatch) -> tuple[StepOutput | None, tuple[RowError, ...]]:
         if batch.rows.shape[0] == 0:
             return None, ()
         prompt, sampling = None, None

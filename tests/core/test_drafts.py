@@ -107,7 +107,7 @@ def test_a_start_that_depends_on_drafts_in_flight_is_a_bound() -> None:
 def test_what_comes_after_a_stop_token_is_dropped() -> None:
     solo = solo_run(PROMPT, make_request("a", PROMPT, 12).sampling, 0, make_limits())
     driver = with_right_guesses(12, 3, stop=(solo[2],))
-    driver.scheduler._drafter = Given(solo, 3)
+    driver.scheduler.drafter = Given(solo, 3)
     driver.run()
     assert driver.outputs["a", 0] == solo[:3]
     assert driver.finished["a", 0].stop_token_id == solo[2]
