@@ -48,7 +48,7 @@ class HuggingFaceFolder:
         _refuse_pointer(path)
         for name, method in _OLD_QUANTIZED.items():
             if (self.path / name).is_file():
-                return {"quantization_config": {"quant_method": method}} | _read_json(path)
+                return _read_json(path) | {"quantization_config": {"quant_method": method}}
         return _read_json(path)
 
     @cached_property
