@@ -102,6 +102,20 @@ def test_libraries_for_families_of_processors(tmp_path: Path, monkeypatch: pytes
     assert build.built_library() is None
 
 
+def test_families_of_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_FOLDER", tmp_path)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    compiler = tmp_path / "cxx"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    newer, older = build.build_portable()
+    for features, expected in [("fp asimd evtstrm aes atomics asimdrdm", newer), ("fp asimd evtstrm", older)]:
+        monkeypatch.setattr(build, "_processor", lambda features=features: f"CPU part : 0xd0c\nFeatures : {features}")
+        assert build.built_library() == expected
+
+
 @only_in_soak
 @pytest.mark.timeout(1800)
 def test_the_kernels_compile_for_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
