@@ -3,34 +3,40 @@
 from penstock.core.checkpoint.families.registry import expected_tensors, is_ignored, parse_model_config
 from penstock.core.checkpoint.model_config import ModelConfig, quantized
 from penstock.core.checkpoint.source import Checkpoint, LoadError, StoredTensor, eos_token_ids
+from penstock.core.config.options import ModelImpl
 
 _FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _OF_QUANTIZED = (".qweight", ".qzeros", ".scales", ".g_idx", ".SCB", ".absmax", ".weight_scale", ".weight_scale_inv")
 """How the tensors end that formats of fewer bits bring along."""
 
 
-def check_checkpoint(checkpoint: Checkpoint, *, with_weights: bool = True, with_tokenizer: bool = True) -> None:
+def check_checkpoint(
+    checkpoint: Checkpoint, impl: ModelImpl = "auto", *, with_weights: bool = True, with_tokenizer: bool = True
+) -> None:
     """Look at everything that can be known without reading a tensor.
 
     Raises:
         ConfigError: one clear sentence: what is not supported, missing or damaged, and what to do.
     """
-    config = parse_model_config(checkpoint.config)
+    config = parse_model_config(checkpoint.config, impl)
     eos_token_ids(checkpoint)
     if with_tokenizer:
         checkpoint.tokenizer()
-    if with_weights and expected_tensors(config):
+    if with_weights and expected_tensors(config) != {}:
         model_tensors(checkpoint, config)
 
 
 def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, StoredTensor]:
-    """All tensors of the checkpoint, which are those that `config` asks for.
+    """All tensors of the checkpoint, which are those that `config` asks for, if it says so.
 
     Raises:
         LoadError: if tensors are missing, damaged, unexpected, quantized or of other shapes.
     """
     found = checkpoint.tensors()
     expected = expected_tensors(config)
+    if expected is None:
+        _explain(found)
+        return found
     missing = [name for name in expected if name not in found]
     unexpected = [name for name in found if name not in expected and not is_ignored(name, config)]
     if missing or unexpected:

@@ -134,6 +134,7 @@ def _run_server(command: str, config: Config) -> int:
         config = located(config)
         check_checkpoint(
             open_model(config),
+            config.model.model_impl,
             with_weights=command != "frontend" and config.worker.load_format != "dummy",
             with_tokenizer=command != "worker",
         )

@@ -16,6 +16,7 @@ from penstock.ipc.key_file import ChannelKeys, KeyFileError, read_key_file
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 CpuKernels = Literal["auto", "native", "torch"]
+ModelImpl = Literal["auto", "own", "transformers"]
 LogFormat = Literal["auto", "console", "json"]
 
 
@@ -38,6 +39,13 @@ class ModelOptions(Options, frozen=True):
             ge=0,
         ),
     ] = 0
+    model_impl: Annotated[
+        ModelImpl,
+        Meta(
+            description="Code that computes the model: 'own' is Penstock's, 'transformers' that library's, which is "
+            "slower but knows many more architectures. 'auto' takes its own code where it has some."
+        ),
+    ] = "auto"
 
 
 class SchedulerOptions(Options, frozen=True):

@@ -43,8 +43,20 @@ class Attention(Protocol):
             q, [T, Hq, D].
         """
 
-    def attend(self, q: Tensor, pages: LayerPages, *, scale: float, window: int | None) -> Tensor:
-        """[T, Hq, D] -> [T, Hq, D], over each row's whole context, or its last `window` tokens."""
+    def attend(
+        self,
+        q: Tensor,
+        pages: LayerPages,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """[T, Hq, D] -> [T, Hq, D], over each row's whole context, or its last `window` tokens.
+
+        `softcap` and `sinks` are as in `paged_attention`.
+        """
 
 
 AttentionBackend = Callable[[ForwardInputs, PageGroup], Attention]
@@ -67,7 +79,16 @@ class TritonAttention:
             qkv, rotation.positions, rotation.cos_sin, *norms, pages.keys, pages.values, self._inputs.slot_mapping
         )
 
-    def attend(self, q: Tensor, pages: LayerPages, *, scale: float, window: int | None) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        pages: LayerPages,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         inputs = self._inputs
         return paged_attention(
             q,
@@ -80,6 +101,8 @@ class TritonAttention:
             max_query_len=inputs.max_query_len,
             max_seq_len=inputs.max_seq_len,
             window=window,
+            softcap=softcap,
+            sinks=sinks,
         )
 
 
@@ -97,6 +120,15 @@ class TorchAttention:
             qkv, rotation.positions, rotation.cos_sin, *norms, pages.keys, pages.values, self._cells
         )
 
-    def attend(self, q: Tensor, pages: LayerPages, *, scale: float, window: int | None) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        pages: LayerPages,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         window = None if window is not None and window >= self._max_seq_len else window
-        return paged_attention_cpu(q, pages.keys, pages.values, self._plan, scale, window)
+        return paged_attention_cpu(q, pages.keys, pages.values, self._plan, scale, window, softcap, sinks)

@@ -45,6 +45,7 @@ class ClockworkModel:
     """See `Model`. Everything but tokens is left out. Only on the CPU, in fp32, where token ids are exact."""
 
     kernels = "torch"
+    can_be_captured = False
 
     def __init__(self, config: ClockworkConfig) -> None:
         self.config = config

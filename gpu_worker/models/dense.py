@@ -44,6 +44,8 @@ class DenseWeights(NamedTuple):
 class DenseModel:
     """See `Model`. Weights with the computation over them, on a GPU or with torch's kernels on a CPU."""
 
+    can_be_captured = True
+
     def __init__(
         self, config: DenseConfig, weights: DenseWeights, attention: AttentionBackend = begin_attention
     ) -> None:

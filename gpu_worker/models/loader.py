@@ -56,8 +56,8 @@ def load_model(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, 
     Raises:
         LoadError: if files or tensors are missing, unexpected or of other shapes.
     """
-    shapes = expected_tensors(config)
-    found = model_tensors(checkpoint, config) if shapes else {}
+    shapes = expected_tensors(config) or {}
+    found = model_tensors(checkpoint, config) if expected_tensors(config) != {} else {}
     is_bf16 = all(found[name].dtype == "BF16" for name in shapes)
     with _progress(len(shapes)) as advance:
 
@@ -65,13 +65,14 @@ def load_model(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, 
             advance()
             return _tensor(found[name])
 
-        return _build(config, WeightReader(read, shapes, is_bf16, dtype, device.torch_device, device.library))
+        reader = WeightReader(read, shapes, is_bf16, dtype, device.torch_device, device.library, checkpoint)
+        return _build(config, reader)
 
 
 def dummy_model(config: ModelConfig, dtype: torch.dtype, device: Device) -> Model:
     """Random weights of the right shapes, the same ones each time; arguments as in `load_model`."""
     on = device.torch_device
-    shapes = expected_tensors(config)
+    shapes = expected_tensors(config) or {}
     generator = torch.Generator(device=on).manual_seed(0)
 
     def read(name: str) -> Tensor:

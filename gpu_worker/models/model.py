@@ -60,6 +60,10 @@ class Model(Protocol):
     def kernels(self) -> str:
         """What computes it, in a word for the log."""
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether `forward` may run inside a captured CUDA graph."""
+
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
         """Make what depends on the number of rows or the longest sequence; to be called before the first step."""
 

@@ -38,6 +38,7 @@ class NativeDenseModel:
     """
 
     kernels = "native"
+    can_be_captured = False
 
     def __init__(
         self,

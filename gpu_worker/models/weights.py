@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.families.family import Shape
+from penstock.core.checkpoint.source import Checkpoint
 from penstock.gpu_worker.models.linear import PlainEmbedding, PlainLinear
 from penstock.kernels.native.library import Library
 
@@ -22,6 +23,8 @@ class WeightReader(NamedTuple):
     library: Library | None = None
     """The CPU's own kernels, to make a model for them. They read bf16 weights as they are, whatever the dtype: that
     halves what a step reads, and loses nothing."""
+    checkpoint: Checkpoint | None = None
+    """Where the tensors are from, for a builder that reads it in its own way; None for random weights."""
     are_packed: bool = False
     """Whether matrices are only read to be packed: then they are not copied where they are right as they were read,
     which may be the file's own memory."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import structlog
 import torch
+from msgspec.structs import replace
 
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.registry import open_model
@@ -65,7 +66,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
     """
     began = time.monotonic()
     checkpoint = open_model(config)
-    model_config = parse_model_config(checkpoint.config)
+    model_config = parse_model_config(checkpoint.config, config.model.model_impl)
     device = open_device(config.worker.device, config.worker.num_threads, config.worker.cpu_kernels)
     device.adapt_to(4 * model_config.num_step_weights)
     dtype = choose_dtype(config.worker.dtype, model_config.checkpoint_dtype, device.torch_device)
@@ -82,11 +83,13 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         else:
             model = load_model(checkpoint, model_config, dtype, device)
     loaded = time.monotonic()
+    if not model.can_be_captured:
+        config = replace(config, worker=replace(config.worker, enforce_eager=True))
     scheduler = config.scheduler
     largest = f"a batch of {scheduler.max_num_batched_tokens} tokens and {scheduler.max_num_seqs} rows"
     with _no_memory_for(f"{largest} beside the weights", "lower --max-num-batched-tokens or --max-num-seqs"):
         budget = 0 if config.worker.num_pages else pool_budget(config, model, dtype, device)
-    groups = page_groups(model_config, scheduler.page_size)
+    groups = page_groups(model.config, scheduler.page_size)
     size = plan_pool(config, model_config, groups, dtype, budget)
     graphs = None if config.worker.enforce_eager else device.graphs
     with _no_memory_for(

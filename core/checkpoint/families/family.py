@@ -17,8 +17,9 @@ class Family(NamedTuple, Generic[Config]):
     """As config.json names them."""
     parse: Callable[[str, JsonFields], Config]
     """From an architecture's name and config.json's fields. Raises ConfigError for what is not supported."""
-    tensors: Callable[[Config], dict[str, Shape]]
-    """Every tensor that the checkpoint must have. A model without any has no weight files either."""
+    tensors: Callable[[Config], dict[str, Shape]] | None
+    """Every tensor that the checkpoint must have; a model without any has no weight files either. None: the builder
+    finds out by itself."""
     ignores: Callable[[str, Config], bool]
     """Whether another tensor of the checkpoint is known to carry nothing."""
     build: str

@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
+from penstock.core.checkpoint.families.by_transformers import BY_TRANSFORMERS, TransformersConfig
+from penstock.core.checkpoint.families.by_transformers import architectures as transformers_architectures
 from penstock.core.checkpoint.families.clockwork import CLOCKWORK
 from penstock.core.checkpoint.families.dense import DENSE
 from penstock.core.checkpoint.families.family import Family, Shape
 from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.model_config import ModelConfig, quantized
-from penstock.core.config.options import ConfigError
+from penstock.core.config.options import ConfigError, ModelImpl
 
 TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
 """Models for tests are known only where this variable is set: no checkpoint can ask for one by itself."""
@@ -30,11 +33,11 @@ ARCHITECTURES = tuple(_FAMILIES)
 
 def family_of(config: ModelConfig) -> Family[Any]:
     """The family that has parsed this."""
-    return _known()[config.architecture]
+    return BY_TRANSFORMERS if isinstance(config, TransformersConfig) else _known()[config.architecture]
 
 
-def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Read config.json's object.
+def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> ModelConfig:
+    """Read config.json's object; `impl` says whose code may compute the model.
 
     Raises:
         ConfigError: for an architecture or a setting that this engine does not have, or a field of a wrong type.
@@ -46,17 +49,29 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise quantized(quantization.text("quant_method") or "unknown")
     named = fields.texts("architectures") or []
     known = _known()
-    if named and named[0] in known:
+    if named and named[0] in known and impl != "transformers":
         return known[named[0]].parse(named[0], fields)  # type: ignore[no-any-return]
+    if named and impl != "own" and named[0] in transformers_architectures():
+        return BY_TRANSFORMERS.parse(named[0], fields)
+    raise ConfigError(_why_not(named, fields, impl))
+
+
+def _why_not(named: list[str], fields: JsonFields, impl: ModelImpl) -> str:
+    """Why no code here computes these architectures, and what comes nearest."""
     found = ", ".join(named)[:256] or "none named"
     of_pictures = " (it takes images or sound; models of text alone are served)"
     hint = of_pictures if any(fields.raw(name) for name in _OTHER_SENSES) else ""
-    raise ConfigError(f"architecture {found} is not supported{hint}; supported: {', '.join(ARCHITECTURES)}")
+    if impl == "own":
+        return f"architecture {found} is not supported{hint}; --model-impl own has {', '.join(ARCHITECTURES)}"
+    near = get_close_matches(named[0], {*ARCHITECTURES, *transformers_architectures()}, n=1) if named else []
+    nearest = f"; the nearest that is: {near[0]}" if near else f"; {', '.join(ARCHITECTURES)} are, and others"
+    return f"architecture {found} is not supported{hint}{nearest}"
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
-    """Every tensor that the checkpoint must have, with its shape."""
-    return family_of(config).tensors(config)
+def expected_tensors(config: ModelConfig) -> dict[str, Shape] | None:
+    """Every tensor that the checkpoint must have, with its shape; None if only the model's builder knows."""
+    tensors = family_of(config).tensors
+    return None if tensors is None else tensors(config)
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:

@@ -1,0 +1,109 @@
+"""Architectures without a family of their own, which `transformers`' modelling code computes.
+
+Only the worker imports `transformers`. Here its list of architectures is read from its source text: it takes
+milliseconds, where the import takes seconds and brings torch along.
+"""
+
+import ast
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from penstock.core.checkpoint.families.family import Family
+from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.config.options import ConfigError
+
+_LIST = ("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
+_DEFAULT_LENGTH = 2048
+
+
+class TransformersConfig(ModelConfig, frozen=True, kw_only=True):
+    """What config.json says in the words that most architectures share.
+
+    The shapes of keys and values are the usual ones; the model that the worker has built knows its own.
+    """
+
+    hidden_size: int
+
+    @property
+    def num_step_weights(self) -> int:
+        """About as many as most decoders have: 12 matrices of the hidden size's square in each layer, and the head."""
+        return self.hidden_size * (12 * self.num_layers * self.hidden_size + self.vocab_size)
+
+
+@cache
+def architectures() -> frozenset[str]:
+    """The names of all causal language models that the installed `transformers` has; empty if it is not there."""
+    spec = find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    tree = ast.parse((Path(spec.origin).parent / _LIST[0]).read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == _LIST[1]:
+            pairs = [pair for pair in ast.walk(node.value) if isinstance(pair, ast.Tuple) and len(pair.elts) == 2]
+            return frozenset(pair.elts[1].value for pair in pairs if isinstance(pair.elts[1], ast.Constant))  # type: ignore[misc]
+    return frozenset()
+
+
+def parse(architecture: str, fields: JsonFields) -> TransformersConfig:
+    """As `Family.parse`.
+
+    Raises:
+        ConfigError: the model keeps more than keys and values.
+    """
+    num_layers = _first(fields, _LAYERS, None)
+    num_heads = _first(fields, _HEADS, 1)
+    num_kv_heads = fields.whole("num_key_value_heads", num_heads)
+    kinds = set(fields.texts("layer_types") or ()) - _ATTENTION
+    if kinds:
+        raise ConfigError(
+            f"architecture {architecture} has layers of kind {', '.join(sorted(kinds))}, which are not supported yet: "
+            "only layers that keep keys and values are"
+        )
+    hidden_size = fields.whole("hidden_size", fields.whole("n_embd", num_heads))
+    dtype = fields.text("dtype") or fields.text("torch_dtype") or "float32"
+    return TransformersConfig(
+        architecture=architecture,
+        vocab_size=fields.whole("vocab_size"),
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=fields.whole("head_dim", max(1, hidden_size // num_heads)),
+        windows=(None,) * num_layers,
+        max_model_len=_max_model_len(fields),
+        checkpoint_dtype=dtype.removeprefix("torch."),
+        hidden_size=hidden_size,
+    )
+
+
+def _max_model_len(fields: JsonFields) -> int:
+    """As far as positions mean the same in any batch.
+
+    With these two kinds of rotary embedding `transformers` lets the longest row of a batch decide for all rows. Where
+    attention is local to chunks, it knows of them only through its masks.
+    """
+    longest = _first(fields, _LENGTHS, _DEFAULT_LENGTH)
+    rope = fields.object("rope_parameters") or fields.object("rope_scaling")
+    kind = rope and (rope.text("rope_type") or rope.text("type"))
+    if rope and kind in ("longrope", "dynamic"):
+        trained = fields.whole("original_max_position_embeddings", longest)
+        longest = min(longest, rope.whole("original_max_position_embeddings", trained))
+    return min(longest, fields.whole("attention_chunk_size", longest))
+
+
+def _first(fields: JsonFields, names: tuple[str, ...], default: int | None) -> int:
+    name = next((name for name in names if fields.raw(name) is not None), names[0])
+    return fields.whole(name, default)
+
+
+BY_TRANSFORMERS: Family[TransformersConfig] = Family(
+    architectures=(),
+    parse=parse,
+    tensors=None,
+    ignores=lambda name, config: True,
+    build="penstock.gpu_worker.models.transformers_model:build",
+)
