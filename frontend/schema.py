@@ -355,6 +355,7 @@ class ModelCard(Struct, frozen=True):
     object: str = "model"
     owned_by: str = "penstock"
     parent: None = None
+    kernels: str | None = None  # what computes it; None as long as no engine has said
 
 
 class ModelList(Struct, frozen=True):

@@ -364,4 +364,5 @@ def engine_ready(hello: WorkerHello, options: SchedulerOptions) -> EngineReady:
         hello.dtype,
         options.max_num_queued_seqs,
         options.max_num_queued_tokens,
+        hello.kernels,
     )

@@ -111,12 +111,15 @@ class Banner:
             model=self._name,
             device=engine.device,
             dtype=engine.dtype,
+            kernels=engine.kernels,
             kv_tokens=num_tokens,
             max_model_len=engine.max_model_len,
             max_num_seqs=engine.max_num_seqs,
             start_seconds=round(seconds, 1),
         )
-        self._field("device", f"{escape(engine.device)}, {engine.dtype}")
+        self._field("device", f"{escape(engine.device)}, {engine.dtype}, kernels: {engine.kernels}")
+        if engine.kernels == "transformers":
+            self._field("", "Computed by transformers' own code: slower than models that Penstock has code for")
         self._field("KV pool", pool_text(num_tokens, engine.max_num_seqs, engine.max_model_len))
         self._field("ready", f"[bold green]{url}/v1[/bold green] after {seconds:.1f} s")
         if admin_url is not None:

@@ -32,8 +32,13 @@ async def show_model(service: Service, record: RequestRecord, body: bytes) -> Re
 
 
 def _card(service: Service, name: str) -> schema.ModelCard:
+    facts = service.engine.last_facts
     return schema.ModelCard(
-        id=name, created=service.created, root=service.model.names[0], max_model_len=service.max_model_len
+        id=name,
+        created=service.created,
+        root=service.model.names[0],
+        max_model_len=service.max_model_len,
+        kernels=None if facts is None else facts.kernels,
     )
 
 

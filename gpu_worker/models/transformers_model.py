@@ -10,13 +10,14 @@ trial.
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import transformers
 from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.utils.generic import ModelOutput
 
 from penstock.core.checkpoint.families.by_transformers import TransformersConfig
 from penstock.core.checkpoint.source import LoadError
@@ -136,7 +137,7 @@ transformers.AttentionMaskInterface.register(_NAME, lambda *args, **kwargs: None
 
 
 @dataclass
-class _GivenOutput(transformers.utils.ModelOutput):
+class _GivenOutput(ModelOutput):
     """All that heads look for in their body's output."""
 
     last_hidden_state: Tensor | None = None
@@ -229,7 +230,7 @@ def build(config: TransformersConfig, reader: WeightReader) -> Model:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             reader.checkpoint.path,
             dtype=reader.dtype,
             attn_implementation=_NAME,
@@ -240,6 +241,7 @@ def build(config: TransformersConfig, reader: WeightReader) -> Model:
     except (OSError, ValueError, RuntimeError, TypeError, ImportError) as error:
         first = str(error).strip().partition("\n")[0]
         raise LoadError(f"transformers cannot load this {config.architecture}: {first[:300]}") from error
+    model, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise LoadError(f"the checkpoint lacks {', '.join(missing[:3])}{' and others' * (len(missing) > 3)}")
     if model._is_stateful or not model._supports_attention_backend:

@@ -118,6 +118,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         pid=os.getpid(),
+        kernels=model.kernels,
         num_ranks=rank.num_ranks,
         window_groups=tuple(WindowGroup(group.page_size, group.window or 0) for group in groups[1:]),
     )

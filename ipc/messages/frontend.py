@@ -35,6 +35,7 @@ class EngineReady(Message, frozen=True):
     dtype: str = ""
     max_num_queued_seqs: int = 0  # 0: not told
     max_num_queued_tokens: int = 0
+    kernels: str = ""  # what computes the model: "native", "torch", "triton", "transformers"
 
 
 class EngineNotReady(Message, frozen=True):

@@ -38,6 +38,7 @@ class WorkerHello(Message, frozen=True):
     pid: int = 0  # on its host; 0: not told
     num_ranks: Count = 1  # workers that hold the model together
     window_groups: tuple[WindowGroup, ...] = ()  # page groups 1, 2, ...; group 0 keeps all, in pages of `page_size`
+    kernels: ShortText = ""  # what computes the model: "native", "torch", "triton", "transformers"
 
 
 class Welcome(Message, frozen=True):

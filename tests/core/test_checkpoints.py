@@ -190,8 +190,16 @@ def replace(folder: Path, name: str, content: str | bytes = b"") -> None:
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a2146' * 8}\nsize 12345\n"
 UNSUITABLE: dict[str, tuple[Callable[[Path], object], Iterable[str]]] = {
     "another architecture": (
-        lambda f: change(f, architectures=["Gemma3ForCausalLM"]),
-        ("Gemma3ForCausalLM", "LlamaForCausalLM", "not supported"),
+        lambda f: change(f, architectures=["BloomForCausalLM"]),
+        ("BloomForCausalLM", "does not let others compute its attention", "not supported"),
+    ),
+    "an unknown architecture": (
+        lambda f: change(f, architectures=["Lama5ForCausalLM"]),
+        ("Lama5ForCausalLM is not supported", "the nearest that is: Llama"),
+    ),
+    "layers with a state": (
+        lambda f: change(f, architectures=["Lfm2ForCausalLM"], layer_types=["conv", "full_attention"]),
+        ("Lfm2ForCausalLM has layers of kind conv", "only layers that keep keys and values are"),
     ),
     "of pictures": (
         lambda f: change(f, architectures=["Qwen2VLForConditionalGeneration"], vision_config={"depth": 1}),
@@ -272,7 +280,7 @@ def test_what_cannot_be_served(
 
 def test_a_refusal_comes_before_torch(folder: Path) -> None:
     """By the command itself: quickly, and from this process alone."""
-    change(folder, architectures=["Gemma3ForCausalLM"])
+    change(folder, architectures=["BloomForCausalLM"])
     program = (
         "import sys\nfrom penstock.core.cli.__main__ import main\n"
         f"code = main(['serve', {str(folder)!r}])\nassert 'torch' not in sys.modules\nsys.exit(code)"
@@ -281,7 +289,7 @@ def test_a_refusal_comes_before_torch(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert time.monotonic() - began < 20  # about 0.3 seconds; importing torch takes some
     assert done.returncode == 2
-    assert done.stderr.startswith("penstock: architecture Gemma3ForCausalLM is not supported")
+    assert done.stderr.startswith("penstock: architecture BloomForCausalLM is not supported")
     assert len(done.stderr.splitlines()) == 1
 
 

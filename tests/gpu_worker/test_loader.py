@@ -234,7 +234,7 @@ def test_integer_tensors(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM is not supported"),
+        ({"architectures": ["QuenForCausalLM"]}, "QuenForCausalLM is not supported; the nearest that is: Qwen"),
         ({"architectures": []}, "none named"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "remote code"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),

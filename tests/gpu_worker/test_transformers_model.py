@@ -75,7 +75,13 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
 
 def test_longrope_is_served_as_far_as_positions_mean_the_same_in_any_batch(tmp_path: Path) -> None:
     factors = [1.0 + i / 8 for i in range(8)]
-    rope = {"rope_type": "longrope", "partial_rotary_factor": 1.0, "short_factor": factors, "long_factor": factors, "rope_theta": 10000.0}
+    rope = {
+        "rope_type": "longrope",
+        "partial_rotary_factor": 1.0,
+        "short_factor": factors,
+        "long_factor": factors,
+        "rope_theta": 10000.0,
+    }
     make_checkpoint(tmp_path, "phi3", rope_parameters=rope, original_max_position_embeddings=128)
     assert Engine(tmp_path, num_pages=100).hello.max_model_len == 128
 
@@ -83,4 +89,4 @@ def test_longrope_is_served_as_far_as_positions_mean_the_same_in_any_batch(tmp_p
 def test_architectures_are_those_that_transformers_lists() -> None:
     """They are read from its source text, without importing it."""
     names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    assert architectures() == set(names)
+    assert set(architectures()) == set(names)

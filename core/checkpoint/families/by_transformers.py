@@ -37,25 +37,40 @@ class TransformersConfig(ModelConfig, frozen=True, kw_only=True):
 
 
 @cache
-def architectures() -> frozenset[str]:
-    """The names of all causal language models that the installed `transformers` has; empty if it is not there."""
-    spec = find_spec("transformers")
-    if spec is None or spec.origin is None:
-        return frozenset()
-    tree = ast.parse((Path(spec.origin).parent / _LIST[0]).read_text())
+def architectures() -> dict[str, str]:
+    """All causal language models that the installed `transformers` has -> their type; empty if it is not there."""
+    tree = ast.parse(_source(_LIST[0]))
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == _LIST[1]:
-            pairs = [pair for pair in ast.walk(node.value) if isinstance(pair, ast.Tuple) and len(pair.elts) == 2]
-            return frozenset(pair.elts[1].value for pair in pairs if isinstance(pair.elts[1], ast.Constant))  # type: ignore[misc]
-    return frozenset()
+            pairs = (pair.elts for pair in ast.walk(node.value) if isinstance(pair, ast.Tuple) and len(pair.elts) == 2)
+            return {str(ast.literal_eval(name)): str(ast.literal_eval(kind)) for kind, name in pairs}
+    return {}
+
+
+def _source(file: str) -> str:
+    """A source file of `transformers`; empty if there is none."""
+    spec = find_spec("transformers")
+    path = Path(spec.origin).parent / file if spec is not None and spec.origin is not None else None
+    return path.read_text() if path is not None and path.exists() else ""
+
+
+def _lets_others_attend(architecture: str) -> bool:
+    """Whether the model takes its attention from outside; true where only the model itself can tell."""
+    kind = architectures()[architecture].replace("-", "_")
+    source = _source(f"models/{kind}/modeling_{kind}.py")
+    return f"class {architecture}(" not in source or "_supports_attention_backend = True" in source
 
 
 def parse(architecture: str, fields: JsonFields) -> TransformersConfig:
     """As `Family.parse`.
 
     Raises:
-        ConfigError: the model keeps more than keys and values.
+        ConfigError: the model keeps more than keys and values, or does not let others compute its attention.
     """
+    if not _lets_others_attend(architecture):
+        raise ConfigError(
+            f"architecture {architecture} is not supported yet: transformers does not let others compute its attention"
+        )
     num_layers = _first(fields, _LAYERS, None)
     num_heads = _first(fields, _HEADS, 1)
     num_kv_heads = fields.whole("num_key_value_heads", num_heads)

@@ -63,7 +63,7 @@ def _why_not(named: list[str], fields: JsonFields, impl: ModelImpl) -> str:
     hint = of_pictures if any(fields.raw(name) for name in _OTHER_SENSES) else ""
     if impl == "own":
         return f"architecture {found} is not supported{hint}; --model-impl own has {', '.join(ARCHITECTURES)}"
-    near = get_close_matches(named[0], {*ARCHITECTURES, *transformers_architectures()}, n=1) if named else []
+    near = get_close_matches(named[0], sorted({*ARCHITECTURES, *transformers_architectures()}), n=1) if named else []
     nearest = f"; the nearest that is: {near[0]}" if near else f"; {', '.join(ARCHITECTURES)} are, and others"
     return f"architecture {found} is not supported{hint}{nearest}"
 
