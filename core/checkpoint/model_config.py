@@ -18,6 +18,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dtype: str  # torch's name, as "bfloat16"
 
     @property
+    def has_page_groups(self) -> bool:
+        """Whether the model's code reads a page table for each group of layers that keep equally many positions."""
+        return False
+
+    @property
     def num_step_weights(self) -> int:
         """Weights of the matrices that a decode step reads: all but an embedding of its own."""
         return 0

@@ -24,7 +24,7 @@ from penstock.core.checkpoint.source import LoadError
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.attention import Attention, begin_attention
-from penstock.gpu_worker.models.model import ForwardInputs, Model, WholeStep
+from penstock.gpu_worker.models.model import ForwardInputs, GroupInputs, Model, WholeStep
 from penstock.gpu_worker.models.weights import WeightReader
 from penstock.gpu_worker.state.kv_pool import KVPool, LayerPages, PageGroup, page_groups
 
@@ -74,20 +74,21 @@ class PagedStep:
     """Writes to the pages, and reads them."""
 
     def __init__(self, inputs: ForwardInputs, kv: KVPool) -> None:
-        self._inputs = inputs
         self._kv = kv
-        self._attentions: dict[tuple[int, int], Attention] = {}  # by key-value heads and their size
-        page_size = kv.page_size
-        self._pages, self._offsets = inputs.slot_mapping // page_size, inputs.slot_mapping % page_size
+        self._attentions: dict[tuple[int, int, int], Attention] = {}  # by page group, key-value heads and their size
+        self._inputs = [inputs.of_group(number) for number in range(len(kv.groups))]
+        slots = [each.slot_mapping for each in self._inputs]
+        self._places = [(slot // kv.page_size, slot % kv.page_size) for slot in slots]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, options: Options) -> Tensor:
         num_heads, value_dim = k.shape[1], v.shape[2]
         dim = max(k.shape[2], value_dim)
         q, k, v = (functional.pad(states, (0, dim - states.shape[2])) for states in (q, k, v))
         pages = self._pages_of(layer, num_heads, dim)
-        pages.keys[self._pages, :, self._offsets] = k
-        pages.values[self._pages, :, self._offsets] = v
-        attended = self._attention(num_heads, dim).attend(
+        page, offset = self._places[pages.group]
+        pages.keys[page, :, offset] = k
+        pages.values[page, :, offset] = v
+        attended = self._attention(pages.group, num_heads, dim).attend(
             q.contiguous(), pages, scale=scale, window=options.window, softcap=options.softcap, sinks=options.sinks
         )
         return attended[..., :value_dim]
@@ -95,17 +96,19 @@ class PagedStep:
     def _pages_of(self, layer: int, num_heads: int, dim: int) -> LayerPages:
         """The layer's pages; where layers differ, those of smaller ones are not full."""
         size = num_heads * self._kv.page_size * dim
+        pages = self._kv.layers[layer]
         keys, values = (
             part.flatten(1)[:, :size].unflatten(1, (num_heads, self._kv.page_size, dim))
-            for part in self._kv.layers[layer]
+            for part in (pages.keys, pages.values)
         )
-        return LayerPages(keys, values)
+        return LayerPages(keys, values, pages.group)
 
-    def _attention(self, num_heads: int, dim: int) -> Attention:
-        if (num_heads, dim) not in self._attentions:
+    def _attention(self, number: int, num_heads: int, dim: int) -> Attention:
+        key = number, num_heads, dim
+        if key not in self._attentions:
             group = PageGroup((), self._kv.page_size, num_heads, dim)
-            self._attentions[num_heads, dim] = begin_attention(self._inputs, group)
-        return self._attentions[num_heads, dim]
+            self._attentions[key] = begin_attention(self._inputs[number], group)
+        return self._attentions[key]
 
 
 def _attention(
@@ -207,8 +210,8 @@ class TransformersModel:
         ids = torch.arange(7, 7 + sum(_TRIAL), device=device) % self.config.vocab_size
         whole, chunked = (
             [
-                self.forward(_one_row(ids, first, count), kv)
-                for kv in [KVPool(groups, 1, self._dtype, device)]
+                self.forward(_one_row(ids, first, count, len(groups)), kv)
+                for kv in [KVPool(groups, len(groups), self._dtype, device)]
                 for first, count in chunks
             ]
             for chunks in ([(0, sum(_TRIAL))], [(0, _TRIAL[0]), (_TRIAL[0], _TRIAL[1])])
@@ -292,8 +295,8 @@ def _with_layout(config: TransformersConfig, kept: dict[int, KeysValues]) -> Tra
     return replace(config, num_layers=len(windows), num_kv_heads=num_heads, head_dim=dim, windows=windows)
 
 
-def _one_row(ids: Tensor, first: int, count: int) -> ForwardInputs:
-    """Tokens [first, first + count) of a single sequence that has the only page."""
+def _one_row(ids: Tensor, first: int, count: int, num_groups: int) -> ForwardInputs:
+    """Tokens [first, first + count) of a single sequence, which has page g of page group g, as long as itself."""
     positions = torch.arange(first, first + count, device=ids.device)
 
     def int32(*values: int) -> Tensor:
@@ -309,4 +312,5 @@ def _one_row(ids: Tensor, first: int, count: int) -> ForwardInputs:
         page_table=int32(0)[None],
         max_query_len=count,
         max_seq_len=first + count,
+        others=tuple(GroupInputs(positions + g * len(ids), int32(g)[None]) for g in range(1, num_groups)),
     )

@@ -35,10 +35,23 @@ class PageGroup(NamedTuple):
 
 
 def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
-    """What a model keeps. All layers share a page table and keep all positions, whatever their windows are: the CPU's
-    own kernels read one table. The first of several groups must keep all positions, the others have a window each.
+    """What a model keeps. The first of several groups keeps all positions, the others have a window each.
+
+    Where the model reads one page table alone, all layers share it and keep all positions, whatever their windows are.
+    Else those with windows are in groups of as many layers as the first one has: then no part of a page is empty.
     """
-    return (PageGroup(tuple(range(model.num_layers)), page_size, model.num_kv_heads, model.head_dim),)
+
+    def group(layers: Sequence[int], window: int | None = None) -> PageGroup:
+        return PageGroup(tuple(layers), page_size, model.num_kv_heads, model.head_dim, window)
+
+    kept = [layer for layer, window in enumerate(model.windows) if window is None]
+    if not (model.has_page_groups and kept):
+        return (group(range(model.num_layers)),)
+    groups = [group(kept)]
+    for window in sorted({window for window in model.windows if window is not None}):
+        layers = [layer for layer, its in enumerate(model.windows) if its == window]
+        groups += [group(layers[i : i + len(kept)], window) for i in range(0, len(layers), len(kept))]
+    return tuple(groups)
 
 
 class LayerPages(NamedTuple):

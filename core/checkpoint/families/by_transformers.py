@@ -31,6 +31,10 @@ class TransformersConfig(ModelConfig, frozen=True, kw_only=True):
     hidden_size: int
 
     @property
+    def has_page_groups(self) -> bool:
+        return True
+
+    @property
     def num_step_weights(self) -> int:
         """About as many as most decoders have: 12 matrices of the hidden size's square in each layer, and the head."""
         return self.hidden_size * (12 * self.num_layers * self.hidden_size + self.vocab_size)
