@@ -167,7 +167,7 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     (made / "config.json").write_text(json.dumps(BASE))
     (made / "tokenizer.json").write_text("{}")
-    write_weights(made / "model.safetensors", expected_tensors(parse_model_config(BASE)))
+    write_weights(made / "model.safetensors", expected_tensors(parse_model_config(BASE)) or {})
     return made
 
 
@@ -176,7 +176,7 @@ def change(folder: Path, **fields: Any) -> None:
 
 
 def rename_tensors(folder: Path, new: Callable[[str], str]) -> None:
-    shapes = expected_tensors(parse_model_config(BASE))
+    shapes = expected_tensors(parse_model_config(BASE)) or {}
     write_weights(folder / "model.safetensors", {new(name): shape for name, shape in shapes.items()})
 
 
@@ -223,7 +223,7 @@ UNSUITABLE: dict[str, tuple[Callable[[Path], object], Iterable[str]]] = {
         ("quantized", "q_proj.qweight"),
     ),
     "integers": (
-        lambda f: write_weights(f / "model.safetensors", expected_tensors(parse_model_config(BASE)), "I8"),
+        lambda f: write_weights(f / "model.safetensors", expected_tensors(parse_model_config(BASE)) or {}, "I8"),
         ("I8", "quantized weights are not supported"),
     ),
     "text half of a model of pictures": (

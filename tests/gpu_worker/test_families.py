@@ -314,7 +314,16 @@ class PlainAttention:
             qkv, rotation.positions, rotation.cos_sin, *norms, pages.keys, pages.values, self._inputs.slot_mapping
         )
 
-    def attend(self, q: Tensor, pages: LayerPages, *, scale: float, window: int | None) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        pages: LayerPages,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         inputs = self._inputs
         lengths = (inputs.query_start_loc, inputs.seq_lens)
         return paged_attention_reference(

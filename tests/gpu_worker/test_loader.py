@@ -110,7 +110,7 @@ def test_bf16_weights_are_in_memory_once(folder: Path, leaves_long_steps: bool) 
     checkpoint = open_checkpoint(folder)
     model = load_model(checkpoint, config, torch.bfloat16, CpuDevice(1, library))
     made = sum(storage.nbytes() for at, storage in large_tensors().items() if at not in before)
-    num_parameters = sum(math.prod(shape) for shape in expected_tensors(config).values())
+    num_parameters = sum(math.prod(shape) for shape in (expected_tensors(config) or {}).values())
     assert round(made / (2 * num_parameters)) == 1  # but for norms and padding
     assert model.kernels == "native"
 
