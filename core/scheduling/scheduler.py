@@ -238,10 +238,9 @@ class Scheduler:
         running, builder = self.running, PlanBuilder()
         admitted: list[Admission] = []
         self._is_stalled = False
-        for _ in range(self._num_parts):  # where one part has nothing to compute, another one may
-            decodes, starts = self._place_decodes(builder)
-            if starts:
-                break
+        decodes, starts = self._place_decodes(builder)
+        if not starts and self._num_parts > 1:  # where one part has nothing to compute, another one may
+            decodes, starts = self._place_another_part(builder)
         num_drafts: list[int] = []
         if self.drafter is not None:
             room = self.limits.max_num_batched_tokens - len(running)  # a step keeps a token for each running row
@@ -282,6 +281,10 @@ class Scheduler:
             predicted_us = predicted[1] if predicted is not None else 0
             record = make_record(decodes, builder, admitted, preempted, self.kv, self.waiting, blocked_by, predicted_us)
         return ScheduledStep(plan, record, newcomers)
+
+    def _place_another_part(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
+        parts = (self._place_decodes(builder) for _ in range(1, self._num_parts))
+        return next((each for each in parts if each[1]), (DecodeBatch([]), []))
 
     def _place_decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
         """Launch one token of each decode; return who that was, and each one's position."""

@@ -1,7 +1,9 @@
 """Puts one step together: who is in it, and the columns that the worker gets."""
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
+from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.core.kv.kv_pages import KVPages, NewPage
@@ -90,22 +92,18 @@ class PlanBuilder:
         self.chunks: list[Chunk] = []
         self.drafts: Drafts | None = None  # None: no decode has any, and all starts are sure
         self.has_logprobs = False  # in some chunk
-        self._new_pages: dict[Sequence, list[int]] = {}
+        self._new_pages: list[tuple[Sequence, int]] = []
         self._new_rows: list[NewRow] = []
         self._window_pages: list[tuple[Sequence, int, NewPage]] = []
         self._copy_src: list[int] = []
         self._copy_dst: list[int] = []
 
     def append_page(self, seq: Sequence, page_id: int) -> None:
-        if seq in self._new_pages:
-            self._new_pages[seq].append(page_id)
-        else:
-            self._new_pages[seq] = [page_id]
+        self._new_pages.append((seq, page_id))
 
     def add_pages(self, seq: Sequence, page_ids: Iterable[int], window_pages: Iterable[NewPage]) -> None:
         """Pages of all groups for a sequence, as `KVPages.grow` returns them."""
-        for page_id in page_ids:
-            self.append_page(seq, page_id)
+        self._new_pages += [(seq, page_id) for page_id in page_ids]
         self._window_pages += [(seq, seq.epoch, page) for page in window_pages]
 
     def add_row(self, seq: Sequence) -> None:
@@ -189,10 +187,14 @@ class PlanBuilder:
             samples += bytes([chunk.samples for chunk in chunks])
         page_rows = page_counts = page_ids = b""
         if self._new_pages:
-            appends = [(seq.row, pages) for seq, pages in self._new_pages.items() if seq.row >= 0]
-            page_rows = pack_int32([row for row, _ in appends])
-            page_counts = pack_int32([len(pages) for _, pages in appends])
-            page_ids = pack_int32([page_id for _, pages in appends for page_id in pages])
+            pages = [(seq.row, page_id) for seq, page_id in self._new_pages if seq.row >= 0]
+            counts = [1] * len(pages)
+            if self.drafts is not None:  # then a row may have got more than one
+                pages.sort(key=itemgetter(0))  # stable: its pages stay in order
+                counts = list(Counter(row for row, _ in pages).values())
+            page_rows = pack_int32(dict.fromkeys([row for row, _ in pages]))
+            page_counts = pack_int32(counts)
+            page_ids = pack_int32([page_id for _, page_id in pages])
         return StepPlan(
             step_id,
             rows,
