@@ -19,13 +19,14 @@ from penstock.core.checkpoint.registry import open_model
 from penstock.core.checkpoint.source import fingerprint
 from penstock.core.config import ConfigError
 from penstock.core.config.located import located
+from penstock.engine_processes import EngineProcesses
 from penstock.engine_thread import EngineThread
 from penstock.frontend.api.logprobs import prompt_logprobs, score_writer
 from penstock.frontend.api.run import submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.engine.book import RequestBook
-from penstock.frontend.engine.link import EngineAddress, EngineLink
+from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.validation.chat import validate_conversation
@@ -66,7 +67,7 @@ class AsyncLLM:
         has_weights = self.config.worker.load_format != "dummy"
         check_checkpoint(open_model(self.config), with_weights=has_weights, with_tokenizer=True)
         quiet(self.config.log.log_level)
-        self._engine = EngineThread(self.config)
+        self._engine = EngineThread(self.config) if engine == "thread" else EngineProcesses(self.config)
         self._start = asyncio.Lock()
         self._service: Service | None = None
         self._is_closed = False
@@ -91,7 +92,7 @@ class AsyncLLM:
                 except BaseException:
                     model.tokenizer.close()
                     raise
-                address = EngineAddress("", "api", fingerprint(open_model(self.config)), heartbeat_timeout=float("inf"))
+                address = self._engine.address("api", fingerprint(open_model(self.config)))
                 link = EngineLink(address, self.config.scheduler, self._engine.connect, log.error)
                 self._service = Service(self.config, model, RequestBook([link]), Metrics(dict))
                 await self._service.engine.wait_ready(_READY_SECONDS)

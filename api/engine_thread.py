@@ -77,6 +77,10 @@ class EngineThread:
             self.send(None)
             await asyncio.wrap_future(self._ended)
 
+    def address(self, name: str, model_fingerprint: str) -> EngineAddress:
+        """What a link to it needs. It may be silent for as long as a step takes."""
+        return EngineAddress("", name, model_fingerprint, heartbeat_timeout=float("inf"))
+
     # --- the channel --------------------------------------------------------------------------
 
     def connect(self, _to: EngineAddress, on_message: Callable[[ToFrontend], None]) -> "EngineThread":

@@ -17,9 +17,7 @@ from penstock.core.config.foreign_flags import unknown_flag
 _OF_FRONTENDS = ("chat_template", "parse_special_tokens", "max_n", "strict_requests")
 """Options of the HTTP side that are about texts and requests, and so mean something without HTTP."""
 
-APART_ONLY = frozenset(
-    ("step_trace", "queue_patience", "overload_order", "queue_timeout", "spare_worker", "profile", "log_format")
-)
+APART_ONLY = frozenset(("step_trace", "queue_patience", "overload_order", "queue_timeout", "profile", "log_format"))
 """Options of processes of their own, which an engine in the caller's process has no use for."""
 
 
@@ -30,11 +28,11 @@ def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.en
         ConfigError: naming the option, its value and the bound that it breaks.
     """
     of_groups = [flag.field for flag in flags(("model", "scheduler", "worker", "log"))]
-    known = {*of_groups, *_OF_FRONTENDS}
+    known = {*of_groups, *_OF_FRONTENDS} - {"spare_worker"}
     for name in options:
         if name not in known:
             if any(flag.field == name for flag in flags()):
-                raise ConfigError(f"{name} is an option of the HTTP server, and has no effect here")
+                raise ConfigError(f"{name} is an option of `penstock serve` that has no effect here")
             raise _in_python(unknown_flag("--" + name.replace("_", "-"), ["--" + k.replace("_", "-") for k in known]))
     variables = {flag.variable: environment.get(flag.variable, "") for flag in flags() if flag.field in known}
     try:

@@ -57,10 +57,13 @@ class Supervisor:
     program that does not sets `spare_worker` off.
     """
 
-    def __init__(self, config: Config, num_ranks: int = 1) -> None:
-        """`num_ranks`: workers that hold the model together; they are started, and end, as one."""
+    def __init__(self, config: Config, num_ranks: int = 1, *, has_frontends: bool = True) -> None:
+        """`num_ranks`: workers that hold the model together; they are started, and end, as one.
+
+        Without frontends of its own, a launch is for a program that is one.
+        """
         self._config = config
-        frontends = range(config.frontend.num_frontends)
+        frontends = range(config.frontend.num_frontends if has_frontends else 0)
         # Frontends share their metrics in memory that outlives each of them.
         shared = {"--metrics-fd": os.memfd_create("penstock-metrics")} if len(frontends) > 1 else {}
         self.frontends = [
@@ -73,7 +76,7 @@ class Supervisor:
             Child(rank.name, "penstock.gpu_worker", rank.share(config), *rank.arguments, spare=spare)
             for rank in (Rank(number, num_ranks) for number in range(num_ranks))
         ]
-        self._engine = [self._scheduler, *self._workers]
+        self.engine = [self._scheduler, *self._workers]
         self._scheduler.on_hung = self._kill_hung
         self._seconds_apart = 0.0
         self.exit_code = 0
@@ -85,7 +88,7 @@ class Supervisor:
     @property
     def pids(self) -> set[int]:
         """Of all processes and spares."""
-        return {pid for child in (*self._engine, *self.frontends) for pid in child.pids}
+        return {pid for child in (*self.engine, *self.frontends) for pid in child.pids}
 
     async def run(self) -> int:
         """Run until `stop` or a hopeless failure; the exit code for the whole launch."""
@@ -97,9 +100,9 @@ class Supervisor:
         # A worker or scheduler that dies now is still replaced: streams are to finish.
         await self._end(self.frontends, self._config.frontend.shutdown_timeout + _END_GRACE)
         await _cancel(of_engine)
-        for child in self._engine:
+        for child in self.engine:
             await child.end_spare()
-        await self._end(self._engine, _END_GRACE)
+        await self._end(self.engine, _END_GRACE)
         log.info("stopped", exit_code=self.exit_code)
         return self.exit_code
 
@@ -164,7 +167,7 @@ class Supervisor:
         interval, timeout = options.heartbeat_interval, options.heartbeat_timeout
         while True:
             await asyncio.sleep(interval)
-            for child in (*self._engine, *self.frontends):
+            for child in (*self.engine, *self.frontends):
                 patience = _PATIENCE if child is self._scheduler else _MORE_PATIENCE
                 if child.silent_for(interval) > patience * timeout:
                     log.error("is silent, killing it", child=child.name)
@@ -173,7 +176,7 @@ class Supervisor:
             self._seconds_apart = self._seconds_apart + interval if is_apart else 0.0
             if self._seconds_apart > _APART * timeout:
                 log.error("scheduler and workers do not find each other, killing all")
-                for child in self._engine:
+                for child in self.engine:
                     child.signal(signal.SIGKILL)
                 self._seconds_apart = 0.0
 

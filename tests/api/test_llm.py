@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_what_is_not_honoured_is_an_error(checkpoint: Checkpoint) -> None:
         ({"max_num_seq": 3}, "max_num_seqs"),
         ({"max_num_seqs": 0}, "max_num_seqs 0: Expected `int` >= 1"),
         ({"page_size": 3}, "page_size must be a power of two, got 3"),
-        ({"port": 8000}, "port is an option of the HTTP server"),
+        ({"port": 8000}, "port is an option of `penstock serve` that has no effect here"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
         ({"step_trace": "/tmp/x"}, "step_trace has an effect only with engine='process'"),
         ({"engine": "cloud"}, "engine must be 'thread' or 'process', got 'cloud'"),
@@ -186,7 +187,7 @@ print(len(output.outputs[0].token_ids), llm.chat([{{"role": "user", "content": "
 """
 
 
-@pytest.mark.parametrize("engine", ["thread"])
+@pytest.mark.parametrize("engine", ["thread", "process"])
 def test_a_script_needs_no_main_and_no_close(checkpoint: Checkpoint, tmp_path: Path, engine: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(folder=str(checkpoint.folder), engine=engine))
@@ -194,6 +195,34 @@ def test_a_script_needs_no_main_and_no_close(checkpoint: Checkpoint, tmp_path: P
         [sys.executable, script], capture_output=True, text=True, check=False, timeout=100, env=os.environ
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "3 True\n", "")
+
+
+def test_processes_that_die_are_replaced_and_requests_go_on(checkpoint: Checkpoint) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
+    with LLM(checkpoint.folder, **SMALL) as llm:
+        expected = ids(llm.generate(["a", "b"], params, use_tqdm=False))
+    with LLM(checkpoint.folder, engine="process", **SMALL) as llm:
+        outputs = llm.generate_iter(["a", "b"], params)
+        killer = threading.Timer(0.2, kill_worker)
+        killer.start()
+        found = sorted(outputs, key=lambda output: output.request_id)
+        killer.join()
+        assert [output.error for output in found] == [None, None]
+        assert ids(found) == expected
+    assert not psutil.Process().children(recursive=True)
+
+
+def kill_worker() -> None:
+    for child in psutil.Process().children(recursive=True):
+        if child.cmdline()[:1] == ["penstock-worker-0"]:
+            child.kill()
+            return
+    pytest.fail("there is no worker")
+
+
+def test_an_engine_of_processes_that_cannot_start_says_so(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ConfigError, match=r"the engine cannot be started \(exit code 2\)"):
+        LLM(checkpoint.folder, engine="process", cpu_kv_cache_gib=1e-8)
 
 
 def test_the_package_alone_loads_next_to_nothing() -> None:

@@ -1,0 +1,76 @@
+"""An engine in processes of its own, as `penstock serve` starts it but for its frontends: this process is one."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import zmq
+
+from penstock.core.config import Config, ConfigError
+from penstock.core.config.addresses import with_addresses
+from penstock.core.launch.supervisor import Supervisor
+from penstock.frontend.engine.link import Channel, EngineAddress, over_sockets
+from penstock.ipc.addresses import private_dir
+from penstock.ipc.messages import ToFrontend
+
+
+class EngineProcesses:
+    """Scheduler and worker. One that dies is started again, and the requests go on."""
+
+    patience = 60.0
+    """Seconds to wait for it when it is not ready."""
+
+    def __init__(self, config: Config) -> None:
+        log = msgspec.structs.replace(
+            config.log, log_level="warning" if config.log.log_level == "auto" else config.log.log_level
+        )
+        worker = msgspec.structs.replace(config.worker, spare_worker=False)  # its forks would be no children of ours
+        self._config = msgspec.structs.replace(config, log=log, worker=worker)
+        self._held = ExitStack()
+        self._supervisor: Supervisor | None = None
+
+    async def start(self) -> None:
+        """Start both, and wait until the model is loaded.
+
+        Raises:
+            ConfigError: if they cannot work; the reason is on stderr.
+        """
+        self._config = with_addresses(self._config, self._held.enter_context(private_dir()))
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._supervisor = supervisor = Supervisor(self._config, has_frontends=False)
+        self._running = asyncio.create_task(supervisor.run())
+        loaded = asyncio.gather(*(child.is_ready.wait() for child in supervisor.engine))
+        ends: list[asyncio.Future[Any]] = [self._running, loaded]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            await self.stop()
+            raise
+        finally:
+            loaded.cancel()
+        if self._running.done():
+            code = self._running.result()
+            await self.stop()
+            raise ConfigError(f"the engine cannot be started (exit code {code}); stderr says why")
+
+    def address(self, name: str, model_fingerprint: str) -> EngineAddress:
+        """What a link to it needs."""
+        ipc = self._config.ipc
+        return EngineAddress(
+            ipc.frontend_address, name, model_fingerprint, ipc.heartbeat_interval, ipc.heartbeat_timeout
+        )
+
+    def connect(self, to: EngineAddress, on_message: Callable[[ToFrontend], None]) -> Channel:
+        """Over the sockets of this launch."""
+        return over_sockets(self._context)(to, on_message)
+
+    async def stop(self) -> None:
+        """End both."""
+        if self._supervisor is not None:
+            self._supervisor.stop()
+            self._supervisor = None
+            await self._running
+            self._context.term()
+            self._held.close()
