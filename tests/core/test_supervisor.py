@@ -48,7 +48,7 @@ async def test_an_error_in_a_watcher_ends_everything(
         running = asyncio.create_task(supervisor.run())
         if where == "start":
             await asyncio.sleep(1.0)
-            for child in supervisor._engine:
+            for child in supervisor.engine:
                 await asyncio.wait_for(child.is_ready.wait(), 20)
             supervisor._workers[0].signal(signal.SIGKILL)
         assert await asyncio.wait_for(running, 30) == 1
@@ -70,7 +70,7 @@ def pids(supervisor: Supervisor) -> list[int]:
 
 async def until_all_are_ready(supervisor: Supervisor) -> None:
     async with asyncio.timeout(30):
-        for child in (*supervisor._engine, *supervisor.frontends):
+        for child in (*supervisor.engine, *supervisor.frontends):
             await child.is_ready.wait()
 
 
