@@ -1,6 +1,6 @@
 """Whether a finished text matches a JSON schema: for what a grammar cannot enforce while it is written.
 
-Runs in the process that reads grammars (`grammar_child.py`): a client's schema and patterns may make it slow.
+Runs in the process that reads grammars (`child.py`): a client's schema and patterns may make it slow.
 """
 
 import re

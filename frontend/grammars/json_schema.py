@@ -1,6 +1,6 @@
 """What is checked of a JSON schema before the grammar library sees it: its size, its references, its patterns, its end.
 
-Runs in the process that reads grammars (`grammar_child.py`): a client's schema may make any of it slow.
+Runs in the process that reads grammars (`child.py`): a client's schema may make any of it slow.
 """
 
 from collections import deque

@@ -110,7 +110,7 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         max_chars: int = 1 << 30,
     ) -> str:
-        """The prompt text of a conversation. It may take for ever: `text_child.py` is where that does no harm.
+        """The prompt text of a conversation. It may take for ever: `child.py` is where that does no harm.
 
         Raises:
             TemplateFailed: if the template refuses the conversation, or fails on it.

@@ -1,4 +1,4 @@
-"""Checks of what the output must match: small enough to be read at all. `grammars.py` reads it."""
+"""Checks of what the output must match: small enough to be read at all. `grammars/reader.py` has it read."""
 
 from collections.abc import Iterator
 from dataclasses import replace
