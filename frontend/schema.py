@@ -33,7 +33,7 @@ _TOOL = {
 
 Messages = Annotated[list[dict[str, Any]], Meta(extra_json_schema={"items": _MESSAGE})]
 Tools = Annotated[list[dict[str, Any]], Meta(extra_json_schema={"items": _TOOL})]
-"""Objects that the chat template gets as they were sent; `validation/chat.py` and `validation/tools.py` look into them."""
+"""Objects that the chat template gets as they were sent; the checks in `validation/` look into them."""
 
 # --- requests -------------------------------------------------------------------------------
 
