@@ -99,7 +99,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "modernbert-decoder": {},
     "nanochat": {},
-    "nemotron": {**_SIZED, "num_key_value_heads": 2},
     "olmo": {},
     "olmo2": {},
     "olmo3": {},
