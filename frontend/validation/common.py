@@ -305,24 +305,16 @@ def check_text_size(field: str, text: str, rules: Rules) -> None:
 
 
 _OFF: dict[str, tuple[Any, ...]] = {
-    "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "suffix": ("",),
-    "documents": ([],),
-    "length_penalty": (1.0,),
-    "typical_p": (1.0,),
-    "mirostat": (0,),
-    "dry_multiplier": (0,),
-    "xtc_probability": (0,),
-    "top_n_sigma": (0, -1),
-    "dynatemp_range": (0,),
-    "tfs_z": (1.0,),
-    "top_a": (0,),
-    "smoothing_factor": (0,),
     "repeat_penalty": (1.0,),
+    "top_n_sigma": (0, -1),
     "options": ({},),
-    "format": ("",),
+    **dict.fromkeys(("functions", "documents"), ([],)),
+    **dict.fromkeys(("suffix", "format"), ("",)),
+    **dict.fromkeys(("length_penalty", "typical_p", "tfs_z"), (1.0,)),
+    **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"), (0,)),
+    **dict.fromkeys(("top_a", "smoothing_factor"), (0,)),
 }
 """Values of refused fields that ask for nothing, besides null and false."""
 
