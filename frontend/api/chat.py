@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from penstock.frontend import schema
 from penstock.frontend.api.chunks import ChatChunks, ParsedChatChunks
-from penstock.frontend.api.logprobs import prompt_logprobs, score_writer
+from penstock.frontend.api.logprobs import prompt_logprobs
 from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.api.run import Chunks, Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
@@ -50,10 +50,10 @@ def prepared_chat(
         InvalidParameter: if the output cannot end.
     """
     output_format = service.model.output_format(valid, prompt)
-    may_have_grammar = valid.common.grammar is not None or valid.tools is not None
+    is_free = valid.common.grammar is None and valid.tools is None
     return Prepared(
         [prompt],
-        output_grammar_of(valid.common, output_format, service.model.tokenizer) if may_have_grammar else None,
+        None if is_free else output_grammar_of(valid.common, output_format, service.model.tokenizer),
         partial(chunks, output_format),
         partial(whole, output_format),
         service.model.tokenizer.special_ids(output_format.marks),
@@ -73,7 +73,7 @@ async def _whole(output_format: OutputFormat, run: Run) -> bytes:
     messages = [parse_message(output_format, answer.text, answer.finish_reason) for answer in answers]
     record.num_calling = sum(message.finish_reason == "tool_calls" for message in messages)
     wrong = [await run.schema_error(message.content or "", message.finish_reason) for message in messages]
-    scores = score_writer(tokenizer, valid.logprobs)
+    scores = run.score_writer()
     of_prompt: schema.PromptLogprobs | None = None
     if valid.logprobs.prompt >= 0:
         [told] = await run.generation.prompt_logprobs()

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from penstock.frontend.api.logprobs import score_writer
 from penstock.frontend.api.run import Run
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ApiError
@@ -44,7 +43,7 @@ class _Chunks:
         self._head = sse.PREFIX + _encode(head)[:-1]  # without the closing brace
         self._no_usage = b',"usage":null}' + sse.SUFFIX if valid.include_usage else b"}" + sse.SUFFIX
         self._token_ids = valid.return_token_ids
-        self._scores = score_writer(run.service.model.tokenizer, valid.logprobs) if valid.logprobs.asks else None
+        self._scores = run.score_writer()  # None: nobody asked for them
         self._before: dict[int, bytes] = {}  # what stands before a choice's text
         self._is_checked = bool(run.ready.grammar.checked_schema)
         self._texts: dict[int, list[str]] = {}

@@ -9,13 +9,12 @@ from msgspec import UNSET
 
 from penstock.frontend import schema
 from penstock.frontend.api.chunks import CompletionChunks
-from penstock.frontend.api.logprobs import prompt_logprobs, score_writer
+from penstock.frontend.api.logprobs import prompt_logprobs
 from penstock.frontend.api.run import Answer, Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.scores import mean_logprob
 from penstock.frontend.errors import InvalidRequest
 from penstock.frontend.exchange.replies import RequestRecord
-from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import Rules
 from penstock.frontend.validation.completion import ValidCompletion, validate_completion
 from penstock.ipc.messages import TokenLogprobs
@@ -95,7 +94,7 @@ async def _whole(valid: ValidCompletion, prompts: list[_Prompt], run: Run) -> by
             own = answers[i * common.num_sequences : (i + 1) * common.num_sequences]
             if common.num_sequences > common.n:
                 own = sorted(own, key=lambda answer: mean_logprob(answer.scores), reverse=True)[: common.n]
-            scored = _Scored(service.model.tokenizer, valid, prompt, told[i])
+            scored = _Scored(run, valid, prompt, told[i])
             choices += [scored.choice(i * common.n + k, answer) for k, answer in enumerate(own)]
         return msgspec.json.encode(
             schema.Completion(
@@ -121,7 +120,7 @@ async def _opening(run: Run, valid: ValidCompletion, prompts: list[_Prompt], chu
     def write() -> bytes:
         opening = []
         for i, prompt in enumerate(prompts):
-            logprobs = _Scored(service.model.tokenizer, valid, prompt, told[i]).of_prompt
+            logprobs = _Scored(run, valid, prompt, told[i]).of_prompt
             token_ids = prompt.token_ids if common.return_token_ids else None
             for k in range(common.n):
                 opening.append(chunks.prompt(i * common.n + k, prompt.echo, token_ids, logprobs))
@@ -133,13 +132,11 @@ async def _opening(run: Run, valid: ValidCompletion, prompts: list[_Prompt], chu
 class _Scored:
     """A prompt with all that is told of it, for its choices."""
 
-    def __init__(
-        self, tokenizer: TextTokenizer, valid: ValidCompletion, prompt: _Prompt, told: list[TokenLogprobs]
-    ) -> None:
+    def __init__(self, run: Run, valid: ValidCompletion, prompt: _Prompt, told: list[TokenLogprobs]) -> None:
         self._valid = valid
         self._prompt = prompt
-        self._writer = score_writer(tokenizer, valid.common.logprobs)
-        self._prompt_logprobs = prompt_logprobs(tokenizer, valid.common.logprobs, told)
+        self._writer = run.score_writer()
+        self._prompt_logprobs = prompt_logprobs(run.service.model.tokenizer, valid.common.logprobs, told)
         self.of_prompt: schema.CompletionLogprobs | None = None  # if it is echoed
         if self._writer is not None and valid.echo:
             self.of_prompt = self._writer.echoed(prompt.token_ids, told, prompt.echo)

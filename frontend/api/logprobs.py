@@ -119,13 +119,6 @@ class ScoreWriter:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
-def score_writer(tokenizer: TextTokenizer, asked: ValidLogprobs) -> ScoreWriter | None:
-    """The writer of an answer's `logprobs`, if they were asked for."""
-    if asked.output < 0:
-        return None
-    return ScoreWriter(tokenizer, asked.output, as_token_ids=asked.as_token_ids)
-
-
 def prompt_logprobs(
     tokenizer: TextTokenizer, asked: ValidLogprobs, pieces: list[TokenLogprobs]
 ) -> PromptLogprobs | None:

@@ -21,7 +21,7 @@ import structlog
 
 from penstock.core.config import Config, ConfigError
 from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound
-from penstock.frontend.json_size import PIECE_BYTES, JsonSize, TooManyValuesError
+from penstock.frontend.json_size import JsonSize, TooManyValuesError
 
 log = structlog.get_logger()
 
@@ -241,8 +241,7 @@ def _is_disk_full(error: Exception) -> bool:
 
 def _num_values(text: bytes) -> int:
     size = JsonSize()
-    for begin in range(0, len(text), PIECE_BYTES):
-        size.feed(text[begin : begin + PIECE_BYTES])
+    size.feed_all(text)
     return size.num_values
 
 

@@ -17,6 +17,7 @@ import structlog
 from msgspec import UNSET
 
 from penstock.frontend import schema
+from penstock.frontend.api.logprobs import ScoreWriter
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.generation import Generation, OutputRules, SequenceEvent, StopReason
 from penstock.frontend.engine.scores import ShownToken
@@ -77,6 +78,13 @@ class Run:
     record: RequestRecord
     ready: ReadyRequest
     generation: Generation
+
+    def score_writer(self) -> ScoreWriter | None:
+        """What writes the answer's `logprobs`, if they were asked for."""
+        asked = self.ready.valid.logprobs
+        if asked.output < 0:
+            return None
+        return ScoreWriter(self.service.model.tokenizer, asked.output, as_token_ids=asked.as_token_ids)
 
     def usage(self) -> schema.Usage:
         """Tokens so far; prompts count once however many sequences they have."""

@@ -24,24 +24,8 @@ from penstock.ipc.messages import EngineStats
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 
 _TTFT_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0),
 )
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
 _E2E_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 480.0)
@@ -91,7 +75,7 @@ class Metrics:
             registry=registry,
         )
         self.dropped_messages = Counter(
-            "penstock_dropped_messages", "Messages from the scheduler that are none.", registry=registry
+            "penstock_dropped_messages", "Messages from the scheduler that could not be read.", registry=registry
         )
         self.dropped_log_lines = Counter(
             "penstock_frontend_log_lines_dropped",
@@ -108,9 +92,7 @@ class Metrics:
             "penstock_prompt_tokens_cached", "Prompt tokens found in the prefix cache.", registry=registry
         )
         self.live_requests = Gauge(
-            "penstock_num_requests_in_frontend",
-            "HTTP requests being answered.",
-            registry=registry,
+            "penstock_num_requests_in_frontend", "HTTP requests being answered.", registry=registry
         )
         self.time_to_first_token = self._histogram(
             "penstock_time_to_first_token_seconds", "From a request's arrival to its first token.", _TTFT_BUCKETS
@@ -262,70 +244,79 @@ class EngineCollector(Collector):
         yield from found.values()
 
     def _families(self, stats: EngineStats) -> Iterator[Metric]:
-        gauges = {
-            "penstock_num_requests_waiting": ("Sequences that wait for a row.", stats.num_waiting),
-            "penstock_num_requests_running": ("Sequences that hold a row.", stats.num_running),
-            "penstock_num_waiting_tokens": ("Their tokens.", stats.num_waiting_tokens),
-            "penstock_num_requests_paused": ("Requests whose clients do not read.", stats.num_paused),
-            "penstock_num_rows": ("Rows of the worker, in use or free.", stats.num_rows),
-            "penstock_num_pages": ("Pages of the KV pool.", stats.num_pages),
-            "penstock_num_free_pages": ("Pages that hold nothing.", stats.num_free_pages),
-            "penstock_num_cached_pages": ("Pages owned by the prefix cache alone.", stats.num_cached_pages),
-            "penstock_num_used_pages": ("Pages in a running sequence's page table.", stats.num_used_pages),
-            "penstock_kv_cache_usage_perc": (
-                "Share of the pages that running sequences use (1 is all).",
-                stats.num_used_pages / max(stats.num_pages, 1),
-            ),
-            "penstock_kv_page_waste_perc": (
-                "Share of the token positions in running sequences' pages that hold nothing yet (1 is all).",
-                stats.num_unfilled_slots / max(stats.num_page_slots, 1),
-            ),
-            "penstock_device_memory_used_bytes": (
-                "Memory of the worker's device that is in use; on a CPU by the worker.",
-                stats.device_memory_used,
-            ),
-            "penstock_device_memory_total_bytes": ("All memory of the worker's device.", stats.device_memory_total),
-            "penstock_engine_ready": ("1 while a worker serves.", int(stats.is_ready)),
-        }
-        for name, (about, value) in gauges.items():
-            yield GaugeMetricFamily(name, about, value=value)
-        counters = {
-            "penstock_engine_steps": ("Forward passes.", stats.num_steps),
-            "penstock_invalid_logits": (
-                "Sequences that ended because no token could be drawn from the model's logits.",
-                stats.num_invalid_logits,
-            ),
-            "penstock_num_preemptions": ("Running sequences whose pages were taken back.", stats.num_preemptions),
-            "penstock_engine_prompt_tokens": ("Prompt tokens admitted.", stats.num_prompt_tokens),
-            "penstock_prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.num_cached_tokens),
-            "penstock_engine_generation_tokens": ("Tokens generated.", stats.num_output_tokens),
-            "penstock_engine_dropped_tokens": (
-                "Tokens that were computed for sequences that had ended, or lost their row, meanwhile.",
-                stats.num_dropped_tokens,
-            ),
-        }
-        for name, (about, value) in counters.items():
-            yield CounterMetricFamily(name, about, value=value)
-        reasons = GaugeMetricFamily(
-            "penstock_num_requests_waiting_by_reason", "Sequences that wait for a row, by why.", labels=["reason"]
-        )
-        for reason, count in (stats.waiting_reasons or {}).items():
-            reasons.add_metric([reason], count)
-        yield reasons
-        dropped = CounterMetricFamily(
-            "penstock_engine_dropped_messages",
-            "Messages that are none, or mean nothing from their sender, by the socket of the engine that they came to.",
-            labels=["socket"],
-        )
-        dropped.add_metric(["frontends"], stats.num_dropped_from_frontends)
-        dropped.add_metric(["workers"], stats.num_dropped_from_workers)
-        dropped.add_metric(["worker"], stats.num_dropped_by_worker)
-        yield dropped
-        lost = CounterMetricFamily(
-            "penstock_engine_log_lines_dropped",
-            "Log lines that could not be written, or that nobody read, by the process of the engine.",
-            labels=["process"],
-        )
-        lost.add_metric(["scheduler"], stats.num_log_lines_dropped)
-        lost.add_metric(["worker"], stats.num_log_lines_dropped_by_worker)
-        yield lost
+        for name, (about, value) in _GAUGES.items():
+            yield GaugeMetricFamily(name, about, value=value(stats))
+        for name, (about, value) in _COUNTERS.items():
+            yield CounterMetricFamily(name, about, value=value(stats))
+        for kind, name, about, label, values in _LABELLED:
+            family = kind(name, about, labels=[label])
+            for key, number in values(stats).items():
+                family.add_metric([key], number)
+            yield family
+
+
+_Value = Callable[[EngineStats], float]
+
+_GAUGES: dict[str, tuple[str, _Value]] = {
+    "penstock_num_requests_waiting": ("Sequences that wait for a row.", lambda s: s.num_waiting),
+    "penstock_num_requests_running": ("Sequences that hold a row.", lambda s: s.num_running),
+    "penstock_num_waiting_tokens": ("Tokens of the sequences that wait for a row.", lambda s: s.num_waiting_tokens),
+    "penstock_num_requests_paused": ("Requests whose clients do not read.", lambda s: s.num_paused),
+    "penstock_num_rows": ("Rows of the worker, in use or free.", lambda s: s.num_rows),
+    "penstock_num_pages": ("Pages of the KV pool.", lambda s: s.num_pages),
+    "penstock_num_free_pages": ("Pages that hold nothing.", lambda s: s.num_free_pages),
+    "penstock_num_cached_pages": ("Pages owned by the prefix cache alone.", lambda s: s.num_cached_pages),
+    "penstock_num_used_pages": ("Pages in a running sequence's page table.", lambda s: s.num_used_pages),
+    "penstock_kv_cache_usage_perc": (
+        "Share of the pages that running sequences use (1 is all).",
+        lambda s: s.num_used_pages / max(s.num_pages, 1),
+    ),
+    "penstock_kv_page_waste_perc": (
+        "Share of the token positions in running sequences' pages that hold nothing yet (1 is all).",
+        lambda s: s.num_unfilled_slots / max(s.num_page_slots, 1),
+    ),
+    "penstock_device_memory_used_bytes": (
+        "Memory of the worker's device that is in use; on a CPU by the worker.",
+        lambda s: s.device_memory_used,
+    ),
+    "penstock_device_memory_total_bytes": ("All memory of the worker's device.", lambda s: s.device_memory_total),
+    "penstock_engine_ready": ("1 while a worker serves.", lambda s: int(s.is_ready)),
+}
+
+_COUNTERS: dict[str, tuple[str, _Value]] = {
+    "penstock_engine_steps": ("Forward passes.", lambda s: s.num_steps),
+    "penstock_invalid_logits": (
+        "Sequences that ended because no token could be drawn from the model's logits.",
+        lambda s: s.num_invalid_logits,
+    ),
+    "penstock_num_preemptions": ("Running sequences whose pages were taken back.", lambda s: s.num_preemptions),
+    "penstock_engine_prompt_tokens": ("Prompt tokens admitted.", lambda s: s.num_prompt_tokens),
+    "penstock_prefix_cache_hits": ("Prompt tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
+    "penstock_engine_generation_tokens": ("Tokens generated.", lambda s: s.num_output_tokens),
+    "penstock_engine_dropped_tokens": (
+        "Tokens that were computed for sequences that had ended or lost their row in the meantime.",
+        lambda s: s.num_dropped_tokens,
+    ),
+}
+
+_LABELLED: tuple[
+    tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, str, Callable[[EngineStats], Mapping[str, int]]], ...
+] = (
+    (
+        GaugeMetricFamily, "penstock_num_requests_waiting_by_reason",
+        "Sequences that wait for a row, by the reason.", "reason", lambda s: s.waiting_reasons or {},
+    ),
+    (
+        CounterMetricFamily, "penstock_engine_dropped_messages",
+        "Messages that the engine could not read or did not expect from their sender, by socket.", "socket",
+        lambda s: {
+            "frontends": s.num_dropped_from_frontends, "workers": s.num_dropped_from_workers,
+            "worker": s.num_dropped_by_worker,
+        },
+    ),
+    (
+        CounterMetricFamily, "penstock_engine_log_lines_dropped",
+        "Log lines that could not be written or that nobody read, by the process of the engine.", "process",
+        lambda s: {"scheduler": s.num_log_lines_dropped, "worker": s.num_log_lines_dropped_by_worker},
+    ),
+)  # fmt: skip

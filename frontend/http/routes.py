@@ -4,7 +4,7 @@ import msgspec
 
 from penstock.frontend import schema
 from penstock.frontend import schema_responses as shapes
-from penstock.frontend.api import status, tokenization
+from penstock.frontend.api import operations, tokenization
 from penstock.frontend.api.chat import chat_completions
 from penstock.frontend.api.completions import completions
 from penstock.frontend.api.service import Service
@@ -64,13 +64,13 @@ ROUTES = (
         "DELETE", "/v1/responses/{id}", stored.delete_response, "Forget a stored response",
         shapes.DeletedResponse, errors=_LOOKS_UP, argument=r"(?!input_tokens$)[^/]+",
     ),
-    Route("GET", "/", status.index, "Where to go from here", scope=""),
+    Route("GET", "/", operations.index, "Where to go from here", scope=""),
     Route(
-        "GET", "/v1/models", status.list_models, "The models that are served",
+        "GET", "/v1/models", operations.list_models, "The models that are served",
         schema.ModelList, errors=(500,), aliases=("/models", "/v1/models/"),
     ),
     Route(
-        "GET", "/v1/models/{id}", status.show_model, "One model",
+        "GET", "/v1/models/{id}", operations.show_model, "One model",
         schema.ModelCard, errors=_LOOKS_UP, argument=".+", aliases=("/models/{id}",),
     ),
     Route(
@@ -82,22 +82,22 @@ ROUTES = (
         schema.DetokenizeAnswer, schema.DetokenizeRequest, _READS_BODY,
     ),
     Route(
-        "POST", "/reset_prefix_cache", status.reset_prefix_cache, "Forget cached prompts",
+        "POST", "/reset_prefix_cache", operations.reset_prefix_cache, "Forget cached prompts",
         Health, errors=(500, 503), scope="admin",
     ),
     Route("GET", "/tokenizer_info", tokenization.tokenizer_info, "The tokenizer's configuration", errors=(500,)),
     Route(
-        "GET", "/health", status.health, "This process answers and gets on",
+        "GET", "/health", operations.health, "This process answers and gets on",
         Health, errors=(500, 503), aliases=("/v1/health", "/ping"), scope="", is_quiet=True,
     ),
     Route(
-        "GET", "/ready", status.ready, "Requests would be served now",
+        "GET", "/ready", operations.ready, "Requests would be served now",
         Health, errors=(500, 503), scope="", is_quiet=True,
     ),
     Route(
-        "GET", "/metrics", status.show_metrics, "Figures in Prometheus' text format", errors=(500,),
+        "GET", "/metrics", operations.show_metrics, "Figures in Prometheus' text format", errors=(500,),
         content_type=metrics.CONTENT_TYPE, aliases=("/metrics/",), scope="metrics", is_quiet=True,
     ),
-    Route("GET", "/version", status.version, "The server's version", Version, errors=(500,)),
+    Route("GET", "/version", operations.version, "The server's version", Version, errors=(500,)),
     Route("GET", "/openapi.json", _show_openapi, "This description", errors=(500,)),
 )  # fmt: skip

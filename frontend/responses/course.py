@@ -9,7 +9,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.frontend import schema
-from penstock.frontend.api.logprobs import score_writer
 from penstock.frontend.api.run import Run
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ApiError
@@ -43,7 +42,7 @@ class ResponseCourse:
         self._parser = MessageParser(output_format)
         self._counter = ReasoningCounter(output_format, run.service.model.tokenizer)
         self._builder = ResponseBuilder()
-        self._scores = score_writer(run.service.model.tokenizer, valid.chat.common.logprobs)
+        self._scores = run.score_writer()
         self._untold: list[tuple[str, schema.ContentLogprob]] = []  # texts and scores of tokens not told of yet
         self._num_characters = 0  # of the sequence's text so far, if its tokens are told of
         self._status: Status = "in_progress"

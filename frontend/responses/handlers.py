@@ -1,21 +1,22 @@
 """POST /v1/responses and /v1/responses/input_tokens"""
 
+from dataclasses import replace
 from functools import partial
 
 import msgspec
 
 from penstock.frontend import schema
 from penstock.frontend.api.chat import prepared_chat
+from penstock.frontend.api.prompts import PromptReader
 from penstock.frontend.api.run import Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ContextLengthExceeded, TooManyValues
 from penstock.frontend.exchange.replies import Reply, RequestRecord
-from penstock.frontend.json_size import PIECE_BYTES, JsonSize, TooManyValuesError
+from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.parsing.output_format import OutputFormat
 from penstock.frontend.responses.course import ResponseCourse
 from penstock.frontend.responses.items import references, resolved
-from penstock.frontend.responses.prompt import response_prompt
 from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
 from penstock.frontend.schema_responses import RESPONSES, InputTokens, ResponsesRequest
 from penstock.frontend.validation.common import Rules
@@ -25,7 +26,7 @@ async def _job(service: Service, record: RequestRecord, request: ResponsesReques
     valid = await _validated(service, record, request, rules, num_bytes)
 
     async def prepare() -> Prepared:
-        prompt = await response_prompt(service.prompts, valid, rules)
+        prompt = await _prompt(service.prompts, valid, rules)
         record.warnings += valid.chat.conversation.warnings
         return prepared_chat(service, valid.chat, prompt, partial(ResponseCourse, valid), partial(_whole, valid))
 
@@ -61,10 +62,8 @@ async def _validated(
 
 def _check_conversation(items: bytes) -> None:
     """What is kept is as quickly read as a body."""
-    size = JsonSize()
     try:
-        for begin in range(0, len(items), PIECE_BYTES):
-            size.feed(items[begin : begin + PIECE_BYTES])
+        JsonSize().feed_all(items)
     except TooManyValuesError as error:
         raise TooManyValues(
             f'the conversation so far cannot be stored: {error} ("store": false keeps nothing)', param="input"
@@ -92,5 +91,39 @@ async def count_input_tokens(service: Service, record: RequestRecord, body: byte
     request = schema.decode(RESPONSES, body)
     rules = service.rules()
     valid = await _validated(service, record, request, rules, len(body))
-    prompt = await response_prompt(service.prompts, valid, rules)
+    prompt = await _prompt(service.prompts, valid, rules)
     return Reply(msgspec.json.encode(InputTokens(len(prompt))))
+
+
+async def _prompt(prompts: PromptReader, valid: ValidResponse, rules: Rules) -> list[int]:
+    """The prompt's token ids. With `truncation: auto`, the oldest turns go until the rest fits; instructions stay.
+
+    Raises:
+        ContextLengthExceeded: if not even the last turn fits.
+        TemplateFailed: if the template refuses the messages, or does not come to an end.
+    """
+    if not valid.truncates:
+        return valid.chat.common.truncated(await prompts.render_and_encode(valid.chat.conversation, rules))
+    messages = valid.chat.conversation.messages
+    num_first = next(
+        (i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")), len(messages)
+    )
+    # A turn begins with a user's message; what it was answered is of no use without it.
+    starts = [i for i, message in enumerate(messages) if i >= num_first and message["role"] == "user"]
+    starts = [num_first, *(i for i in starts if i > num_first)]
+    low, high = 0, len(starts) - 1  # which of them the prompt begins with: the first that fits
+    fitting: list[int] | None = None
+    while low <= high:
+        middle = (low + high) // 2 if fitting is not None or low else 0  # mostly all of it fits
+        kept = replace(valid.chat.conversation, messages=messages[:num_first] + messages[starts[middle] :])
+        try:
+            prompt = await prompts.render_and_encode(kept, rules)
+            valid.chat.common.max_tokens_after(len(prompt))
+        except ContextLengthExceeded:
+            if middle == len(starts) - 1:
+                raise
+            low = middle + 1
+        else:
+            fitting, high = prompt, middle - 1
+    assert fitting is not None
+    return fitting

@@ -1,4 +1,4 @@
-"""What the server says of itself: models, health, readiness, metrics, version."""
+"""What operators, probes and clients ask of the server itself: models, health, metrics; and the reset of its cache."""
 
 import msgspec
 
