@@ -13,11 +13,15 @@ from penstock.frontend.api.logprobs import prompt_logprobs
 from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.api.run import Chunks, Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
+from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.parsing.message_parser import ParsedMessage, ReasoningCounter, parse_message
 from penstock.frontend.parsing.output_format import OutputFormat
 from penstock.frontend.validation.chat import ValidChat, validate_chat
 from penstock.frontend.validation.common import Rules
+
+_NUM_LAST_TOKENS = 16
+"""Enough of a prompt's end to see whether the template has opened reasoning."""
 
 
 async def _validated(
@@ -49,7 +53,7 @@ def prepared_chat(
     Raises:
         InvalidParameter: if the output cannot end.
     """
-    output_format = service.model.output_format(valid, prompt)
+    output_format = _output_format(service.model, valid, prompt)
     is_free = valid.common.grammar is None and valid.tools is None
     return Prepared(
         [prompt],
@@ -57,6 +61,30 @@ def prepared_chat(
         partial(chunks, output_format),
         partial(whole, output_format),
         service.model.tokenizer.special_ids(output_format.marks),
+    )
+
+
+def _output_format(model: TextModel, valid: ValidChat, prompt: list[int]) -> OutputFormat:
+    """How what the model will write behind this prompt is to be read."""
+    reasoning, tools = model.reasoning_format, valid.tools
+    tool_format = model.tool_format if tools is None else tools.tool_format
+    is_prompted = tool_format is not None and tool_format.is_opened_by_prompt
+    if tools is None and not is_prompted:
+        tool_format = None
+    prompt_end = final = ""
+    if reasoning is not None or is_prompted:
+        conversation = valid.conversation
+        continued = conversation.messages[-1].get("content") if conversation.continue_final_message else ""
+        final = continued if isinstance(continued, str) else ""
+        prompt_end = model.tokenizer.decode(prompt[-_NUM_LAST_TOKENS:])
+    return OutputFormat(
+        reasoning=reasoning,
+        is_reasoning_open=reasoning is not None and reasoning.is_opened_by(prompt_end, final),
+        is_reasoning_over=reasoning is not None and reasoning.is_closed_by(prompt_end, final),
+        include_reasoning=valid.include_reasoning,
+        tools=tools,
+        tool_format=tool_format,
+        is_call_open=tool_format is not None and is_prompted and prompt_end.endswith(tool_format.starts[0]),
     )
 
 

@@ -9,16 +9,11 @@ from penstock.core.checkpoint.registry import open_model, served_model_names
 from penstock.core.checkpoint.source import Checkpoint, eos_token_ids
 from penstock.core.config import Config
 from penstock.frontend.parsing.calls.format import ToolFormat
-from penstock.frontend.parsing.output_format import OutputFormat
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS, tool_format_of
 from penstock.frontend.text.chat_template import ChatTemplate, load_chat_template
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
-from penstock.frontend.validation.chat import ValidChat
 from penstock.frontend.validation.common import SamplingDefaults
-
-_NUM_LAST_TOKENS = 16
-"""Enough of a prompt's end to see whether the template has opened reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +28,6 @@ class TextModel:
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
-
-    def output_format(self, valid: ValidChat, prompt: list[int]) -> OutputFormat:
-        """How what the model will write behind this prompt is to be read."""
-        reasoning, tools = self.reasoning_format, valid.tools
-        tool_format = self.tool_format if tools is None else tools.tool_format
-        is_prompted = tool_format is not None and tool_format.is_opened_by_prompt
-        if tools is None and not is_prompted:
-            tool_format = None
-        prompt_end = final = ""
-        if reasoning is not None or is_prompted:
-            conversation = valid.conversation
-            continued = conversation.messages[-1].get("content") if conversation.continue_final_message else ""
-            final = continued if isinstance(continued, str) else ""
-            prompt_end = self.tokenizer.decode(prompt[-_NUM_LAST_TOKENS:])
-        return OutputFormat(
-            reasoning=reasoning,
-            is_reasoning_open=reasoning is not None and reasoning.is_opened_by(prompt_end, final),
-            is_reasoning_over=reasoning is not None and reasoning.is_closed_by(prompt_end, final),
-            include_reasoning=valid.include_reasoning,
-            tools=tools,
-            tool_format=tool_format,
-            is_call_open=tool_format is not None and is_prompted and prompt_end.endswith(tool_format.starts[0]),
-        )
 
 
 def load_text_model(config: Config) -> TextModel:
