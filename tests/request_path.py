@@ -10,7 +10,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,14 @@ class Watch:
     """The processes that have connected, and their files."""
 
     def __init__(self) -> None:
+        self._writers: list[asyncio.StreamWriter] = []
         self._processes: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A process has started."""
-        self._processes[int(await reader.readline())] = (reader, writer)
+        """A process has started, or another program in its place."""
+        self._writers.append(writer)
+        if line := await reader.readline():
+            self._processes[int(line)] = (reader, writer)
 
     async def tell_all(self) -> dict[int, str]:
         """Begin with all processes that live, or end; what each says to it."""
@@ -73,10 +76,12 @@ class Watch:
                     told[pid] = line.decode().rstrip("\n")
         return told
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close all connections."""
-        for _, writer in self._processes.values():
+        for writer in self._writers:
             writer.close()
+            with suppress(OSError):  # the process has ended
+                await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -89,7 +94,7 @@ async def watched(folder: Path) -> AsyncIterator[tuple[Watch, dict[str, str]]]:
     async with server:
         path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
         yield watch, {"PYTHONPATH": path, "REQUEST_PATH_SOCKET": address}
-        watch.close()
+        await watch.close()
 
 
 def own_files(paths: str) -> list[str]:

@@ -187,6 +187,23 @@ async def test_a_key_has_its_limits_until_its_requests_end(mount: Mount) -> None
     assert (counted(mount, 200), counted(mount, 429)) == (2, 1)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_what_has_ended_waits_no_more(mount: Mount, is_stream: bool) -> None:
+    """Between two words of the scheduler the frontend counts alone."""
+    queue = mount.service.engine.queue
+    mount.scheduler.tell(mount.scheduler.stats(num_waiting=999))  # of 1000 that may wait
+    async with asyncio.timeout(5):
+        while queue._latest() is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    mount.says("Water runs")
+    for _ in range(3):
+        async with mount.exchange.answer(CHAT, asked(stream=is_stream)) as reply:
+            if isinstance(reply, StreamReply):
+                assert [chunk async for chunk in reply.chunks]
+            else:
+                assert reply.status == 200
+
+
 async def test_a_defect_tells_the_client_nothing(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount.service.prompts, "render_and_encode", None)
     with structlog.testing.capture_logs() as logs:
