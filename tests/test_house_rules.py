@@ -45,7 +45,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield node.module or ""
 
 
-PACKAGES = sources(*MAY_IMPORT, "bench", "demo")
+PACKAGES = sources("api", *MAY_IMPORT, "bench", "demo")
 
 
 @pytest.mark.parametrize("path", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
