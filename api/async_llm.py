@@ -21,7 +21,7 @@ from penstock.core.config import ConfigError
 from penstock.core.config.located import located
 from penstock.engine_processes import EngineProcesses
 from penstock.engine_thread import EngineThread
-from penstock.frontend.api.logprobs import prompt_logprobs, score_writer
+from penstock.frontend.api.logprobs import prompt_logprobs
 from penstock.frontend.api.run import submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
@@ -125,7 +125,7 @@ class AsyncLLM:
                 of_prompt = await tokenizer.off_loop(lambda: prompt_logprobs(tokenizer, valid.logprobs, told))
                 output.prompt_logprobs = of_prompt
             output.outputs = [CompletionOutput(index) for index in range(valid.n)]
-            scores, kind = score_writer(tokenizer, valid.logprobs), params.output_kind
+            scores, kind = task.score_writer(), params.output_kind
             while not output.finished:
                 for event in await generation.next_events():
                     output.outputs[event.index].add(event, scores)
