@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 async def run(config: Config, parent: Parent, stopped: asyncio.Event) -> int:
-    """Serve until `stopped` is set; the exit code. Signals are the caller's, so any thread's event loop will do."""
+    """Serve until `stopped` is set; return the exit code. The caller handles signals, in whichever thread."""
     loop = asyncio.get_running_loop()
     try:
         engine = Engine(config, lambda pid: parent.tell(Word.HUNG, pid))
@@ -29,7 +29,7 @@ async def run(config: Config, parent: Parent, stopped: asyncio.Event) -> int:
     failed: list[BaseException | None] = []
 
     def on_callback_error(_: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        # The scheduler's state may be torn: better a restart, which peers survive, than a silent half-life.
+        # The scheduler's state may be inconsistent: a restart, which peers survive, is better than carrying on.
         error = context.get("exception")
         failed.append(error if isinstance(error, BaseException) else None)
         log.error("internal error", message=context.get("message"), exc_info=error)
@@ -49,17 +49,17 @@ async def run(config: Config, parent: Parent, stopped: asyncio.Event) -> int:
 
 
 async def _keep_telling(parent: Parent, engine: Engine, interval: float) -> None:
-    """Say that the event loop turns, and whether there is a worker, for as long as the process runs."""
+    """Report that the event loop turns, and whether there is a worker, for as long as the process runs."""
     while True:
         parent.tell(Word.ALIVE if engine.workers.is_ready else Word.ALONE)
         await asyncio.sleep(interval)
 
 
 async def _run_process(config: Config, parent: Parent) -> int:
-    """Serve until SIGTERM; the exit code."""
+    """Serve until SIGTERM; return the exit code."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
-    process.on_hangup(loop, lambda: log.info("nothing to read again"))
+    process.on_hangup(loop, lambda: log.info("nothing to reload"))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     return await run(config, parent, stopped)
@@ -69,7 +69,7 @@ def main() -> int:
     """Run the scheduler process."""
     config = process.inherited_config(sys.argv[1:], Config)
     process.begin("penstock-scheduler", config.log.log_level, config.log.log_format)
-    gc.freeze()  # what was imported stays: the collector need not look at it again between two steps
+    gc.freeze()  # imported modules stay: the collector need not scan them between steps
     return uvloop.run(_run_process(config, Parent.of(sys.argv[1:])))
 
 

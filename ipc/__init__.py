@@ -1,1 +1,1 @@
-"""What crosses a process border: message structs, codec, channels, addresses, process habits."""
+"""Communication between processes: messages, codec, channels, addresses, and what all processes do at their start."""

@@ -1,4 +1,4 @@
-"""Where processes of one launch meet: `ipc://` sockets in a private folder, unless addresses are given."""
+"""Where the processes of one launch meet: `ipc://` sockets in a private folder, unless addresses are given."""
 
 import contextlib
 import shutil
@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-_MAX_IPC_PATH = 107  # sun_path holds 108 bytes with its end mark
+_MAX_IPC_PATH = 107  # sun_path holds 108 bytes including the final zero
 
 
 class AddressError(ValueError):
@@ -41,7 +41,7 @@ def private_dir(wanted: str = "") -> Iterator[Path]:
 
 
 def is_tcp(address: str) -> bool:
-    """Others than this machine's own processes could reach it."""
+    """Whether processes of other machines or users could reach it."""
     return address.startswith("tcp://")
 
 

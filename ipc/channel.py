@@ -1,10 +1,10 @@
 """Typed channels over ZeroMQ: `Router` and `Dealer` for asyncio, `SyncDealer` for a plain loop.
 
-The asyncio ones drain the socket from `loop.add_reader` and hand every message to a callback, which
-costs about 20 us a message less than a future per receive. ZeroMQ's descriptor is edge-triggered:
-it becomes readable when something *changed*, so each event drains the socket whole. Every other call
-on the socket may consume the change unseen, and does so whether it succeeds or fails: whoever makes one
-looks again afterwards, on every path out.
+The asyncio ones drain the socket from `loop.add_reader` and pass every message to a callback, which
+costs about 20 us less per message than a future per receive. ZeroMQ's descriptor is edge-triggered:
+it becomes readable when something *changed*, so each event drains the whole socket. Every other call
+on the socket, successful or not, may consume the change unseen. So whoever makes such a call checks
+the socket again afterwards, on every path out.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ In = TypeVar("In")
 PeerId = bytes
 
 _MAX_MESSAGES_PER_DRAIN = 256
-"""A flooding peer may not keep the event loop from everyone else; the rest follows in the next turn."""
+"""A flooding peer must not starve the rest of the event loop: what is left follows in the next turn."""
 
 
 class _AsyncChannel:
-    """The part that the two asyncio channels share: drain on readable, look again after a send.
+    """What the two asyncio channels share: drain when readable, look again after a send.
 
-    What is malformed, or makes `on_message` raise MalformedMessage, is dropped and counted.
+    A message that is malformed, or that makes `on_message` raise MalformedMessage, is dropped and counted.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], on_dropped: Callable[[], object] = lambda: None) -> None:
@@ -55,7 +55,7 @@ class _AsyncChannel:
             except MalformedMessage:
                 self.num_dropped += 1
                 self._on_dropped()
-            except BaseException:  # the callback's own; what waits behind this message is not to be forgotten
+            except BaseException:  # raised by the callback; the messages behind this one must still be delivered
                 self._schedule_drain()
                 raise
         self._schedule_drain()
@@ -103,7 +103,7 @@ class Router(_AsyncChannel, Generic[In]):
         return not self.broadcast((peer,), message)
 
     def broadcast(self, peers: Iterable[PeerId], message: Message) -> list[PeerId]:
-        """Encode a message once and queue it for each peer; those that are not connected, or whose queue is full."""
+        """Encode a message once and queue it for each peer. Returns those not connected or with a full queue."""
         frame, missed = self._codec.encode(message), []
         try:
             for peer in peers:
@@ -185,7 +185,7 @@ class SyncDealer(Generic[In]):
     def receive(self, timeout_ms: int | None = None) -> In | None:
         """The next valid message; None if none came within `timeout_ms` (None waits for ever, 0 only looks)."""
         while True:
-            try:  # usually the next plan is there: asking first costs more than to take it
+            try:  # usually the next plan is there already, and polling first costs more than receiving
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 if timeout_ms == 0 or not self._poller.poll(timeout_ms):
@@ -199,7 +199,7 @@ class SyncDealer(Generic[In]):
             self.num_dropped += 1
 
     def connect_again(self) -> None:
-        """Take a new socket, as the same peer; what is queued in the old one is dropped."""
+        """Open a new socket as the same peer; what is queued in the old one is dropped."""
         self._socket.close()
         self._open()
 

@@ -10,7 +10,7 @@ In = TypeVar("In")
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are no message of the expected kinds, or a message that means nothing from this sender.
+    """Bytes that are not a message of the expected kinds, or a message that is invalid from this sender.
 
     The channel drops and counts them.
     """

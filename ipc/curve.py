@@ -1,6 +1,6 @@
-"""CURVE for tcp:// channels: encrypted, and closed to whoever has not the launch's key file.
+"""CURVE for tcp:// channels: encrypted, and closed to anyone without the launch's key file.
 
-All processes of a launch share one key pair. It proves the scheduler to those who connect, and them to the scheduler.
+All processes of a launch share one key pair. It proves the scheduler to its peers, and them to the scheduler.
 """
 
 import os
@@ -18,7 +18,7 @@ def make_key_file(path: Path) -> None:
     """Write a new key pair to a new file that only its owner may read.
 
     Raises:
-        FileExistsError: rather than take the keys away from processes that use them.
+        FileExistsError: the file exists; processes may be using its keys.
         KeyFileError: if it cannot be written.
     """
     public, secret = zmq.curve_keypair()
@@ -33,20 +33,20 @@ def make_key_file(path: Path) -> None:
 
 
 def secure_listener(socket: zmq.Socket[bytes], keys: ChannelKeys) -> None:
-    """Before it is bound: let nobody in whom the context's `Doorkeeper` does not know."""
+    """Call before binding: only peers that the context's `Doorkeeper` knows get in."""
     socket.curve_publickey, socket.curve_secretkey = keys
     socket.curve_server = True
     socket.zap_domain = _DOMAIN.encode()
 
 
 def secure_caller(socket: zmq.Socket[bytes], keys: ChannelKeys) -> None:
-    """Before it is connected: speak only with who has the same keys."""
+    """Call before connecting: speak only with a listener that has the same keys."""
     socket.curve_publickey, socket.curve_secretkey = keys
     socket.curve_serverkey = keys.public
 
 
 class Doorkeeper:
-    """Lets only those into a context's secured listeners who have the launch's keys. Works in a thread of its own."""
+    """Admits only peers with the launch's keys to a context's secured listeners. Runs in its own thread."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: ChannelKeys) -> None:
         self._public = keys.public
@@ -55,9 +55,9 @@ class Doorkeeper:
         self._authenticator.configure_curve_callback(_DOMAIN, self)
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """ZeroMQ's question: may who shows this public key (and has proved to own it) come in?"""
+        """ZeroMQ asks: may the peer with this public key (whose possession it has proved) come in?"""
         return key == self._public
 
     def close(self) -> None:
-        """End the thread; nobody new comes in."""
+        """End the thread; no new peers come in."""
         self._authenticator.stop()

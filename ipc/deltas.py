@@ -9,10 +9,10 @@ from penstock.ipc.messages import SequenceDelta, TokenBatch
 
 
 def deltas_of(batch: TokenBatch) -> Iterator[SequenceDelta]:
-    """All that a batch brings, as deltas: those that it has, then its columns.
+    """Yield all rows of a batch as deltas: first its own deltas, then its columns.
 
     Raises:
-        MalformedMessage: before the first delta, if the columns are not of one length.
+        MalformedMessage: before the first delta, if the columns differ in length.
     """
     columns = batch.columns
     if columns is None:
@@ -22,7 +22,7 @@ def deltas_of(batch: TokenBatch) -> Iterator[SequenceDelta]:
     num_due = sum(counts) if counts else num_rows
     has_counts = not num_tokens or (counts is not None and min(counts) > 0)
     if not has_counts or len(columns.sequence_idxs) != 4 * num_rows or len(columns.token_ids) != 4 * num_due:
-        raise MalformedMessage(f"columns of the tokens of {num_rows} sequences have other lengths")
+        raise MalformedMessage(f"token columns of {num_rows} sequences differ in length")
     token_ids = unpack_int32(columns.token_ids)
     tokens: Iterable[tuple[int, ...]] = zip(token_ids, strict=True)
     if counts:

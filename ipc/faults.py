@@ -1,13 +1,13 @@
-"""Fault points, for tests: a process that reaches one dies, hangs, fails or dawdles, if it was started so.
+"""Fault points for tests: a process started with faults dies, hangs, fails or waits when it reaches such a point.
 
     PENSTOCK_FAULTS="worker.step:kill@17,worker.result:delay=0.5,worker.step:kill@token=777"
 
     POINT:ACTION[=SECONDS][@WHEN]    WHEN: the number of the call in this process, from 1; or token=ID, where the point
-                                     is told which tokens are concerned; without it: each call
-    PENSTOCK_FAULTS_ONCE=FOLDER      each fault happens once, however many processes have it: it leaves a file there
+                                     knows the tokens concerned; without it: each call
+    PENSTOCK_FAULTS_ONCE=FOLDER      each fault happens once across all processes that have it: it leaves a file there
 
-Read once, when a process starts, from its environment alone: no request can reach it. What is not armed is a function
-that does nothing.
+Read once, when a process starts, from its environment only, so no request can trigger it. A point without a fault is a
+function that does nothing.
 """
 
 import os
@@ -20,20 +20,20 @@ from typing import NamedTuple
 FAULTS, ONCE = "PENSTOCK_FAULTS", "PENSTOCK_FAULTS_ONCE"
 
 POINTS = (
-    "worker.load",  # before the weights
-    "worker.step",  # a plan came, nothing is computed
-    "worker.computed",  # its tokens are drawn
-    "worker.result",  # before they are sent
+    "worker.load",  # before loading weights
+    "worker.step",  # a plan has arrived, nothing is computed yet
+    "worker.computed",  # its tokens are sampled
+    "worker.result",  # before the result is sent
     "scheduler.plan",  # a plan is made, not sent
-    "scheduler.planned",  # it is sent
-    "scheduler.tokens",  # a result was applied, no frontend knows of it
-    "frontend.tokens",  # tokens came, no client knows of them
+    "scheduler.planned",  # the plan is sent
+    "scheduler.tokens",  # a result is applied, frontends do not know yet
+    "frontend.tokens",  # tokens have arrived, clients do not know yet
 )
 ACTIONS = ("kill", "raise", "memory", "hang", "stop", "delay")
 
 
 class InjectedFault(RuntimeError):
-    """What `raise` raises."""
+    """Raised by the action `raise`."""
 
 
 class Fault(NamedTuple):
@@ -43,10 +43,10 @@ class Fault(NamedTuple):
     action: str
     seconds: float = 0.0
     call: int = 0  # 0: each one
-    token_id: int = -1  # -1: whatever the tokens
+    token_id: int = -1  # -1: any token
 
     def happen(self) -> None:
-        """Do it, unless that was once before and once is enough."""
+        """Perform the action, unless it has happened before and should happen only once."""
         if not _is_first(self):
             return
         match self.action:
@@ -69,7 +69,7 @@ def parse(text: str) -> tuple[Fault, ...]:
     """Read the variable's value.
 
     Raises:
-        ValueError: an entry that means nothing; nothing is left out silently.
+        ValueError: an entry is invalid; no entry is ignored silently.
     """
     return tuple(_parse_one(entry.strip()) for entry in text.split(",") if entry.strip())
 
@@ -85,7 +85,7 @@ def _parse_one(entry: str) -> Fault:
 
 
 def read(environment: Mapping[str, str]) -> tuple[Fault, ...]:
-    """The faults that a process with this environment is to have."""
+    """Return the faults that this environment asks for."""
     return parse(environment.get(FAULTS, ""))
 
 
@@ -93,7 +93,7 @@ ARMED = read(os.environ)
 
 
 def point(name: str, faults: tuple[Fault, ...] = ARMED) -> Callable[[], None]:
-    """What to call at the point of this name; it counts the calls."""
+    """Return the function to call at the named point; it counts its calls."""
     assert name in POINTS
     found = [fault for fault in faults if fault.point == name and fault.token_id < 0]
     if not found:
@@ -111,7 +111,7 @@ def point(name: str, faults: tuple[Fault, ...] = ARMED) -> Callable[[], None]:
 
 
 def token_point(name: str, faults: tuple[Fault, ...] = ARMED) -> Callable[[Collection[int]], None] | None:
-    """The same for faults that wait for a token; to be called with those that are concerned. None if there are none."""
+    """Like `point`, for faults bound to a token: call it with the tokens concerned. None if there is no such fault."""
     found = [fault for fault in faults if fault.point == name and fault.token_id >= 0]
 
     def reached(token_ids: Collection[int]) -> None:

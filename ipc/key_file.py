@@ -22,7 +22,7 @@ def read_key_file(path: Path) -> ChannelKeys:
     """The key pair of a file.
 
     Raises:
-        KeyFileError: if it cannot be read, or could be read by everybody.
+        KeyFileError: if it cannot be read, or others may read it.
     """
     try:
         mode = path.stat().st_mode
@@ -30,9 +30,9 @@ def read_key_file(path: Path) -> ChannelKeys:
     except OSError as error:
         raise KeyFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise KeyFileError(f"{str(path)!r} is no key file: {error}") from None
+        raise KeyFileError(f"{str(path)!r} is not a key file: {error}") from None
     if mode & 0o007:
-        raise KeyFileError(f"{str(path)!r} may be read by everybody: chmod 600 it")
+        raise KeyFileError(f"others may read {str(path)!r}: chmod 600 it")
     keys = [raw.get(name) for name in ChannelKeys._fields]
     if any(not isinstance(key, str) or len(key) != _KEY_CHARACTERS or not key.isascii() for key in keys):
         raise KeyFileError(f"{str(path)!r} must hold the keys `public` and `secret`, of {_KEY_CHARACTERS} characters")

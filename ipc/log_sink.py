@@ -1,10 +1,10 @@
-"""Where log lines go: a queue, and a thread that writes them. Whoever logs neither waits nor fails.
+"""Where log lines go: a queue, and a thread that writes them. Logging never waits and never fails.
 
     put ──▶ queue (bounded) ──▶ thread ──▶ descriptor
              full: dropped        fails: dropped     both are counted
 
-What stands behind stderr is not ours: a pipe that nobody reads, a disk that is full, a terminal that is gone. The
-thread may wait there for ever, and the process may end meanwhile.
+What is behind stderr is out of our control: a pipe that nobody reads, a full disk, a terminal that is gone. The thread
+may wait there for ever, and the process can still end.
 """
 
 import io
@@ -18,29 +18,29 @@ import time
 from collections.abc import Callable
 
 _MAX_LINES = 4096
-"""Lines that wait to be written. More mean that nobody reads them, and the oldest say how it began."""
+"""Lines waiting to be written. If there are more, nobody reads them, and the oldest tell how it began."""
 
 _MAX_LINE_BYTES = 1 << 14
-_MAX_WRITE_BYTES = 1 << 18  # to a file; processes share a pipe, which takes no more than PIPE_BUF bytes whole
+_MAX_WRITE_BYTES = 1 << 18  # to a file; processes share a pipe, where only writes of at most PIPE_BUF bytes are atomic
 _GATHER_SECONDS = 0.005
-"""Pause once all is written: under load, lines go out together, and the thread seldom takes the interpreter's lock."""
+"""Pause after everything is written: under load, lines are written together, and the thread rarely needs the GIL."""
 
 
 class LogSink:
     """Writes to a descriptor, in the order of `put`."""
 
     def __init__(self, descriptor: int, on_dropped: Callable[[int], None] = lambda count: None) -> None:
-        """`on_dropped` is told how many lines were lost, once lines can be written again. It may `put` a line."""
+        """`on_dropped` gets the number of lost lines, once lines can be written again. It may `put` a line."""
         self._descriptor = descriptor
         self._on_dropped = on_dropped
         self._max_write_bytes = _MAX_WRITE_BYTES if _is_file(descriptor) else select.PIPE_BUF
         self._queue: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()  # may be used in signal handlers
         self._thread: threading.Thread | None = None
-        self._num_refused = 0  # counted by those who put
+        self._num_refused = 0  # counted by callers of `put`
         self._num_failed = 0  # counted by the thread
         self._num_told = 0
         self._held: bytes | None = None  # taken from the queue, for the next write
-        self._is_torn = False  # the last write ended within a line
+        self._is_torn = False  # the last write ended in the middle of a line
 
     @property
     def num_dropped(self) -> int:
@@ -60,7 +60,7 @@ class LogSink:
             self._start()
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all that was put so far is written, but no longer than `seconds`; whether it is."""
+        """Wait until all that was put so far is written, for at most `seconds`. Returns whether it is written."""
         if self._thread is None:
             return True
         reached = threading.Event()
@@ -87,7 +87,7 @@ class LogSink:
                 time.sleep(_GATHER_SECONDS)
 
     def _gather(self) -> tuple[list[bytes], threading.Event | None]:
-        """Wait for a line, and take what follows it already, as far as one write should go."""
+        """Wait for a line, and take the lines already queued behind it, up to the size of one write."""
         lines: list[bytes] = []
         size = 0
         item: bytes | threading.Event = self._queue.get() if self._held is None else self._held
@@ -109,7 +109,7 @@ class LogSink:
         while rest:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
-            except BlockingIOError:  # another process has made the pipe so: wait for room, as a write would
+            except BlockingIOError:  # another process made the pipe non-blocking: wait for room, as a write would
                 self._wait_for_room()
             except OSError:
                 self._num_failed += len(lines)
@@ -137,7 +137,7 @@ def _is_file(descriptor: int) -> bool:
 
 
 class SinkStream(io.TextIOBase):
-    """A text stream in the place of `sys.stderr` or `sys.stdout`: what others write line by line goes into the sink."""
+    """A text stream in place of `sys.stderr` or `sys.stdout`: what is written to it goes into the sink line by line."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -148,7 +148,7 @@ class SinkStream(io.TextIOBase):
         self._rest = ""
 
     def write(self, text: str) -> int:
-        """Take text; whole lines go on at once, the rest with `flush`."""
+        """Take text; whole lines are passed on at once, the rest with `flush`."""
         lines, end, rest = (self._rest + text).rpartition("\n")
         self._rest = rest
         if end:
@@ -156,7 +156,7 @@ class SinkStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Let what is left of a line go on, too. Does not wait until it is written."""
+        """Pass on an unfinished line too. Does not wait until it is written."""
         rest, self._rest = self._rest, ""
         if rest:
             self._sink.put(rest)
@@ -166,7 +166,7 @@ class SinkStream(io.TextIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether a terminal stands there."""
+        """Whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:

@@ -11,14 +11,14 @@ import structlog
 from penstock.ipc.log_sink import LogSink, SinkStream
 
 _FLUSH_SECONDS = 1.0
-"""What a process that ends gives its last lines to be written."""
+"""Time that an ending process gives its last lines to be written."""
 
 _sink: LogSink | None = None
 _is_console = False
 
 
 class _SinkLogger:
-    """What structlog hands a finished line to."""
+    """What structlog passes a finished line to."""
 
     def __init__(self, sink: LogSink) -> None:
         self._sink = sink
@@ -33,7 +33,7 @@ class _SinkLogger:
 def setup_logging(process_name: str, level: str = "auto", log_format: str = "auto") -> None:
     """One line per event to stderr: readable on a terminal, JSON elsewhere (`auto`). `auto` logs info.
 
-    What others write to `sys.stderr` (warnings, tracebacks, progress) goes the same way.
+    What other code writes to `sys.stderr` (warnings, tracebacks, progress) goes the same way.
     """
     global _sink, _is_console
     if _sink is None:
@@ -80,9 +80,9 @@ def num_dropped_log_lines() -> int:
 
 
 def flush_logs() -> None:
-    """Give the lines that wait a moment to be written."""
+    """Give waiting lines a moment to be written."""
     if _sink is not None:
-        with suppress(Exception):  # whatever was put in its place
+        with suppress(Exception):  # another logger may be configured by now
             sys.stderr.flush()
         _sink.flush(_FLUSH_SECONDS)
 

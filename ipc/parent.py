@@ -1,11 +1,11 @@
-"""What a process tells the parent that started it: one word a line, over a pipe (`--parent-fd N`).
+"""What a process tells the parent that started it: one word per line, over a pipe (`--parent-fd N`).
 
-imported     a spare: a worker can be forked off
-started PID  such a worker, at once
+imported     a spare: it can fork workers
+started PID  a spare: it has forked this worker
 ready        it can do its work
-alive        its loop turns; said every heartbeat interval once it does
+alive        its loop turns; said every heartbeat interval while it does
 alone        the scheduler: the same, and no worker is connected
-hung PID     the scheduler: that process does nothing any more
+hung PID     the scheduler: that process no longer responds
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from time import sleep
 from penstock.ipc.process import options_of
 
 FIRST, REPLACEMENT = b"1", b"2"
-"""What a parent sends a spare with a descriptor: which kind of worker is wanted."""
+"""What a parent sends a spare together with a descriptor: which kind of worker it wants."""
 
 
 class Word(StrEnum):
-    """All that can be said."""
+    """All possible words."""
 
     IMPORTED = "imported"
     STARTED = "started"
@@ -33,7 +33,7 @@ class Word(StrEnum):
 
 
 class Parent:
-    """The way to the parent. Where no parent listens, nothing is said."""
+    """The pipe to the parent. Without a parent, nothing is sent."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
@@ -42,12 +42,12 @@ class Parent:
 
     @classmethod
     def of(cls, argv: list[str]) -> "Parent":
-        """The one that the arguments name."""
+        """The parent that the arguments name."""
         value = options_of(argv).get("--parent-fd")
         return cls(None if value is None else int(value))
 
     def tell(self, word: Word, pid: int | None = None) -> None:
-        """Say a word; a parent that has gone, or that has not read for hours, does not get it."""
+        """Say a word. It is lost if the parent is gone, or has not read for hours."""
         if self._descriptor is not None:
             line = word if pid is None else f"{word} {pid}"
             with suppress(OSError):
@@ -55,7 +55,7 @@ class Parent:
 
     @property
     def listens(self) -> bool:
-        """Whether somebody reads at the other end."""
+        """Whether anyone reads at the other end."""
         if self._descriptor is None:
             return False
         try:
@@ -67,13 +67,13 @@ class Parent:
         return True
 
     async def keep_telling(self, interval: float) -> None:
-        """Say that the event loop turns, every so many seconds, for as long as it does."""
+        """Say every `interval` seconds that the event loop turns, for as long as it does."""
         while True:
             self.tell(Word.ALIVE)
             await asyncio.sleep(interval)
 
     def keep_telling_in_a_thread(self, interval: float) -> None:
-        """The same for a process without an event loop: it tells of the process alone, not of its work."""
+        """The same for a process without an event loop: it shows that the process lives, not that its work goes on."""
 
         def run() -> None:
             while True:

@@ -1,4 +1,4 @@
-"""Habits that all processes share: name, log lines, configuration from the parent, end with the parent."""
+"""What all processes have in common: name, logging, configuration from the parent, and ending with the parent."""
 
 import ctypes
 import os
@@ -18,31 +18,31 @@ import structlog
 from penstock.ipc import faults
 from penstock.ipc.logs import setup_logging
 
-if TYPE_CHECKING:  # workers come here, too, and have no event loop
+if TYPE_CHECKING:  # workers import this too, and have no event loop
     import asyncio
 
 T = TypeVar("T")
 
 EXIT_CONFIG = 2
-"""Exit code of what cannot work as it was told to: starting it again would not help."""
+"""Exit code of a process that cannot work as configured: restarting it would not help."""
 
 _PR_SET_PDEATHSIG = 1
 
 _ORPHAN_SECONDS = 5.0
-"""What a process that may end in its own way gets for that when its parent has died."""
+"""Time to end in its own way that a process gets after its parent has died."""
 
 
 def begin(process_name: str, level: str = "auto", log_format: str = "auto") -> None:
-    """Name this process for `ps` and for its log lines, and set logging up."""
+    """Name this process for `ps` and for its log lines, and set up logging."""
     setproctitle.setproctitle(process_name)
     setup_logging(process_name, level, log_format)
     if faults.ARMED:
-        structlog.get_logger().warning("this process was started with faults", faults=[f"{f}" for f in faults.ARMED])
+        structlog.get_logger().warning("this process has injected faults", faults=[f"{f}" for f in faults.ARMED])
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null where stdin, stdout or stderr is closed: else the next file or socket takes its number, and gets
-    what is meant for people."""
+    """Open /dev/null where stdin, stdout or stderr is closed: otherwise the next file or socket gets that number, and
+    with it the output meant for people."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -61,7 +61,7 @@ def pass_config(config: msgspec.Struct) -> int:
 
 
 def options_of(argv: list[str]) -> dict[str, str]:
-    """What a parent passed to its child: names and values in turn."""
+    """Return what a parent passed to its child as alternating names and values."""
     return dict(zip(argv[::2], argv[1::2], strict=False))
 
 
@@ -82,8 +82,8 @@ def inherited_config(argv: list[str], config_type: type[T], *, may_say_goodbye: 
 def end_with_parent(expected_parent: int, *, may_say_goodbye: bool = False) -> None:
     """Let the kernel end this process when the parent dies, so that no orphan stays behind (Linux).
 
-    It is killed, for it may be stopped, or busy for long. If it may say goodbye, it gets SIGTERM, and is ended some
-    seconds later if it is still there.
+    It is killed, because it may be stopped or busy for long. If it may say goodbye, it gets SIGTERM first, and is
+    killed some seconds later if it is still there.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM if may_say_goodbye else signal.SIGKILL, 0, 0, 0)
@@ -112,12 +112,12 @@ def is_orphan(argv: list[str]) -> bool:
 
 
 def on_hangup(loop: "asyncio.AbstractEventLoop", reload: Callable[[], None]) -> None:
-    """SIGHUP means `reload` from now on; one that comes because the terminal was closed still ends the process."""
+    """Make SIGHUP mean `reload`. A SIGHUP because the terminal was closed still ends the process."""
     terminal_is_gone = _terminal_watch()
 
     def handle() -> None:
         if terminal_is_gone():
-            loop.remove_signal_handler(signal.SIGHUP)  # back to what the system does by itself
+            loop.remove_signal_handler(signal.SIGHUP)  # back to the system's default
             os.kill(os.getpid(), signal.SIGHUP)
         else:
             reload()
@@ -138,6 +138,6 @@ def ignore_hangup() -> None:
 
 
 def _terminal_watch() -> Callable[[], bool]:
-    """A function that says whether this process had a terminal and has none any more."""
+    """Return a function that tells whether this process had a terminal and has lost it."""
     terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
     return lambda: bool(terminals) and not any(os.isatty(descriptor) for descriptor in terminals)

@@ -1,4 +1,4 @@
-"""How many turns a newcomer waits for: what `core/sequences/waiting_queue.py` does, from its counts alone."""
+"""How many turns a new request waits for: the order of `core/sequences/waiting_queue.py`, computed from its counts."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ from penstock.ipc.messages import WaitingTenant
 
 
 def turns_before(tenant: str, waiting: Iterable[WaitingTenant]) -> int:
-    """Sequences that get a row before the first one of a new group of `tenant` does.
+    """Return how many sequences get a row before the first one of a new group of `tenant` does.
 
-    Each of its own groups has a turn before, and between two turns of this tenant each other one has one, as long as
-    it has something waiting.
+    Each of its own groups has a turn first. Between two turns of this tenant each other tenant has one, as long as it
+    has something waiting.
     """
     others = []
     num_own = 0

@@ -1,4 +1,4 @@
-"""How every ZeroMQ socket of Penstock is set up: bounded in number and size of messages, never lingering."""
+"""How every ZeroMQ socket of Penstock is set up: with bounded message counts and sizes, and without lingering."""
 
 import secrets
 
@@ -9,7 +9,7 @@ from penstock.ipc.curve import secure_caller, secure_listener
 from penstock.ipc.key_file import ChannelKeys
 
 MAX_QUEUED_MESSAGES = 10_000
-MAX_MESSAGE_BYTES = 64 << 20  # a plan that brings many long prompts at once is the largest message
+MAX_MESSAGE_BYTES = 64 << 20  # the largest message is a plan with many new long prompts
 
 
 def router(
@@ -20,17 +20,17 @@ def router(
 ) -> zmq.Socket[bytes]:
     """A bound ROUTER. Sending to an absent or stalled peer raises instead of dropping silently.
 
-    With `peer_timeout` (seconds) a peer whose process does not run at all (stopped, or on a host that is gone)
-    is disconnected. Its socket's own thread answers the pings: a peer that computes for long is not concerned.
+    A peer whose process is stopped, or whose host is gone, is disconnected after `peer_timeout` seconds, if given.
+    Pings are answered by the socket's own thread, so a peer that computes for long is not affected.
 
-    With `keys`, a tcp:// address is open only to those that the context's `Doorkeeper` knows.
+    With `keys`, only peers that the context's `Doorkeeper` knows can use a tcp:// address.
     """
     socket = _bounded(context.socket(zmq.ROUTER))
     if peer_timeout is not None:
         socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(peer_timeout * 1000 / 4)))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(peer_timeout * 1000)))
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects takes its identity over
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects takes over its identity
     if keys is not None and is_tcp(address):
         secure_listener(socket, keys)
     socket.bind(address)
@@ -38,7 +38,7 @@ def router(
 
 
 def new_identity(name: str) -> bytes:
-    """The name with a random part: two processes of one name stay two peers."""
+    """The name with a random part, so that two processes of one name are two peers."""
     return f"{name}.{secrets.token_hex(4)}".encode()
 
 
@@ -51,8 +51,8 @@ def dealer(
 ) -> zmq.Socket[bytes]:
     """A connecting DEALER. It reconnects by itself, under the same identity, for as long as it lives.
 
-    The identity is a new one for the name, or that of an earlier socket, whose place this one takes at the listener.
-    `keys` are needed where the listener at a tcp:// address has them.
+    The identity is new and made from the name, or that of an earlier socket, which this one then replaces at the
+    listener. `keys` are needed if the listener at a tcp:// address has them.
     """
     socket = _bounded(context.socket(zmq.DEALER))
     socket.setsockopt(zmq.ROUTING_ID, identity or new_identity(name))

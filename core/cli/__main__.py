@@ -43,7 +43,7 @@ _TOOLS = {
 }
 
 
-# command of others -> what to do here
+# command of another engine -> what to do here
 _OTHER_COMMANDS = {
     "pull": "`hf download ORG/NAME` downloads a checkpoint; then `penstock serve ORG/NAME`",
     "run": "`penstock serve MODEL` serves a checkpoint; `penstock chat` talks to it",
@@ -54,7 +54,7 @@ _OTHER_COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (2: the options cannot work)."""
+    """Run the command line; return the exit code (2: the options cannot work)."""
     process.open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     for command, (_, module) in _TOOLS.items():
@@ -74,7 +74,7 @@ def _run(arguments: list[str]) -> int:
     if name in ("--version", "-V", "version"):
         print(f"penstock {VERSION}")
         return 0
-    if name == "bench":  # of its own: there is but one kind
+    if name == "bench":  # its commands have two words
         print(_bench_help())
         return 0 if arguments[1:] in (["-h"], ["--help"]) else process.EXIT_CONFIG
     if not arguments:
@@ -96,11 +96,11 @@ def _surplus(unknown: list[str], known: list[str]) -> str:
     for word in unknown:
         if word.startswith("-"):
             return unknown_flag(word, known)
-    return f"{unknown[0]!r} is one word too many; an option with several values takes them as A,B"
+    return f"unexpected word {unknown[0]!r}; an option with several values takes them as A,B"
 
 
 def _complain(sentence: str) -> None:
-    with suppress(OSError):  # a full disk, say
+    with suppress(OSError):  # for example a full disk
         print(f"penstock: {sentence}", file=sys.stderr, flush=True)
 
 
@@ -111,7 +111,7 @@ def _bench_help() -> str:
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """The whole one, and those of the commands."""
+    """Return the main parser, and those of the commands."""
     parser = argparse.ArgumentParser(prog="penstock", description="An LLM inference engine.")
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -144,12 +144,12 @@ def _run_server(command: str, config: Config) -> int:
     if command in ("serve", "frontend"):
         check_listening(config.frontend)
     if command == "serve":
-        from penstock.core.launch.supervisor import serve  # asyncio and zmq, which `version` can do without
+        from penstock.core.launch.supervisor import serve  # imports asyncio and zmq, which `version` does not need
 
         return serve(config)
     if config.ipc.runtime_dir:
         with private_dir(config.ipc.runtime_dir):
-            pass  # it is there from now on, whoever starts first
+            pass  # now it exists, whichever process starts first
     if command == "scheduler":
         return _become("penstock.core", require_addresses(config, frontend=True, worker=True))
     if command == "worker":
@@ -158,7 +158,7 @@ def _run_server(command: str, config: Config) -> int:
 
 
 def _become(module: str, config: Config) -> int:
-    """Replace this process by the one that runs `module`, so that signals and exit codes are its own."""
+    """Replace this process by one that runs `module`, so that it gets signals and sets the exit code directly."""
     descriptor = process.pass_config(config)
     os.set_inheritable(descriptor, True)
     os.execv(sys.executable, [sys.executable, "-m", module, "--config-fd", str(descriptor)])

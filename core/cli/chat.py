@@ -22,14 +22,14 @@ from rich.text import Text
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
-_PROMPT = "\001\033[1m\002> \001\033[0m\002"  # bold; the marks tell readline what takes no room
+_PROMPT = "\001\033[1m\002> \001\033[0m\002"  # bold; \001 and \002 tell readline that the codes take no width
 
 HELP = """/system TEXT   set the system message (empty: none)
 /params K=V …  set sampling parameters, e.g. /params temperature=0.7 max_tokens=200
                (empty: show them; /params clear: back to the defaults)
 /stats         time to first token, tokens per second and cached tokens of the last answer
 /clear         forget the conversation
-/quit          leave; Ctrl-D does, too; Ctrl-C stops an answer"""
+/quit          leave; so does Ctrl-D; Ctrl-C stops an answer"""
 
 
 class ChatError(Exception):
@@ -37,12 +37,12 @@ class ChatError(Exception):
 
 
 class Reasoning(str):
-    """A piece of what the model thinks before it answers; it does not enter the history."""
+    """A piece of the model's reasoning before its answer; it is not kept in the history."""
 
 
 @dataclass
 class Stats:
-    """Of the last answer."""
+    """Statistics of the last answer."""
 
     ttft_s: float = 0.0
     total_s: float = 0.0
@@ -63,7 +63,7 @@ class Stats:
 
 @dataclass
 class Conversation:
-    """What is sent: messages so far, parameters, and where to."""
+    """What is sent: the messages so far, the parameters, and the server's address."""
 
     url: str
     model: str
@@ -80,7 +80,7 @@ class Conversation:
     async def answer(self, text: str) -> AsyncIterator[str]:
         """Send a user message; yields pieces of the answer, and keeps both in the history.
 
-        An answer that is cut short (Ctrl-C) stays in the history as far as it came.
+        An answer that is interrupted (Ctrl-C) stays in the history as far as it came.
 
         Raises:
             ChatError: if the server refuses or cannot be reached.
@@ -129,7 +129,7 @@ async def _events(url: str, body: dict[str, Any], headers: dict[str, str]) -> As
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ChatError(f"cannot reach {url}: {error}") from None
     except ValueError:
-        raise ChatError(f"{url} answers something else than a chat") from None
+        raise ChatError(f"{url} does not answer with a chat stream") from None
 
 
 def _error_text(body: str, status: int) -> str:
@@ -153,14 +153,14 @@ async def first_model(url: str, headers: dict[str, str]) -> str:
     except aiohttp.ClientConnectorError as error:
         raise ChatError(
             f"no model at {url}: no server answers there ({error.strerror or error}); `penstock serve` starts one, "
-            "and --url says where another one is"
+            "and --url gives the address of another one"
         ) from None
     except (aiohttp.ClientError, TimeoutError, KeyError, IndexError, ValueError) as error:
         raise ChatError(f"no model at {url}: {error}") from None
 
 
 def command(line: str, conversation: Conversation) -> str | None:
-    """Carry out a `/command`; the text to show, or None to leave."""
+    """Carry out a `/command`; return the text to show, or None to leave."""
     name, _, rest = line.partition(" ")
     match name:
         case "/quit" | "/exit":
@@ -196,13 +196,13 @@ def _set_params(text: str, conversation: Conversation) -> str:
 
 
 def wrapped(text: str, style: str, console: Console) -> list[Text]:
-    """The lines of a text, broken between words."""
+    """The lines of a text, wrapped between words."""
     return [line for part in text.split("\n") for line in Text(part, style).wrap(console, console.width) or [Text()]]
 
 
 async def _write_answer(console: Console, conversation: Conversation, text: str) -> None:
     line, style = "", ""
-    with Live(console=console, auto_refresh=False) as growing:  # the last line alone is drawn again
+    with Live(console=console, auto_refresh=False) as growing:  # redraws only the last line
         async for piece in conversation.answer(text):
             if not console.is_terminal:
                 console.out(piece, end="", highlight=False)
@@ -219,9 +219,9 @@ async def _write_answer(console: Console, conversation: Conversation, text: str)
 
 
 def talk(conversation: Conversation, console: Console) -> int:
-    """The loop of prompt and answer; the exit code."""
+    """Read prompts and print answers until the user leaves; return the exit code."""
     if console.is_terminal:
-        with suppress(ImportError):  # arrow keys: edit the line, go through what was typed before
+        with suppress(ImportError):  # arrow keys: edit the line, recall earlier ones
             import readline  # noqa: F401
     name, place = escape(conversation.model), escape(conversation.url)
     console.print(f"[bold]{name}[/bold] [dim]at {place}; /help for commands, Ctrl-D to leave[/dim]\n")
@@ -247,7 +247,7 @@ def talk(conversation: Conversation, console: Console) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `penstock chat`; the exit code."""
+    """Run `penstock chat`; return the exit code."""
     parser = argparse.ArgumentParser(prog="penstock chat", description="Talk to a server in the terminal.")
     parser.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
     parser.add_argument("--model", default="", help="model name (default: the first that the server lists)")

@@ -13,20 +13,20 @@ from penstock.ipc.key_file import KeyFileError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make what is asked for; returns the exit code."""
+    """Make the requested key; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="penstock keys", description="Make an API key, or the keys that the processes of a launch share."
     )
     wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("id", nargs="?", help="an API key: whose it is, as the server's log may say")
-    wanted.add_argument("--channel", type=Path, metavar="FILE", help="a new file for --channel-key-file")
+    wanted.add_argument("id", nargs="?", help="make an API key for this owner (the name appears in the server's log)")
+    wanted.add_argument("--channel", type=Path, metavar="FILE", help="make a new file for --channel-key-file")
     parser.add_argument(
         "--scopes", nargs="+", choices=SCOPES, default=["infer"], help="what the API key allows (default: infer)"
     )
-    parser.add_argument("--if-missing", action="store_true", help="it is well if FILE is there already")
+    parser.add_argument("--if-missing", action="store_true", help="succeed if FILE exists already")
     for name in LIMITS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="a limit (default: none)")
-    parser.add_argument("--namespace", help="cached prompts are shared only with keys of the same one")
+    parser.add_argument("--namespace", help="share cached prompts only with keys of the same namespace")
     args = parser.parse_args(argv)
     if args.channel is not None:
         return _make_channel_keys(args.channel, args.if_missing)
@@ -49,7 +49,7 @@ def _make_channel_keys(path: Path, if_missing: bool) -> int:
 
 
 def _print_api_key(args: argparse.Namespace) -> None:
-    """Print the key to give away, and what to put into the file: it cannot be turned back into the key."""
+    """Print the key to give away, and the entry for the file: the key cannot be recovered from the entry."""
     key = f"pk-{secrets.token_urlsafe(32)}"
     print(f"API key, shown only now: {key}", file=sys.stderr)
     listed = ", ".join(f'"{scope}"' for scope in args.scopes)

@@ -1,4 +1,4 @@
-"""Which addresses a configuration means, once a folder for sockets is known."""
+"""The addresses that a configuration means, once there is a folder for sockets."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def with_addresses(config: Config, folder: Path) -> Config:
 
 
 def require_addresses(config: Config, *, frontend: bool = False, worker: bool = False) -> Config:
-    """For a process that is started alone: the addresses it needs, given or from `--runtime-dir`.
+    """Check the addresses that a process started on its own needs; they are given or come from `--runtime-dir`.
 
     Raises:
         ConfigError: naming the flag that is missing.

@@ -1,4 +1,4 @@
-"""API keys: who may ask what. Only digests of keys are kept and compared."""
+"""API keys: who may ask for what. Only digests of keys are kept and compared."""
 
 import hmac
 import os
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from penstock.core.config.options import ConfigError
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
-"""One key for everything. A variable and no flag: a command line is there for everybody on the machine to read."""
+"""One key for everything. A variable and not an option, because everyone on the machine can read a command line."""
 
 SCOPES = ("infer", "metrics", "admin")
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
@@ -27,14 +27,14 @@ class ApiKey(NamedTuple):
     id: str
     digest: bytes  # SHA-256 of the key
     scopes: frozenset[str]
-    requests_per_minute: int = 0  # 0: any number; of the other limits, too
+    requests_per_minute: int = 0  # 0: unlimited; the same for the other limits
     tokens_per_minute: int = 0
     max_concurrent: int = 0
-    namespace: str = ""  # cached prompts are shared with keys of the same one; empty: with all that have none
+    namespace: str = ""  # cached prompts are shared with keys of the same namespace; empty: with all that have none
 
     @property
     def own_namespace(self) -> str:
-        """What keeps its cached prompts from all other keys. No file can name it: it has a colon."""
+        """A namespace for this key only. No file can contain it, because it has a colon."""
         return f"key:{self.digest.hex()[:32]}"
 
 
@@ -44,7 +44,7 @@ def digest(key: str) -> bytes:
 
 
 def find_key(keys: tuple[ApiKey, ...], given: str) -> ApiKey | None:
-    """Whose key this is. All are looked at, and in constant time: how long it takes tells nothing."""
+    """Find the key's owner. All keys are compared, each in constant time, so the duration reveals nothing."""
     found, asked = None, digest(given)
     for key in keys:
         if hmac.compare_digest(key.digest, asked):
@@ -53,14 +53,14 @@ def find_key(keys: tuple[ApiKey, ...], given: str) -> ApiKey | None:
 
 
 def kept_apart(keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
-    """Give each key without a namespace one of its own, if there are others that may ask the model, too."""
+    """Give each key without a namespace its own, if there are other keys that may use the model."""
     if sum("infer" in key.scopes for key in keys) < 2:
         return keys
     return tuple(key if key.namespace else key._replace(namespace=key.own_namespace) for key in keys)
 
 
 def load_api_keys(path: str, environment: Mapping[str, str] = os.environ) -> tuple[ApiKey, ...]:
-    """The keys of a file and of the environment; none means that everybody may ask everything.
+    """The keys of a file and of the environment; if there are none, everyone may ask for everything.
 
     Raises:
         ConfigError: in one sentence, if the file cannot be used.
@@ -77,23 +77,23 @@ def _read_file(path: Path) -> tuple[ApiKey, ...]:
     except OSError as error:
         raise ConfigError(f"--api-keys-file {str(path)!r} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-keys-file {str(path)!r} is no TOML: {error}") from None
+        raise ConfigError(f"--api-keys-file {str(path)!r} is not valid TOML: {error}") from None
     entries = raw.get("keys")
     if not isinstance(entries, list) or not entries or set(raw) != {"keys"}:
         raise ConfigError(f"--api-keys-file {str(path)!r} must hold [[keys]] tables, and nothing else")
     keys = tuple(_key(path, i, entry) for i, entry in enumerate(entries, start=1))
     if len({key.id for key in keys}) < len(keys):
-        raise ConfigError(f"--api-keys-file {str(path)!r} has two keys of one id")
+        raise ConfigError(f"--api-keys-file {str(path)!r} has two keys with the same id")
     return keys
 
 
 def _key(path: Path, number: int, entry: Any) -> ApiKey:
     where = f"--api-keys-file {str(path)!r}, key {number}"
     if not isinstance(entry, dict) or set(entry) - set(_FIELDS):
-        raise ConfigError(f"{where}: {', '.join(_FIELDS)} are all that may be given")
+        raise ConfigError(f"{where}: only {', '.join(_FIELDS)} are allowed")
     key_id, hexadecimal, scopes = entry.get("id"), entry.get("sha256"), entry.get("scopes", ["infer"])
     if not isinstance(key_id, str) or not key_id:
-        raise ConfigError(f"{where}: id must be a text")
+        raise ConfigError(f"{where}: id must be a string")
     if not isinstance(hexadecimal, str) or not _SHA256.fullmatch(hexadecimal):
         raise ConfigError(f"{where}: sha256 must be 64 hexadecimal digits (`penstock keys` prints them)")
     if not isinstance(scopes, list) or not scopes or any(scope not in SCOPES for scope in scopes):

@@ -1,4 +1,4 @@
-"""The command line, made from the option structs: every field is a flag, its Meta is help and bounds."""
+"""The command line, made from the option structs: every field is an option, its Meta gives help and bounds."""
 
 import argparse
 import types
@@ -16,7 +16,7 @@ ENVIRONMENT_PREFIX = "PENSTOCK_"
 class Flag(msgspec.Struct, frozen=True):
     """One option as users meet it."""
 
-    group: str  # the field of Config it lives in
+    group: str  # the field of Config that holds it
     field: str
     type: Any
     default: Any
@@ -29,7 +29,7 @@ class Flag(msgspec.Struct, frozen=True):
 
     @property
     def variable(self) -> str:
-        """The environment variable that sets it where the flag does not."""
+        """The environment variable that is used where the option is not given."""
         return ENVIRONMENT_PREFIX + self.field.upper()
 
 
@@ -47,7 +47,7 @@ def flags(groups: Iterable[str] | None = None) -> list[Flag]:
 
 
 def add_flags(parser: argparse.ArgumentParser, groups: Iterable[str]) -> None:
-    """Add the flags of these groups. Absent ones stay absent in the namespace, so that defaults live in one place."""
+    """Add the options of these groups. Absent ones stay absent in the namespace, so that defaults live in one place."""
     sections = {group: parser.add_argument_group(group) for group in groups}
     for flag in flags(groups):
         section = sections[flag.group]
@@ -60,24 +60,24 @@ def add_flags(parser: argparse.ArgumentParser, groups: Iterable[str]) -> None:
         elif get_origin(flag.type) is Literal:
             section.add_argument(flag.name, choices=get_args(flag.type), **common)
         elif get_origin(flag.type) is tuple:
-            # One word, which may hold commas, and again: `nargs="+"` would take the MODEL that follows for a name.
+            # One word with commas, repeatable: `nargs="+"` would take the MODEL that follows for another value.
             section.add_argument(flag.name, action="append", metavar="NAME[,NAME...]", **common)
         else:
             section.add_argument(flag.name, type=flag.type, metavar=flag.type.__name__.upper(), **common)
 
 
 def config_from(namespace: argparse.Namespace, environment: Mapping[str, str]) -> Config:
-    """Flags first, then `PENSTOCK_*` variables, then defaults.
+    """Options first, then `PENSTOCK_*` variables, then defaults.
 
     Raises:
-        ConfigError: naming the flag or the variable, the value and the bound that it breaks.
+        ConfigError: naming the option or the variable, the value and the bound that it violates.
     """
     given = vars(namespace)
     values: dict[str, dict[str, Any]] = {}
     for flag in flags():
         if flag.field in given:
             value, source = given[flag.field], flag.name
-        elif environment.get(flag.variable):  # an empty variable counts as unset, as compose files write it
+        elif environment.get(flag.variable):  # an empty variable counts as unset; compose files write it so
             value, source = environment[flag.variable], flag.variable
         else:
             continue

@@ -1,6 +1,6 @@
-"""Options of other engines, which people try first: what they are called here, or that they are not supported yet.
+"""Options of other engines, which people try first: what replaces them here, or that they are not supported yet.
 
-A value that asks for what Penstock does anyway is accepted, so that a command from elsewhere works where it can.
+A value that asks for what Penstock does anyway is accepted, so that a command for another engine works if it can.
 """
 
 import os
@@ -13,10 +13,10 @@ from penstock.core.config.options import ConfigError
 
 
 class ForeignFlag(NamedTuple):
-    """What to say of one; `same` are the values that change nothing here ("" for a switch without a value)."""
+    """What to say about one; `same` are the values that change nothing here ("" for a switch without a value)."""
 
-    use: str = ""  # what does the same here
-    why: str = ""  # or why there is nothing
+    use: str = ""  # the option that does the same here
+    why: str = ""  # or why there is none
     same: tuple[str, ...] = ()
 
 
@@ -36,20 +36,20 @@ FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
     "-pp": _ONE_WORKER,
     "--data-parallel-size": _ONE_WORKER,
     "-dp": _ONE_WORKER,
-    "--enable-expert-parallel": ForeignFlag(why="mixtures of experts are not served"),
+    "--enable-expert-parallel": ForeignFlag(why="mixture-of-experts models are not supported"),
     "--distributed-executor-backend": ForeignFlag(why="there is one worker process"),
     "--quantization": _QUANTIZED,
     "-q": _QUANTIZED,
-    "--kv-cache-dtype": ForeignFlag(why="the KV pool has the type that --dtype says", same=("auto",)),
+    "--kv-cache-dtype": ForeignFlag(why="the KV pool has the type given by --dtype", same=("auto",)),
     "--enable-lora": _ADAPTERS,
     "--lora-modules": _ADAPTERS,
     "--max-loras": _ADAPTERS,
     "--max-lora-rank": _ADAPTERS,
-    "--trust-remote-code": ForeignFlag(why="code that comes with a checkpoint is never run"),
+    "--trust-remote-code": ForeignFlag(why="code in a checkpoint is never run"),
     "--speculative-config": _DRAFTS,
     "--speculative-model": _DRAFTS,
     "--num-speculative-tokens": _DRAFTS,
-    "--swap-space": ForeignFlag(why="pages that are taken back are computed again", same=("0",)),
+    "--swap-space": ForeignFlag(why="preempted sequences are recomputed", same=("0",)),
     "--cpu-offload-gb": ForeignFlag(why="weights are on one device", same=("0",)),
     "--block-size": ForeignFlag(use="--page-size"),
     "--num-gpu-blocks-override": ForeignFlag(use="--num-pages"),
@@ -66,13 +66,13 @@ FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
     "--tokenizer": ForeignFlag(why="the checkpoint's own tokenizer is used"),
     "--tokenizer-mode": ForeignFlag(why="tokenizer.json is read", same=("auto", "hf")),
     "--hf-overrides": ForeignFlag(why="change config.json"),
-    "--rope-scaling": ForeignFlag(why="config.json says it (rope_scaling)"),
+    "--rope-scaling": ForeignFlag(why="config.json gives it (rope_scaling)"),
     "--seed": ForeignFlag(why="each request may have a seed"),
     "--config": ForeignFlag(use="flags, or variables PENSTOCK_..."),
-    "--runner": ForeignFlag(why="models that generate text are served", same=("auto", "generate")),
-    "--task": ForeignFlag(why="models that generate text are served", same=("auto", "generate")),
-    "--guided-decoding-backend": ForeignFlag(why="grammars have one backend", same=("auto", "guidance")),
-    "--limit-mm-per-prompt": ForeignFlag(why="models that take images or sound are not served"),
+    "--runner": ForeignFlag(why="only models that generate text are served", same=("auto", "generate")),
+    "--task": ForeignFlag(why="only models that generate text are served", same=("auto", "generate")),
+    "--guided-decoding-backend": ForeignFlag(why="there is one grammar backend", same=("auto", "guidance")),
+    "--limit-mm-per-prompt": ForeignFlag(why="models with image or audio input are not supported"),
     "--enable-chunked-prefill": _ON_ALREADY,
     "--enable-auto-tool-choice": _ON_ALREADY,
     "--enable-reasoning": _ON_ALREADY,
@@ -107,17 +107,17 @@ FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
 }
 
 _OTHER_VARIABLES = {"API_KEY", "FAULTS", "FAULTS_ONCE", "CACHE_DIR", "MODEL_DIR", "HTTP_ADDRESS", "IMAGE", "GPU_IMAGE"}
-"""Of Penstock, but no options: keys, faults for tests, the cache of built kernels, those of the compose files."""
+"""Variables that are not options: keys, faults for tests, the cache of built kernels, those of the compose files."""
 
 _NOT_OURS = ("TEST_", "SOAK", "SERVICE_", "PORT_")
-"""How the names begin that tests use, and those that Kubernetes sets for a service of the name penstock."""
+"""Prefixes of variables that tests use, and that Kubernetes sets for a service named penstock."""
 
 
 def without_foreign_flags(arguments: Sequence[str]) -> list[str]:
-    """Leave out those that ask for what is done anyway.
+    """Remove options that ask for what is done anyway.
 
     Raises:
-        ConfigError: naming one that asks for something else, and what to use.
+        ConfigError: naming an option that asks for something else, and what to use.
     """
     left: list[str] = []
     words = list(arguments)
@@ -135,19 +135,19 @@ def without_foreign_flags(arguments: Sequence[str]) -> list[str]:
         if value not in flag.same:
             shown = f"{name} {value}".strip() if flag.same else name  # a value may be a secret, or the MODEL
             if flag.use:
-                raise ConfigError(f"{shown} is an option of another engine; here it is {flag.use}")
+                raise ConfigError(f"{shown} is an option of another engine; here, use {flag.use}")
             raise ConfigError(f"{shown} is not supported{'' if flag is _ON_ALREADY else ' yet'}: {flag.why}")
     return left
 
 
 def unknown_flag(name: str, known: Iterable[str]) -> str:
-    """What to say of an option that does not exist."""
+    """What to say about an option that does not exist."""
     near = get_close_matches(name.partition("=")[0], list(known), n=1, cutoff=0.7)
     return f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else "; see --help")
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A sentence for each variable that looks like an option and is none."""
+    """A sentence for each variable that looks like an option but is not one."""
     known = {flag.variable for flag in flags()} | {ENVIRONMENT_PREFIX + name for name in _OTHER_VARIABLES}
     said = []
     for name in sorted(environment):
@@ -155,5 +155,5 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
         if rest == name or name in known or rest.startswith(_NOT_OURS):
             continue
         near = get_close_matches(name, known, n=1, cutoff=0.7)
-        said.append(f"the variable {name} means nothing" + (f"; did you mean {near[0]}?" if near else ""))
+        said.append(f"the variable {name} is unknown" + (f"; did you mean {near[0]}?" if near else ""))
     return said

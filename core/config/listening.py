@@ -1,4 +1,4 @@
-"""Where a frontend may listen: what must hold before the first process starts."""
+"""Where a frontend may listen: checked before the first process starts."""
 
 import ipaddress
 import os
@@ -11,11 +11,11 @@ from penstock.core.config.tls import load_tls
 
 
 def check_listening(options: FrontendOptions, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to let everybody in by oversight, and files that cannot be used.
+    """Refuse to open the server to everyone by mistake, and files that cannot be used.
 
     Raises:
-        ConfigError: in one sentence: others could ask without a key, or the file of keys, the certificate or its
-            key is wrong.
+        ConfigError: in one sentence: others could use the server without a key, or the key file, the certificate or
+            its private key cannot be used.
     """
     load_tls(options)
     keys = load_api_keys(options.api_keys_file, environment)
@@ -24,18 +24,18 @@ def check_listening(options: FrontendOptions, environment: Mapping[str, str] = o
     for flag, (host, _) in zip(("--host", "--admin-host"), addresses(options), strict=False):
         if not is_loopback(host):
             raise ConfigError(
-                f"{flag} {host} lets others in, and there is no API key: give --api-keys-file or the variable "
-                f"{KEY_VARIABLE}, or --insecure-bind if everybody who reaches the port may ask everything"
+                f"{flag} {host} is open to others, and there is no API key: give --api-keys-file or the variable "
+                f"{KEY_VARIABLE}, or --insecure-bind if everyone who can reach the port may ask for everything"
             )
 
 
 def has_files(options: FrontendOptions) -> bool:
-    """There are files that SIGHUP makes the frontends read again."""
+    """Whether there are files that SIGHUP makes the frontends read again."""
     return bool(options.api_keys_file or options.tls_certificate)
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine reaches the address. Names but localhost may mean any address, and count as such."""
+    """Whether only this machine can reach the address. Names other than localhost may resolve to any address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -43,16 +43,16 @@ def is_loopback(host: str) -> bool:
 
 
 def addresses(options: FrontendOptions) -> list[tuple[str, int]]:
-    """Host and port of each listener: the one for all, and that for administrators if there is one."""
+    """Host and port of each listener: the public one, and the one for administrators if there is one."""
     found = [(options.host, options.port)]
     return [*found, (options.admin_host, options.admin_port)] if options.admin_port else found
 
 
 def bind(host: str, port: int, *, is_shared: bool) -> socket.socket:
-    """A bound socket that does not listen yet. If it is shared, other processes may bind the same port.
+    """Bind a socket that does not listen yet. If it is shared, other processes may bind the same port.
 
     Raises:
-        OSError: if the port is taken, or the address is none of this machine's.
+        OSError: if the port is taken, or the address is not one of this machine's.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:

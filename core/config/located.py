@@ -20,12 +20,12 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def located(config: Config, environment: Mapping[str, str] = os.environ) -> Config:
-    """The same with MODEL as the path that it means, and with the name that was given as the name that is served.
+    """Replace MODEL by the path that it means, and serve it under the name that was given.
 
-    Done once, before any process starts: they all must read the same files, whatever is downloaded meanwhile.
+    Done once, before any process starts: all must read the same files, whatever is downloaded in the meantime.
 
     Raises:
-        ConfigError: there is nothing of that name; the message says what to do.
+        ConfigError: there is no such checkpoint; the message says what to do.
     """
     given = config.model.model
     if not given:
@@ -38,7 +38,7 @@ def located(config: Config, environment: Mapping[str, str] = os.environ) -> Conf
 
 
 def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where downloads from the hub are kept, by the same variables that the `hf` command reads."""
+    """Where downloads from the hub are kept; reads the same variables as the `hf` command."""
     for name, rest in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
         if environment.get(name):
             return Path(environment[name]).expanduser() / rest
@@ -47,7 +47,7 @@ def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def _find(given: str, environment: Mapping[str, str]) -> tuple[Path, str]:
-    """The path, and the name to serve it under if it is not the path itself."""
+    """Return the path, and the name to serve it under if that is not the path itself."""
     path = Path(given).expanduser()
     if _is_folder(path):
         if _is_there(path / "snapshots") and not _is_there(path / "config.json"):
@@ -63,7 +63,7 @@ def _find(given: str, environment: Mapping[str, str]) -> tuple[Path, str]:
         return _snapshot(cached), given
     raise ConfigError(
         f"no checkpoint folder at {given!r}, and no download of that name in {str(cache)!r}; "
-        f"`hf download {given}` puts one there"
+        f"`hf download {given}` fetches it"
     )
 
 
@@ -74,17 +74,17 @@ def _is_folder(path: Path) -> bool:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is a file or folder of this name; not if it cannot be one (too long, or with a zero byte)."""
+    """Whether this file or folder exists; false if the name is invalid (too long, or with a zero byte)."""
     with suppress(OSError, ValueError):
         return path.exists()
     return False
 
 
 def _snapshot(cached: Path) -> Path:
-    """The checkpoint folder within one of the cache.
+    """The checkpoint folder within a model's folder of the cache.
 
     Raises:
-        ConfigError: there is none, or no telling which.
+        ConfigError: there is none, or it is ambiguous.
     """
     with suppress(OSError, UnicodeDecodeError):
         revision = (cached / "refs" / "main").read_text().strip()
@@ -95,5 +95,5 @@ def _snapshot(cached: Path) -> Path:
         return found[0]
     name = cached.name.removeprefix("models--").replace("--", "/")
     if not found:
-        raise ConfigError(f"{str(cached)!r} holds no snapshot; `hf download {name}` completes it")
-    raise ConfigError(f"{str(cached)!r} holds {len(found)} snapshots and no refs/main; name the folder of one of them")
+        raise ConfigError(f"{str(cached)!r} contains no snapshot; `hf download {name}` completes it")
+    raise ConfigError(f"{str(cached)!r} has {len(found)} snapshots and no refs/main; give the folder of one of them")

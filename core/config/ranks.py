@@ -17,22 +17,22 @@ class Rank(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the process, in `ps` and in log lines."""
+        """The process name in `ps` and in log lines."""
         return f"penstock-worker-{self.number}"
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """How a process is told."""
+        """The command-line arguments that carry it."""
         return "--rank", str(self.number), "--num-ranks", str(self.num_ranks)
 
     @classmethod
     def of(cls, argv: list[str]) -> "Rank":
-        """Return what the arguments say; the only rank if they say nothing."""
+        """Parse the arguments; without them, it is the only rank."""
         found = options_of(argv)
         return cls(int(found.get("--rank", 0)), int(found.get("--num-ranks", 1)))
 
     def share(self, config: Config) -> Config:
-        """Return the configuration of this rank, if all are on this machine: its own GPU, its part of the cores."""
+        """Return this rank's share of the configuration, if all are on this machine: its GPU, its part of the cores."""
         worker = config.worker
         if self.num_ranks == 1:
             return config

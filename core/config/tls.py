@@ -1,4 +1,4 @@
-"""The server's certificate and key: from two files to what connections are made with."""
+"""The server's certificate and key: from two files to the TLS context of its connections."""
 
 import ssl
 
@@ -20,7 +20,7 @@ def load_tls(options: FrontendOptions) -> ssl.SSLContext | None:
 
 
 def load_certificate(context: ssl.SSLContext, options: FrontendOptions) -> None:
-    """Read certificate and key into the context, for the connections that are made from now on.
+    """Read certificate and key into the context; new connections use them.
 
     Raises:
         ConfigError: as above.
@@ -28,13 +28,13 @@ def load_certificate(context: ssl.SSLContext, options: FrontendOptions) -> None:
     files = {"--tls-certificate": options.tls_certificate, "--tls-key": options.tls_key}
     for flag, path in files.items():
         if not path:
-            raise ConfigError(f"{flag} is missing: certificate and key are given both, or neither")
+            raise ConfigError(f"{flag} is missing: give both certificate and key, or neither")
         try:
             open(path, "rb").close()
         except OSError as error:
             raise ConfigError(f"{flag} {path!r} cannot be read: {error.strerror}") from None
 
-    def refuse_password() -> str:  # or OpenSSL asks for it on the terminal
+    def refuse_password() -> str:  # otherwise OpenSSL would ask for it on the terminal
         raise ConfigError(f"--tls-key {options.tls_key!r} is encrypted: give one without a password")
 
     try:

@@ -1,1 +1,1 @@
-"""The scheduler's process: its loop, its sockets, and what it does about workers that die."""
+"""The scheduler's process: its event loop, its sockets, and what it does when workers die."""

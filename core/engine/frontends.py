@@ -1,4 +1,4 @@
-"""The frontends that are connected: which they are, what they ask for, and what they are told."""
+"""The frontends that are connected: which ones there are, what they request, and what is sent to them."""
 
 from time import monotonic
 from typing import Protocol
@@ -32,56 +32,56 @@ from penstock.ipc.messages import (
 log = structlog.get_logger()
 
 Order = AddRequest | AbortRequest | PauseRequest | ResumeRequest | ResetPrefixCache
-"""What a frontend that has said hello may ask for."""
+"""What a frontend may send after its hello."""
 
 
 class Listener(Protocol):
-    """What does what frontends ask for (`Engine`)."""
+    """Handles what frontends send (`Engine`)."""
 
     def why_not(self, protocol_version: int, model_fingerprint: str) -> str:
-        """Return why a frontend with this hello cannot take part; empty if it can."""
+        """Return why a frontend with this hello is refused; empty if it is accepted."""
 
     def readiness(self) -> EngineReady | EngineNotReady:
-        """Return what a newcomer is told."""
+        """Return what a new frontend is told."""
 
     def on_frontend(self) -> None:
-        """One has said hello."""
+        """A frontend has said hello."""
 
     def on_order(self, peer: PeerId, order: Order) -> None:
-        """One asks for something."""
+        """A frontend has sent an order."""
 
     def on_frontend_gone(self, peer: PeerId) -> int:
-        """One has left, or counts as gone; return how many requests it had."""
+        """A frontend has left, or counts as gone; return how many requests it had."""
 
 
 class Frontends:
-    """Those that have said hello, and the socket to them."""
+    """The frontends that have said hello, and the socket to them."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], config: Config, keys: ChannelKeys | None, listener: Listener
     ) -> None:
         self._listener = listener
         self._timeout = config.ipc.heartbeat_timeout
-        self._heard: dict[PeerId, float] = {}  # when each was last heard, in the order of their hellos
+        self._heard: dict[PeerId, float] = {}  # when each was last heard from, in the order of their hellos
         self.channel: Router[FromFrontend] = Router(
             context, config.ipc.frontend_address, Codec(FromFrontend), self._on_message, keys=keys
         )
 
     def tell(self, peer: PeerId, batch: TokenBatch) -> None:
-        """Send what there is for one; it counts as gone if it does not take it."""
+        """Send a batch to a frontend; it counts as gone if its queue is full."""
         if not self.channel.send(peer, batch):
-            self._drop(peer, "it does not take its messages")
+            self._drop(peer, "it does not read its messages")
 
     def tell_all(self, message: Message) -> None:
-        """Send a message to all; `beat` notices those that do not get it."""
+        """Send a message to all; `beat` notices frontends that do not get it."""
         self.channel.broadcast(self._heard, message)
 
     def beat(self, now: float) -> None:
-        """Tell all that the scheduler lives, and drop those that are silent, or not connected any more."""
+        """Send all frontends a heartbeat, and drop those that are silent or no longer connected."""
         for peer in [peer for peer, heard in self._heard.items() if now - heard > self._timeout]:
             self._drop(peer, "silent for too long")
         for peer in self.channel.broadcast(self._heard, Heartbeat()):
-            self._drop(peer, "not connected any more")
+            self._drop(peer, "no longer connected")
 
     def _on_message(self, peer: PeerId, message: FromFrontend) -> None:
         if isinstance(message, FrontendHello):
@@ -106,7 +106,7 @@ class Frontends:
             log.error("frontend refused", name=hello.name, reason=refusal)
             self.channel.send(peer, Refused(refusal))
             return
-        if peer in self._heard:  # it starts anew
+        if peer in self._heard:  # it starts again from nothing
             self._drop(peer, "it said hello again")
         self._heard[peer] = monotonic()
         log.info("frontend connected", name=hello.name)

@@ -5,7 +5,7 @@
     workers  <--StepPlan------------------ scheduler.schedule() <---- _pump(), once per batch of messages
     workers  --StepResult----------------> scheduler.process()  ----> _pump(), then TokenBatch to the frontends
 
-All decisions are `Scheduler`'s, and who is connected is known to `frontends` and `workers`; here are clocks.
+`Scheduler` makes all decisions, and `frontends` and `workers` know who is connected; this file has the clocks.
 """
 
 import asyncio
@@ -54,28 +54,28 @@ _before_plan, _after_plan = faults.point("scheduler.plan"), faults.point("schedu
 _before_tokens = faults.point("scheduler.tokens")
 
 _STATS_INTERVAL = 0.2
-"""Seconds between two EngineStats at most: fresh enough to watch, rare enough to cost nothing."""
+"""Shortest time in seconds between two EngineStats: fresh enough to watch, rare enough to cost nothing."""
 
 STEP_SECONDS, STEP_SECONDS_PER_TOKEN = 120.0, 0.25
-"""A step that takes longer than these together does not end any more. Generous: kernels may have to be compiled in it,
-and a large model on a small CPU is slow."""
+"""A step that takes longer than these together counts as hung. Generous: it may have to compile kernels, and a large
+model on a small CPU is slow."""
 
 
 class Engine:
     """One scheduler, its workers and its frontends. Lives in a running event loop until `close()`."""
 
     def __init__(self, config: Config, on_hung_worker: Callable[[int], None] = lambda pid: None) -> None:
-        """`on_hung_worker` is told the process id of a worker that does not answer any more.
+        """`on_hung_worker` gets the process id of a worker that no longer answers.
 
         Raises:
-            ConfigError: if there is no such policy or no such file of keys.
+            ConfigError: if the policy or the key file does not exist.
         """
         self._config = config
         make_policy(config.scheduler.scheduling_policy)  # fails now rather than when the first worker comes
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._trace = StepTrace(config.scheduler.step_trace) if config.scheduler.step_trace else None
-        self._scheduler: Scheduler | None = None  # exists from the first workers' hello, which says how large they are
-        self._progress_at = 0.0  # last result, or first plan after none was in flight
+        self._scheduler: Scheduler | None = None  # created at the first workers' hello, which gives their sizes
+        self._progress_at = 0.0  # time of the last result, or of the first plan after an idle time
         self._pump_is_scheduled = False
         self._drain = DrainRate()
         self._culprits = Culprits()
@@ -89,7 +89,7 @@ class Engine:
     # --- frontends --------------------------------------------------------------------------
 
     def on_frontend(self) -> None:
-        """A frontend has said hello: it is told the figures soon."""
+        """A frontend has said hello: it soon gets the statistics."""
         self._changed()
 
     def on_frontend_gone(self, peer: PeerId) -> int:
@@ -98,7 +98,7 @@ class Engine:
         return self._scheduler.abort_owner(peer) if self._scheduler is not None else 0
 
     def on_order(self, peer: PeerId, order: Order) -> None:
-        """Do what a frontend asks for."""
+        """Carry out what a frontend sent."""
         match order:
             case AddRequest():
                 self._on_add_request(peer, order)
@@ -130,7 +130,7 @@ class Engine:
         scheduler = self._scheduler
         request = scheduler.requests.get(order.request_id) if scheduler is not None else None
         if scheduler is None or request is None:
-            return  # it has ended meanwhile
+            return  # it has ended in the meantime
         if request.owner != peer:
             raise MalformedMessage("the request is another frontend's")
         match order:
@@ -148,7 +148,7 @@ class Engine:
     # --- workers ----------------------------------------------------------------------------
 
     def on_group_ready(self, hello: WorkerHello, *, has_died: bool) -> None:
-        """Workers are there: the first ones, others, or the same ones with nothing in their rows."""
+        """Workers are there: the first ones, new ones, or the same ones with empty rows."""
         if self._scheduler is None:
             self._scheduler = Scheduler.for_worker(self._config.scheduler, hello)
         else:
@@ -156,12 +156,12 @@ class Engine:
         self.on_group_incomplete()
 
     def on_group_incomplete(self) -> None:
-        """Frontends are told whether there is a worker."""
+        """Tell the frontends that there is no worker."""
         self.frontends.tell_all(self.readiness())
         self._changed()
 
     def on_group_lost(self, reason: str, *, is_out_of_memory: bool) -> None:
-        """What the workers had in flight is computed anew by the next ones."""
+        """The next workers recompute what these had in flight."""
         log.error("worker lost; its sequences wait for the next one", reason=reason)
         scheduler, hello = self._scheduler, self.workers.hello
         assert scheduler is not None
@@ -188,7 +188,7 @@ class Engine:
             log.info("requests in flight when the worker died are tried in halves", num_suspects=num_suspects)
 
     def _check_progress(self, scheduler: Scheduler, now: float) -> None:
-        """Judge workers by their results alone: a heartbeat shows that a process lives, not that its device works."""
+        """Judge workers by their results only: a heartbeat shows that a process lives, not that its device works."""
         if not scheduler.in_flight:
             if scheduler.grammars.is_trying and now - self._progress_at > STEP_SECONDS:
                 self.workers.lose_stuck(f"a grammar is not ready after {STEP_SECONDS:.0f} s")
@@ -200,18 +200,18 @@ class Engine:
             self.workers.lose_stuck(f"step {step.step_id} of {num_tokens} tokens has no result after {seconds:.0f} s")
 
     def on_step_result(self, result: StepResult) -> None:
-        """A step has been computed: plan the next one, then tell the frontends."""
+        """A step has been computed: plan the next one, then send its tokens to the frontends."""
         scheduler = self._scheduler
         assert scheduler is not None
         in_flight = scheduler.in_flight
         oldest = in_flight[0].step_id if in_flight else scheduler.totals.num_steps
         if result.step_id < oldest:
-            return  # of a plan that it got before it said hello once more
+            return  # for a plan that the worker got before it said hello again
         self._progress_at = received = monotonic()
         try:
             output = scheduler.process(result)
         except UnexpectedResultError as error:
-            self.workers.lose_stuck(f"its result makes no sense: {error}")
+            self.workers.lose_stuck(f"its result is invalid: {error}")
             return
         if result.row_errors:
             _log_invalid_logits(output.values())
@@ -219,13 +219,13 @@ class Engine:
             process_us = (monotonic() - received) * 1e6
             self._trace.returned(result.step_id, received, process_us, result.num_forward_us, result.num_idle_us)
         _before_tokens()
-        self._pump()  # the workers first: their time is dearer than the clients'
+        self._pump()  # workers first: an idle device costs more than a client that waits
         for owner, batch in output.items():
             self.frontends.tell(owner, batch)
         self._changed()
 
     def on_grammar_prepared(self, message: GrammarPrepared) -> None:
-        """Requests that waited for a grammar may run, or end."""
+        """Requests that waited for a grammar may run, or fail."""
         assert self._scheduler is not None
         for owner, deltas in self._scheduler.grammar_prepared(message).items():
             self._tell(owner, deltas)
@@ -234,7 +234,7 @@ class Engine:
     # --- steps ------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Send plans until the pipeline is full or nothing is left to compute."""
+        """Send plans until the pipeline is full or there is nothing left to compute."""
         self._pump_is_scheduled = False
         scheduler = self._scheduler
         if scheduler is None or not self.workers.is_ready:
@@ -260,7 +260,7 @@ class Engine:
             _after_plan()
 
     def _changed(self) -> None:
-        """Something may be schedulable, and the counters differ: once for all messages of this turn."""
+        """Something may be schedulable, and the counters have changed: handled once for all messages of this turn."""
         if not self._pump_is_scheduled:
             self._pump_is_scheduled = True
             self._loop.call_soon(self._pump)
@@ -292,7 +292,7 @@ class Engine:
         )
 
     def _bound_queue(self, scheduler: Scheduler) -> None:
-        """By the rate at which it empties; and see whether it is so long that the newest go first."""
+        """Set the queue's limit by the rate at which it empties, and whether the newest requests go first."""
         options = self._config.scheduler
         if options.queue_patience:
             scheduler.max_turns = self._drain.turns_within(options.queue_patience, scheduler.limits.max_num_seqs)
@@ -309,7 +309,7 @@ class Engine:
         return engine_ready(hello, self._config.scheduler)
 
     def why_not(self, protocol_version: int, model_fingerprint: str) -> str:
-        """Return why a frontend with this hello cannot take part; empty if it can."""
+        """Return why a frontend with this hello is refused; empty if it is accepted."""
         return self.workers.why_not(protocol_version, model_fingerprint)
 
     async def watch(self) -> None:
@@ -324,12 +324,12 @@ class Engine:
                     self._check_progress(self._scheduler, now)
                 for owner, deltas in self._scheduler.expire_queued(now).items():
                     self._tell(owner, deltas)
-            self._changed()  # what was dropped counts too, and asks for no step
+            self._changed()  # dropped messages count too, although they cause no step
             if self._trace is not None:
                 self._trace.flush()
 
     def close(self) -> None:
-        """Close everything. Worker and frontends stay, and say hello to the next scheduler."""
+        """Close everything. Worker and frontends keep running, and say hello to the next scheduler."""
         if self._trace is not None:
             self._trace.close()
         self.frontends.channel.close()
@@ -343,7 +343,7 @@ def _log_invalid_logits(batches: Iterable[TokenBatch]) -> None:
     for delta in chain.from_iterable(batch.deltas for batch in batches):
         if delta.error_code == "invalid_logits":
             log.error(
-                "a sequence ended: no token could be drawn from its logits",
+                "a sequence ended: no token could be sampled from its logits",
                 request_id=delta.request_id,
                 sequence_idx=delta.sequence_idx,
                 reason=delta.error,
@@ -351,7 +351,7 @@ def _log_invalid_logits(batches: Iterable[TokenBatch]) -> None:
 
 
 def engine_ready(hello: WorkerHello, options: SchedulerOptions) -> EngineReady:
-    """What frontends are told of an engine whose workers said this hello."""
+    """Return what frontends are told about an engine whose workers sent this hello."""
     return EngineReady(
         PROTOCOL_VERSION,
         hello.model_fingerprint,

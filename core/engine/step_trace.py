@@ -1,4 +1,4 @@
-"""The step trace: one JSON line per step, for people and tools that ask why the scheduler did what it did.
+"""The step trace: one JSON line per step, for finding out why the scheduler did what it did.
 
     {"step_id": 7, "t_schedule_us": 41.0, "t_sent": 12.3456, "t_result": 12.3511, "forward_us": 5210, "idle_us": 0,
      "num_rows": 3, "num_tokens": 34, "rows": [["chatcmpl-1", 0, 32], ...], "admitted": [...], "preempted": [...],
@@ -21,9 +21,9 @@ _FLUSH_BYTES = 1 << 16
 
 
 class StepTrace:
-    """Joins what was planned with when it came back, and writes it. Steps come back in the order of their plans.
+    """Joins each plan with its result, and writes the line. Results come in the order of the plans.
 
-    A disk that fills up ends the trace, and nothing else.
+    A full disk ends the trace, and nothing else.
     """
 
     def __init__(self, path: str) -> None:
@@ -36,7 +36,7 @@ class StepTrace:
         self._planned.append((step_id, schedule_us, sent, record))
 
     def returned(self, step_id: int, received: float, process_us: float, forward_us: int, idle_us: int) -> None:
-        """Its result is back: write the line."""
+        """Its result has arrived: write the line."""
         planned_id, schedule_us, sent, record = self._planned.popleft()
         assert planned_id == step_id
         times = {
@@ -56,11 +56,11 @@ class StepTrace:
                 self._give_up(error)
 
     def forget_planned(self) -> None:
-        """The worker is gone; its steps will not come back."""
+        """The worker is gone; the results of its steps will not come."""
         self._planned.clear()
 
     def flush(self) -> None:
-        """Put what was written so far into the file."""
+        """Write buffered lines to the file."""
         if self._file is not None:
             try:
                 self._file.flush()
@@ -77,5 +77,5 @@ class StepTrace:
         log.error("the step trace ends here", reason=error.strerror)
         file, self._file = self._file, None
         if file is not None:
-            with suppress(OSError):  # closing writes what is left, and fails again
+            with suppress(OSError):  # closing writes the rest, and fails again
                 file.close()

@@ -1,9 +1,9 @@
-"""The workers that hold one copy of a model, its ranks, as one worker.
+"""The workers that hold one copy of a model (its ranks), treated as one worker.
 
-hello     the group is there once every rank has said hello; its sizes are the least of theirs, its model is one
+hello     the group is ready once every rank has said hello; its sizes are the smallest of theirs, its model must agree
 plans     are encoded once; the same bytes go to every rank
-results   are rank 0's; a grammar is ready when it is ready on every rank
-death     of one is the death of the group: the other ranks start afresh and say hello again
+results   are taken from rank 0; a grammar is ready when it is ready on every rank
+death     of one rank is the death of the group: the other ranks start afresh and say hello again
 """
 
 from collections.abc import Callable, Collection
@@ -39,13 +39,13 @@ _LEAST = ("max_model_len", "num_pages", "max_num_seqs", "max_num_batched_tokens"
 
 
 class Listener(Protocol):
-    """What the group tells its news to (`Engine`)."""
+    """Gets the group's events (`Engine`)."""
 
     def on_group_ready(self, hello: WorkerHello, *, has_died: bool) -> None:
-        """All ranks are there, with nothing in their rows. `has_died`: some are not those that were there before."""
+        """All ranks are there, with empty rows. `has_died`: some are not the ones that were there before."""
 
     def on_group_incomplete(self) -> None:
-        """A rank starts afresh, so the others must; no plan can be sent before `on_group_ready`."""
+        """A rank starts afresh, so the others must too; no plan can be sent before `on_group_ready`."""
 
     def on_group_lost(self, reason: str, *, is_out_of_memory: bool) -> None:
         """A rank has died, or does not answer."""
@@ -54,7 +54,7 @@ class Listener(Protocol):
         """Rank 0 has computed a step."""
 
     def on_grammar_prepared(self, message: GrammarPrepared) -> None:
-        """All ranks have a grammar ready, or one of them cannot make it ready."""
+        """A grammar is ready on all ranks, or one of them cannot prepare it."""
 
 
 class WorkerGroup:
@@ -68,43 +68,43 @@ class WorkerGroup:
         listener: Listener,
         on_hung: Callable[[int], None],
     ) -> None:
-        """`on_hung` is told the process id of each rank that does not answer any more."""
+        """`on_hung` gets the process id of each rank that no longer answers."""
         self._listener = listener
         self._on_hung = on_hung
         self._ranks: dict[PeerId, WorkerHello] = {}
-        self._dismissed: set[PeerId] = set()  # told to say hello; what still comes from them is of the time before
-        self._says: dict[int, Heartbeat] = {}  # what each rank said last
+        self._dismissed: set[PeerId] = set()  # told to say hello; what they send before that is outdated
+        self._says: dict[int, Heartbeat] = {}  # the last heartbeat of each rank
         self._preparing: dict[int, set[PeerId]] = {}  # grammar id -> the ranks that have it ready
-        self._pids: list[int] = []  # of the present or last group, by rank
+        self._pids: list[int] = []  # of the current or last group, by rank
         self.hello: WorkerHello | None = None
-        """Of the present or last group; its sizes are the least of all ranks."""
+        """Of the current or last group; its sizes are the smallest of all ranks."""
         self.is_ready = False
-        """All ranks are there, and take plans."""
+        """All ranks are there and accept plans."""
         self.channel: Router[FromWorker] = Router(
             context, config.ipc.worker_address, Codec(FromWorker), self._on_message, config.ipc.heartbeat_timeout, keys
         )
 
     def why_not(self, protocol_version: int, model_fingerprint: str) -> str:
-        """Return why a peer with this hello cannot take part; empty if it can."""
+        """Return why a peer with this hello is refused; empty if it is accepted."""
         if protocol_version != PROTOCOL_VERSION:
-            return f"protocol version {protocol_version} meets a scheduler of version {PROTOCOL_VERSION}"
+            return f"protocol version {protocol_version} does not match the scheduler's version {PROTOCOL_VERSION}"
         if self.hello is not None and model_fingerprint != self.hello.model_fingerprint:
             return f"model {model_fingerprint} differs from this engine's model {self.hello.model_fingerprint}"
         return ""
 
     def send(self, message: Message) -> bool:
-        """Send a message to all ranks; False if one of them is not connected any more, which ends the group."""
+        """Send a message to all ranks; False if one of them is no longer connected, which ends the group."""
         missed = self.channel.broadcast(self._ranks, message)
         if missed:
-            self._lose("it is not connected any more", missed, hung=missed)
+            self._lose("it is no longer connected", missed, hung=missed)
         return not missed
 
     def lose_stuck(self, reason: str) -> None:
-        """Give the group up. Its processes may still be there and hold what the next need: their parent is told."""
+        """Give up the group. Its processes may still hold memory that the next ones need: their parent is told."""
         self._lose(reason, list(self._ranks), hung=list(self._ranks))
 
     def says(self) -> Heartbeat:
-        """Return the sums of what the ranks said last."""
+        """Return the sums over the last heartbeats of all ranks."""
         said = [
             (each.num_dropped, each.num_log_lines_dropped, each.device_memory_used, each.device_memory_total)
             for each in self._says.values()
@@ -163,7 +163,7 @@ class WorkerGroup:
             return f"there is no rank {hello.rank} in a group of {hello.num_ranks}"
         for other in (each for each_peer, each in self._ranks.items() if each_peer != peer):
             if other.rank == hello.rank:
-                return "another worker serves already"
+                return "another worker is already serving"
             for field in _EQUAL:
                 own, theirs = getattr(hello, field), getattr(other, field)
                 if own != theirs:
@@ -182,7 +182,7 @@ class WorkerGroup:
         self.is_ready = True
         self.channel.broadcast(
             self._ranks, Welcome(PROTOCOL_VERSION)
-        )  # one that it does not reach is noticed at the plan
+        )  # a rank that this does not reach is noticed at the next plan
         for hello in hellos:
             log.info("worker connected", name=hello.name, device=hello.device, dtype=hello.dtype, pages=hello.num_pages)
         self._listener.on_group_ready(self.hello, has_died=has_died)
@@ -197,7 +197,7 @@ class WorkerGroup:
         hung: Collection[PeerId] = (),
         is_out_of_memory: bool = False,
     ) -> None:
-        """These ranks are lost; if the group was ready, it is lost with them, and the other ranks start afresh."""
+        """Drop these ranks. If the group was ready, it is lost with them, and the other ranks start afresh."""
         for peer in hung:
             if pid := self._ranks[peer].pid:
                 self._on_hung(pid)
@@ -209,7 +209,7 @@ class WorkerGroup:
             self._listener.on_group_lost(reason, is_out_of_memory=is_out_of_memory)
 
     def _dismiss(self, peers: Collection[PeerId]) -> None:
-        """Let these ranks start afresh: they say hello again."""
+        """Make these ranks start afresh: they say hello again."""
         missed = self.channel.broadcast(peers, SayHello())
         self._dismissed.update(peer for peer in peers if peer not in missed)
         for peer in peers:

@@ -1,6 +1,6 @@
-"""What `penstock serve` says while it starts: what was found, how much fits, where it listens, and a line to try.
+"""What `penstock serve` prints while it starts: what it found, how much fits, where it listens, and a command to try.
 
-On a terminal this is text for people on stdout; elsewhere it is log lines of the same content.
+On a terminal this is text on stdout; elsewhere it is log lines with the same content.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Banner:
                 self._channel.send(Heartbeat())
 
     def begin(self) -> None:
-        """Say what was found, before anything is loaded."""
+        """Print what was found, before anything is loaded."""
         is_dummy = self._config.worker.load_format == "dummy"
         tensors = [] if is_dummy else self._tensors()
         num_parameters = sum(tensor.num_elements for tensor in tensors)
@@ -88,14 +88,14 @@ class Banner:
         self._field("folder", escape(str(self._checkpoint.path.resolve())))
 
     def _tensors(self) -> list[StoredTensor]:
-        """None for a model without weights (for tests), or a file that has changed since it was checked."""
+        """Empty for a model without weights (for tests), or if a file has changed since it was checked."""
         try:
             return list(self._checkpoint.tensors().values())
         except LoadError:
             return []
 
     async def announce(self, frontends_ready: list[asyncio.Event]) -> None:
-        """Wait for the engine and all frontends, then say so."""
+        """Wait for the engine and all frontends, then announce the server."""
         engine = await self._engine
         for ready in frontends_ready:
             await ready.wait()
@@ -119,20 +119,20 @@ class Banner:
         )
         self._field("device", f"{escape(engine.device)}, {engine.dtype}, kernels: {engine.kernels}")
         if engine.kernels == "transformers":
-            self._field("", "Computed by transformers' own code: slower than models that Penstock has code for")
+            self._field("", "Computed by transformers' own code: slower than the models that Penstock implements")
         self._field("KV pool", pool_text(num_tokens, engine.max_num_seqs, engine.max_model_len))
         self._field("ready", f"[bold green]{url}/v1[/bold green] after {seconds:.1f} s")
         if admin_url is not None:
             self._field("admin", f"{admin_url}/metrics")
         self._say(f"\n  Try it:\n\n{escape(curl_line(url, self._name))}\n\n  or: penstock chat --url {url}")
-        self._say("\n  [dim]Ctrl-C ends it; --log-level info shows every request.[/dim]\n")
+        self._say("\n  [dim]Ctrl-C stops the server; --log-level info shows every request.[/dim]\n")
 
     def ending(self) -> None:
         """The server was asked to end."""
-        self._say("\n  [dim]Ending: running streams may finish; Ctrl-C again ends them, too.[/dim]")
+        self._say("\n  [dim]Stopping: running streams may finish; Ctrl-C again ends them too.[/dim]")
 
     def close(self) -> None:
-        """Leave the scheduler's list of peers."""
+        """Disconnect from the scheduler."""
         self._channel.close()
         self._context.term()
         self._output.flush(_FLUSH_SECONDS)
@@ -146,15 +146,15 @@ class Banner:
 
 
 def pool_text(num_tokens: int, max_num_seqs: int, max_model_len: int) -> str:
-    """What a KV pool of so many tokens means for people who talk."""
+    """The size of a KV pool in terms that people can picture."""
     num_chats = num_tokens // _CHAT_TOKENS
     if num_chats < 1:
         meaning = f"less than one chat of {_CHAT_TOKENS:,} tokens"
     elif num_chats <= max_num_seqs:
         meaning = f"{num_chats:,} chats of 1k tokens at once"
     else:
-        meaning = f"{max_num_seqs:,} chats of 1k tokens at once, and {num_chats - max_num_seqs:,} more remembered"
-    return f"{num_tokens:,} tokens: {meaning}; one may have {max_model_len:,}"
+        meaning = f"{max_num_seqs:,} chats of 1k tokens at once, and {num_chats - max_num_seqs:,} more cached"
+    return f"{num_tokens:,} tokens: {meaning}; at most {max_model_len:,} each"
 
 
 def curl_line(url: str, model: str) -> str:
@@ -166,7 +166,7 @@ def curl_line(url: str, model: str) -> str:
 
 
 def _url(options: FrontendOptions, host: str, port: int) -> str:
-    """Where this machine reaches the listener."""
+    """The URL under which this machine reaches the listener."""
     shown_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"{'https' if options.tls_certificate else 'http'}://{shown_host}:{port}"
 

@@ -1,7 +1,7 @@
-"""One process under the supervisor: started, started again when it died, and watched.
+"""One process under the supervisor: started, restarted when it dies, and watched.
 
-Where a start takes long, a spare process is kept that has imported everything: `core/launch/spare.py`. The first
-process is forked from it, too. If it has to be made again, nobody waits for it: a new process is started instead.
+Where a start takes long, a spare process is kept that has imported everything: `core/launch/spare.py`. Even the first
+process is forked from it. While a spare is missing, nothing waits for a new one: a fresh process is started instead.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from penstock.ipc.parent import Word
 log = structlog.get_logger()
 
 _MAX_DEATHS, _MAX_DEATHS_AT_WORK = 5, 40
-"""One that never gets ready has no future. One that dies at work may do so because of a request, and finding that
-one costs a death for each halving of those that were in flight."""
+"""A process that never gets ready never will. One that dies while serving may do so because of a request, and finding
+the request costs a death for each halving of those that were in flight."""
 
 _DEATHS_WINDOW = 60.0
 _SPARE_DELAY = 3.0
-"""Seconds from ready to the start of another spare, if the first is gone: who waited for ready comes first."""
+"""Seconds from ready to the start of another spare, if the first is gone: waiting requests come first."""
 
 _FORK_SECONDS = 5.0
-"""What a fork takes at most, on a busy machine; a spare that takes longer is stopped, or ill."""
+"""Longest time for a fork on a busy machine; a spare that takes longer is stopped, or broken."""
 
 
 class ChildPipe:
-    """Our end of the pipe over which a process says how it does (`ipc/parent.py`): each word, and its number."""
+    """Our end of the pipe over which a process reports (`ipc/parent.py`): each word, and its number."""
 
     def __init__(self, on_word: Callable[[Word, int], None]) -> None:
         self._on_word = on_word
@@ -48,11 +48,11 @@ class ChildPipe:
         self._loop.add_reader(self._ours, self._read)
 
     def given(self) -> None:
-        """The child has its end."""
+        """The child has its end: close our copy."""
         os.close(self.theirs)
 
     def close(self) -> None:
-        """Listen no more. Idempotent."""
+        """Stop listening. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._ours)
@@ -81,11 +81,11 @@ class Running(Protocol):
         """Its exit code; None while it runs."""
 
     async def wait(self) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for its end; return its exit code."""
 
 
 class Child:
-    """One process that should run: what to start, and the one that runs now."""
+    """One process that should run: what to start, and the instance that runs now."""
 
     def __init__(
         self,
@@ -98,12 +98,12 @@ class Child:
     ) -> None:
         """
         Args:
-            name: as the process calls itself.
-            module: what it runs.
-            config: handed to it.
+            name: what the process is called in `ps` and logs.
+            module: the module that it runs.
+            config: passed to it.
             arguments: the same at every start.
             spare: the module of its spare; empty for none.
-            shared_fds: descriptors that every start of it inherits, by the flags that name them to it.
+            shared_fds: descriptors that every instance inherits, by the flags that name them.
         """
         self.name = name
         self._module = module
@@ -125,12 +125,12 @@ class Child:
         self.process: Running | None = None
         self.is_ready = asyncio.Event()
         self.is_alone = False
-        """It has said last that it has no worker (the scheduler)."""
+        """Its last word was that it has no worker (the scheduler)."""
         self.on_hung: Callable[[int], None] = lambda pid: None
-        """Told the ids of processes that this one found hanging."""
+        """Gets the ids of processes that this one found hanging."""
 
     async def start(self) -> None:
-        """Start the process, or let the spare fork it; `is_ready` is set once it says so."""
+        """Start the process, or let the spare fork it; `is_ready` is set once it reports ready."""
         self.is_ready.clear()
         self.is_alone = self._is_watched = False
         self._silent_seconds = 0.0
@@ -138,7 +138,7 @@ class Child:
         if self._spare_module and not self._num_starts:
             await self._start_spare("--eager", "1")
             if self._spare is not None:
-                await self._spare.until_imported()  # a new process would have to do the same
+                await self._spare.until_imported()  # a new process would have to import the same
         self.process = await self._fork() or await self._exec()
         self._num_starts += 1
 
@@ -167,11 +167,11 @@ class Child:
                 self.on_hung(number)
 
     def silent_for(self, passed: float) -> float:
-        """Seconds without a word from a process that has begun to say that it is alive.
+        """Seconds of silence of a process that has begun to report that it is alive.
 
         Args:
-            passed: how long this process has watched since the last call. Time in which nobody watched (this process,
-                or the whole machine, did not run) is nobody's silence.
+            passed: how long this process has watched since the last call. Time in which this process itself (or the
+                whole machine) did not run does not count as silence.
         """
         if self._is_watched and self.process is not None and self.process.returncode is None:
             self._silent_seconds += passed
@@ -180,7 +180,7 @@ class Child:
     # --- the ways to start it -----------------------------------------------------------------
 
     async def _fork(self) -> Running | None:
-        """A process made by the spare; None if there is none that can do it now."""
+        """Let the spare fork the process; None if there is no spare that can do it now."""
         if self._spare is None or not self._spare.imported.is_set():
             return None
         pipe = self._new_pipe()
@@ -220,7 +220,7 @@ class Child:
                 module,
                 *argv,
                 pass_fds=[config_fd, pipe.theirs, *([] if fd is None else [fd]), *self._shared_fds.values()],
-                process_group=0,  # a terminal's Ctrl-C reaches the supervisor alone, which ends all in the right order
+                process_group=0,  # so that a terminal's Ctrl-C reaches only the supervisor, which ends all in order
             )
         finally:
             os.close(config_fd)
@@ -272,7 +272,7 @@ class Child:
             self._spare = None
 
     async def end_spare(self) -> None:
-        """End the spare, if there is one; there will be no other."""
+        """End the spare, if there is one, and start no other."""
         self._spare_module = ""
         self._cancel_spare_timer()
         if self._spare_start is not None:
@@ -288,19 +288,19 @@ class Child:
         return {each.pid for each in running if each is not None}
 
     def may_restart(self, now: float) -> bool:
-        """Note a death; False if there were too many of late."""
+        """Record a death; False if there were too many recently."""
         deaths = self._deaths_at_work if self.is_ready.is_set() else self._deaths
         deaths.append(now)
         return len(deaths) < (deaths.maxlen or 0) or now - deaths[0] > _DEATHS_WINDOW
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it runs."""
+        """Send a signal, if the process runs."""
         if self.process is not None and self.process.returncode is None:
-            # Not a subprocess's own send_signal: that would take the exit code of one that has just died for itself.
+            # Not the subprocess's own send_signal: it would reap a process that has just died, and keep the exit code.
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
 
     async def ended(self) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the end; return the exit code."""
         assert self.process is not None
         return await self.process.wait()

@@ -1,10 +1,10 @@
-"""Files that options name for writing: tried before anything is loaded, so that a full disk is said at once."""
+"""Output files named by options: tried before anything is loaded, so that a full disk is reported at once."""
 
 from pathlib import Path
 
 from penstock.core.config import Config, ConfigError
 
-_TRIAL = b"\n" * 4096  # a block: a file system that is full takes an empty file, but not this
+_TRIAL = b"\n" * 4096  # one block: a full file system accepts an empty file, but not this
 
 
 def check_output_files(config: Config) -> None:

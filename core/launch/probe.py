@@ -1,6 +1,6 @@
-"""`penstock probe`: ask a scheduler whether its event loop turns; a stopped process still takes connections.
+"""`penstock probe`: ask a scheduler whether its event loop turns; even a stopped process accepts connections.
 
-A health check for those that start the scheduler by themselves: exit code 0 if it answers, with or without a worker.
+A health check for those who start the scheduler themselves: exit code 0 if it answers, with or without a worker.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from penstock.ipc.messages import EngineReady, Probe, ToFrontend
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ask once; the exit code (0 it answers, 1 it does not, 2 the arguments cannot work)."""
+    """Ask once; return the exit code (0: it answers, 1: it does not, 2: invalid arguments)."""
     parser = argparse.ArgumentParser(prog="penstock probe", description="Ask a scheduler whether it answers.")
-    parser.add_argument("address", help="the scheduler's --frontend-address, as it is reached from here")
-    parser.add_argument("--seconds", type=float, default=5.0, help="time for the answer (default: 5)")
+    parser.add_argument("address", help="the scheduler's --frontend-address, as seen from here")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long to wait for the answer (default: 5)")
     parser.add_argument(
         "--channel-key-file",
         type=Path,

@@ -1,9 +1,9 @@
-"""The spare: a process that has imported what a worker needs, and forks a worker off whenever one is wanted.
+"""The spare: a process that has imported what a worker needs, and forks a worker whenever one is needed.
 
     supervisor --a descriptor--> spare --fork--> (ends at once) --fork--> worker: says "started PID" on that descriptor
 
-Importing takes seconds, and on a busy machine far longer; a fork takes a hundredth of one, however often workers die.
-The worker becomes the supervisor's own child: that is its nearest ancestor which adopts orphans (`adopt_orphans`).
+Importing takes seconds, and much longer on a busy machine; a fork takes ten milliseconds, however often workers die.
+The worker becomes the supervisor's own child, as its nearest ancestor that adopts orphans (`adopt_orphans`).
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Forked:
         self._ended.set()
 
     async def wait(self) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for its end; return its exit code."""
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
@@ -52,10 +52,10 @@ class Spare:
         self.running = running
         self._turn = turn
         self.imported = asyncio.Event()
-        """Set by whoever hears it say so."""
+        """Set by whoever receives that word."""
 
     async def until_imported(self) -> None:
-        """Wait for it, or for its end."""
+        """Wait until it has imported, or has ended."""
         waits = [asyncio.create_task(self.imported.wait()), asyncio.create_task(self.running.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -64,7 +64,7 @@ class Spare:
                 wait.cancel()
 
     def ask(self, descriptor: int, *, is_replacement: bool) -> bool:
-        """Let it fork a worker that has this descriptor as its parent's pipe; False if it cannot."""
+        """Let it fork a worker with this descriptor as its pipe to the parent; False if it cannot."""
         if not self.imported.is_set() or self.running.returncode is not None:
             return False
         try:
@@ -74,21 +74,21 @@ class Spare:
         return True
 
     async def end(self) -> None:
-        """End the process, not the workers that it made."""
+        """End the spare, not the workers that it forked."""
         if self.running.returncode is None:
             with suppress(ProcessLookupError):
-                os.kill(self.running.pid, signal.SIGKILL)  # also if it is stopped
+                os.kill(self.running.pid, signal.SIGKILL)  # works even if it is stopped
         await self.running.wait()
         self._turn.close()
 
 
 def adopt_orphans(*, enabled: bool = True) -> None:
-    """From now on, processes below this one whose parents end become its own children (Linux)."""
+    """From now on, descendants of this process whose parents end become its own children (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(enabled), 0, 0, 0)
 
 
 def reap_strangers(known: set[int]) -> None:
-    """Take note of the end of adopted children that nobody waits for: the helpers of a frontend that was killed."""
+    """Reap adopted children that nobody waits for: the helpers of a frontend that was killed."""
     with suppress(OSError):
         own = os.getpid()
         for pid in map(int, Path(f"/proc/{own}/task/{own}/children").read_text().split()):

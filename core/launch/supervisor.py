@@ -1,15 +1,15 @@
-"""`penstock serve`: start all processes, restart what dies, end them in the right order.
+"""`penstock serve`: start all processes, restart those that die, and end them in the right order.
 
     start        scheduler, worker, frontends, all at once; they find each other in any order
-    a death      the process is started again; its peers say hello anew
-    hanging      a process that has not said for too long that it is alive, and a worker of which the scheduler
-                 tells that it does not answer, is killed, which is a death; so are scheduler and worker both
-                 if each is well but they do not find each other
+    a death      the process is restarted; its peers say hello again
+    hanging      a process that has been silent for too long, or a worker that the scheduler reports as hung, is
+                 killed, which is a death; so are scheduler and worker together if each is well but they do not
+                 find each other
     SIGTERM      frontends drain (running streams finish, whatever dies meanwhile), then scheduler and worker end;
                  exit 0; a second one (or Ctrl-C) does not wait for the streams
-    SIGHUP       frontends read the files of keys and certificate again, if there are any
-    giving up    a process that refuses its configuration (exit code 2), or that dies too often (`child.py`),
-                 ends everything with a non-zero code; so does an error in here
+    SIGHUP       frontends read the key file and the certificate again, if there are any
+    giving up    a process that rejects its configuration (exit code 2), or that dies too often (`child.py`),
+                 ends everything with a nonzero code; so does an error in this process
 
 Children end with this process (the kernel signals them), so there are no orphans.
 """
@@ -43,24 +43,24 @@ _SPARE_WORKER = "penstock.gpu_worker.startup.spare"
 _END_GRACE = 5.0  # seconds between SIGTERM (after draining) and SIGKILL
 
 _PATIENCE, _MORE_PATIENCE = 1, 3
-"""Heartbeat timeouts that a process may be silent. With a frontend its clients' connections end; and of a worker the
-scheduler judges by its results, so that this is only a second look at it."""
+"""Heartbeat timeouts for which a process may be silent. If a frontend ends, so do its clients' connections; and the
+scheduler judges workers by their results, so this is only a second check."""
 
 _APART = 2
-"""Heartbeat timeouts that a scheduler without a worker and a worker that is ready may take to meet."""
+"""Heartbeat timeouts within which a scheduler without a worker and a ready worker must find each other."""
 
 
 class Supervisor:
-    """All children of one launch. It runs in any thread's event loop: signals and orphans are the caller's.
+    """All children of one launch. It runs in any thread's event loop: the caller handles signals and orphans.
 
     A worker's spare forks workers that become children of this process only if it adopts orphans (`adopt_orphans`): a
-    program that does not sets `spare_worker` off.
+    program that does not do so must set `spare_worker` to false.
     """
 
     def __init__(self, config: Config, num_ranks: int = 1, *, has_frontends: bool = True) -> None:
-        """`num_ranks`: workers that hold the model together; they are started, and end, as one.
+        """`num_ranks`: workers that hold the model together; they start and end as one.
 
-        Without frontends of its own, a launch is for a program that is one.
+        Without frontends the launch serves a program that acts as one.
         """
         self._config = config
         frontends = range(config.frontend.num_frontends if has_frontends else 0)
@@ -81,7 +81,7 @@ class Supervisor:
         self._seconds_apart = 0.0
         self.exit_code = 0
         self.stopping = asyncio.Event()
-        """Everything is about to end, because somebody wants it or because something failed."""
+        """Everything is about to end, on request or because of a failure."""
         self._hurry = asyncio.Event()
         self._reloads: set[asyncio.Task[None]] = set()
 
@@ -91,13 +91,13 @@ class Supervisor:
         return {pid for child in (*self.engine, *self.frontends) for pid in child.pids}
 
     async def run(self) -> int:
-        """Run until `stop` or a hopeless failure; the exit code for the whole launch."""
+        """Run until `stop` or a fatal failure; return the exit code for the whole launch."""
         of_frontends = [self._vital(self._keep_running(child)) for child in self.frontends]
         of_engine = [self._vital(self._keep_running(*group)) for group in ([self._scheduler], self._workers)]
         of_engine.append(self._vital(self._watch()))
         await self.stopping.wait()
         await _cancel([*self._reloads, *of_frontends])
-        # A worker or scheduler that dies now is still replaced: streams are to finish.
+        # A worker or scheduler that dies now is still replaced, so that streams can finish.
         await self._end(self.frontends, self._config.frontend.shutdown_timeout + _END_GRACE)
         await _cancel(of_engine)
         for child in self.engine:
@@ -113,9 +113,9 @@ class Supervisor:
         self.stopping.set()
 
     def reload(self) -> None:
-        """Let the frontends read the files of keys and certificate again."""
+        """Let the frontends read the key file and the certificate again."""
         if not has_files(self._config.frontend):
-            log.info("nothing to read again: no file of keys, no certificate")
+            log.info("nothing to reload: no key file, no certificate")
             return
         for child in self.frontends:
             task = asyncio.create_task(self._let_reload(child))
@@ -123,11 +123,11 @@ class Supervisor:
             task.add_done_callback(self._reloads.discard)
 
     async def _let_reload(self, child: Child) -> None:
-        await child.is_ready.wait()  # before, the signal could end it
+        await child.is_ready.wait()  # before that, the signal could end it
         child.signal(signal.SIGHUP)
 
     def _vital(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
-        """A task without which nothing is restarted any more: if it fails, everything ends."""
+        """A task without which nothing would be restarted any more: if it fails, everything ends."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._on_vital_end)
         return task
@@ -139,22 +139,22 @@ class Supervisor:
             log.error("internal error, giving up", exc_info=error)
 
     async def _keep_running(self, *group: Child) -> None:
-        """Start the processes of a group, and all of them again when one has ended."""
+        """Start the processes of a group, and start all of them again when one has ended."""
         while True:
             await asyncio.gather(*(child.start() for child in group))
             child, code = await _first_end(group)
             if self.stopping.is_set() and code == 0:  # a signal to all processes reached it too
                 return
-            is_hopeless = code == process.EXIT_CONFIG  # it has said why, in one sentence
+            is_hopeless = code == process.EXIT_CONFIG  # it has printed the reason
             if is_hopeless or not child.may_restart(time.monotonic()):
                 (log.info if is_hopeless else log.error)("giving up", child=child.name, exit_code=code)
                 self.exit_code = process.EXIT_CONFIG if is_hopeless else 1
                 self.stopping.set()
                 return
-            log.error("died, starting it again", child=child.name, exit_code=code)
+            log.error("died, restarting it", child=child.name, exit_code=code)
 
     def _kill_hung(self, pid: int) -> None:
-        """End a worker that the scheduler has no answer from; one that was replaced meanwhile has another id."""
+        """Kill a worker that the scheduler reports as hung, unless it has been replaced in the meantime."""
         for child in self._workers:
             running = child.process
             if running is not None and running.pid == pid and running.returncode is None:
@@ -162,7 +162,7 @@ class Supervisor:
                 child.signal(signal.SIGKILL)
 
     async def _watch(self) -> None:
-        """Judge all children by what they say, for as long as this runs."""
+        """Check all children by their reports, for as long as this runs."""
         options = self._config.ipc
         interval, timeout = options.heartbeat_interval, options.heartbeat_timeout
         while True:
@@ -198,9 +198,9 @@ class Supervisor:
 
 
 async def _first_end(group: Sequence[Child]) -> tuple[Child, int]:
-    """Wait until one of the processes has ended, and end the others; which one it was, and its exit code.
+    """Wait until one of the processes has ended, and end the others; return which one it was, and its exit code.
 
-    Another one's verdict that the configuration cannot work, in the same moment, comes first.
+    If another one rejects the configuration at the same moment, that comes first.
     """
     ends = [asyncio.create_task(child.ended()) for child in group]
     try:
@@ -224,8 +224,8 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
 def reserve_ports(config: Config) -> tuple[Config, list[socket.socket]]:
     """Make sure that the ports are free, and choose one for port 0, before anything is loaded.
 
-    With several frontends the bound (never listening) sockets are returned, to be kept open so that
-    nobody else takes the ports between their starts.
+    With several frontends the bound (never listening) sockets are returned; they must stay open so that
+    no other program takes the ports between the frontends' starts.
 
     Raises:
         ConfigError: if an address cannot be bound.
@@ -234,7 +234,7 @@ def reserve_ports(config: Config) -> tuple[Config, list[socket.socket]]:
     ports, kept = [], []
     for host, port in addresses(options):
         try:
-            with bind(host, port, is_shared=False) as alone:  # a shared one would not mind who else is there
+            with bind(host, port, is_shared=False) as alone:  # a shared bind would succeed beside another server
                 ports.append(alone.getsockname()[1])
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
@@ -244,7 +244,7 @@ def reserve_ports(config: Config) -> tuple[Config, list[socket.socket]]:
 
 
 def _quiet_on_terminal(config: Config) -> Config:
-    """On a terminal people read the banner; lines of several processes would only run through it."""
+    """On a terminal people read the banner; log lines of several processes would run through it."""
     options = config.log
     is_terminal = sys.stdout.isatty() and sys.stderr.isatty() and options.log_format != "json"
     if options.log_level != "auto" or not is_terminal:
@@ -253,7 +253,7 @@ def _quiet_on_terminal(config: Config) -> Config:
 
 
 async def _run_process(config: Config) -> int:
-    """A supervisor that has this process for itself: with signals, orphans, and somebody who may look on."""
+    """Run a supervisor that has this process for itself: with signals, orphans, and a banner."""
     supervisor, loop = Supervisor(config), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
@@ -289,7 +289,7 @@ async def _keep_reaping(supervisor: Supervisor, config: Config) -> None:
 
 
 def serve(config: Config) -> int:
-    """Run `penstock serve` to its end; the exit code."""
+    """Run `penstock serve` to its end; return the exit code."""
     config = _quiet_on_terminal(config)
     process.begin("penstock-supervisor", config.log.log_level, config.log.log_format)
     config, kept = reserve_ports(config)

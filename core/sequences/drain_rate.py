@@ -1,4 +1,4 @@
-"""How fast the queue empties: what refused clients are told, and how many may wait. Pure; the caller has the clock."""
+"""How fast the queue empties: it gives Retry-After and the queue's limit. Pure; the caller has the clock."""
 
 from collections import deque
 from math import ceil
@@ -7,25 +7,24 @@ from typing import NamedTuple
 WINDOW_SECONDS = 10.0
 
 _LEAST_SECONDS = 1.0
-"""A queue that has stood for less says only how fast it empties at least: rows end in bursts."""
+"""A shorter measurement only gives a lower bound of the rate, because rows end in bursts."""
 
 _ROWFULS_AT_FIRST = 4
-"""Times the rows that may wait while the rate is not known."""
+"""Multiple of the rows that may wait while the rate is unknown."""
 
 
 class _Sample(NamedTuple):
     at: float  # seconds, monotonic
-    num_seqs: int  # that have completed since the start
+    num_seqs: int  # completed since the start
     num_tokens: int  # admitted since the start
 
 
 class DrainRate:
-    """Sequences a second that made room for waiting ones, and prompt tokens that got a row, over the last seconds.
+    """Recent rates: sequences per second that made room for waiting ones, and prompt tokens per second that got a row.
 
-    Rows count that are free because their sequences are complete. Rows that nobody had before, and those of clients
-    that leave because they waited for too long, would tell of a speed that there is not. Times in which nobody waited
-    say nothing about how fast a queue empties: they are left out, and the last rates that were seen hold until there
-    is a queue again.
+    Only rows freed by completed sequences count. Rows that were never used, and those of clients that left because they
+    waited too long, would suggest a speed that does not exist. Times without a queue say nothing about how fast one
+    empties: they are left out, and the last rates hold until there is a queue again.
     """
 
     __slots__ = ("_is_known", "_samples", "seqs_per_second", "tokens_per_second")
@@ -33,11 +32,11 @@ class DrainRate:
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()  # since the queue was last empty
         self._is_known = False
-        self.seqs_per_second = 0.0  # 0: not known, or nothing leaves
+        self.seqs_per_second = 0.0  # 0: unknown, or nothing leaves
         self.tokens_per_second = 0.0
 
     def note(self, now: float, num_waiting: int, num_completed_seqs: int, num_admitted_tokens: int) -> None:
-        """Take the present counters; call it several times a second while they change."""
+        """Record the current counters; call it several times a second while they change."""
         samples = self._samples
         if samples and now > samples[0].at:
             while len(samples) > 1 and now - samples[1].at >= WINDOW_SECONDS:
@@ -56,10 +55,10 @@ class DrainRate:
             samples.clear()
 
     def turns_within(self, seconds: float, num_rows: int) -> int:
-        """How many sequences may wait for a row before one that shall wait no longer than `seconds`.
+        """Return how many sequences may wait for a row before one that must not wait longer than `seconds`.
 
-        As many as there are rows in any case: they wait for about as long as they will run. Until a queue has been seen
-        to move, some more: nobody knows yet how fast a server is that has just begun.
+        At least as many as there are rows: they wait for about as long as they will run. Until a queue has been seen to
+        move, some more, because the speed of a server that has just started is unknown.
         """
         if not self._is_known:
             return _ROWFULS_AT_FIRST * num_rows

@@ -1,4 +1,4 @@
-"""Which requests the scheduler takes in, and the refusal of those that it does not."""
+"""Which requests the scheduler accepts, and why it refuses the others."""
 
 from itertools import chain
 from math import isfinite
@@ -13,7 +13,7 @@ from penstock.ipc.queue_turns import turns_before
 
 
 class Refusal(NamedTuple):
-    """Why a request is not taken in: a code for programs, and one sentence with the limit and the value."""
+    """Why a request is refused: a code for programs, and one sentence with the limit and the value."""
 
     code: ErrorCode
     reason: str
@@ -22,24 +22,24 @@ class Refusal(NamedTuple):
 def check_request(
     message: AddRequest, limits: WorkerLimits, waiting: WaitingQueue, options: SchedulerOptions, max_turns: int
 ) -> Refusal | None:
-    """Return why the request cannot be queued now (queue_full), or can never run here (the rest)."""
+    """Return why the request cannot be queued now (queue_full), or can never run here (all other codes)."""
     num_prompt_tokens, remainder = divmod(len(message.prompt_token_ids), 4)
     if remainder or not num_prompt_tokens:
-        return Refusal("internal", f"the prompt is no int32 buffer with tokens: {len(message.prompt_token_ids)} bytes")
+        return Refusal("internal", f"the prompt is not an int32 buffer: {len(message.prompt_token_ids)} bytes")
     max_len = limits.max_sequence_len
     if num_prompt_tokens >= max_len:
         return Refusal(
             "too_long",
-            f"the prompt has {num_prompt_tokens} tokens; at most {max_len - 1} fit beside one token of output",
+            f"the prompt has {num_prompt_tokens} tokens; at most {max_len - 1} leave room for a token of output",
         )
-    # What was admitted once is not dropped: resumed requests were waiting or running, so there are no more than that.
+    # A request that was once admitted is not dropped: resumed requests were waiting or running, which bounds them.
     if not message.progress and (refusal := _check_room(message, num_prompt_tokens, waiting, options, max_turns)):
         return refusal
     if not isfinite(message.seconds_left):
-        return Refusal("internal", "the time that is left for the request is not a finite number")
+        return Refusal("internal", "the time left for the request is not a finite number")
     num_logprobs = max(message.sampling.num_logprobs, message.sampling.prompt_logprobs)
     if num_logprobs > limits.vocab_size:
-        return Refusal("internal", f"{num_logprobs} best tokens are asked for, of a vocabulary of {limits.vocab_size}")
+        return Refusal("internal", f"{num_logprobs} logprobs requested, but the vocabulary has {limits.vocab_size}")
     return (
         _check_sampling(message.sampling, limits.vocab_size)
         or _check_token_ids(message.prompt_token_ids, limits)
@@ -51,30 +51,30 @@ def _check_room(
     message: AddRequest, num_prompt_tokens: int, waiting: WaitingQueue, options: SchedulerOptions, max_turns: int
 ) -> Refusal | None:
     n = message.n
-    # Others' sequences do not shut out a tenant that has none waiting: it soon has its turn.
+    # The sequences of others do not shut out a tenant that has none waiting: its turn comes soon.
     is_beside_others = waiting.num_seqs > 0 and not waiting.has_tenant(message.tenant)
     max_num_seqs = options.max_num_queued_seqs * (2 if is_beside_others else 1)
     if waiting.num_seqs + n > max_num_seqs:
         return Refusal(
             "queue_full",
-            f"{waiting.num_seqs} sequences wait already and the request has {n}; at most {max_num_seqs} may wait",
+            f"{waiting.num_seqs} sequences are waiting and the request has {n}; at most {max_num_seqs} may wait",
         )
     if max_turns and not waiting.has_group(message.tenant, message.group):
         num_turns = turns_before(message.tenant, waiting.tenants())
         if num_turns >= max_turns:
             return Refusal("queue_full", f"{num_turns} others would have their turn before; at most {max_turns} may")
-    # Whoever finds the queue empty is taken in whatever he brings: waiting longer would not help him.
+    # A request that finds the queue empty is accepted whatever its size: waiting longer would not help it.
     if waiting.num_tokens and waiting.num_tokens + n * num_prompt_tokens > options.max_num_queued_tokens:
         return Refusal(
             "queue_full",
-            f"sequences of {waiting.num_tokens} tokens wait already and the request has {n * num_prompt_tokens}; "
+            f"sequences of {waiting.num_tokens} tokens are waiting and the request has {n * num_prompt_tokens}; "
             f"at most {options.max_num_queued_tokens} may wait",
         )
     return None
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> Refusal | None:
-    """Return what would end the worker. Frontends check it too, and say it better: this is for what is none of ours."""
+    """Return what would crash the worker. Frontends check it too, with better messages: this is for other senders."""
     floats = (
         sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
         sampling.presence_penalty, sampling.frequency_penalty, *(bias for _, bias in sampling.logit_bias),
@@ -83,7 +83,7 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> Refusal | None
         return Refusal("internal", "a sampling parameter is not a finite number")
     used = [*sampling.allowed_token_ids, *chain.from_iterable(sampling.bad_words), *(i for i, _ in sampling.logit_bias)]
     if sampling.min_tokens:
-        used += sampling.stop_token_ids  # else they are but compared with what was drawn
+        used += sampling.stop_token_ids  # otherwise they are only compared with sampled tokens
     if used and not 0 <= min(used) <= max(used) < vocab_size:
         return Refusal("internal", f"a sampling parameter names a token outside the vocabulary of {vocab_size} tokens")
     return None
@@ -98,7 +98,7 @@ def _check_token_ids(buffer: bytes, limits: WorkerLimits) -> Refusal | None:
 
 
 def _check_resumed(message: AddRequest, num_prompt_tokens: int, limits: WorkerLimits) -> Refusal | None:
-    """Return why a request cannot go on where another scheduler left it."""
+    """Return why a request cannot continue where another scheduler left it."""
     max_len = min(num_prompt_tokens + message.sampling.max_tokens, limits.max_sequence_len)
     last_idx = -1
     for resumed in message.progress:
@@ -107,10 +107,10 @@ def _check_resumed(message: AddRequest, num_prompt_tokens: int, limits: WorkerLi
         last_idx = resumed.sequence_idx
         num_outputs, remainder = divmod(len(resumed.token_ids), 4)
         if remainder:
-            return Refusal("internal", f"resumed tokens are no int32 buffer: {len(resumed.token_ids)} bytes")
+            return Refusal("internal", f"resumed tokens are not an int32 buffer: {len(resumed.token_ids)} bytes")
         if num_prompt_tokens + num_outputs >= max_len:
             length = num_prompt_tokens + num_outputs
-            return Refusal("too_long", f"a sequence is resumed at {length} tokens; with one more it may have {max_len}")
+            return Refusal("too_long", f"a sequence resumes at {length} tokens; with one more it may have {max_len}")
         if not 0 <= resumed.num_prompt_logprobs < num_prompt_tokens:
             return Refusal("internal", f"{resumed.num_prompt_logprobs} of {num_prompt_tokens} prompt tokens were told")
         if num_outputs and (refusal := _check_token_ids(resumed.token_ids, limits)):

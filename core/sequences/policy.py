@@ -1,7 +1,7 @@
-"""Policies: which request comes before which. A class of your own joins them as `--scheduling-policy MODULE:CLASS`.
+"""Policies: the order of requests. Your own class is used with `--scheduling-policy MODULE:CLASS`.
 
-A request with a smaller key runs first; requests with equal keys form a level, in which tenants, groups and requests
-have their turns (`waiting_queue.py`). A policy has no clock of its own: whoever asks it says what time it is.
+A request with a smaller key runs first. Requests with equal keys form a level, in which tenants, groups and requests
+take turns (`waiting_queue.py`). A policy has no clock of its own: callers pass the time.
 """
 
 import importlib
@@ -15,29 +15,29 @@ _by_order = attrgetter("order")
 
 
 class Policy:
-    """First come, first served; the base of all policies. A scheduler makes one for itself, which may keep state."""
+    """First come, first served; the base of all policies. Each scheduler creates its own, which may keep state."""
 
     preempts = False
-    """Whether a waiting sequence takes the row of a running one whose key is greater."""
+    """Whether a waiting sequence takes the row of a running one that has a greater key."""
 
     changes = False
-    """Whether keys change with time or with computed tokens. They are then asked for again before each step, at a cost
-    that grows with the number of live requests; otherwise once, when a request comes."""
+    """Whether keys change with time or with computed tokens. Then they are computed again before each step, at a cost
+    that grows with the number of live requests; otherwise once, when a request arrives."""
 
     def key(self, request: Request, now: float) -> Key:
-        """Return where the request stands among all: smaller runs first. `now`: seconds, by a monotonic clock."""
+        """Return the request's key: smaller runs first. `now`: seconds of a monotonic clock."""
         return ()
 
     def on_tokens(self, request: Request, num_tokens: int) -> None:
-        """So many positions of the request have been computed. Called only if keys change."""
+        """Called after this many positions of the request have been computed, but only if keys change."""
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:
-        """Return the one of the running sequences (at least one) that is preempted when pages or rows run out."""
+        """Return the running sequence (there is at least one) to preempt when pages or rows run out."""
         return max(running, key=_by_order)
 
 
 class Priority(Policy):
-    """By the request's own priority, then as it came."""
+    """By the request's own priority, then by arrival."""
 
     preempts = True
 
@@ -46,11 +46,11 @@ class Priority(Policy):
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {"fcfs": Policy, "priority": Priority}
-"""By name. A module that is imported in the scheduler's process may add to it."""
+"""By name. A module imported in the scheduler's process may add to it."""
 
 
 def make_policy(name: str) -> Policy:
-    """Return a new policy: one of POLICIES, or of a class that `MODULE:CLASS` names.
+    """Return a new policy: one of POLICIES, or an instance of the class that `MODULE:CLASS` names.
 
     Raises:
         ConfigError: if there is no such policy.

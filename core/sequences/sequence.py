@@ -5,17 +5,17 @@ The counters of a running sequence, over token positions:
     0 ............ settled ............ computed ........ target
     [ KV is there  )[ KV in flight      )[ to be computed )
 
-    num_settled_tokens    returned by the worker; the only basis on which pages are cached or freed
+    num_settled_tokens    returned by the worker; pages are cached or freed on this basis only
     num_computed_tokens   launched; num_inflight_tokens = computed - settled
     target                num_tokens (known ids) + samples in flight; the next chunk is target - computed
 
-What is stored is num_unsettled_tokens = num_tokens - settled: while a sequence decodes it stays 1, its
-last token, so that a result changes nothing but the token ids.
+What is stored is num_unsettled_tokens = num_tokens - settled: while a sequence decodes it stays 1 (its
+last token), so a result changes nothing but the token ids.
 
 A chunk that reaches the target samples. From its first sample on a sequence decodes: each step
 computes one position and samples one token, so `target == computed + 1` until it may sample no more.
-With drafts (`core/steps/drafts.py`) a step computes more positions, and samples up to as many tokens;
-`computed` and `target` count the most until its result is there.
+With drafts (`core/steps/drafts.py`) a step computes more positions and samples up to as many tokens;
+until its result is there, `computed` and `target` assume the maximum.
 """
 
 from array import array
@@ -33,11 +33,11 @@ Owner = bytes
 """Identity of the frontend that a request came from; opaque here."""
 
 Key = tuple[float, ...]
-"""What a policy orders requests by; all keys of a policy have one length, and no NaN in them."""
+"""What a policy sorts requests by; all keys of a policy have the same length, and contain no NaN."""
 
 
 class Request:
-    """What a client asked for. Holds its live sequences only; finished ones are forgotten."""
+    """What a client asked for. Holds only its live sequences; finished ones are forgotten."""
 
     __slots__ = (
         "arrived",
@@ -65,7 +65,7 @@ class Request:
     def __init__(self, message: AddRequest, owner: Owner, max_model_len: int, now: float = 0.0) -> None:
         self.request_id = message.request_id
         self.owner = owner
-        self.level: Key = ()  # its key, by the policy: lower runs first and is preempted last
+        self.level: Key = ()  # its key under the policy: lower runs first and is preempted last
         self.priority = message.priority
         self.tenant = message.tenant
         self.group = message.group or message.request_id
@@ -82,8 +82,8 @@ class Request:
             for seq, resumed in zip(self.waiting, message.progress, strict=True):
                 seq.restore(resumed)
         self.running: list[Sequence] = []
-        self.grammar_id = 0  # in the worker; 0 if there is none, or it has not been asked for it
-        self.is_lined_up = False  # it has its place among the requests with new sequences
+        self.grammar_id = 0  # in the worker; 0 if there is none, or it is not prepared yet
+        self.is_lined_up = False  # it is in line with the requests that have new sequences
         self.is_parked = False
         self.is_paused = False  # its client does not read
         self.arrived = 0.0 if message.progress else now  # 0: elsewhere, at another time
@@ -98,7 +98,7 @@ class Request:
 
     @property
     def can_fork(self) -> bool:
-        """A sequence outlives the step that settles its prompt, unless it has but one token to sample."""
+        """A sequence outlives the step that settles its prompt, unless it has only one token to sample."""
         return self.max_len - self.num_prompt_tokens > 1
 
 
@@ -152,34 +152,34 @@ class Sequence:
         self.epoch = 0
         self.turn = -1  # number of its first admission among all; -1 before it
         self.is_waiting = False
-        self.is_returning = False  # has an entry among those that wait for another row
+        self.is_returning = False  # it is among those that wait for a row again
         self.limit_length(request.max_len)
         self.num_logprobs = request.sampling.num_logprobs
-        # Position p gives the log-probability of token p + 1. The prompt is the same for all sequences: one tells.
+        # Position p gives the log-probability of token p + 1. The prompt is the same for all sequences: one reports it.
         wants_prompt = request.sampling.prompt_logprobs >= 0 and sequence_idx == 0
         self.num_prompt_logprobs_due = request.num_prompt_tokens - 1 if wants_prompt else 0
-        self.num_prompt_logprobs_sent = 0  # told so far; a recomputed position is not told again
+        self.num_prompt_logprobs_sent = 0  # sent so far; a recomputed position is not sent again
         self.clear()
 
     def clear(self) -> None:
-        """Forget all that belongs to a row: the state of a sequence that is not running."""
+        """Forget everything that belongs to a row, when the sequence stops running."""
         self.row = -1
-        self.running_epoch = -1  # `epoch` while it has a row: one comparison tells a stale result
+        self.running_epoch = -1  # `epoch` while it has a row: one comparison detects a stale result
         self.page_ids: list[int] = []
-        self.window_tables: list[WindowTable] = []  # of the page groups beside the first
+        self.window_tables: list[WindowTable] = []  # of the page groups after the first
         self.num_computed_tokens = 0
         self.num_unsettled_tokens = self.num_tokens
-        self.num_unsure_tokens = 0  # launched in steps with drafts, which may bring less
-        self.launch_limit = 0  # computed positions stay below this without new pages or the end in sight
-        self.settle_event = 0  # settled tokens at which there is more to do than to append a token
-        self.due_step = -1  # step whose result reaches that at the earliest
+        self.num_unsure_tokens = 0  # launched in steps with drafts, which may return fewer
+        self.launch_limit = 0  # computed positions stay below this without new pages or a possible end
+        self.settle_event = 0  # settled tokens at which there is more to do than append a token
+        self.due_step = -1  # the earliest step whose result reaches that
         self.cache_node: CacheNode | None = None  # cursor in the prefix cache
         self.num_tree_pages = 0  # page_ids[:num_tree_pages] are in the tree, down to the cursor
 
     def limit_length(self, max_len: int) -> None:
         """Set the prompt + output tokens at which it has its full length."""
         self.max_len = max_len
-        self.max_computed_tokens = max_len - 1  # the last token is drawn, and never computed
+        self.max_computed_tokens = max_len - 1  # the last token is sampled, but never computed
 
     @property
     def num_tokens(self) -> int:
@@ -199,26 +199,26 @@ class Sequence:
 
     @property
     def is_new(self) -> bool:
-        """It has not had its turn to get a row."""
+        """Whether it has not had its turn for a row yet."""
         return self.turn < 0
 
     @property
     def order(self) -> tuple[Key, int]:
-        """Of those that had their turn: smaller runs first and is preempted last; unique."""
+        """Order of the sequences that had their turn: smaller runs first and is preempted last; unique."""
         return self.request.level, self.turn
 
     @property
     def owes_prompt_logprobs(self) -> bool:
-        """Prompt positions from `num_prompt_logprobs_sent` on must be computed, cached or not."""
+        """Whether prompt positions from `num_prompt_logprobs_sent` on must be computed, cached or not."""
         return self.num_prompt_logprobs_sent < self.num_prompt_logprobs_due
 
     @property
     def num_reusable_tokens(self) -> int:
-        """Known tokens that a cached prefix may spare computing: what logits are wanted of is not among them."""
+        """Known tokens that a cached prefix may save; positions whose logits are needed are not among them."""
         return self.num_prompt_logprobs_sent if self.owes_prompt_logprobs else self.num_tokens - 1
 
     def sampling(self) -> SamplingParams:
-        """Return the parameters with the sequence's own seed and what it still asks for."""
+        """Return the parameters, with the sequence's own seed and what is still missing from its output."""
         params = self.request.sampling
         if params.grammar:
             params = replace(params, grammar="")  # the worker has it already
@@ -235,15 +235,15 @@ class Sequence:
         )
 
     def restore(self, resumed: SequenceProgress) -> None:
-        """Go on after outputs of an earlier scheduler: as after a preemption, they are known and not computed."""
+        """Continue after outputs of an earlier scheduler: as after a preemption, they are known but not computed."""
         self.num_prompt_logprobs_sent = resumed.num_prompt_logprobs
         if resumed.token_ids:
             self.own_token_ids().extend(unpack_int32(resumed.token_ids))
-            self.num_cached_tokens = 0  # told with the first output, long ago
+            self.num_cached_tokens = 0  # was sent with the first output
             self.num_unsettled_tokens = self.num_tokens
 
     def own_token_ids(self) -> "array[int]":
-        """Give the sequence a token buffer of its own (before its first output) and return it."""
+        """Give the sequence its own token buffer (before its first output) and return it."""
         if self.token_ids is self.request.prompt_token_ids:
             self.token_ids = self.token_ids[:]
             self.append_token = self.token_ids.append

@@ -1,11 +1,11 @@
-"""Sequences that wait, and whose turn it is, with work per step that does not grow with their number.
+"""Waiting sequences, and whose turn it is. The work per step does not grow with their number.
 
     1. by level (`policy.py`): the lowest first;
     2. in a level, sequences that had a row and lost it, in the order in which they first got one;
-    3. then new ones, in turns: one sequence of each tenant, and of a tenant's, one of each of its groups.
+    3. then new ones, in turns: one sequence of each tenant, and within a tenant one of each of its groups.
 
-A tenant is an API key, a group is what one client asked for at once. Whoever had a turn goes to the end of the line, so
-a group of one sequence waits for its turn as in a plain queue, and one of a thousand keeps nobody waiting for long.
+A tenant is an API key, a group is what one client asked for at once. After its turn each goes to the end of the line,
+so a group of one sequence waits as in a plain queue, and a group of a thousand makes nobody wait for long.
 """
 
 from bisect import bisect_left, insort
@@ -21,7 +21,7 @@ from penstock.ipc.messages import WaitingTenant
 _by_idx = attrgetter("sequence_idx")
 
 Rows = Mapping[str, Mapping[str, int]]
-"""How many rows each group of each tenant has; those without any are left out."""
+"""How many rows each group of each tenant has; groups and tenants without rows are left out."""
 
 _Group = OrderedDict[Request, None]
 _Tenant = OrderedDict[str, _Group]
@@ -51,20 +51,20 @@ class _Lines:
                 del self._tenants[request.tenant]
 
     def first(self, *, newest: bool) -> Request:
-        """Return the request whose turn it is; with `newest`, of the tenant's groups the last one."""
+        """Return the request whose turn it is; with `newest`, the one of the tenant's last group."""
         groups = next(iter(self._tenants.values()))
         requests = next(reversed(groups.values())) if newest else next(iter(groups.values()))
         return next(iter(requests))
 
     def had_turn(self, request: Request) -> None:
-        """Its tenant, its group and the request itself go to the end of their lines."""
+        """Move its tenant, its group and the request itself to the end of their lines."""
         groups = self._tenants[request.tenant]
         self._tenants.move_to_end(request.tenant)
         groups.move_to_end(request.group)
         groups[request.group].move_to_end(request)
 
     def without_row(self, rows_of: Rows) -> Request | None:
-        """Return the first request whose tenant has no row; else one whose group has none; None if all have some."""
+        """Return the first request whose tenant has no row, else one whose group has none; None if all have some."""
         for name, groups in self._tenants.items():
             if name not in rows_of:
                 return next(iter(next(iter(groups.values()))))
@@ -75,7 +75,7 @@ class _Lines:
         return None
 
     def bring_forward(self, request: Request, *, newest: bool) -> None:
-        """It is its turn now."""
+        """Give it the next turn."""
         groups = self._tenants[request.tenant]
         self._tenants.move_to_end(request.tenant, last=False)
         groups.move_to_end(request.group, last=newest)
@@ -86,7 +86,7 @@ class _Lines:
         return (request for groups in self._tenants.values() for group in groups.values() for request in group)
 
     def in_order(self) -> Iterator[Sequence]:
-        """Yield all new sequences as their turns would come. O(all) for the first one: only for the step trace."""
+        """Yield all new sequences in the order of their turns. O(all) for the first one: only for the step trace."""
         tenants = [
             [[[seq for seq in request.waiting if seq.is_new] for request in group] for group in groups.values()]
             for groups in self._tenants.values()
@@ -100,24 +100,23 @@ def _in_turns(lists: list[list[Sequence]]) -> Iterator[Sequence]:
 
 
 class _Count:
-    """What waits of one tenant."""
+    """What one tenant has waiting."""
 
     __slots__ = ("groups", "num_seqs")
 
     def __init__(self) -> None:
         self.num_seqs = 0
-        self.groups: dict[str, int] = {}  # its sequences by group
+        self.groups: dict[str, int] = {}  # number of its sequences by group
 
 
 class WaitingQueue:
-    """All that wait.
+    """All waiting sequences.
 
-    A request whose sequences wait for a sibling to compute their common prompt is parked beside the lines, so that
-    it does not hold up those behind it; so is one that must wait until it is known who ended a worker.
-    A request whose grammar is not ready is held, until it is released.
-    A request whose client does not read is paused: it counts as waiting no more until it may resume.
-    Entries of `_returning` that are not due any more are dropped when they reach the top, or all at once when they
-    are the majority.
+    A request whose sequences wait for a sibling to compute their common prompt is parked beside the lines, so that it
+    does not hold up those behind it; so is one that must wait until it is known which request crashed a worker.
+    A request whose grammar is not ready is held until it is released.
+    A request whose client does not read is paused: it does not count as waiting until it resumes.
+    Outdated entries of `_returning` are dropped when they reach the top, or all at once when they are the majority.
     """
 
     __slots__ = (
@@ -130,17 +129,17 @@ class WaitingQueue:
         self._level_ids: list[Key] = []  # sorted
         self._returning: list[tuple[Key, int, Sequence]] = []  # heap: level, turn
         self._parked: dict[Request, None] = {}
-        self._held: dict[Request, None] = {}  # as parked, but somebody says when it is over
+        self._held: dict[Request, None] = {}  # like parked, but `release` ends it
         self._paused: dict[Request, None] = {}
         self._counts: dict[str, _Count] = {}  # by tenant
         self._num_turns = 0
         self.num_seqs = 0
-        self.num_tokens = 0  # known ones, prompts and outputs, of each sequence that waits
-        self.num_line_ups = 0  # ever: whether somebody has come
-        self.newest_first = False  # of a tenant's groups
+        self.num_tokens = 0  # known tokens, prompts and outputs, of all waiting sequences
+        self.num_line_ups = 0  # total since the start: shows whether a request has joined
+        self.newest_first = False  # among a tenant's groups
 
     def add_request(self, request: Request) -> None:
-        """Queue a new request with all its sequences. Those that had outputs elsewhere have had their turn."""
+        """Queue a new request with all its sequences. Those with outputs from an earlier scheduler had their turn."""
         for seq in request.waiting:
             seq.is_waiting = True
             if seq.num_outputs:
@@ -174,7 +173,7 @@ class WaitingQueue:
         return next(seq for seq in request.waiting if seq.is_new)
 
     def without_row(self, rows_of: Rows) -> Sequence | None:
-        """Return the first new sequence of a tenant, or a group, without a row; None unless the head is new, too."""
+        """Return the first new sequence of a tenant or group without a row; None unless the head is new too."""
         head = self.head()
         if head is None or not head.is_new:
             return None
@@ -182,11 +181,11 @@ class WaitingQueue:
         return None if request is None else next(seq for seq in request.waiting if seq.is_new)
 
     def bring_forward(self, seq: Sequence) -> None:
-        """It is the turn of this one now, which is new, and of the head's level."""
+        """Give the next turn to this new sequence, which is of the head's level."""
         self._levels[seq.request.level].bring_forward(seq.request, newest=self.newest_first)
 
     def admit(self, seq: Sequence) -> None:
-        """Take the sequence whose turn it is out: it gets a row."""
+        """Take out the sequence whose turn it is: it gets a row."""
         request = seq.request
         if seq.is_new:
             self._give_turn(seq)
@@ -195,7 +194,7 @@ class WaitingQueue:
         self.remove(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """Take a waiting sequence out: it is admitted, aborted or failed."""
+        """Take out a waiting sequence that is admitted, aborted or failed."""
         request = seq.request
         request.waiting.remove(seq)
         seq.is_waiting = False
@@ -218,7 +217,7 @@ class WaitingQueue:
         self._parked[request] = None
 
     def parked(self) -> list[Request]:
-        """Return the requests set aside: no more than rows, but while suspects of a worker's death are tried."""
+        """Return the requests set aside: at most as many as rows, except while suspects of a crash are tried."""
         return list(self._parked)
 
     def unpark(self, request: Request) -> None:
@@ -226,16 +225,16 @@ class WaitingQueue:
         self._line_up(request)
 
     def hold(self, request: Request) -> None:
-        """Set a request aside until `release`: nobody looks at it in between."""
+        """Set a request aside until `release`, without looking at it in between."""
         self._set_aside(request)
         self._held[request] = None
 
     def release(self, request: Request) -> bool:
-        """Queue a held request again, at the head of its line; whether it was held."""
+        """Queue a held request again, at the head of its line. Returns whether it was held."""
         if request not in self._held:
             return False
         self.unpark(request)
-        if request.is_lined_up:  # it was its turn already
+        if request.is_lined_up:  # its turn had come already
             self._levels[request.level].bring_forward(request, newest=self.newest_first)
         return True
 
@@ -251,7 +250,7 @@ class WaitingQueue:
         return list(self._held)
 
     def pause(self, request: Request) -> None:
-        """Set a request aside, none of whose sequences runs, until `resume`."""
+        """Set aside, until `resume`, a request that has no running sequence."""
         for seq in request.waiting:
             self._count(seq, -1)
         if request.is_parked:
@@ -262,7 +261,7 @@ class WaitingQueue:
         self._paused[request] = None
 
     def resume(self, request: Request) -> None:
-        """Queue a paused request again. It kept the engine waiting, so it comes after all that wait already."""
+        """Queue a paused request again. It kept the engine waiting, so it comes after all that are waiting already."""
         del self._paused[request]
         request.is_paused = False
         for seq in request.waiting:
@@ -271,7 +270,7 @@ class WaitingQueue:
         self._line_up(request)
 
     def change_levels(self, levels: Mapping[Request, Key]) -> None:
-        """Give all live requests other levels; those that meet in a level keep their order. O(live)."""
+        """Give all live requests new levels; those that end up in the same level keep their order. O(live)."""
         in_line = [request for level in self._level_ids for request in self._levels[level].requests()]
         self._levels.clear()
         self._level_ids.clear()
@@ -287,19 +286,19 @@ class WaitingQueue:
         return len(self._paused)
 
     def tenants(self) -> tuple[WaitingTenant, ...]:
-        """Return what waits of each tenant that has something waiting."""
+        """Return the counts of each tenant that has something waiting."""
         return tuple(WaitingTenant(name, each.num_seqs, len(each.groups)) for name, each in self._counts.items())
 
     def has_tenant(self, tenant: str) -> bool:
-        """Tell whether it has something waiting."""
+        """Return whether it has something waiting."""
         return tenant in self._counts
 
     def has_group(self, tenant: str, group: str) -> bool:
-        """Tell whether some of the group waits."""
+        """Return whether the group has something waiting."""
         return tenant in self._counts and group in self._counts[tenant].groups
 
     def requests(self) -> Iterator[Request]:
-        """Yield every request with a waiting sequence, in no order; for resets and checks."""
+        """Yield every request with a waiting sequence, in no particular order; for resets and checks."""
         found: dict[Request, None] = {}
         for lines in self._levels.values():
             found.update(dict.fromkeys(lines.requests()))
@@ -324,7 +323,7 @@ class WaitingQueue:
 
     @property
     def num_entries(self) -> int:
-        """Size of the heap, entries that are not due included; for checks."""
+        """Size of the heap, outdated entries included; for checks."""
         return len(self._returning)
 
     def _set_aside(self, request: Request) -> None:
@@ -409,7 +408,7 @@ def _is_due(entry: tuple[Key, int, Sequence]) -> bool:
 
 def _forget_turn(seq: Sequence) -> None:
     seq.turn = -1
-    seq.is_returning = False  # an entry with its old turn is no longer due
+    seq.is_returning = False  # an entry with its old turn is outdated
 
 
 def _drop(entry: tuple[Key, int, Sequence]) -> None:

@@ -1,4 +1,4 @@
-"""What the scheduler must know of the worker that is there now."""
+"""What the scheduler must know about the current worker."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from penstock.ipc.messages import WindowGroup, WorkerHello
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Sizes that bound plans: the worker's, or the options' where those are less."""
+    """Sizes that bound plans: the worker's, or the options' where those are smaller."""
 
     num_pages: int
     page_size: int
@@ -33,7 +33,7 @@ class WorkerLimits:
     @property
     def max_sequence_len(self) -> int:
         """Longest sequence that the model allows and the pool can hold."""
-        # A window may begin and end inside a page, and what lies behind it is freed a page of the first group later.
+        # A window may begin and end inside a page, and pages behind it are freed one page of the first group later.
         num_window_pages = sum(
             2 + -(-(group.window + self.page_size) // group.page_size) for group in self.window_groups
         )

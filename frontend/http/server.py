@@ -107,7 +107,7 @@ class Server:
         """Read the files of keys and certificate again; one that cannot be used changes nothing."""
         options = self._config.frontend
         if not has_files(options):
-            log.info("nothing to read again: no file of keys, no certificate")
+            log.info("nothing to reload: no key file, no certificate")
         try:
             if options.api_keys_file:
                 self.service.access.change(load_api_keys(options.api_keys_file))

@@ -1,9 +1,8 @@
 """Every message that crosses a socket, and nothing else.
 
 Structs are tagged, array-like and frozen; they are validated against these types on receipt.
-Arrays travel as raw little-endian buffers (`bytes`), named with their dtype and shape in
-the comment beside the field. A field is only ever added at the end and with a default, and a
-change that breaks that raises `PROTOCOL_VERSION`.
+Arrays travel as raw little-endian buffers (`bytes`); the comment beside each field gives dtype and shape.
+New fields are only ever added at the end and with a default; any other change increments `PROTOCOL_VERSION`.
 
 Directions (`frontend.py` and `worker.py`; `base.py` is what both share):
 

@@ -22,7 +22,7 @@ class FrontendHello(Message, frozen=True):
 
 
 class EngineReady(Message, frozen=True):
-    """Answer to a hello once a worker is there; sent again to all whenever it becomes true."""
+    """Answer to a hello once a worker is there; sent again to all frontends whenever one becomes ready."""
 
     protocol_version: int
     model_fingerprint: str
@@ -31,29 +31,29 @@ class EngineReady(Message, frozen=True):
     page_size: int
     num_pages: int
     max_num_seqs: int
-    device: str = ""  # as people read it
+    device: str = ""  # a readable name
     dtype: str = ""
-    max_num_queued_seqs: int = 0  # 0: not told
+    max_num_queued_seqs: int = 0  # 0: unknown
     max_num_queued_tokens: int = 0
     kernels: str = ""  # what computes the model: "native", "torch", "triton", "transformers"
 
 
 class EngineNotReady(Message, frozen=True):
-    """No worker serves now (starting, or lost); requests wait until EngineReady comes."""
+    """No worker is serving now (starting, or lost); requests wait until EngineReady comes."""
 
     reason: str
 
 
 class SequenceProgress(Struct, frozen=True, array_like=True, gc=False):
-    """How far an unfinished sequence had come under a scheduler that is gone."""
+    """How far an unfinished sequence had come under an earlier scheduler."""
 
     sequence_idx: int
-    token_ids: Buffer = b""  # int32[k]: the output tokens that the frontend has, shown or held back; not told again
+    token_ids: Buffer = b""  # int32[k]: output tokens that the frontend has, shown or held back; not sent again
     num_prompt_logprobs: int = 0  # prompt tokens after the first whose log-probabilities it has
 
 
 class Probe(Message, frozen=True):
-    """Whether the scheduler answers: EngineReady or EngineNotReady, to whoever asks, without a hello."""
+    """Asks whether the scheduler answers: it sends EngineReady or EngineNotReady; no hello is needed."""
 
 
 class AddRequest(Message, frozen=True):
@@ -61,8 +61,8 @@ class AddRequest(Message, frozen=True):
 
     Sequence `i` samples with seed `(sampling.seed + i) mod 2**63`, so sequence 0 equals an `n=1` request.
 
-    With `progress`, the request was begun elsewhere: the sequences named go on after the tokens given, which count as
-    outputs in every respect; those not named have finished.
+    With `progress`, the request was begun under an earlier scheduler: each sequence named continues after its given
+    tokens, which count as outputs in every respect; sequences not named have finished.
     """
 
     request_id: ShortText  # unique among the live requests of all frontends
@@ -71,16 +71,16 @@ class AddRequest(Message, frozen=True):
     n: Annotated[int, Meta(ge=1, le=1024)] = 1
     priority: int = 0  # lower runs first under the priority policy
     cache_salt: ShortText = ""  # prefix cache entries are shared only among equal salts
-    progress: tuple[SequenceProgress, ...] = ()  # by sequence_idx, each at most once; empty: nothing is known yet
+    progress: tuple[SequenceProgress, ...] = ()  # by sequence_idx, each at most once; empty: a new request
     tenant: ShortText = ""  # on whose behalf; tenants get rows in turns
-    group: ShortText = ""  # requests that a client made at once; groups of a tenant get rows in turns; empty: alone
-    seconds_left: Annotated[float, Meta(ge=0)] = 0.0  # until its client waits no longer; 0: no limit. For policies
+    group: ShortText = ""  # requests that a client made at once; a tenant's groups get rows in turns; empty: on its own
+    seconds_left: Annotated[float, Meta(ge=0)] = 0.0  # how much longer its client waits; 0: no limit. For policies
 
 
 class AbortRequest(Message, frozen=True):
     """Stop working on a request, or on one sequence of it. Idempotent; an unknown id is fine.
 
-    No delta follows for what is aborted: the sender has already answered its client.
+    No delta follows for what is aborted: the frontend has already answered its client.
     """
 
     request_id: ShortText
@@ -88,16 +88,16 @@ class AbortRequest(Message, frozen=True):
 
 
 class PauseRequest(Message, frozen=True):
-    """The client of a request does not keep up: compute nothing of it, and give its rows and pages to others.
+    """The client of a request reads too slowly: compute nothing for it, and give its rows and pages to others.
 
-    Deltas that are under way still count. Idempotent; an unknown id is fine.
+    Deltas already on their way still count. Idempotent; an unknown id is fine.
     """
 
     request_id: ShortText
 
 
 class ResumeRequest(Message, frozen=True):
-    """Go on with a paused request, after the last token that was told. Idempotent; an unknown id is fine."""
+    """Continue a paused request after the last token that was sent. Idempotent; an unknown id is fine."""
 
     request_id: ShortText
 
@@ -107,15 +107,15 @@ class Goodbye(Message, frozen=True):
 
 
 class ResetPrefixCache(Message, frozen=True):
-    """Drop all cached pages that no sequence uses. Nothing is answered."""
+    """Drop all cached pages that no sequence uses. There is no answer."""
 
 
 class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
-    """What one step brought for one sequence."""
+    """What one step produced for one sequence."""
 
     request_id: str
     sequence_idx: int
-    token_ids: tuple[int, ...]  # usually one, a stop token is included; none if there is only prompt_logprobs
+    token_ids: tuple[int, ...]  # usually one; includes a stop token; empty if there is only prompt_logprobs
     finish_reason: FinishReason | None = None  # set exactly once per sequence, in its last delta
     stop_token_id: int | None = None  # the token that stopped it, if one did
     num_cached_tokens: int = (
@@ -124,7 +124,7 @@ class SequenceDelta(Struct, frozen=True, array_like=True, gc=False):
     error: str = ""  # for finish_reason "error": one sentence with the limit and the value
     error_code: ErrorCode | None = None
     logprobs: TokenLogprobs | None = None  # of token_ids, if num_logprobs asks for them
-    prompt_logprobs: TokenLogprobs | None = None  # the next prompt tokens', in order; only of sequence 0
+    prompt_logprobs: TokenLogprobs | None = None  # of the next prompt tokens, in order; only for sequence 0
     queued_us: int = 0  # in the first delta with a token: microseconds from its arrival to its first row
 
 
@@ -138,15 +138,15 @@ class TokenColumns(Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenBatch(Message, frozen=True):
-    """All that one step brought for the sequences of one frontend; each is in `deltas` or in `columns`."""
+    """All that one step produced for the sequences of one frontend; each is in `deltas` or in `columns`."""
 
     step_id: int
-    deltas: tuple[SequenceDelta, ...]  # what is first or last, or has more to tell than a token
-    columns: TokenColumns | None = None  # the others, which are most
+    deltas: tuple[SequenceDelta, ...]  # sequences that begin or end, or have more to report than tokens
+    columns: TokenColumns | None = None  # all others: most of them
 
 
 class WaitingTenant(Struct, frozen=True, array_like=True, gc=False):
-    """What waits of one tenant."""
+    """What one tenant has waiting."""
 
     tenant: str
     num_seqs: int
@@ -161,29 +161,29 @@ class EngineStats(Message, frozen=True):
     num_rows: int
     num_pages: int
     num_free_pages: int
-    num_cached_pages: int  # owned by the prefix cache alone
+    num_cached_pages: int  # owned by the prefix cache only
     num_used_pages: int  # in some running sequence's page table
-    num_steps: int  # totals since start from here on
+    num_steps: int  # from here on: totals since the start
     num_preemptions: int
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
     is_ready: bool
     num_waiting_tokens: int = 0
-    drained_seqs_per_second: float = 0.0  # from the queue to a row, while somebody waited; 0: not known, or none
+    drained_seqs_per_second: float = 0.0  # from the queue to a row, while there was a queue; 0: unknown, or none
     drained_tokens_per_second: float = 0.0  # their prompts
     num_paused: int = 0  # requests
-    num_dropped_from_frontends: int = 0  # malformed or senseless messages since start, on the socket for frontends
+    num_dropped_from_frontends: int = 0  # malformed or invalid messages since the start, on the socket for frontends
     num_dropped_from_workers: int = 0  # on the socket for workers
-    num_dropped_by_worker: int = 0  # on the present worker's own
+    num_dropped_by_worker: int = 0  # on the current worker's own
     num_invalid_logits: int = 0  # sequences that ended because no token could be drawn from their logits
     num_log_lines_dropped: int = 0  # by the scheduler, since its start
-    num_log_lines_dropped_by_worker: int = 0  # by the present one
-    num_dropped_tokens: int = 0  # total: sampled for sequences that had ended, or left their row, meanwhile
+    num_log_lines_dropped_by_worker: int = 0  # by the current one
+    num_dropped_tokens: int = 0  # total: sampled for sequences that had ended, or left their row, in the meantime
     num_page_slots: int = 0  # token positions in the pages of running sequences
-    num_unfilled_slots: int = 0  # of these, those that hold nothing yet
+    num_unfilled_slots: int = 0  # of these, still empty
     waiting_reasons: dict[str, int] = field(default_factory=dict)  # why sequences wait -> how many
-    device_memory_used: int = 0  # bytes, as the present worker said last
+    device_memory_used: int = 0  # bytes, as the current worker last reported
     device_memory_total: int = 0
     waiting_tenants: tuple[WaitingTenant, ...] = ()  # those with something waiting
-    max_turns: int = 0  # that may come before a newcomer's, else it is refused; 0: any number
+    max_turns: int = 0  # a new request with more turns before its own is refused; 0: unlimited

@@ -7,25 +7,25 @@ from msgspec import Meta, Struct
 from penstock.ipc.messages.base import Buffer, ErrorCode, Message, SamplingParams, ShortText
 
 Count = Annotated[int, Meta(ge=1, le=2**26)]
-"""How many there are of something that the scheduler keeps a list of: more than any machine has, and no more."""
+"""A count for which the scheduler keeps a list: bounded well above what any machine has."""
 
 
 class WindowGroup(Struct, frozen=True, array_like=True, gc=False):
-    """Layers whose keys and values are needed in a window only: position p sees those in (p - window, p].
+    """Layers that need keys and values in a window only: position p sees those in (p - window, p].
 
-    Their pages have the bytes of all others, come from the same pool, and are listed in page tables of their own.
+    Their pages are as large as all others and come from the same pool, but have page tables of their own.
     """
 
-    page_size: Count  # tokens of a page, a power of two
+    page_size: Count  # tokens per page, a power of two
     window: Count
 
 
 class WorkerHello(Message, frozen=True):
-    """The model is loaded and the KV pool stands; plans may come."""
+    """The model is loaded and the KV pool is allocated; plans may come."""
 
     protocol_version: int
     name: ShortText
-    rank: Annotated[int, Meta(ge=0)]  # of the group; rank 0 answers for it
+    rank: Annotated[int, Meta(ge=0)]  # in the group; rank 0 answers for it
     model_fingerprint: ShortText
     device: ShortText
     dtype: ShortText
@@ -35,46 +35,46 @@ class WorkerHello(Message, frozen=True):
     num_pages: Count
     max_num_seqs: Count
     max_num_batched_tokens: Count
-    pid: int = 0  # on its host; 0: not told
+    pid: int = 0  # on its host; 0: unknown
     num_ranks: Count = 1  # workers that hold the model together
     window_groups: tuple[WindowGroup, ...] = ()  # page groups 1, 2, ...; group 0 keeps all, in pages of `page_size`
     kernels: ShortText = ""  # what computes the model: "native", "torch", "triton", "transformers"
 
 
 class Welcome(Message, frozen=True):
-    """The scheduler takes this worker; the worker clears all rows."""
+    """The scheduler accepts this worker; the worker clears all rows."""
 
     protocol_version: int
 
 
 class NewRow(Struct, frozen=True, array_like=True, gc=False):
-    """All that a worker must know of a sequence that enters a row.
+    """All that a worker must know about a sequence that enters a row.
 
-    What a row keeps as long as it lives is named here, once: an adapter, or the slot of a recurrent state, will be a
-    field at the end, whose default means none.
+    Whatever a row keeps for its whole life is given here, once: an adapter, or the slot of a recurrent state, will be a
+    field at the end, with a default that means none.
     """
 
     row: int
     token_ids: Buffer  # int32[num_known]: prompt, then outputs already returned (after a preemption)
     num_prompt_tokens: int
-    sampling: SamplingParams  # seed is already the sequence's own
-    page_ids: Buffer  # int32[k]: the pages it starts with: for all its known tokens, those of a prefix hit first
-    grammar_id: int = 0  # of one that was prepared; 0: none. Its text is not in `sampling` any more
+    sampling: SamplingParams  # the seed is already the sequence's own
+    page_ids: Buffer  # int32[k]: its first pages, enough for all known tokens; those of a prefix hit come first
+    grammar_id: int = 0  # a prepared grammar; 0: none. Its text is no longer in `sampling`
 
 
 class PrepareGrammar(Message, frozen=True):
-    """Make a grammar ready, beside the steps; `GrammarPrepared` answers. No row uses it before.
+    """Prepare a grammar while steps go on; `GrammarPrepared` answers. No row uses it before that.
 
     The worker keeps it until it is dropped, or until the worker says hello again.
     """
 
-    grammar_id: int  # never used twice
+    grammar_id: int  # never reused
     grammar: str  # as in `SamplingParams`
-    num_bytes: int = 0  # that it takes, about
+    num_bytes: int = 0  # memory that it takes, about
 
 
 class DropGrammar(Message, frozen=True):
-    """No row will use this grammar any more; the worker may remember it for another one of the same text."""
+    """No row will use this grammar any more; the worker may keep it for another grammar with the same text."""
 
     grammar_id: int
 
@@ -84,21 +84,21 @@ class StepPlan(Message, frozen=True):
 
     The worker applies, in this order: freed rows, new rows, new pages, page copies; then it runs the batch
     rows in the order given. Row `b` computes positions `start[b] .. start[b]+num_new[b]-1`; their
-    token ids are in the row's token buffer, where the worker itself has put each token it sampled.
+    token ids are in the row's token buffer, where the worker itself puts each token it samples.
     If `samples[b]`, the logits of the chunk's last position give the row's next token.
 
-    Drafts. With k = `num_drafts[b]` > 0, the last k of the new positions hold guesses, which are in `draft_token_ids`,
-    and the last 1 + k positions give tokens. Each is drawn as it would be without guesses; the first one counts, and
-    each of the others if all guesses before it were right. A worker may bring fewer of them, or none at all. Without
-    drafts a row that samples brings one token.
+    Drafts. With k = `num_drafts[b]` > 0, the last k of the new positions hold guesses, given in `draft_token_ids`,
+    and the last 1 + k positions give tokens. Each is sampled as it would be without guesses. The first one counts, and
+    each of the others counts if all guesses before it were right. A worker may return fewer of them, or none at all.
+    Without drafts a row that samples returns one token.
 
-    Starts. Before the result of a step with drafts, the worker alone knows where the row goes on: one position after
-    those whose tokens it brought. A plan that is made meanwhile says so in `start_bounds`; its `start` is the most that
-    it can be, and there are pages for `num_new` positions from there.
+    Starts. Before the result of a step with drafts, only the worker knows where the row continues: one position after
+    those whose tokens it returned. A plan made before the result says so in `start_bounds`; its `start` is an upper
+    bound, and there are pages for `num_new` positions from there.
 
-    A row's chunk needs the tokens of the last plan with that row, and of no other plan: plans without a common row may
-    overlap, as in the stages of a pipeline. Copies are between pages of the device. For pages elsewhere the
-    tiers of sources and targets will be two columns at the end, whose default means the device.
+    A row's chunk needs the tokens of the last plan with that row, and of no other plan, so plans without a common row
+    may overlap, as in the stages of a pipeline. Copies are between pages of the device. For pages elsewhere, the
+    tiers of sources and targets will be two columns at the end, with a default that means the device.
     """
 
     step_id: int
@@ -112,15 +112,15 @@ class StepPlan(Message, frozen=True):
     page_ids: Buffer = b""  # int32[sum(page_counts)]
     copy_src: Buffer = b""  # int32[C]: page copies, before the forward pass
     copy_dst: Buffer = b""  # int32[C]
-    freed_rows: Buffer = b""  # int32[F]: rows that hold no sequence any more (may be new again here)
-    window_pages: Buffer = b""  # int32[W, 4]: page group >= 1, row, place in the row's page table of this group, page
+    freed_rows: Buffer = b""  # int32[F]: rows that no longer hold a sequence (the plan may fill them again)
+    window_pages: Buffer = b""  # int32[W, 4]: page group >= 1, row, index in the row's page table of this group, page
     num_drafts: Buffer = b""  # int32[N]: how many of each row's new tokens are guesses; empty: none
     draft_token_ids: Buffer = b""  # int32[sum(num_drafts)]
-    start_bounds: Buffer = b""  # uint8[N]: 1 where `start` is the most that it can be; empty: all are exact
+    start_bounds: Buffer = b""  # uint8[N]: 1 where `start` is an upper bound; empty: all are exact
 
 
 class RowError(Struct, frozen=True, array_like=True, gc=False):
-    """No token could be drawn for one row: its sequence ends, all others go on."""
+    """No token could be sampled for one row: its sequence ends, all others go on."""
 
     sample_idx: int  # among the step's sampling rows
     reason: str
@@ -128,29 +128,29 @@ class RowError(Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepResult(Message, frozen=True):
-    """The tokens of one step, in the order of the plan's sampling rows; and the log-probabilities asked for.
+    """The tokens of one step, in the order of the plan's sampling rows, and the log-probabilities asked for.
 
-    S: sampling rows; A: tokens of those with `num_logprobs >= 0`; B: over the rows with `prompt_logprobs >= 0`, the
-    positions computed that are followed by a prompt token. All in the order of the plan. W is one more than the largest
-    number of best tokens that any of them asks for; a row that asks for n reads the first 1 + n columns.
+    S: sampling rows; A: tokens of rows with `num_logprobs >= 0`; B: positions computed that are followed by a prompt
+    token, over the rows with `prompt_logprobs >= 0`. All in plan order. W is one more than the largest number
+    of best tokens that any of them asks for; a row that asks for n reads the first 1 + n columns.
     """
 
     step_id: int
     token_ids: Buffer  # int32[sum(num_tokens)]
-    num_forward_us: int = 0  # plan taken up -> tokens known
-    num_idle_us: int = 0  # the device waited this long for the plan
-    logprob_ids: Buffer = b""  # int32[A, W]: the drawn token, then the best ones
+    num_forward_us: int = 0  # from reading the plan until the tokens are known
+    num_idle_us: int = 0  # how long the device waited for the plan
+    logprob_ids: Buffer = b""  # int32[A, W]: the sampled token, then the best ones
     logprobs: Buffer = b""  # fp32[A, W]
     logprob_ranks: Buffer = b""  # int32[A]
     prompt_logprob_ids: Buffer = b""  # int32[B, W]: the prompt's token, then the best ones
     prompt_logprobs: Buffer = b""  # fp32[B, W]
     prompt_logprob_ranks: Buffer = b""  # int32[B]
-    row_errors: tuple[RowError, ...] = ()  # the tokens of these rows mean nothing
-    num_tokens: Buffer = b""  # int32[S]: how many tokens each sampling row brings; empty: one each
+    row_errors: tuple[RowError, ...] = ()  # the tokens of these rows are invalid
+    num_tokens: Buffer = b""  # int32[S]: how many tokens each sampling row returns; empty: one each
 
 
 class GrammarPrepared(Message, frozen=True):
-    """A grammar is ready for rows, or cannot be made ready."""
+    """A grammar is ready for rows, or could not be prepared."""
 
     grammar_id: int
     error: str = ""  # why not, for the client
@@ -161,4 +161,4 @@ class WorkerFailed(Message, frozen=True):
 
     step_id: int
     reason: str
-    is_out_of_memory: bool = False  # a smaller step may do
+    is_out_of_memory: bool = False  # a smaller step may work

@@ -169,7 +169,7 @@ def test_g4_a_second_worker_is_refused(server: Victim) -> None:
         sender.connect(f"ipc://{sockets_of(server)['workers']}")
         hello = WorkerHello(PROTOCOL_VERSION, "false", 0, server.fingerprint, "cpu", "float32", 100, 64, 4, 64, 8, 32)
         sender.send(msgspec.msgpack.encode(hello))
-        assert b"another worker serves already" in sender.recv()
+        assert b"another worker is already serving" in sender.recv()
 
 
 @pytest.mark.timeout(300)

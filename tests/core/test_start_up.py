@@ -68,8 +68,8 @@ def test_a_folder_for_sockets_that_cannot_be_made_is_refused(tmp_path: Path, mon
     ("num_tokens", "words"),
     [
         (512, "less than one chat"),
-        (10 * 1024, "10 chats of 1k tokens at once; one may have 2,048"),
-        (100 * 1024, "64 chats of 1k tokens at once, and 36 more remembered"),
+        (10 * 1024, "10 chats of 1k tokens at once; at most 2,048 each"),
+        (100 * 1024, "64 chats of 1k tokens at once, and 36 more cached"),
     ],
 )
 def test_the_pool_is_told_in_chats(num_tokens: int, words: str) -> None:

@@ -284,8 +284,8 @@ OTHERS: list[tuple[dict[str, object], str]] = [
     ({"page_size": 8}, "page_size is 8 on rank 1, but 4 on rank 0"),
     ({"num_ranks": 3}, "num_ranks is 3 on rank 1, but 2 on rank 0"),
     ({"rank": 2}, "there is no rank 2 in a group of 2"),
-    ({"rank": 0}, "another worker serves already"),
-    ({"protocol_version": 1}, "protocol version 1 meets a scheduler"),
+    ({"rank": 0}, "another worker is already serving"),
+    ({"protocol_version": 1}, "protocol version 1 does not match the scheduler"),
 ]
 
 

@@ -69,4 +69,4 @@ async def test_two_frontends_with_everything(checkpoint: Checkpoint, tmp_path: P
         for _ in range(6):  # whichever takes the connection
             assert await status(f"{server.url}/v1/models", "old") == 401
             assert await status(f"{server.url}/v1/models", "new") == 200
-        assert not [line for line in server.log if line["event"] == "died, starting it again"]
+        assert not [line for line in server.log if line["event"] == "died, restarting it"]

@@ -32,7 +32,7 @@ async def test_a_long_legal_prefill_is_left_alone(tmp_path: Path) -> None:
         found = await told(http, server, body(prompt, 3))
         assert found.tokens == expected_tokens(prompt, 3)
         events = {entry["event"] for entry in server.log}
-        assert not events & {"died, starting it again", "hangs, killing it", "engine not ready", "frontend gone"}
+        assert not events & {"died, restarting it", "hangs, killing it", "engine not ready", "frontend gone"}
 
 
 @only_in_soak

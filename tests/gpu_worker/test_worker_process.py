@@ -207,10 +207,10 @@ def test_a_profile_is_written_when_it_ends_early(
 def test_a_refusal_ends_it(checkpoint: Callable[..., Checkpoint], start_worker: StartWorker) -> None:
     peer = start_worker(checkpoint("llama")[0])
     peer.receive()
-    peer.send(Refused("another worker serves already"))
+    peer.send(Refused("another worker is already serving"))
     code, errors = peer.ended()
     assert code == 2
-    assert "another worker serves already" in errors
+    assert "another worker is already serving" in errors
 
 
 def test_a_failing_step_is_reported(checkpoint: Callable[..., Checkpoint], start_worker: StartWorker) -> None:
