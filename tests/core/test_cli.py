@@ -109,7 +109,7 @@ def test_unknown_variables_are_told() -> None:
     said = unknown_variables(
         {"PENSTOCK_MAX_NUM_SEQ": "3", "PENSTOCK_PORT": "1", "PENSTOCK_SERVICE_HOST": "x", "HOME": ""}
     )
-    assert said == ["the variable PENSTOCK_MAX_NUM_SEQ means nothing; did you mean PENSTOCK_MAX_NUM_SEQS?"]
+    assert said == ["the variable PENSTOCK_MAX_NUM_SEQ is unknown; did you mean PENSTOCK_MAX_NUM_SEQS?"]
     code, _, told = penstock("serve", "/nowhere", PENSTOCK_MAX_NUM_SEQ="3")
     assert code == 2
     assert said[0] in told

@@ -38,5 +38,5 @@ def test_a_sequence_brings_as_many_tokens_as_its_count_says() -> None:
     ],
 )
 def test_columns_of_other_lengths_bring_nothing(columns: TokenColumns) -> None:
-    with pytest.raises(MalformedMessage, match="other lengths"):
+    with pytest.raises(MalformedMessage, match="differ in length"):
         deltas_of(TokenBatch(5, (SequenceDelta("a", 1, (7,)),), columns))
