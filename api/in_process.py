@@ -16,7 +16,7 @@ from penstock.core.config import Config
 from penstock.core.scheduling.scheduler import Refusal, Scheduler
 from penstock.gpu_worker.startup.start import start
 from penstock.gpu_worker.steps.model_runner import PendingStep
-from penstock.ipc.deltas import deltas_of
+from penstock.ipc.codec import deltas_of
 from penstock.ipc.messages import AddRequest, PrepareGrammar, SamplingParams, SequenceDelta, StepPlan, StepResult
 
 OWNER = b"in process"

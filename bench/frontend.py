@@ -27,8 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from penstock.core.config import Config, FrontendOptions, IpcOptions, LogOptions, ModelOptions
 from penstock.ipc import process
 from penstock.ipc.channel import PeerId, Router
-from penstock.ipc.codec import Codec
-from penstock.ipc.int32_buffer import pack_int32
+from penstock.ipc.codec import Codec, pack_int32
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AddRequest,

@@ -18,7 +18,7 @@ from penstock.core.checkpoint.source import LoadError, StoredTensor, fingerprint
 from penstock.core.config import Config, FrontendOptions, channel_keys
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
-from penstock.ipc.log_sink import LogSink, SinkStream
+from penstock.ipc.logs import LogSink, SinkStream
 from penstock.ipc.messages import PROTOCOL_VERSION, EngineReady, FrontendHello, Heartbeat, SayHello, ToFrontend
 from penstock.ipc.version import VERSION
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.steps.plan_builder import InFlightStep
-from penstock.ipc.int32_buffer import pack_int32
+from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import SamplingParams
 
 _SECONDS = 600.0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.sequences.worker_limits import WorkerLimits
-from penstock.ipc.int32_buffer import unpack_int32
+from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams
 from penstock.ipc.queue_turns import turns_before
 
@@ -59,7 +59,7 @@ def _check_room(
             "queue_full",
             f"{waiting.num_seqs} sequences are waiting and the request has {n}; at most {max_num_seqs} may wait",
         )
-    if max_turns and not waiting.has_group(message.tenant, message.group):
+    if max_turns and waiting.num_seqs and not waiting.has_group(message.tenant, message.group):
         num_turns = turns_before(message.tenant, waiting.tenants())
         if num_turns >= max_turns:
             return Refusal("queue_full", f"{num_turns} others would have their turn before; at most {max_turns} may")

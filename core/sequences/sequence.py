@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from penstock.core.kv.prefix_cache import CacheNode
 from penstock.core.kv.window_pages import WindowTable
-from penstock.ipc.int32_buffer import unpack_int32
+from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams, SequenceDelta, SequenceProgress
 
 Owner = bytes

@@ -10,7 +10,7 @@ from penstock.core.kv.kv_pages import KVPages, NewPage
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.drafts import Drafter, Drafts
 from penstock.core.steps.token_columns import Audience
-from penstock.ipc.int32_buffer import pack_int32
+from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import NewRow, StepPlan
 
 Parts = tuple[float, float, float, float, float]

@@ -7,7 +7,7 @@ from itertools import accumulate
 from penstock.core.sequences.sequence import Owner, Sequence
 from penstock.core.steps.logprob_columns import check_logprobs
 from penstock.core.steps.plan_builder import InFlightStep
-from penstock.ipc.int32_buffer import unpack_int32
+from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import RowError, SequenceDelta, StepResult
 
 

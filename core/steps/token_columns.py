@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from penstock.core.sequences.sequence import Owner, Sequence
-from penstock.ipc.int32_buffer import pack_int32
+from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import TokenColumns
 
 

@@ -21,8 +21,7 @@ from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.engine.queue_gate import QueueGate
 from penstock.frontend.errors import ApiError, EngineLost, Unavailable
 from penstock.ipc import faults
-from penstock.ipc.deltas import deltas_of
-from penstock.ipc.int32_buffer import pack_int32
+from penstock.ipc.codec import deltas_of, pack_int32
 from penstock.ipc.messages import (
     AbortRequest,
     AddRequest,

@@ -12,8 +12,7 @@ from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.scheduling.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
 from penstock.core.sequences.worker_limits import WorkerLimits
 from penstock.core.steps.drafts import Drafter
-from penstock.ipc.deltas import deltas_of
-from penstock.ipc.int32_buffer import pack_int32, unpack_int32
+from penstock.ipc.codec import deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AddRequest,

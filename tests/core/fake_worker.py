@@ -13,7 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from penstock.core.sequences.worker_limits import WorkerLimits
-from penstock.ipc.int32_buffer import pack_int32, unpack_int32
+from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar, SamplingParams, StepPlan, StepResult
 
 EMPTY = -1

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from penstock.core.scheduling.suspects import _MAX_REMEMBERED, _SECONDS, Culprits
-from penstock.ipc.int32_buffer import pack_int32
+from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=5, seed=7, top_k=3)

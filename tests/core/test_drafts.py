@@ -12,7 +12,7 @@ import pytest
 from penstock.core.scheduling.scheduler import UnexpectedResultError
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.steps.drafts import Drafter
-from penstock.ipc.int32_buffer import pack_int32, unpack_int32
+from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import StepResult
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import next_token, solo_run

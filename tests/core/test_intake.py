@@ -5,8 +5,7 @@ import math
 import msgspec
 import pytest
 
-from penstock.ipc.codec import Codec, MalformedMessage
-from penstock.ipc.int32_buffer import pack_int32
+from penstock.ipc.codec import Codec, MalformedMessage, pack_int32
 from penstock.ipc.messages import AddRequest, FromFrontend, FromWorker, SamplingParams, SequenceProgress, WorkerHello
 from tests.core.driver import Driver, make_request
 

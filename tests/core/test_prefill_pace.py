@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.scheduling.scheduler import ScheduledStep
-from penstock.ipc.int32_buffer import unpack_int32
+from penstock.ipc.codec import unpack_int32
 from tests.core.driver import Driver, make_limits, make_request
 
 LIMITS = make_limits(num_pages=200, page_size=64, max_num_batched_tokens=2048, max_model_len=8192)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.kv.page_pool import OutOfPagesError, PagePool
 from penstock.core.kv.prefix_cache import CacheNode, PrefixCache
-from penstock.ipc.int32_buffer import unpack_int32
+from penstock.ipc.codec import unpack_int32
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from penstock.ipc.int32_buffer import pack_int32, unpack_int32
+from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import SequenceProgress
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run

@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from penstock.core.scheduling.scheduler import ScheduledStep, UnexpectedResultError
-from penstock.ipc.deltas import deltas_of
-from penstock.ipc.int32_buffer import pack_int32, unpack_int32
+from penstock.ipc.codec import deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import AddRequest, SamplingParams, StepResult
 from tests.core.driver import OWNER, Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run

@@ -9,7 +9,7 @@ import pytest
 from penstock.core.scheduling.grammar_gate import MAX_BYTES
 from penstock.core.sequences.worker_limits import WorkerLimits
 from penstock.core.steps.drafts import Drafter
-from penstock.ipc.int32_buffer import unpack_int32
+from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import score_of, solo_run

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.scheduling.step_record import ON_TRIAL
-from penstock.ipc.int32_buffer import unpack_int32
+from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest, StepPlan
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run

@@ -12,9 +12,7 @@ from msgspec.structs import replace
 from penstock.core.config import Config, IpcOptions
 from penstock.core.engine.loop import Engine
 from penstock.ipc.channel import Dealer
-from penstock.ipc.codec import Codec
-from penstock.ipc.deltas import deltas_of
-from penstock.ipc.int32_buffer import pack_int32, unpack_int32
+from penstock.ipc.codec import Codec, deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AddRequest,

@@ -14,7 +14,7 @@ from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.drafts import Drafts
 from penstock.gpu_worker.steps.input_batch import host_batch
-from penstock.ipc.int32_buffer import pack_int32, unpack_int32
+from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import RowError, SamplingParams, StepPlan, StepResult
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint

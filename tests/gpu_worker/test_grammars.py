@@ -15,7 +15,7 @@ from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.grammars.child import read_grammar
 from penstock.gpu_worker.grammars.masks import Grammars
-from penstock.ipc.deltas import deltas_of
+from penstock.ipc.codec import deltas_of
 from penstock.ipc.messages import SamplingParams, SequenceDelta
 from tests.e2e.checkpoints import make_checkpoint
 from tests.gpu_worker.engine_in_process import Engine

@@ -2,9 +2,7 @@
 
 import pytest
 
-from penstock.ipc.codec import Codec, MalformedMessage
-from penstock.ipc.deltas import deltas_of
-from penstock.ipc.int32_buffer import pack_int32
+from penstock.ipc.codec import Codec, MalformedMessage, deltas_of, pack_int32
 from penstock.ipc.messages import SequenceDelta, ToFrontend, TokenBatch, TokenColumns
 
 

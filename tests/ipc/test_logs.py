@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ipc.log_sink import LogSink, SinkStream
+from penstock.ipc.logs import LogSink, SinkStream
 
 SOON = 20.0
 
