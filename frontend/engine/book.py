@@ -17,8 +17,7 @@ from typing import Protocol
 import structlog
 from msgspec.structs import replace
 
-from penstock.frontend.engine.link import EngineLink
-from penstock.frontend.engine.queue_gate import QueueGate
+from penstock.frontend.engine.link import EngineLink, QueueGate
 from penstock.frontend.errors import ApiError, EngineLost, Unavailable
 from penstock.ipc import faults
 from penstock.ipc.codec import deltas_of, pack_int32

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from penstock.frontend.engine.book import RequestBook
-from penstock.frontend.engine.queue_gate import retry_after
+from penstock.frontend.engine.link import retry_after
 from penstock.frontend.engine.scores import HeldScores, ShownToken, TokenScore, num_scored, read_scores
 from penstock.frontend.errors import (
     ApiError,
@@ -27,8 +27,8 @@ from penstock.frontend.errors import (
     Overloaded,
 )
 from penstock.frontend.schema import Timings
-from penstock.frontend.text.detokenize import Detokenizer
 from penstock.frontend.text.stop_strings import StopMatcher
+from penstock.frontend.text.tokenizer import Detokenizer
 from penstock.ipc.messages import AddRequest, EngineStats, SequenceDelta, TokenLogprobs
 
 StopReason = str | int | None

@@ -1,32 +1,61 @@
-"""The aiohttp application: the exchange's routes, requests in, answers out. All meaning is in the handlers."""
+"""The aiohttp application: the exchange's routes, requests in within bounds, answers out.
 
+Whom a request is addressed to, and which page in a browser it comes from, keeps pages from driving a server that
+listens on its own machine alone. A page may give its own name the address 127.0.0.1 (DNS rebinding) and then asks with
+that name as Host, as if the server were its own. So a server without keys answers to localhost, to addresses, and to
+the names that --allowed-hosts gives, if it listens on a loopback address or if that option is given. Any page may also
+send simple requests without asking: they carry its Origin, and routes that change something for nothing but a POST
+refuse one that is not allowed.
+"""
+
+import ipaddress
+import re
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import HttpProcessingError
 
+from penstock.core.config.listening import is_loopback
+from penstock.core.config.options import FrontendOptions
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import (
     ApiError,
+    BodyTooLarge,
     ClientTooSlow,
+    HostNotAllowed,
+    MalformedBody,
     MalformedRequest,
     MethodNotAllowed,
+    OriginNotAllowed,
     RouteNotFound,
+    TooManyValues,
+    Unavailable,
+    UnsupportedMediaType,
     UnsupportedTransfer,
 )
 from penstock.frontend.exchange.exchange import Exchange, Request, Route
-from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.exchange.replies import JSON, Reply, RequestRecord, StreamReply
 from penstock.frontend.http import connections
 from penstock.frontend.http.cors import allow_origins
-from penstock.frontend.http.requests import BodyReader, Origins
 from penstock.frontend.http.routes import ROUTES
+from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.ipc.version import NAME
 
 Part = Literal["all", "public", "admin"]
 """Which routes a listener has; those for probes are always among them."""
 
+SMALL_BODY_BYTES = 4096
+"""What so few bytes say is soon read, whatever it is: most bodies need not be measured."""
+
+MAX_HELD_BODIES = 32
+"""Bodies of the greatest size that may be held half-read: a client may take its time with each last byte."""
+
+_RETRY_SECONDS = 5
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _SERVER = {"Server": NAME}  # aiohttp's own would tell versions
 
 
@@ -129,3 +158,137 @@ async def _send_stream(reply: StreamReply, asked: web.Request) -> web.StreamResp
         await drain()
     await response.write_eof()
     return response
+
+
+# --- a request on its way in: its head is checked, its body is read within bounds ----------------
+
+
+class Origins:
+    """The rules of one listener."""
+
+    def __init__(self, host: str, options: FrontendOptions) -> None:
+        """`host` is the address that it listens on."""
+        self._guards_host = is_loopback(host) or bool(options.allowed_hosts)
+        self._allowed = frozenset(name.lower().rstrip(".") for name in (host, *options.allowed_hosts))
+        self._pages = frozenset(options.cors_origins)
+
+    def check(self, request: web.Request, route: Route, *, has_keys: bool) -> None:
+        """Raise unless the request's head is one to answer.
+
+        Args:
+            request: only its head is looked at.
+            route: the one that it asks for.
+            has_keys: requests need API keys here.
+
+        Raises:
+            MalformedRequest: its Host is none, or its body has a coding that its version of HTTP does not know.
+            UnsupportedTransfer: the body is coded in a way that is not supported.
+            HostNotAllowed: the request is for somebody else.
+            OriginNotAllowed: a page in a browser sends it that may not.
+        """
+        _check_framing(request)
+        host = request.headers.get("Host")
+        if host is None:
+            return  # HTTP/1.0, which no browser speaks: aiohttp refuses later versions without one
+        name = _name_of(host)
+        if not name:
+            raise MalformedRequest(f"the header Host must be a name or an address, and a port, got {host[:64]!r}")
+        if self._guards_host and not has_keys and route.scope and not self._is_allowed(name):
+            raise HostNotAllowed(
+                f"the host {name[:64]!r} is not allowed: without API keys this server answers to localhost and to "
+                "addresses; --allowed-hosts adds names"
+            )
+        origin = request.headers.get("Origin") if route.is_action else None
+        if not (origin is None or origin in self._pages or origin.partition("://")[2].lower() == host.lower()):
+            raise OriginNotAllowed(f"the origin {origin[:64]!r} is not allowed; --cors-origins adds origins")
+
+    def _is_allowed(self, name: str) -> bool:
+        return name in self._allowed or "*" in self._allowed or _is_safe(name)
+
+
+def _check_framing(request: web.Request) -> None:
+    coding = request.headers.get("Transfer-Encoding")
+    if coding is None:
+        return
+    if coding.strip().lower() != "chunked":
+        raise UnsupportedTransfer(f"Transfer-Encoding must be chunked, got {coding[:64]!r}")
+    if request.version < HttpVersion11:
+        raise MalformedRequest("HTTP/1.0 has no Transfer-Encoding")
+
+
+@lru_cache(256)
+def _name_of(host: str) -> str:
+    """The name, or address, of a Host header, in lower case; empty if it is none."""
+    found = _HOST.fullmatch(host)
+    return found[1].lower().rstrip(".") if found is not None else ""
+
+
+@lru_cache(256)
+def _is_safe(name: str) -> bool:
+    """No page can come to this machine under it: it needs no name server, or means this machine everywhere."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+class BodyReader:
+    """Reads the bodies of one process."""
+
+    def __init__(self, max_bytes: Callable[[], int]) -> None:
+        """`max_bytes` tells the most that one body may have now."""
+        self._max_bytes = max_bytes
+        self._num_held = 0  # bytes of bodies that are not whole yet
+
+    async def read(self, request: web.Request) -> bytes:
+        """A JSON request's body, which nothing but the caller refers to.
+
+        Raises:
+            UnsupportedMediaType: it is something else, or compressed.
+            BodyTooLarge: it has too many bytes.
+            TooManyValues: it would be too many objects, or too deep ones.
+            MalformedBody: its transfer is no HTTP.
+            Unavailable: too much is held for others already.
+        """
+        _check_type(request)
+        max_bytes = self._max_bytes()
+        if request.content_length is not None and request.content_length > max_bytes:
+            raise _too_large(max_bytes, str(request.content_length))
+        pieces: list[bytes] = []
+        num_bytes = 0
+        is_small = request.content_length is not None and request.content_length <= SMALL_BODY_BYTES
+        size = None if is_small else JsonSize()
+        try:
+            while piece := await request.content.readany():
+                pieces.append(piece)
+                num_bytes += len(piece)
+                self._num_held += len(piece)
+                if num_bytes > max_bytes:
+                    raise _too_large(max_bytes, "more")
+                if self._num_held > MAX_HELD_BODIES * max_bytes:
+                    raise Unavailable("too many large bodies are being received", retry_after=_RETRY_SECONDS)
+                if size is not None:
+                    size.feed(piece)
+        except TooManyValuesError as error:
+            raise TooManyValues(f"the body is too large: {error}") from None
+        except (HttpProcessingError, ValueError):
+            raise MalformedBody("the body is not valid HTTP: its chunks, or what follows them") from None
+        finally:
+            self._num_held -= num_bytes
+        return b"".join(pieces)
+
+
+def _too_large(max_bytes: int, got: str) -> BodyTooLarge:
+    return BodyTooLarge(f"the body may have {max_bytes} bytes at most, got {got}")
+
+
+def _check_type(request: web.Request) -> None:
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise UnsupportedMediaType("compressed bodies are not accepted")
+    if request.content_type != JSON:
+        raise UnsupportedMediaType(f"Content-Type must be application/json, got {request.content_type[:128]!r}")
+    if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
+        raise UnsupportedMediaType(f"the charset must be utf-8, got {(request.charset or '')[:64]!r}")

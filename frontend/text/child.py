@@ -3,13 +3,23 @@
 
 A checkpoint's template is a program, and a tokenizer's time need not be linear in its text: see `child_pool.py`.
 ["render", conversation, max_chars] is answered with [[text, seam], error] (no text: it is too long),
-["encode", [text, seam], add_special_tokens] with [token ids, error]; on seams see `plain_text.py`. SPECIAL is "tokens"
+["encode", [text, seam], add_special_tokens] with [token ids, error]. SPECIAL is "tokens"
 if a client's text may spell special tokens, else "text". The tokenizer is read when the first long text comes.
+
+What a client writes is text: special tokens spelled in it do not end a turn, or begin one of another role. The
+template's own special tokens and the client's text come out of one rendering. So wherever a client's text spells a
+special token, a character that nothing else holds (the seam) is put into it before the template is rendered; the text
+is tokenized whole, as ever, and the seam's tokens are dropped (`tokenizer.py`). All other text has the tokens that it
+has without seams, and conversations that spell none, which are nearly all, are left as they are.
 """
 
+import re
 import sys
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,9 +28,99 @@ from penstock.core.config import ConfigError
 from penstock.frontend.errors import ContextLengthExceeded, TemplateFailed
 from penstock.frontend.text.chat_template import ChatTemplate, ValidConversation, load_chat_template
 from penstock.frontend.text.child_pool import answer, limit_resources
-from penstock.frontend.text.plain_text import SpecialTexts, render_plain
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of, special_tokens_of
 from penstock.ipc import process
+
+_SEAMS = ("\U0010fffd", "\U0010fffc", "\U0010fffb", "\U000ffffd", "\U000ffffc", "\uf8ff")
+"""Private use: no tokenizer has learned to join them with other characters."""
+
+
+class SpecialTexts:
+    """The texts of a tokenizer's special tokens, and where they stand."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = sorted({text for text in texts if len(text.strip()) > 1}, key=len, reverse=True)
+        starts = sorted({text[:4] for text in self._texts})  # few, and rare in what people write
+        self._hint = re.compile("|".join(map(re.escape, starts)) or r"(?!)")
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
+
+    def stand_in(self, value: Any) -> bool:
+        """Whether a text in this JSON value, a key included, spells a special token."""
+        if isinstance(value, str):
+            return self._hint.search(value) is not None and self._pattern.search(value) is not None
+        if isinstance(value, dict):
+            return any(self.stand_in(key) or self.stand_in(item) for key, item in value.items())
+        return isinstance(value, list) and any(map(self.stand_in, value))
+
+    def broken(self, value: Any, seam: str) -> Any:
+        """The value with a seam in each special token that it spells."""
+        if isinstance(value, str):
+            while self._pattern.search(value):  # what is left of one may be another
+                value = self._pattern.sub(lambda found: found[0][0] + seam + found[0][1:], value)
+            return value
+        if isinstance(value, dict):
+            return {self.broken(key, seam): self.broken(item, seam) for key, item in value.items()}
+        return [self.broken(item, seam) for item in value] if isinstance(value, list) else value
+
+
+def render_plain(
+    render: Callable[[ValidConversation], str], conversation: ValidConversation, special: SpecialTexts
+) -> tuple[str, str]:
+    """The conversation's text, and the seam in it; without one if the client spells no special token.
+
+    A final message that is to be continued is the model's own text, and stays as it is. So do the assistant's others
+    if the template looks for what they spell.
+
+    Raises:
+        TemplateFailed: as `render`, or if something is nested too deeply.
+    """
+    try:
+        if not special.stand_in([conversation.messages, conversation.tools, conversation.variables]):
+            return render(conversation), ""
+        seam = _seam_for(conversation)
+        as_it_is = render(conversation)
+        text = _clean(render(_seamed(conversation, special, seam)), seam)
+        if text.replace(seam, "") != as_it_is:
+            text = _clean(render(_seamed(conversation, special, seam, role_as_it_is="assistant")), seam)
+        return text, seam
+    except RecursionError:
+        raise TemplateFailed("the messages are nested too deeply", param="messages") from None
+
+
+def _seamed(
+    conversation: ValidConversation, special: SpecialTexts, seam: str, *, role_as_it_is: str = ""
+) -> ValidConversation:
+    last = len(conversation.messages) - 1 if conversation.continue_final_message else -1
+    messages = [
+        message
+        if index == last or message["role"] == role_as_it_is
+        else {field: special.broken(value, seam) for field, value in message.items()}
+        for index, message in enumerate(conversation.messages)
+    ]
+    return replace(
+        conversation,
+        messages=messages,
+        tools=special.broken(conversation.tools, seam),
+        variables=special.broken(conversation.variables, seam),
+    )
+
+
+def _seam_for(conversation: ValidConversation) -> str:
+    everything = repr([conversation.messages, conversation.tools, conversation.variables])
+    for seam in _SEAMS:
+        if repr(seam)[1:-1] not in everything and seam not in everything:
+            return seam
+    raise TemplateFailed("the messages spell special tokens and hold all characters that could part them")
+
+
+def _clean(text: str, seam: str) -> str:
+    """With the seam itself where a template has written its JSON escape."""
+    escape = seam.encode("utf-16-be").hex()
+    units = "".join(f"\\u{escape[i : i + 4]}" for i in range(0, len(escape), 4))
+    return text.replace(units, seam)
 
 
 def main(argv: list[str]) -> int:

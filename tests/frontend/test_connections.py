@@ -116,7 +116,7 @@ def test_a_body_that_turns_out_to_be_no_http_is_answered_and_closed(strict: Live
 
 
 def test_bodies_that_take_their_time_are_bounded_together(strict: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.http.requests.MAX_HELD_BODIES", 2)
+    monkeypatch.setattr("penstock.frontend.http.app.MAX_HELD_BODIES", 2)
     size = strict.server.service.max_body_bytes
     almost = raw_post("/v1/completions", b" " * size)[:-1]
     with closing(connect(strict)) as first, closing(connect(strict)) as second, closing(connect(strict)) as third:

@@ -10,8 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.normalizers import Prepend, Replace, Sequence
 
 from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.frontend.text.detokenize import StreamDetokenizer, spelling_kind
-from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
+from penstock.frontend.text.tokenizer import StreamDetokenizer, TextTokenizer, load_tokenizer, spelling_kind
 from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.http_client import chat, chat_text, events
 from tests.frontend.live_server import LiveServer

@@ -14,8 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.frontend.text.chat_template import Chat, ChatTemplate, ValidConversation
-from penstock.frontend.text.child import render
-from penstock.frontend.text.plain_text import SpecialTexts, render_plain
+from penstock.frontend.text.child import SpecialTexts, render, render_plain
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, special_texts_of
 from tests.frontend.checkpoint_folder import SPECIAL_TOKENS, byte_level_tokenizer, write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids

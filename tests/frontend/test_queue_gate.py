@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.config import SchedulerOptions
-from penstock.frontend.engine.queue_gate import MAX_RETRY_SECONDS, QueueGate, retry_after
+from penstock.frontend.engine.link import MAX_RETRY_SECONDS, QueueGate, retry_after
 from penstock.frontend.errors import Overloaded
 from penstock.ipc.messages import EngineReady, EngineStats, WaitingTenant
 from tests.frontend.http_client import complete, error_of
