@@ -25,18 +25,18 @@ from penstock.ipc.parent import Parent, Word
 
 log = structlog.get_logger()
 
-_ENDING = (signal.SIGTERM, signal.SIGINT)  # a terminal's Ctrl-C reaches a worker only if it was started by itself
-_LAST_WORDS = 0.2  # seconds that the socket's thread gets to send what is queued
+_ENDING = (signal.SIGTERM, signal.SIGINT)  # a terminal's Ctrl-C reaches a worker only if it was started on its own
+_LAST_WORDS = 0.2  # seconds that the socket's thread gets to send queued messages
 
 
 def main(argv: list[str]) -> int:
-    """Run the worker; the exit code (0 asked to stop, 1 failed, 2 the configuration cannot work)."""
+    """Run the worker; return the exit code (0: asked to stop, 1: failed, 2: the configuration cannot work)."""
     config = process.inherited_config(argv, Config)
     return run(config, Parent.of(argv), Rank.of(argv), is_replacement="--replaces" in argv)
 
 
 def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> int:
-    """The same with what `argv` says. A replacement may have to wait for the memory of the worker that it replaces."""
+    """The same with parsed arguments. A replacement may have to wait for the memory of the worker that it replaces."""
     process.begin(rank.name, config.log.log_level, config.log.log_format)
     parent.keep_telling_in_a_thread(config.ipc.heartbeat_interval)
     for number in _ENDING:
@@ -52,7 +52,7 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
     except ConfigError as error:
         refuse(str(error))
         return EXIT_REFUSED
-    except StillNoMemoryError as error:  # its predecessor had enough: perhaps the next one has
+    except StillNoMemoryError as error:  # its predecessor had enough: perhaps the next one will have
         log.error("cannot start", reason=str(error))
         return EXIT_FAILED
     except Exception as error:
@@ -74,7 +74,7 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
         )
         if code == EXIT_FAILED:
             time.sleep(_LAST_WORDS)
-    finally:  # also when SIGTERM ends it: an open socket would keep the context, and so the process, for ever
+    finally:  # even when SIGTERM ends it: an open socket would keep the context, and so the process, alive for ever
         channel.close()
         context.term()
         if profiler is not None:
@@ -84,7 +84,7 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
 
 def _on_signal(_signal: int, _frame: FrameType | None) -> None:
     for number in _ENDING:
-        signal.signal(number, signal.SIG_IGN)  # once is enough: the way out must not be interrupted
+        signal.signal(number, signal.SIG_IGN)  # one is enough: the cleanup must not be interrupted
     sys.exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The worker's fault points, put around its runner and its socket; both are left as they are if none is armed."""
+"""The worker's fault points, as wrappers around its runner and its socket; without faults neither is wrapped."""
 
 from collections.abc import Callable, Collection
 
@@ -18,7 +18,7 @@ def with_faults(runner: Runner, channel: Channel) -> tuple[Runner, Channel]:
 
 
 class _FaultyRunner:
-    """A runner that fails where it is told to, or for rows that hold a token."""
+    """A runner that fails at its fault points, or for rows that contain a token."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

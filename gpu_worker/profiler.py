@@ -1,6 +1,6 @@
-"""`--profile DIR`: what some steps of this worker do on the CPU and on the GPU, as a trace file.
+"""`--profile DIR`: a trace file of what some steps of this worker do on CPU and GPU.
 
-The first steps are left out (they are not like the rest), then a fixed number is recorded and written at once:
+The first steps are skipped (they are not typical), then a fixed number is recorded and written at once:
 a trace grows by a megabyte every few steps, and its end must not depend on how the process ends. Open the
 file in https://ui.perfetto.dev or chrome://tracing.
 """
@@ -26,12 +26,12 @@ class StepProfiler:
     def __init__(
         self, folder: str, rank: int = 0, num_skipped: int = NUM_SKIPPED, num_recorded: int = NUM_RECORDED
     ) -> None:
-        """Start to count steps.
+        """Start counting steps.
 
         Args:
-            folder: where the trace goes; made if it is not there.
+            folder: where the trace goes; created if needed.
             rank: whose steps they are.
-            num_skipped: steps before the window, at least 1.
+            num_skipped: steps before the recording, at least 1.
             num_recorded: steps in it.
 
         Raises:
@@ -67,15 +67,15 @@ class StepProfiler:
             self.close()
 
     def close(self) -> None:
-        """Write what has been recorded, if that has not happened yet."""
+        """Write what has been recorded, unless that has happened already."""
         running, self._profile = self._profile, None
         if running is None:
             return
         try:
             running.stop()
-            if not self.file.stat().st_size:  # ended before the window
+            if not self.file.stat().st_size:  # ended before the recording
                 self.file.unlink()
-        except (OSError, RuntimeError) as error:  # a full disk, a folder that is gone: serving goes on
+        except (OSError, RuntimeError) as error:  # a full disk, a deleted folder: serving continues
             log.error("the profile could not be written", file=str(self.file), reason=str(error))
 
     def _write(self, recorded: profile) -> None:

@@ -1,4 +1,4 @@
-"""The worker's loop: take plans, launch them, send their results, in order."""
+"""The worker's loop: receive plans, launch them, and send their results in order."""
 
 from collections import deque
 from collections.abc import Callable, Collection
@@ -31,12 +31,12 @@ log = structlog.get_logger()
 EXIT_FAILED, EXIT_REFUSED = 1, process.EXIT_CONFIG
 _NUM_RECENT = 16
 _SAFE_SECONDS = 0.002
-"""While a GPU computes, the loop looks at it every millisecond, the shortest wait that the poller offers, for as long
-as the shortest of the recent steps leaves at least this; then it spins between socket and device. On a CPU a launched
-step is done, so nothing waits or spins."""
+"""While a GPU computes, the loop checks it every millisecond (the poller's shortest wait) as long as the shortest recent
+step leaves at least this much time; then it spins between socket and device. On a CPU a launched step is done, so
+nothing waits or spins."""
 
 _LOOK_AT_GRAMMARS_MS = 2
-"""While a grammar is being made ready, and nothing else is to be done."""
+"""How long to wait while a grammar is being prepared and there is nothing else to do."""
 
 
 class Channel(Protocol):
@@ -44,7 +44,7 @@ class Channel(Protocol):
 
     @property
     def num_dropped(self) -> int:
-        """What came and was no message."""
+        """Number of messages received that were invalid."""
 
     def send(self, message: Message) -> None:
         """Queue a message."""
@@ -53,7 +53,7 @@ class Channel(Protocol):
         """The next message, or None if none came in time."""
 
     def connect_again(self) -> None:
-        """Give up the connection, and what is queued in it, for a new one."""
+        """Replace the connection, and what is queued in it, by a new one."""
 
 
 class PendingResult(Protocol):
@@ -64,18 +64,18 @@ class PendingResult(Protocol):
         """Its plan's."""
 
     def is_ready(self) -> bool:
-        """Whether `result` would return at once."""
+        """Whether `result` would return immediately."""
 
     def result(self) -> StepResult:
-        """Its answer; blocks until the device has it."""
+        """Return its result; blocks until the device has computed it."""
 
 
 class Runner(Protocol):
-    """What executes plans (`ModelRunner`)."""
+    """Executes plans (`ModelRunner`)."""
 
     @property
     def grammar_store(self) -> GrammarStore:
-        """Where grammars are made ready."""
+        """Where grammars are prepared."""
 
     def launch(self, plan: StepPlan) -> PendingResult:
         """Begin a step."""
@@ -94,18 +94,18 @@ def run_worker(
     max_silence_ms: int = 10_000,
     memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
 ) -> int:
-    """Serve one scheduler until it refuses or a step fails; the process's exit code. Rank 0 of a group sends results.
+    """Serve one scheduler until it refuses or a step fails; return the exit code. Rank 0 of a group sends results.
 
-    A plan that is queued already is launched before the loop waits for the result of an older one, so the
+    A plan that is already queued is launched before the loop waits for the result of an older one, so the
     device goes from step to step without waiting for the host. `on_step` is called after each launch. `memory_use`
-    gives the bytes of the device that are in use, and all.
+    returns the device's used and total bytes.
 
-    A scheduler sends heartbeats. One that has sent nothing for `max_silence_ms`, while this loop had nothing to do but
-    to listen, may not have heard the hello: it is said again, over a new connection.
+    A scheduler sends heartbeats. If it has sent nothing for `max_silence_ms`, while this loop only listened, it may not
+    have received the hello: the worker says hello again over a new connection.
     """
     pending: deque[PendingResult] = deque()
     grammars = runner.grammar_store
-    recent_us: deque[int] = deque(maxlen=_NUM_RECENT)  # what steps took
+    recent_us: deque[int] = deque(maxlen=_NUM_RECENT)  # durations of recent steps
     beat_at = began = monotonic()
     has_heard, silence_ms = False, 0
     channel.send(hello)
@@ -113,7 +113,7 @@ def run_worker(
         try:
             while pending and pending[0].is_ready():
                 result = pending.popleft().result()
-                began = monotonic()  # of the step behind it, if there is one
+                began = monotonic()  # of the next step, if there is one
                 recent_us.append(result.num_forward_us)
                 if hello.rank == 0:
                     channel.send(result)
@@ -135,7 +135,7 @@ def run_worker(
                     silence_ms += idle_ms
                     if silence_ms >= max_silence_ms:
                         if has_heard:
-                            log.warning("scheduler silent, connecting again", seconds=silence_ms / 1000)
+                            log.warning("scheduler silent, reconnecting", seconds=silence_ms / 1000)
                         has_heard, silence_ms = False, 0
                         channel.connect_again()
                         channel.send(hello)
@@ -147,7 +147,7 @@ def run_worker(
                 case DropGrammar():
                     grammars.drop(message.grammar_id)
                 case Welcome():
-                    pending.clear()  # of a scheduler that is gone
+                    pending.clear()  # from an earlier scheduler
                     runner.clear_rows()
                     channel.send(Heartbeat(channel.num_dropped, num_dropped_log_lines(), *memory_use()))
                 case SayHello():
@@ -167,7 +167,7 @@ def run_worker(
 
 
 def _look_ms(recent_us: Collection[int], began: float) -> int:
-    """Return how long to wait on the socket before the next look at the device, whose step began then."""
+    """Return how long to wait on the socket before checking the device again; its step began at `began`."""
     if recent_us and began + min(recent_us) / 1e6 - monotonic() >= _SAFE_SECONDS:
         return 1
     return 0

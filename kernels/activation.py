@@ -1,4 +1,4 @@
-"""Gated activations of the feed-forward block: act(gate) * up, on one fused matrix product's output."""
+"""Gated activations of the feed-forward block: act(gate) * up, from the output of one fused matrix product."""
 
 from torch import Tensor
 from torch.nn import functional

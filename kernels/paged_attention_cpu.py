@@ -1,7 +1,7 @@
-"""The CPU path of paged attention: decode rows in groups of like length, prefill rows one by one.
+"""The CPU path of paged attention: decode rows in groups of similar length, prefill rows one by one.
 
-Pages are gathered into contiguous runs a bounded piece at a time, torch's fused attention runs on each
-piece, and pieces of one context are merged through their log-sum-exp (Dao et al., 2022), so memory does
+Pages are gathered into contiguous memory a bounded piece at a time. torch's fused attention runs on each
+piece, and the pieces of one context are merged through their log-sum-exp (Dao et al., 2022), so memory does
 not grow with query length times context.
 """
 
@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 CONTEXT_PIECE = 8192  # keys gathered at once for a prefill row
-QUERY_PIECE = 256  # queries at once where a mask or a score matrix must be made
+QUERY_PIECE = 256  # queries at once where a mask or a score matrix is needed
 GATHER_TOKENS = 1 << 16  # keys gathered at once for a group of decode rows
 
 
 class DecodeGroup(NamedTuple):
-    """Rows with one query each and contexts of like length, padded to the longest (G rows, P pages, S keys)."""
+    """Rows with one query each and contexts of similar length, padded to the longest (G rows, P pages, S keys)."""
 
     tokens: Tensor | None  # int64[G], index into q; None if the group is the whole batch in order
     page_runs: Tensor  # int64[G * Hk * P], index of each page's run of one head
     num_rows: int
     num_keys: int  # S <= P * page_size
-    mask: Tensor | None  # fp32[G, 1, 1, S], 0 or -inf; None if every key of every row is seen
+    mask: Tensor | None  # fp32[G, 1, 1, S], 0 or -inf; None if every row sees every key
 
 
 class PrefillRow(NamedTuple):
@@ -36,7 +36,7 @@ class PrefillRow(NamedTuple):
 
 
 class CpuAttentionPlan:
-    """How one batch's attention is cut; made once a step and used by all its layers."""
+    """How one batch's attention is split; made once per step and used by all layers."""
 
     def __init__(
         self, starts: list[int], seq_lens: list[int], page_table: Tensor, page_size: int, num_kv_heads: int
@@ -57,7 +57,7 @@ class CpuAttentionPlan:
         self._groups: dict[int | None, list[DecodeGroup]] = {}
 
     def decode_groups(self, window: int | None) -> list[DecodeGroup]:
-        """The decode rows in groups; layers with one window share them."""
+        """The decode rows in groups; layers with the same window share them."""
         if window not in self._groups:
             self._groups[window] = self._group(window)
         return self._groups[window]
@@ -97,7 +97,7 @@ class CpuAttentionPlan:
             columns = torch.tensor([row[3] for row in rows])[:, None] + torch.arange(num_pages)
             pages = self.page_table[batch_rows[:, None], columns.clamp_(max=width - 1)].long()
         lens = torch.tensor([row[0] for row in rows])
-        # Columns past a row's last page hold what an earlier owner left; they are masked, but must be valid.
+        # Columns past a row's last page hold an earlier owner's values; they are masked, but must be valid.
         pages.mul_(torch.arange(num_pages) * self.page_size < lens[:, None])
         runs = pages[:, None, :] * self.num_kv_heads + torch.arange(self.num_kv_heads)[:, None]
         mask = None
@@ -114,7 +114,7 @@ class CpuAttentionPlan:
 def plan_cpu_attention(
     query_start_loc: list[int], seq_lens: list[int], page_table: Tensor, page_size: int, num_kv_heads: int
 ) -> CpuAttentionPlan:
-    """Cut a batch for `paged_attention_cpu`.
+    """Split a batch for `paged_attention_cpu`.
 
     Args:
         query_start_loc: N + 1 offsets.
@@ -144,7 +144,7 @@ def paged_attention_cpu(
     num_kv_heads = k_pages.shape[1]
     for group in plan.decode_groups(window):
         rows = q if group.tokens is None else q.index_select(0, group.tokens)
-        # The query heads that share a key-value head stand as several queries of that head.
+        # The query heads that share a key-value head are treated as several queries of that head.
         packed = rows.view(group.num_rows, num_kv_heads, -1, head_dim)
         k = _gather_group(k_pages, group)
         v = _gather_group(v_pages, group)
@@ -200,7 +200,7 @@ def _prefill(
         result: Tensor | None = None
         lse = torch.empty(0)
         first_key = 0 if window is None else max(0, begin - window + 1)
-        # The diagonal piece first: in it every query sees at least itself, so no log-sum-exp is empty.
+        # The diagonal piece first: there every query sees at least itself, so no log-sum-exp is empty.
         for key_begin, key_end in [(begin, end), *_pieces(first_key, begin)]:
             mask = None
             if window is not None and end - 1 - window >= key_begin:
@@ -235,7 +235,7 @@ def _attend(
     """q [B, Hq, L, D], k and v [B, Hk, S, D] -> (out [B, Hq, L, D], lse fp32 [B, Hq, L]).
 
     A query that `mask` leaves without a key gets lse = -inf or a zero output with an undefined lse;
-    callers see to it that this happens only where another piece has the query's keys.
+    callers make sure that this happens only where another piece has the query's keys.
     """
     if not softcap:
         attended, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

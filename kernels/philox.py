@@ -1,12 +1,12 @@
 """Counter-based random numbers: Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
-The convention that every sampling path shares: the noise for token id t at position p of a sequence with
+The convention that all sampling paths share: the noise for token id t at position p of a sequence with
 seed s is output word `t % 4` of Philox with
 
     key     = (s mod 2**32, s div 2**32)
     counter = (t div 4, p, 0, 0)
 
-so a draw depends on (seed, position, token id) alone, and four neighbouring ids share one evaluation.
+so a draw depends only on (seed, position, token id), and four neighbouring ids share one evaluation.
 A word w becomes u = ((w >> 9) + 0.5) / 2**23, exact in fp32 and never 0 or 1, and -log(-log(u)) is Gumbel noise.
 """
 
@@ -31,7 +31,7 @@ def philox_words(seeds: Tensor, positions: Tensor, groups: Tensor) -> Tensor:
         int64 [..., 4], each word in [0, 2**32).
     """
     k0, k1 = seeds & _LOW, (seeds >> 32) & _LOW
-    # int64 products wrap modulo 2**64, so both 32-bit halves of a 32 x 32 product are right.
+    # int64 products wrap modulo 2**64, so both 32-bit halves of a 32 x 32 product are correct.
     zeros = torch.zeros_like(seeds + positions + groups)
     c0, c1, c2, c3 = zeros + groups, zeros + positions, zeros, zeros
     for round_idx in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""A step's input tensors, made where the row state lives."""
+"""A step's input tensors, built on the device that holds the row state."""
 
 from typing import NamedTuple
 

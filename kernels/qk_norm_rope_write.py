@@ -23,7 +23,7 @@ def qk_norm_rope_write(
         qkv: [T, (Hq + 2 * Hk) * D], the fused projection: all q heads, all k heads, all v heads.
         positions: [T] int32 or int64, the row of `cos_sin` for each token; None if `cos_sin` has a row per token.
         cos_sin: [max_pos or T, rotary_dim] fp32, cosines in the first half of a row, sines in the second.
-            rotary_dim <= D; what lies past it in a head is not rotated.
+            rotary_dim <= D; the rest of a head is not rotated.
         q_weight: [D] weight of the per-head RMSNorm before the rotation, or None.
         k_weight: [D], or None.
         eps: of those norms.
@@ -66,7 +66,7 @@ def qk_norm_rope_write_cpu(
     cells: Tensor,
     kept: Tensor | None = None,
 ) -> Tensor:
-    """As `qk_norm_rope_write`, with what `slot_cells` made of the slots; `kept` says which tokens have one."""
+    """Like `qk_norm_rope_write`, with the result of `slot_cells`; `kept` says which tokens have a slot."""
     num_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     num_q_heads = heads.shape[1] - 2 * num_kv_heads
@@ -88,7 +88,7 @@ def qk_norm_rope_write_cpu(
 
 
 def slot_cells(slot_mapping: Tensor, num_kv_heads: int, page_size: int) -> Tensor:
-    """Where tokens' heads lie in a layer's pages seen as [num_pages * Hk * page_size, D]; for all layers alike.
+    """Indices of the tokens' heads in a layer's pages seen as [num_pages * Hk * page_size, D]; the same for all layers.
 
     Args:
         slot_mapping: [T], none negative.
@@ -115,7 +115,7 @@ def qk_norm_rope_write_reference(
     v_pages: Tensor,
     slot_mapping: Tensor,
 ) -> Tensor:
-    """Token by token, head by head; rotation in fp32. Leaves `qkv` alone, writes the pages."""
+    """Token by token, head by head; rotation in fp32. Does not change `qkv`, writes the pages."""
     _, num_kv_heads, page_size, head_dim = k_pages.shape
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     num_q_heads = heads.shape[1] - 2 * num_kv_heads

@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from penstock.kernels.triton.rms_norm import rms_norm_triton
 
         return rms_norm_triton(x, weight, eps)
-    # Written for few and small calls: for a short batch the calls cost more than the arithmetic.
+        # Few and small calls: for a short batch the calls cost more than the arithmetic.
     x32 = x.float()
     scale = torch.linalg.vector_norm(x32, dim=-1, keepdim=True)
     scale.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
@@ -61,7 +61,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The formula, written out; leaves its arguments alone."""
+    """The formula, written out; does not change its arguments."""
     total = x + residual
     return rms_norm_reference(total, weight, eps), total
 

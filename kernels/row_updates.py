@@ -22,7 +22,7 @@ def write_runs(table: Tensor, rows: Tensor, starts: Tensor, counts: Tensor, valu
         write_runs_triton(table, rows, starts, counts, values)
         return
     num_values = values.shape[0]
-    # Where value j goes in the flat table: its run's first cell, plus j less the values before the run.
+    # Index of value j in the flat table: its run's first cell, plus j minus the number of values before the run.
     first = rows.long() * table.shape[1] + starts - (counts.cumsum(0) - counts)
     cells = first.repeat_interleave(counts, output_size=num_values).add_(torch.arange(num_values))
     table.view(-1).index_copy_(0, cells, values)

@@ -1,9 +1,9 @@
-"""Drawing the next tokens: penalties, filters and the Gumbel-max draw, vectorised over rows.
+"""Sampling the next tokens: penalties, filters and the Gumbel-max draw, vectorised over rows.
 
 Order: logit bias, mask of stop ids below min_tokens, penalties, temperature, min-p, top-k, top-p, draw.
-Each filter is a threshold on the tempered logits, and a token that ties with the last one kept is kept.
+Each filter is a threshold on the tempered logits, and a token that ties with the last one kept is kept too.
 
-Logits that no softmax could be taken of give no token but one of the negative numbers below, in every path.
+Where logits have no valid softmax, every path returns one of the negative numbers below instead of a token.
 """
 
 import math
@@ -19,19 +19,19 @@ __all__ = ["NOTHING_LEFT", "NOT_FINITE", "SamplingNeeds", "SamplingState", "samp
 
 
 def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
-    """Draw one token per sampling row, and write it to its position of `state.token_ids`.
+    """Sample one token per row, and write it to its position of `state.token_ids`.
 
     Args:
         logits: [S, V], any float type; overwritten if fp32.
         rows: int32 or int64 [S], the row of `state` for each.
-        positions: int32 or int64 [S], where the drawn token goes; those before it are known.
+        positions: int32 or int64 [S], where the sampled token goes; the tokens before it are known.
         state: parameters of all rows.
-        needs: which of the steps some row needs; the others are skipped for all.
+        needs: what at least one row needs; the rest is skipped for all.
 
     Returns:
-        int32 [S]. Equal logits: the lowest id wins. The randomness is as `philox.py` says: it depends on
-        (seed, position, token id), never on the batch. `NOT_FINITE` or `NOTHING_LEFT` where there is no token to draw;
-        token 0 is written then, for a step that is under way reads it before anybody hears of this.
+        int32 [S]. Equal logits: the lowest id wins. Randomness follows `philox.py`: it depends on
+        (seed, position, token id), never on the batch. `NOT_FINITE` or `NOTHING_LEFT` where there is no such token;
+        the table gets token 0 then, because the next step may read it before the error is known.
     """
     if logits.ndim != 2 or rows.shape != positions.shape or rows.shape[0] != logits.shape[0]:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit rows {tuple(rows.shape)}")
@@ -46,7 +46,7 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState
 
 
 def sample_reference(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) -> Tensor:
-    """Row by row in plain Python; leaves its arguments alone."""
+    """Row by row in plain Python; does not change its arguments."""
     drawn = []
     for s, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
         drawn.append(_draw(adjusted_logits_reference(logits[s], row, position, state), row, position, state))
@@ -76,7 +76,7 @@ def adjusted_logits_reference(logits: Tensor, row: int, position: int, state: Sa
 
 
 def kept_reference(z: list[float], row: int, state: SamplingState) -> list[int]:
-    """The ids that min-p, top-k and top-p leave of one row's tempered logits."""
+    """The ids that remain of one row's tempered logits after min-p, top-k and top-p."""
     top = max(z)
     min_p = float(state.min_p[row])
     kept = [i for i, x in enumerate(z) if x > -math.inf and (min_p <= 0 or x >= top + math.log(min_p))]

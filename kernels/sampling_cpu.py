@@ -1,4 +1,4 @@
-"""The CPU path of sampling by torch. Noise is made only for tokens that can still win."""
+"""The CPU path of sampling, with torch. Noise is computed only for tokens that can still win."""
 
 import math
 
@@ -10,8 +10,8 @@ from penstock.kernels.sampling_state import NOT_FINITE, NOTHING_LEFT, SamplingNe
 
 # Gumbel noise from 23-bit u lies in [-2.82, 16.64]: a token this far below the best one cannot win.
 _NOISE_RANGE = 20.0
-_FIRST_SORTED = 1024  # top-p looks at so many of the best tokens before it sorts a whole row
-_DENSE_ELEMENTS = 1 << 16  # noise made at once
+_FIRST_SORTED = 1024  # top-p looks at this many of the best tokens before it sorts a whole row
+_DENSE_ELEMENTS = 1 << 16  # elements of noise computed at once
 
 
 def sample_cpu(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
@@ -43,13 +43,13 @@ def sample_cpu(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingS
 
 
 def _best(z: Tensor) -> Tensor:
-    """int32 [S]: the argmax, which NaN wins."""
+    """int32 [S]: the argmax; NaN wins."""
     tokens = z.argmax(-1, keepdim=True)
     return _unless_broken(tokens.squeeze(1), z.gather(1, tokens))
 
 
 def _unless_broken(tokens: Tensor, top: Tensor) -> Tensor:
-    """int32 [S]: the tokens [S] of rows whose largest logit, NaN if there is one, is a finite number; top [S, 1]."""
+    """int32 [S]: tokens [S], with codes in rows whose largest logit `top` [S, 1] (NaN if there is one) is not finite."""
     values = top.tolist()
     if not all(math.isfinite(value) for (value,) in values):
         failures = [NOTHING_LEFT if value == -math.inf else NOT_FINITE for (value,) in values]
@@ -82,7 +82,7 @@ def _penalise(z: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) 
     at = torch.arange(num_known)
     known = at < positions
     is_output = (known & (at >= state.num_prompt_tokens[rows, None])).float()
-    # Column V takes what lies past a row's last token.
+        # Column V collects what lies past a row's last token.
     ids = ids.masked_fill(~known, z.shape[1])
     shape = (wanted.shape[0], z.shape[1] + 1)
     seen = torch.zeros(shape, dtype=torch.bool).scatter_(1, ids, True)[:, :-1]
@@ -94,7 +94,7 @@ def _penalise(z: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) 
 
 
 def _thresholds(z: Tensor, top: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds) -> Tensor:
-    """fp32 [S, 1]: the least tempered logit that may be drawn; `top` is the largest."""
+    """fp32 [S, 1]: the lowest tempered logit that may be sampled; `top` is the largest."""
     threshold = top - _NOISE_RANGE
     filtered = torch.full_like(top, -torch.inf)
     if needs.min_p:
@@ -107,7 +107,7 @@ def _thresholds(z: Tensor, top: Tensor, rows: Tensor, state: SamplingState, need
 def _top_k_top_p(
     z: Tensor, top: Tensor, floor: Tensor, rows: Tensor, state: SamplingState, needs: SamplingNeeds
 ) -> Tensor:
-    """fp32 [S, 1]; `floor` is what min-p has already cut."""
+    """fp32 [S, 1]; `floor` is the threshold of min-p."""
     vocab = z.shape[1]
     k = state.top_k[rows]
     k = torch.where(k > 0, k, vocab).clamp_(max=vocab)[:, None]
@@ -120,19 +120,19 @@ def _top_k_top_p(
     num_sorted = min(num_sorted, vocab)
     while True:
         best = z.topk(num_sorted, dim=-1).values
-        # The k-th best, or nothing cut where k is past what was sorted (those rows have top-k off).
+        # The k-th best, or no cut where k exceeds what was sorted (those rows have top-k off).
         kth = torch.where(k < vocab, best.gather(1, (k - 1).clamp(max=num_sorted - 1)), -torch.inf)
         kth = torch.maximum(kth, floor)
         if not needs.top_p:
             return kth
         weights = (best - top).exp().masked_fill_(best < kth, 0.0)
-        # What top-p shares out: of rows with top-k it is all in `best`, of others it is the whole row's.
+        # The mass for top-p: for rows with top-k all of it is in `best`, for others it is the whole row's.
         tied = (z - top).exp_().masked_fill_(z < kth, 0.0).sum(-1, keepdim=True)
         before = weights.cumsum(-1) - weights
         kept = (before < p * tied) & (weights > 0)
         if num_sorted == vocab or not bool((kept[:, -1:] & has_p).any()):
             break
-        num_sorted = vocab  # some row's mass is not all in the best ones: sort everything
+        num_sorted = vocab  # some row's mass is not all in the best tokens: sort everything
     last = (kept.sum(-1, keepdim=True) - 1).clamp_(min=0)
     return torch.where(has_p, torch.maximum(kth, best.gather(1, last)), kth)
 

@@ -1,13 +1,13 @@
-"""What sampling knows of the rows, on the device and on the host."""
+"""The sampling parameters of all rows, on the device and on the host."""
 
 from typing import NamedTuple
 
 from torch import Tensor
 
 NOT_FINITE = -1
-"""In place of a row's token: some of its logits are NaN or plus infinity."""
+"""Replaces a row's token: some of its logits are NaN or plus infinity."""
 NOTHING_LEFT = -2
-"""In place of a row's token: all of its logits are minus infinity."""
+"""Replaces a row's token: all of its logits are minus infinity."""
 
 
 class SamplingState(NamedTuple):
@@ -25,12 +25,12 @@ class SamplingState(NamedTuple):
     num_prompt_tokens: Tensor  # int64[R]
     token_ids: Tensor  # int32[R, L], prompt and outputs by position
     stop_ids: Tensor  # int32[R, K], masked until min_tokens outputs exist
-    bias_ids: Tensor  # int32[R, B], each at most once a row
+    bias_ids: Tensor  # int32[R, B], each at most once per row
     bias_values: Tensor  # fp32[R, B]
 
 
 class SamplingNeeds(NamedTuple):
-    """What at least one row of a batch asks for; known on the host, so that the device need not be asked."""
+    """What at least one row of a batch needs; known on the host, so that the device need not be asked."""
 
     random: bool = False  # some temperature > 0
     bias: bool = False

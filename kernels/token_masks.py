@@ -1,20 +1,20 @@
-"""Logits of tokens that some rows may not draw become minus infinity, by one bit per token."""
+"""Sets the logits of forbidden tokens to minus infinity, from one bit per token."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 _ROWS_AT_ONCE = 16
-"""Each bit becomes an int32 for a moment: bounds that memory to 64 bytes per token of the vocabulary."""
+"""Each bit becomes an int32 temporarily: this bounds that memory to 64 bytes per token of the vocabulary."""
 
 
 def mask_tokens(logits: Tensor, indices: Tensor, bits: Tensor) -> None:
-    """Mask some rows of the logits in place; the other rows are not touched.
+    """Mask some rows of the logits in place; the other rows are not changed.
 
     Args:
         logits: [S, V], any float type, on any device.
         indices: int64 [C], the masked rows, each once.
-        bits: int32 [C, ceil(V / 32)]; token t may be drawn where bit t % 32 of word t // 32 is set.
+        bits: int32 [C, ceil(V / 32)]; token t is allowed if bit t % 32 of word t // 32 is set.
     """
     num_words = -(-logits.shape[1] // 32)
     if bits.shape != (indices.shape[0], num_words) or bits.dtype != torch.int32:
@@ -26,7 +26,7 @@ def mask_tokens(logits: Tensor, indices: Tensor, bits: Tensor) -> None:
 
 
 def mask_tokens_gpu(logits: Tensor, indices: Tensor, bits: Tensor) -> None:
-    """The same without a look at any value on the host."""
+    """The same without reading any value on the host."""
     shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
     for begin in range(0, indices.shape[0], _ROWS_AT_ONCE):
         index = indices[begin : begin + _ROWS_AT_ONCE]
@@ -36,14 +36,14 @@ def mask_tokens_gpu(logits: Tensor, indices: Tensor, bits: Tensor) -> None:
 
 
 def mask_tokens_cpu(logits: Tensor, indices: Tensor, bits: Tensor) -> None:
-    """The same with two operations a row: the rows are few, and small operations are what costs there."""
+    """The same with two operations per row: the rows are few, and small operations dominate the cost."""
     is_banned = np.unpackbits((~bits.numpy()).view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
     for row, banned in zip(indices.tolist(), torch.from_numpy(is_banned.view(np.bool_)), strict=True):
         logits[row].masked_fill_(banned, -torch.inf)
 
 
 def mask_tokens_reference(logits: Tensor, indices: Tensor, bits: Tensor) -> Tensor:
-    """Token by token in plain Python; leaves `logits` alone and returns masked ones."""
+    """Token by token in plain Python; does not change `logits` and returns masked ones."""
     masked = logits.clone()
     for row, words in zip(indices.tolist(), bits.tolist(), strict=True):
         for token in range(logits.shape[1]):

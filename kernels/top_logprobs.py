@@ -1,4 +1,4 @@
-"""Log-probabilities of the most likely tokens and of the drawn one."""
+"""Log-probabilities of the most likely tokens and of the sampled one."""
 
 import torch
 from torch import Tensor
@@ -33,10 +33,10 @@ def top_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, 
 
 
 def top_logprobs_reference(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The formula in fp32 on the picked values alone."""
+    """The formula in fp32 on the selected values only."""
     z = logits.float()
     normaliser = z.logsumexp(-1)
-    # A stable descending sort of the candidates: topk alone does not say which of equal logits comes first.
+    # A stable descending sort of the candidates: topk does not define which of equal logits comes first.
     ordered, ids = z.sort(dim=-1, descending=True, stable=True)
     of_chosen = z.gather(1, chosen.long()[:, None]).squeeze(1) - normaliser
     return ordered[:, :num_top] - normaliser[:, None], ids[:, :num_top].to(torch.int32), of_chosen

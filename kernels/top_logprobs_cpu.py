@@ -1,4 +1,4 @@
-"""The CPU path of `top_logprobs`: the best few are selected, not sorted out of the whole vocabulary."""
+"""The CPU path of `top_logprobs`: selects the best few without sorting the whole vocabulary."""
 
 from torch import Tensor
 
@@ -10,11 +10,11 @@ def top_logprobs_cpu(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tens
     of_chosen = z.gather(1, chosen.long()[:, None]).squeeze(1) - normaliser
     values, ids = z.topk(num_top, dim=-1)
     if num_top and bool(((z >= values[:, -1:]).sum(-1) > num_top).any()):
-        # The last one ties with some that were left out, and topk does not say which of them it takes.
+        # The last one ties with some that were left out, and topk does not define which of them it takes.
         values, ids = z.sort(dim=-1, descending=True, stable=True)
         values, ids = values[:, :num_top], ids[:, :num_top]
     else:
-        # All candidates are there: lowest ids first, then a stable sort by value.
+        # All candidates are included: lowest ids first, then a stable sort by value.
         by_id = ids.argsort(dim=-1)
         values, ids = values.gather(1, by_id), ids.gather(1, by_id)
         values, by_value = values.sort(dim=-1, descending=True, stable=True)

@@ -243,7 +243,7 @@ class EngineLink:
     def _on_silence(self) -> None:
         """Give the connection up: what is queued in it must not reach another scheduler. Then begin anew."""
         if self._has_heard:
-            log.warning("engine silent, connecting again", seconds=self.to.heartbeat_timeout)
+            log.warning("engine silent, reconnecting", seconds=self.to.heartbeat_timeout)
             self._silent_since, self._is_missed = self._last_heard, self._user.is_waiting_for(self)
         self._set_not_ready("the engine is silent")
         self._user.on_lost(self)

@@ -1,1 +1,1 @@
-"""Penstock's own CPU kernels: C++ without other libraries, compiled once for the processor at hand."""
+"""Penstock's own CPU kernels: C++ without other libraries, compiled once for this processor."""

@@ -1,11 +1,11 @@
 """Compiles the C++ kernels for this processor, and keeps the library in a cache folder.
 
-`python -m penstock.kernels.native.build` does it ahead of time; a worker with `--cpu-kernels native` does it when it
-starts. The library's name says what it was made from, so new sources, another compiler or another processor make a
-new one.
+`python -m penstock.kernels.native.build` does it ahead of time; otherwise a worker with `--cpu-kernels native` does it
+at its start. The library's name contains a hash of its sources, compiler and processor: if one of them changes, a new
+one is compiled.
 
-With `--portable` libraries for whole families of processors are put beside the sources instead, for an image or a
-package that runs on machines without a compiler; the best that fits is used where none was made for the machine itself.
+With `--portable`, libraries for whole processor families are put beside the sources instead, for an image or a package
+that runs on machines without a compiler. The best one that fits is used if none was compiled for the machine itself.
 """
 
 import argparse
@@ -34,9 +34,9 @@ _FAMILIES = {
         "armv8-a": frozenset(("asimd",)),
     },
 }
-"""Machine -> its families of processors, the best first -> what these have, as /proc/cpuinfo calls it."""
+"""Machine -> its processor families, the best first -> the features that each has, as /proc/cpuinfo calls them."""
 _MACHINE_FLAGS = {"x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512bf16")}
-"""A compiler's words for a family, where its name alone is none."""
+"""The compiler's flag for a family whose name is not a flag."""
 
 
 class BuildError(Exception):
@@ -51,7 +51,7 @@ def cache_folder() -> Path:
 
 
 def built_library() -> Path | None:
-    """The library for these sources and this processor, or its family, if it was made before."""
+    """The existing library for these sources and this processor, or its family, if there is one."""
     path = _library_path()
     if path is not None and path.is_file() and _is_ours(path):
         return path
@@ -63,7 +63,7 @@ def built_library() -> Path | None:
 
 
 def build() -> Path:
-    """Compile unless it was done before.
+    """Compile, unless a library exists already.
 
     Raises:
         BuildError: if there is no compiler, or it fails.
@@ -77,7 +77,7 @@ def build() -> Path:
 
 
 def build_portable() -> list[Path]:
-    """Compile for each family that this compiler knows, beside the sources.
+    """Compile for each family that this compiler supports, and put the libraries beside the sources.
 
     Raises:
         BuildError: if there is no compiler, or it fails.
@@ -85,7 +85,7 @@ def build_portable() -> list[Path]:
     if _compiler() is None:
         raise BuildError("the CPU kernels need a C++ compiler (c++, g++ or clang++), and none was found")
     if not _families():
-        raise BuildError(f"there are no families of processors for {platform.machine()}")
+        raise BuildError(f"no processor families are known for {platform.machine()}")
     paths = [_portable_path(family) for family in _families()]
     for family, path in zip(_families(), paths, strict=True):
         _compile(family, path)
@@ -100,7 +100,7 @@ def _families() -> dict[str, frozenset[str]]:
 def _compile(march: str, path: Path) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Made under another name: who looks at the same time sees a whole library or none.
+        # Written under another name first: other processes see a whole library or none.
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
             machine = _MACHINE_FLAGS.get(march, (f"-march={march}",))
@@ -110,11 +110,11 @@ def _compile(march: str, path: Path) -> None:
                 raise BuildError(f"compiling the CPU kernels failed: {done.stderr.strip()[-2000:]}")
             made.rename(path)
     except OSError as error:
-        raise BuildError(f"the CPU kernels cannot be kept in {str(path.parent)!r}: {error.strerror}") from None
+        raise BuildError(f"the CPU kernels cannot be stored in {str(path.parent)!r}: {error.strerror}") from None
 
 
 def _more_flags() -> tuple[str, ...]:
-    """For tests that let the compiler look for errors in memory and between threads."""
+    """Extra flags for tests that make the compiler check memory accesses and threads."""
     return tuple(shlex.split(os.environ.get("PENSTOCK_TEST_CXXFLAGS", "")))
 
 
@@ -124,7 +124,7 @@ def _compiler() -> str | None:
 
 
 def _library_path() -> Path | None:
-    """Where the library of this compiler belongs; None without a compiler."""
+    """Path of the library made by this compiler; None without a compiler."""
     compiler = _compiler()
     if compiler is None:
         return None
@@ -134,7 +134,7 @@ def _library_path() -> Path | None:
 
 
 def _newest_kept() -> Path | None:
-    """Without a compiler, that of any compiler will do: the one made last for these sources and this processor."""
+    """Without a compiler, any compiler's library will do: the newest one for these sources and this processor."""
     found = [path for path in cache_folder().glob(f"{_native_name()}-*.so") if path.is_file() and _is_ours(path)]
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
@@ -169,15 +169,15 @@ def _processor() -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    """Code that somebody else could have written is not loaded."""
+    """Whether nobody else could have written the file: otherwise it is not loaded."""
     stat = path.stat()
     return stat.st_uid == os.getuid() and not stat.st_mode & 0o022
 
 
 def main() -> int:
-    """Build, and say where the libraries are."""
+    """Build, and print where the libraries are."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
-    parser.add_argument("--portable", action="store_true", help="for families of processors, beside the sources")
+    parser.add_argument("--portable", action="store_true", help="for processor families, beside the sources")
     args = parser.parse_args()
     try:
         for path in build_portable() if args.portable else [build()]:

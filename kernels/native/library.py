@@ -1,4 +1,4 @@
-"""The compiled kernels as Python sees them: structs of pointers, and a few functions."""
+"""The Python side of the compiled kernels: structs of pointers, and a few functions."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from torch.nn import functional
 IntArray = npt.NDArray[np.integer]
 Int32Array = npt.NDArray[np.int32]
 
-_WORTH_WAKING = 20e6  # half a millisecond of one core: less is over before a second one has helped much
-_GROUP, _UNIT = 16, 64  # outputs of a weight that are stored together, and whose number is padded (linear.h)
+_WORTH_WAKING = 20e6  # half a millisecond on one core: anything shorter ends before a second one has helped much
+_GROUP, _UNIT = 16, 64  # outputs of a weight stored together, and the multiple that they are padded to (linear.h)
 _HUGE_PAGE = 2 << 20
 _NO_MEMORY = 1
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # as enum Activation in dense.h
@@ -82,9 +82,9 @@ class _Rows(ctypes.Structure):
 
 
 class PackedLinear(NamedTuple):
-    """A weight [N, K] in groups of 16 outputs, padded to whole units, as linear.h describes them."""
+    """A weight [N, K] in groups of 16 outputs, padded to whole units, as described in linear.h."""
 
-    weight: Tensor  # uint8, begins at a huge page where it is large
+    weight: Tensor  # uint8, starts at a huge page if it is large
     bias: Tensor | None  # fp32[num_packed]
     num_outputs: int  # N
     num_inputs: int  # K
@@ -98,7 +98,7 @@ class PackedLinear(NamedTuple):
         return 2 * _round_up(n // 2, _UNIT // 2) if self.interleaved else _round_up(n, _UNIT)
 
     def plain_bias(self) -> Tensor | None:
-        """fp32[N], as it was before it was packed."""
+        """fp32[N], as it was before packing."""
         if self.bias is None or not self.interleaved:
             return self.bias if self.bias is None else self.bias[: self.num_outputs]
         gates, ups = self.bias.view(-1, 2, _GROUP).unbind(1)
@@ -106,13 +106,13 @@ class PackedLinear(NamedTuple):
         return torch.cat((gates.flatten()[:half], ups.flatten()[:half]))
 
     def rows(self, ids: Tensor) -> Tensor:
-        """int64[T] -> bf16[T, K], those rows of a weight of bf16 that is not interleaved."""
+        """int64[T] -> bf16[T, K]: these rows of a bf16 weight that is not interleaved."""
         groups = self.weight.view(torch.bfloat16).view(self.num_packed // _GROUP, -1, _GROUP, 2)
         return groups[ids // _GROUP, :, ids % _GROUP].flatten(1)[:, : self.num_inputs]
 
 
 class StepTables(NamedTuple):
-    """What the inputs of a step are read from."""
+    """The tables from which a step reads its inputs."""
 
     token_ids: Tensor  # int32[R, L], known and sampled ids by position
     page_table: Tensor  # int32[R, max_pages]
@@ -134,7 +134,7 @@ class NativeLayer(NamedTuple):
 
 
 class NativeShape(NamedTuple):
-    """What the kernels must know of a model."""
+    """What the kernels must know about a model."""
 
     hidden_size: int
     intermediate_size: int
@@ -156,7 +156,7 @@ class NativeWeights(NamedTuple):
 
 
 class Library:
-    """The functions of one compiled library. Not for several threads at a time."""
+    """The functions of one compiled library. Not thread-safe."""
 
     def __init__(
         self, path: Path, num_threads: int, worth_waking: float = _WORTH_WAKING, *, leaves_long_steps: bool = False
@@ -166,8 +166,8 @@ class Library:
         Args:
             path: what `build` has compiled.
             num_threads: at most.
-            worth_waking: multiplications in one call from which the second and further threads take part.
-            leaves_long_steps: whether torch is to compute long steps in bf16, because it is much faster there.
+            worth_waking: number of multiplications in one call from which further threads take part.
+            leaves_long_steps: whether torch computes long steps in bf16, because it is much faster there.
         """
         self.functions = ctypes.CDLL(str(path))
         for name in (
@@ -197,8 +197,8 @@ class Library:
             weight: [N, K], contiguous, fp32 or bf16.
             bias: [N] or None.
             interleaved: gates [N / 2, K] above ups; packed as 16 gates, their 16 ups, the next 16 gates.
-            rounds_inputs: round what is multiplied with a bf16 weight to bf16, which is fast where `multiplies_bf16`.
-                Sums are fp32.
+            rounds_inputs: round inputs to bf16 before they are multiplied with a bf16 weight, which is fast where
+                `multiplies_bf16`. Sums are fp32.
         """
         kind = _kind_of(weight, rounds_inputs=rounds_inputs)
         made = PackedLinear(torch.empty(0), None, weight.shape[0], weight.shape[1], kind, interleaved)
@@ -213,11 +213,11 @@ class Library:
         return made._replace(weight=packed, bias=bias)
 
     def unpack(self, packed: PackedLinear, out: Tensor) -> None:
-        """Write a weight [N, K] as it was before it was packed; `out` is contiguous and of its dtype."""
+        """Write a weight [N, K] as it was before packing; `out` is contiguous and has its dtype."""
         self.functions.penstock_unpack(_address(packed.weight), *_layout(packed), _address(out))
 
     def _memory(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes] that is not touched yet, on huge pages where it is large."""
+        """uint8 [num_bytes] of untouched memory, on huge pages if it is large."""
         if num_bytes < _HUGE_PAGE:
             return torch.empty(num_bytes, dtype=torch.uint8)
         memory = torch.empty(num_bytes + _HUGE_PAGE, dtype=torch.uint8)
@@ -227,7 +227,7 @@ class Library:
         return aligned
 
     def advise_huge_pages(self, memory: Tensor) -> None:
-        """Ask the system to back a tensor that was not touched yet with huge pages, as far as it covers whole ones."""
+        """Ask the system to back an untouched tensor with huge pages, as far as it covers whole ones."""
         begin = memory.data_ptr() + -memory.data_ptr() % _HUGE_PAGE
         num_bytes = memory.data_ptr() + memory.nbytes - begin
         if num_bytes >= _HUGE_PAGE:
@@ -249,13 +249,13 @@ class Library:
         )
 
     def read(self, data: Tensor) -> None:
-        """Read a tensor from memory, to measure how fast that goes.
+        """Read a tensor from memory, to measure how fast that is.
 
         Args:
             data: fp32, contiguous; a multiple of 65,536 numbers.
         """
         if data.dtype != torch.float32 or not data.is_contiguous() or data.numel() % (1 << 16):
-            raise ValueError(f"cannot read {data.numel()} numbers of {data.dtype}: 65,536 fp32 numbers go at a time")
+            raise ValueError(f"cannot read {data.numel()} of {data.dtype}: need a multiple of 65,536 fp32 numbers")
         self.functions.penstock_read(c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel()))
 
     def model(self, shape: NativeShape, weights: NativeWeights) -> "NativeModel":
@@ -269,7 +269,7 @@ class NativeModel:
     def __init__(self, functions: ctypes.CDLL, shape: NativeShape, weights: NativeWeights) -> None:
         self._functions = functions
         self._shape = shape
-        self._weights = weights  # the pointers below look into it
+        self._weights = weights  # keeps alive what the pointers below refer to
         self._layers = (_Layer * len(weights.layers))(*(_layer(layer) for layer in weights.layers))
         embedding = weights.embedding
         self._model = _Model(
@@ -301,12 +301,12 @@ class NativeModel:
         page_table: Tensor,
         kv: Tensor,
     ) -> Tensor:
-        """Compute a ragged batch of T tokens in N rows; their keys and values are written.
+        """Compute a ragged batch of T tokens in N rows, and write their keys and values.
 
         Args:
             input_ids: int32[T].
             cos_sin: fp32[T, rotary_dim], cosines in the first half of a row, sines in the second.
-            slots: int64[T]; a negative one keeps nothing.
+            slots: int64[T]; a negative one stores nothing.
             query_start_loc: int32[N + 1].
             seq_lens: int32[N].
             page_table: int32[N, max_pages].
@@ -335,18 +335,18 @@ class NativeModel:
         tables: StepTables,
         kv: Tensor,
     ) -> Tensor:
-        """Compute N rows from what the tables say of them.
+        """Compute N rows, reading their inputs from the tables.
 
         Args:
             rows: int32[N].
-            start: int32[N], the first position that is computed.
-            num_new: int32[N], how many are.
-            samples: int64[S], ascending: which of the N give a token.
+            start: int32[N], the first position to compute.
+            num_new: int32[N], how many to compute.
+            samples: int64[S], ascending: which of the N rows sample.
             tables: of all rows.
             kv: as for `forward`.
 
         Returns:
-            fp32[S, V], the logits of each one's last position.
+            fp32[S, V], the logits of each sampling row's last position.
         """
         self._set_pages(kv)
         logits = torch.empty(samples.shape[0], self._shape.vocab_size)
@@ -378,9 +378,9 @@ class NativeModel:
 
 
 def _checked(answer: int) -> None:
-    """Raise what a function's answer stands for (enum Answer in library.cpp)."""
+    """Raise the error that a function's return value stands for (enum Answer in library.cpp)."""
     if answer == _NO_MEMORY:
-        raise MemoryError("the CPU kernels found no memory")
+        raise MemoryError("the CPU kernels ran out of memory")
     if answer:
         raise RuntimeError("the CPU kernels failed")
 

@@ -1,4 +1,4 @@
-"""Sampling on the CPU's own kernels: one call draws for all rows of a step."""
+"""Sampling with the native CPU kernels: one call samples for all rows of a step."""
 
 import ctypes
 from ctypes import c_int32, c_void_p
@@ -26,25 +26,25 @@ class _Sampling(ctypes.Structure):
 
 
 class NativeSampler:
-    """Draws as `kernels.sampling.sample` does, from the rows' parameters as they are at each draw."""
+    """Samples like `kernels.sampling.sample`, with the rows' parameters at the time of each call."""
 
     def __init__(self, library: Library, state: SamplingState) -> None:
         self._functions = library.functions
-        self._state = state  # the pointers below look into it
+        self._state = state  # keeps alive what the pointers below refer to
         widths = (tensor.shape[1] for tensor in (state.token_ids, state.stop_ids, state.bias_ids))
         self._sampling = _Sampling(*(getattr(state, name).data_ptr() for name in _TABLES), *widths)
 
     def takes(self, logits: Tensor) -> bool:
-        """Whether it can draw from these; torch's path can from any."""
+        """Whether it can sample from these logits; torch's path can from any."""
         return logits.dtype == torch.float32 and logits.is_contiguous()
 
     def draw(self, logits: Tensor, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> Tensor:
-        """Draw one token per sampling row, and write it to its position of `token_ids`, as `sample` does.
+        """Sample one token per row, and write it to its position of `token_ids`, like `sample`.
 
         Args:
             logits: fp32[S, V], contiguous; overwritten.
             rows: int32[S], the row of the state for each.
-            positions: int32[S], where the drawn tokens go; those before are known.
+            positions: int32[S], where the sampled tokens go; those before are known.
 
         Returns:
             int32[S]; negative where there is no token.

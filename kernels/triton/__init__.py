@@ -7,5 +7,5 @@ a CUDA graph) and launches. Shapes are checked by the public functions.
 
 import os
 
-# Read when a kernel is compiled. It is today's default; releases that will change it warn while it is unset.
+# Read when a kernel is compiled. It is the current default; releases that will change it warn while it is unset.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

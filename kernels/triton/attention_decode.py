@@ -1,8 +1,8 @@
 """Split-KV attention for rows with one new token (flash decoding, Dao et al. 2023), over KV pages.
 
 One program handles one (KV head, row, split): the query heads that share the KV head fill a tile of at
-least 16 rows, so each KV byte is read once. The grid depends on the batch alone and lengths are read on
-the device, so a captured CUDA graph serves any context length. With several splits each leaves a partial
+least 16 rows, so each KV byte is read once. The grid depends only on the batch, and lengths are read on
+the device, so a captured CUDA graph serves any context length. With several splits each writes a partial
 result and `combine_kernel` merges them by their log-sum-exp.
 """
 
@@ -22,7 +22,7 @@ def split_tiles(seq_len, window, num_splits, BLOCK_N: tl.constexpr, MIN_TILES: t
     return first, tl.maximum(tl.cdiv(tiles, num_splits), MIN_TILES)
 
 
-# Arguments that vary from step to step are not specialised: each new value class would be compiled anew.
+# Arguments that vary from step to step are not specialised: otherwise each new class of values would be compiled.
 @triton.jit(do_not_specialize=["num_splits"])
 def decode_kernel(
     q_ptr,
@@ -105,7 +105,7 @@ def decode_kernel(
         out_ptrs = out_ptr + token * stride_ot + heads[:, None] * stride_oh + d_offs[None, :]
         tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=q_mask)
     else:
-        # The window's first tile may hide every token of a split's only tile: then l_i is 0.
+        # The window may hide every token of a split's only tile: then l_i is 0.
         num_heads = tl.num_programs(0) * GROUP
         slot = (row.to(tl.int64) * num_heads + heads) * num_splits + split
         part = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]

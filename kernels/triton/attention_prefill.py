@@ -67,7 +67,7 @@ def prefill_kernel(
 ):
     """Grid (Hk, tiles). SKIP_SINGLE leaves rows with one query to the decode kernel."""
     kv_head = tl.program_id(0)
-    # The last tiles of a row see the most keys: start them first, so that no long one is left for the end.
+    # The last tiles of a row see the most keys: start them first, so that no long one remains for the end.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     row = find_row(query_start_loc_ptr, tile, num_rows, BLOCK_Q)
     q_first = tl.load(query_start_loc_ptr + row)
@@ -102,7 +102,7 @@ def prefill_kernel(
     if HAS_WINDOW:
         first = tl.maximum(prefix + q_block - window + 1, 0) // BLOCK_N * BLOCK_N
     end = tl.minimum(prefix + q_block + BLOCK_Q, seq_len)
-    # Tiles that every query of the block sees whole need no mask.
+    # Tiles that are fully visible to every query of the block need no mask.
     full = tl.maximum((prefix + q_block + 1) // BLOCK_N * BLOCK_N, first)
     acc, l_i, m_i = attend(
         acc, l_i, m_i, q, q_pos, k_base, v_base, page_row, first, full, end, stride_kp, stride_kt, stride_vp, stride_vt,

@@ -2,7 +2,7 @@
 
 One call of `attend` walks KV tiles of BLOCK_N tokens, gathered over pages, and folds them into the
 running softmax of BLOCK_M query rows (Milakov & Gimelshein 2018, as in FlashAttention-2). Scores are
-kept in units of log2, so that `exp2` serves for `exp`.
+kept in units of log2, so that `exp2` replaces `exp`.
 """
 
 import triton
@@ -28,10 +28,10 @@ def load_tile(
     CHECK: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """[BLOCK_N, BLOCK_D] of K or V. The one place where KV is read: a quantized pool dequantizes here.
+    """[BLOCK_N, BLOCK_D] of K or V. The only place where KV is read: a quantized pool would dequantize here.
 
-    ONE_PAGE: the tile lies inside one page, so one page id serves it. CHECK: tokens >= n_end read as 0
-    (their slots may hold anything, NaN too, and 0 * NaN would reach the sum).
+    ONE_PAGE: the tile lies inside one page, so one page id is enough. CHECK: tokens >= n_end read as 0
+    (their slots may hold anything, even NaN, and 0 * NaN would reach the sum).
     """
     if ONE_PAGE:
         page = tl.load(page_row_ptr + n_first // PAGE_SIZE).to(tl.int64)

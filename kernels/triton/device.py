@@ -1,4 +1,4 @@
-"""What the launch rules need to know of a device."""
+"""Device properties that the launch rules need."""
 
 import functools
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ HOPPER = DeviceFacts(num_sms=132, capability=(9, 0))
 
 @functools.lru_cache(maxsize=64)
 def device_facts(device: torch.device) -> DeviceFacts:
-    """Facts of a CUDA device. Any other device (Triton's interpreter runs on CPU tensors) gets Hopper's."""
+    """Properties of a CUDA device. Any other device (Triton's interpreter runs on CPU tensors) gets Hopper's."""
     if device.type != "cuda":
         return HOPPER
     properties = torch.cuda.get_device_properties(device)

@@ -13,7 +13,7 @@ from penstock.kernels.triton.device import DeviceFacts, ceil_div, device_facts, 
 
 
 class DecodeTiles(NamedTuple):
-    """Tile and split choice of a decode launch; `min_tiles` KV tiles are the least one split takes."""
+    """Tiles and splits of a decode launch; each split gets at least `min_tiles` KV tiles."""
 
     block_n: int
     num_splits: int
@@ -37,9 +37,9 @@ def decode_tiles(
 ) -> DecodeTiles:
     """Tiles for `num_rows` single-query rows of up to `max_seq_len` tokens.
 
-    A tile of K is 16 KiB. num_stages 5 gives K and V two tiles in flight each, since the page ids they are
-    addressed by take every other stage: 64 to 72 KiB a program, so three fit a Hopper multiprocessor and two an
-    Ampere one. None of these constants has been tuned on a card yet; `bench/kernels/sweep.py` does that.
+    A tile of K is 16 KiB. num_stages 5 gives K and V two tiles in flight each, since the page ids that address
+    them take every other stage: 64 to 72 KiB per program, so three fit a Hopper multiprocessor and two an
+    Ampere one. None of these constants has been tuned on a GPU yet; `bench/kernels/sweep.py` does that.
     """
     row_bytes = next_power_of_two(head_dim) * itemsize
     block_n = max(16, min(128, 16384 // row_bytes))
@@ -50,7 +50,7 @@ def decode_tiles(
 
 @functools.lru_cache(maxsize=4096)
 def choose_splits(num_programs: int, slots: int, num_tiles: int) -> int:
-    """Splits per row for `num_programs` unsplit programs of `num_tiles` KV tiles on a card that holds `slots` at once.
+    """Splits per row for `num_programs` unsplit programs of `num_tiles` KV tiles on a GPU that runs `slots` at once.
 
     FlashAttention-3's rule (hopper/heuristics.h): of the counts whose last wave is nearly full, the smallest.
     """
@@ -63,22 +63,22 @@ def choose_splits(num_programs: int, slots: int, num_tiles: int) -> int:
     efficiency = [waves / math.ceil(waves) for waves in full]
     best = max(efficiency)
     splits = next(i + 1 for i, value in enumerate(efficiency) if value >= 0.85 * best)
-    return ceil_div(num_tiles, ceil_div(num_tiles, splits))  # without splits that whole tiles leave empty
+    return ceil_div(num_tiles, ceil_div(num_tiles, splits))  # drops splits that would be left without tiles
 
 
 def prefill_tiles(facts: DeviceFacts, head_dim: int, itemsize: int, group: int, softcap: bool) -> PrefillTiles:
     """Tiles for rows with several queries: 64 rows or more, so that Hopper uses its warpgroup products.
 
-    As in FlashAttention-2's Triton version; not tuned on a card yet (`bench/kernels/sweep.py`).
+    As in FlashAttention-2's Triton version; not tuned on a GPU yet (`bench/kernels/sweep.py`).
     """
-    if itemsize == 4:  # exact fp32 products run on the plain cores, for tests and parity rather than for speed
+    if itemsize == 4:  # exact fp32 products run on the plain cores: for tests and parity, not for speed
         return PrefillTiles(max(16, next_power_of_two(group)), 16, 4, 2)
     hopper = facts.capability[0] >= 9
     if head_dim > 128:
         return PrefillTiles(128 if hopper else 64, 32, 8, 3)
     if hopper:
         return PrefillTiles(128, 64, 8, 5)
-    # Capping scores, or masking a padded head, costs registers that 64 columns of scores need: they would spill.
+    # Softcapping, or masking a padded head, costs registers that 64 columns of scores need: they would spill.
     return PrefillTiles(128, 64 if head_dim in (64, 128) and not softcap else 32, 8, 3)
 
 
@@ -146,7 +146,7 @@ def _launch_decode(
     group = num_q_heads // num_kv_heads
     block_d = next_power_of_two(head_dim)
     splits = tiles.num_splits
-    partial = partial_lse = out  # not touched with one split
+    partial = partial_lse = out  # not used with one split
     if splits > 1:
         shape = (num_rows, num_q_heads, splits)
         partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
@@ -277,5 +277,5 @@ def _launch_prefill(
 
 
 def _precision(q: Tensor) -> str:
-    """fp32 products are exact rather than tf32: fp32 is asked for when tokens must equal another program's."""
+    """Products of fp32 are exact, not tf32: fp32 is chosen when tokens must equal those of another program."""
     return "ieee" if q.dtype == torch.float32 else "tf32"

@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.kernels.triton.device import next_power_of_two
 
 
-# The number of rows varies from step to step, and so does where the three lists lie in the upload that brings them.
+# The number of rows varies from step to step, and so do the offsets of the three lists in their common upload.
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["rows_ptr", "start_ptr", "num_new_ptr"])
 def prepare_inputs_kernel(
     rows_ptr,
@@ -86,7 +86,7 @@ def launch_prepare_inputs(
     page_size: int,
     out: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
 ) -> None:
-    """As `prepare_inputs_triton`, into tensors that are already there (a CUDA graph's)."""
+    """Like `prepare_inputs_triton`, into existing tensors (a CUDA graph's)."""
     num_rows = rows.shape[0]
     if not num_rows:
         return

@@ -109,7 +109,7 @@ def rope_kernel(
             v_src = x_heads + NUM_KV * HEAD_DIM
             v1 = tl.load(v_src + half[None, :], mask=half_ok, other=0.0)
             v2 = tl.load(v_src + HALF + half[None, :], mask=half_ok, other=0.0)
-            # Where a quantized pool would quantize.
+            # A quantized pool would quantize here.
             tl.store(k_heads + half[None, :], y1.to(k_pages_ptr.dtype.element_ty), mask=half_ok)
             tl.store(k_heads + HALF + half[None, :], y2.to(k_pages_ptr.dtype.element_ty), mask=half_ok)
             tl.store(v_heads + half[None, :], v1.to(v_pages_ptr.dtype.element_ty), mask=half_ok)

@@ -22,7 +22,7 @@ def rms_norm_kernel(
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (T,): one program per vector. ADD: residual += x first, and the sum is what is normed."""
+    """Grid (T,): one program per vector. ADD: residual += x first, and the sum is normed."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < width

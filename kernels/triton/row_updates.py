@@ -7,7 +7,7 @@ from torch import Tensor
 from penstock.kernels.triton.device import next_power_of_two
 
 
-# The number of runs varies from step to step, and so does where the lists lie in the upload that brings them.
+# The number of runs varies from step to step, and so do the offsets of the lists in their common upload.
 @triton.jit(
     do_not_specialize=["num_runs"],
     do_not_specialize_on_alignment=["rows_ptr", "starts_ptr", "counts_ptr", "values_ptr"],
@@ -43,7 +43,7 @@ def write_runs_triton(table: Tensor, rows: Tensor, starts: Tensor, counts: Tenso
     if not num_runs or not num_values:
         return
     block = 1024
-    # Run lengths are on the device; 8 programs stride over a long one without a launch sized by the longest.
+    # Run lengths are on the device: 8 programs per run stride over it, so the launch need not know the longest.
     per_run = min(8, -(-num_values // block))
     write_runs_kernel[(num_runs, per_run)](
         table, rows, starts, counts, values, num_runs, table.stride(0),

@@ -1,4 +1,4 @@
-"""The Gumbel-max draw (greedy rows included) over [S, V] logits, and the launches that lead up to it."""
+"""The Gumbel-max draw (greedy rows included) over [S, V] logits, and the launches before it."""
 
 import torch
 import triton
@@ -14,7 +14,7 @@ from penstock.kernels.triton.sampling_filter import filter_bounds, tempered
 
 @triton.jit
 def larger_or_nan(a, b):
-    """The maximum, and NaN if one of them is."""
+    """The maximum, or NaN if one of them is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -36,7 +36,7 @@ def draw_kernel(
 ):
     """Grid (ceil(V / BLOCK), S): the best score of a block of ids, and the lowest id that has it.
 
-    A block with NaN in it has the best score NaN: filters must not drop it.
+    A block with a NaN gets the best score NaN: filters must not drop it.
     """
     block = tl.program_id(0)
     s = tl.program_id(1).to(tl.int64)
@@ -53,7 +53,7 @@ def draw_kernel(
             below = tl.load(bounds_ptr + 2 * s)
             floor = tl.load(bounds_ptr + 2 * s + 1)
             z = tl.where((z <= below) | (z < floor), float("-inf"), z)
-        # Blocks that the filters emptied need no noise.
+        # Blocks emptied by the filters need no noise.
         if (temperature > 0.0) & (tl.max(z, 0) > float("-inf")):  # of NaN and others, either does
             position = tl.load(positions_ptr + s)
             z += token_noise(tl.load(seed_ptr + row), position, first // 4, BLOCK)
@@ -88,9 +88,9 @@ def pick_kernel(
 def sample_triton(
     logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds
 ) -> Tensor:
-    """Arguments as `penstock.kernels.sampling.sample`; int32 [S], no host synchronisation.
+    """Arguments as `penstock.kernels.sampling.sample`; returns int32 [S], no host synchronisation.
 
-    Rows of `logits` must be contiguous. Other dtypes than fp32 are read as they are unless something edits them.
+    Rows of `logits` must be contiguous. Dtypes other than fp32 are read directly unless some row's logits are edited.
     """
     num_samples, vocab = logits.shape
     if logits.stride(1) != 1 or state.temperature.stride(0) != 1 or state.seed.stride(0) != 1:

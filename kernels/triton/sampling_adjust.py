@@ -1,4 +1,4 @@
-"""What changes logits before they are drawn from: logit bias, the stop-id mask of min_tokens, penalties."""
+"""Edits to logits before sampling: logit bias, the stop-id mask of min_tokens, penalties."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
 
-# A token's word in the count table: how often it is in the output, and this bit if it is in the prompt.
+# A token's word in the count table: how often it occurs in the output, and this bit if it is in the prompt.
 PROMPT_BIT: tl.constexpr = tl.constexpr(1 << 30)
 
 
@@ -31,7 +31,7 @@ def bias_kernel(
     BLOCK_BIAS: tl.constexpr,
     BLOCK_STOP: tl.constexpr,
 ):
-    """Grid (S,): the sparse edits of one row, in place; both kinds, so that one form is compiled."""
+    """Grid (S,): the sparse edits of one row, in place; both kinds in one kernel, so that one form is compiled."""
     s = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + s).to(tl.int64)
     line = logits_ptr + s * stride_logits
@@ -72,7 +72,7 @@ def count_kernel(
     stride_ids,
     BLOCK: tl.constexpr,
 ):
-    """Grid (S, programs per row): count each known token of the rows that are penalised."""
+    """Grid (S, programs per row): count each known token of the rows with penalties."""
     s = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + s).to(tl.int64)
     wanted, _, _, _ = penalised(row, repetition_ptr, presence_ptr, frequency_ptr)
@@ -121,7 +121,7 @@ def penalty_kernel(
 
 
 def adjust_logits(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, needs: SamplingNeeds) -> None:
-    """Apply to fp32 `logits` [S, V], in place, what `needs` says; other arguments as in `sampling.sample`."""
+    """Apply to fp32 `logits` [S, V], in place, what `needs` asks for; other arguments as in `sampling.sample`."""
     num_samples, vocab = logits.shape
     if needs.bias or needs.min_tokens:
         num_bias, num_stop = state.bias_ids.shape[1], state.stop_ids.shape[1]

@@ -1,8 +1,8 @@
 """min-p, top-k and top-p as one threshold per row, found without sorting.
 
 Each pass over the row counts (top-k) or weighs (top-p) the tokens above three pivots between the bounds and
-keeps the quarter that holds the answer, until one token is left between them or no fp32 number is: the
-threshold is then exact, however the values are spread.
+keeps the quarter that holds the answer, until one token, or no fp32 number, is left between them: the
+threshold is then exact, however the values are distributed.
 """
 
 import torch
@@ -16,7 +16,7 @@ from penstock.kernels.triton.device import next_power_of_two
 
 @triton.jit
 def tempered(line, first, vocab, temperature, BLOCK: tl.constexpr):
-    """fp32 [BLOCK] logits / temperature, rounded as IEEE says so that the CPU path sees the same values."""
+    """fp32 [BLOCK] logits / temperature, rounded by IEEE rules so that the CPU path sees the same values."""
     ids = first + tl.arange(0, BLOCK)
     x = tl.load(line + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
     return tl.math.div_rn(x, tl.zeros_like(x) + temperature)
@@ -24,7 +24,7 @@ def tempered(line, first, vocab, temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def mass_above(line, vocab, temperature, top, floor, a, b, c, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Of tokens z >= floor: how many (or, MASS, the sum of exp(z - top) of those) are > a, > b, > c; and counts."""
+    """Of tokens z >= floor: how many are > a, > b, > c (with MASS, the sum of exp(z - top) over them); and counts."""
     zero = tl.zeros([BLOCK], dtype=tl.float32)
     sum_a = zero
     sum_b = zero
@@ -53,9 +53,9 @@ def mass_above(line, vocab, temperature, top, floor, a, b, c, MASS: tl.constexpr
 
 @triton.jit
 def search(line, vocab, temperature, top, floor, lo, hi, num_lo, goal, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest `lo` such that what lies above it reaches `goal`: tokens > lo are kept.
+    """The largest `lo` such that the tokens above it reach `goal`: tokens > lo are kept.
 
-    On entry what is > lo reaches the goal (num_lo tokens) and what is > hi does not.
+    On entry the tokens > lo reach the goal (there are num_lo) and the tokens > hi do not.
     """
     num_hi = 0.0
     going = num_lo - num_hi > 1.0
@@ -133,7 +133,7 @@ def threshold_kernel(
             floor = top + tl.log(min_p)
             bottom = tl.maximum(bottom, floor)
         if has_k | has_p:
-            # Just under the least value that is left, so that all of them are above it.
+            # Just under the lowest remaining value, so that all of them are above it.
             lo = bottom - tl.maximum(tl.abs(bottom) * 1e-6, 1e-30)
             total, _, _, num_left, _, _ = mass_above(line, vocab, temperature, top, floor, lo, lo, lo, TOP_P, BLOCK)
             if has_k & (num_left > top_k.to(tl.float32)):
@@ -156,7 +156,7 @@ def filter_bounds(logits: Tensor, rows: Tensor, state: SamplingState, needs: Sam
     num_samples, vocab = logits.shape
     bounds = torch.empty((num_samples, 2), dtype=torch.float32, device=logits.device)
     block = min(4096, next_power_of_two(vocab))
-    # Three forms are compiled, not seven: a filter that no row asks for is skipped on the device.
+    # Three forms are compiled, not seven: a filter that no row needs is skipped on the device.
     top_k = needs.top_k or needs.top_p
     threshold_kernel[(num_samples,)](
         logits, rows, state.temperature, state.min_p, state.top_k, state.top_p, bounds, vocab, logits.stride(0),

@@ -1,4 +1,4 @@
-"""Log-probabilities of the best n tokens and of the drawn one, without writing a log-softmax."""
+"""Log-probabilities of the best n tokens and of the sampled one, without writing a log-softmax."""
 
 import torch
 import triton
