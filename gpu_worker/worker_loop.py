@@ -31,7 +31,7 @@ log = structlog.get_logger()
 EXIT_FAILED, EXIT_REFUSED = 1, process.EXIT_CONFIG
 _NUM_RECENT = 16
 _SAFE_SECONDS = 0.002
-"""While a GPU computes, the loop checks it every millisecond (the poller's shortest wait) as long as the shortest recent
+"""While a GPU computes, the loop polls it every millisecond (the poller's shortest wait) while the shortest recent
 step leaves at least this much time; then it spins between socket and device. On a CPU a launched step is done, so
 nothing waits or spins."""
 

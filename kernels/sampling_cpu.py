@@ -49,7 +49,7 @@ def _best(z: Tensor) -> Tensor:
 
 
 def _unless_broken(tokens: Tensor, top: Tensor) -> Tensor:
-    """int32 [S]: tokens [S], with codes in rows whose largest logit `top` [S, 1] (NaN if there is one) is not finite."""
+    """int32 [S]: tokens [S], or codes where the largest logit in `top` [S, 1] (NaN if there is one) is not finite."""
     values = top.tolist()
     if not all(math.isfinite(value) for (value,) in values):
         failures = [NOTHING_LEFT if value == -math.inf else NOT_FINITE for (value,) in values]
@@ -82,7 +82,7 @@ def _penalise(z: Tensor, rows: Tensor, positions: Tensor, state: SamplingState) 
     at = torch.arange(num_known)
     known = at < positions
     is_output = (known & (at >= state.num_prompt_tokens[rows, None])).float()
-        # Column V collects what lies past a row's last token.
+    # Column V collects what lies past a row's last token.
     ids = ids.masked_fill(~known, z.shape[1])
     shape = (wanted.shape[0], z.shape[1] + 1)
     seen = torch.zeros(shape, dtype=torch.bool).scatter_(1, ids, True)[:, :-1]

@@ -12,11 +12,11 @@ from penstock.gpu_worker.devices.device import Array, Download, Graphs, Mark, Me
 from penstock.kernels.native.library import Library
 
 _SMALL_MODEL_BYTES = 64 << 20
-"""Below, a step of torch's kernels is as fast on one thread as on two, which leaves a core to the other processes."""
+"""Below this, a step of torch's kernels is as fast on one thread as on two, which leaves a core to other processes."""
 
 
 def num_cores() -> int:
-    """That this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -56,7 +56,7 @@ class CpuDevice:
     frees_memory_late = False
 
     def __init__(self, num_threads: int = 0, library: Library | None = None) -> None:
-        """`num_threads` is for torch's kernels: 0 for as many as there are cores. A library has its own."""
+        """`num_threads` is for torch's kernels: 0 for one per core. A library has its own."""
         self._may_use_fewer = library is not None or not num_threads
         self.library = library
         torch.set_num_threads(num_threads or num_cores())
@@ -73,7 +73,7 @@ class CpuDevice:
         return None
 
     def upload(self, array: Array) -> Tensor:
-        return torch.from_numpy(array.copy())  # a received buffer is read-only, which torch cannot express
+        return torch.from_numpy(array.copy())  # a received buffer is read-only, which torch cannot represent
 
     def mark(self) -> Mark:
         return _ClockMark()
@@ -96,7 +96,7 @@ class CpuDevice:
 
 
 def computes_in_bf16(cpu_flags: str | None = None) -> bool:
-    """Whether the processor multiplies in bf16; `cpu_flags` are its feature words, from /proc/cpuinfo if None."""
+    """Whether the processor computes in bf16; `cpu_flags` are its feature words, from /proc/cpuinfo if None."""
     flags = Path("/proc/cpuinfo").read_text() if cpu_flags is None else cpu_flags
     return "amx_bf16" in flags or "avx512_bf16" in flags
 

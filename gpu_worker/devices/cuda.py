@@ -41,7 +41,7 @@ class _CudaMark:
 
 
 class CudaDevice:
-    """One NVIDIA GPU. Results leave on a side stream, with one event a step; the main stream never waits."""
+    """One NVIDIA GPU. Results leave on a side stream, with one event per step; the main stream never waits."""
 
     library: Library | None = None
     compiles_launches = True
@@ -84,7 +84,7 @@ class CudaDevice:
         target.copy_(_pinned(array), non_blocking=True)
 
     def capture(self, step: Callable[[], T]) -> tuple[Callable[[], object], T]:
-        step()  # compiles kernels and makes library handles and workspaces, which a capture cannot
+        step()  # compiles kernels and creates library handles and workspaces, which a capture cannot do
         torch.cuda.synchronize()
         if self._graph_pool is None:
             self._graph_pool = torch.cuda.graph_pool_handle()

@@ -1,4 +1,4 @@
-"""The one seam to the hardware: where tensors live, how arrays get there and how results come back."""
+"""The only interface to the hardware: where tensors live, how arrays get there and how results come back."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
@@ -19,27 +19,27 @@ class Download(Protocol):
     """Tokens on their way to the host."""
 
     def is_ready(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Whether `wait` would return immediately."""
 
     def wait(self) -> bytes:
-        """The int32 array's bytes; blocks until the device has made them."""
+        """The int32 array's bytes; blocks until the device has computed them."""
 
 
 class Mark(Protocol):
-    """A point in the device's work, to tell times between."""
+    """A point in the device's work, for measuring time."""
 
     def us_since(self, earlier: "Mark") -> int:
-        """Microseconds of the device's time from `earlier` to this; both must have been passed."""
+        """Microseconds of device time from `earlier` to this mark; both must have been passed."""
 
     def is_passed(self) -> bool:
-        """Whether the device has come this far."""
+        """Whether the device has got this far."""
 
     def wait(self) -> None:
         """Block until it has."""
 
 
 class Graphs(Protocol):
-    """A device that can record what is launched, and launch it again at once."""
+    """A device that can record launches, and replay them all at once."""
 
     def capture(self, step: Callable[[], T]) -> tuple[Callable[[], object], T]:
         """Record what `step` launches; all graphs of a device share one memory pool.
@@ -49,31 +49,31 @@ class Graphs(Protocol):
         """
 
     def upload_into(self, array: Array, target: Tensor) -> None:
-        """Bring a host array to a tensor that is there already."""
+        """Copy a host array into an existing tensor."""
 
 
 class MemoryUse(NamedTuple):
-    """What a device's memory was used for; bytes."""
+    """How a device's memory was used, in bytes."""
 
     total: int
     in_use: int  # by everything, before a step
-    peak: int  # more at the step's worst moment
+    peak: int  # additional, at the step's peak
 
 
 class Device(Protocol):
-    """What a worker needs of a device."""
+    """What a worker needs from a device."""
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors are made."""
+        """Where tensors are created."""
 
     @property
     def name(self) -> str:
-        """What it is, for people."""
+        """A readable name."""
 
     @property
     def library(self) -> Library | None:
-        """The CPU's own kernels, where they are used."""
+        """The native CPU kernels, if they are used."""
 
     @property
     def graphs(self) -> Graphs | None:
@@ -81,32 +81,32 @@ class Device(Protocol):
 
     @property
     def compiles_launches(self) -> bool:
-        """Whether a launch may first compile a kernel, for the kinds of its arguments.
+        """Whether a launch may first have to compile a kernel for its kinds of arguments.
 
-        Then tables keep their widths, and all kinds are met before the first request.
+        If so, tables keep their widths, and all kinds are compiled before the first request.
         """
 
     @property
     def frees_memory_late(self) -> bool:
-        """Whether memory of a process that has died comes back only after a while."""
+        """Whether the memory of a process that has died comes back only after a while."""
 
     def adapt_to(self, step_bytes: int) -> None:
-        """A step of the model reads so many bytes of weights."""
+        """Called with the bytes of weights that one step of the model reads."""
 
     def measure(self, step: Callable[[], None]) -> MemoryUse | None:
-        """Run a step, to learn what memory it takes; None, and no run, if the memory is not the device's own."""
+        """Run a step to measure its memory. None, without running it, if the device has no memory of its own."""
 
     def upload(self, array: Array) -> Tensor:
-        """A host array as a tensor of the same dtype on the device; the array may be reused afterwards."""
+        """Return a host array as a tensor of the same dtype on the device; the array may be reused afterwards."""
 
     def mark(self) -> Mark:
-        """The end of what was launched so far."""
+        """Mark the end of what was launched so far."""
 
     def download(self, tensor: Tensor) -> Download:
-        """Start to bring an int32 tensor to the host."""
+        """Start copying an int32 tensor to the host."""
 
     def free_memory(self) -> int:
-        """Bytes that could be taken now."""
+        """Bytes that are free now."""
 
     def memory_use(self) -> tuple[int, int]:
-        """Bytes that are in use, and all."""
+        """Used and total bytes."""

@@ -19,8 +19,8 @@ def open_device(wanted: str, num_threads: int, kernels: CpuKernels = "torch") ->
 
     Args:
         wanted: `--device`; or `auto:N`, the Nth GPU if there are any.
-        num_threads: of a CPU; 0 for as many as there are cores.
-        kernels: of a CPU, as `--cpu-kernels` has it.
+        num_threads: for a CPU; 0 for one per core.
+        kernels: for a CPU, the value of `--cpu-kernels`.
 
     Raises:
         ConfigError: if there is no such device, or its kernels cannot be compiled.
@@ -44,7 +44,7 @@ def open_device(wanted: str, num_threads: int, kernels: CpuKernels = "torch") ->
 
 
 def _library(kernels: CpuKernels, num_threads: int) -> Library | None:
-    """The CPU's own kernels as the option says; None for torch's."""
+    """The native CPU kernels if the option selects them; None for torch's."""
     if kernels == "torch":
         return None
     path = built_library()
@@ -61,8 +61,8 @@ def _library(kernels: CpuKernels, num_threads: int) -> Library | None:
 def choose_dtype(wanted: DTypeName, checkpoint: str, device: torch.device, cpu_flags: str | None = None) -> torch.dtype:
     """The dtype of weights, activations and KV.
 
-    `auto` is the checkpoint's on a GPU. On a CPU it is bfloat16 for a half-precision checkpoint where the
-    processor computes in it, else float32; float16 has no fast path there.
+    `auto` is the checkpoint's dtype on a GPU. On a CPU it is bfloat16 for a half-precision checkpoint if the
+    processor computes in it, else float32; float16 is slow there.
 
     Args:
         wanted: the option.
@@ -71,11 +71,11 @@ def choose_dtype(wanted: DTypeName, checkpoint: str, device: torch.device, cpu_f
         cpu_flags: the processor's feature words; read from /proc/cpuinfo if None.
 
     Raises:
-        ConfigError: for float16 asked for on a CPU, or a checkpoint's dtype that is none of ours.
+        ConfigError: for float16 on a CPU, or a checkpoint dtype that is not supported.
     """
     if wanted == "auto":
         if checkpoint not in ("float32", "bfloat16", "float16"):
-            raise ConfigError(f"the checkpoint's dtype {checkpoint!r} is not supported; name one with --dtype")
+            raise ConfigError(f"the checkpoint's dtype {checkpoint!r} is not supported; choose one with --dtype")
         if device.type == "cuda":
             return _torch_dtype(checkpoint)
         return torch.bfloat16 if checkpoint == "bfloat16" and computes_in_bf16(cpu_flags) else torch.float32

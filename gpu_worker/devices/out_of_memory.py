@@ -1,4 +1,4 @@
-"""What a failure means to whoever has to change something."""
+"""From a failed allocation or step to a sentence that says what to change."""
 
 import torch
 
@@ -6,14 +6,14 @@ from penstock.core.config import ConfigError
 
 
 class NoMemoryError(ConfigError):
-    """What the configuration asks for does not fit the memory that is free; the message says what to change."""
+    """The configuration does not fit into the free memory; the message says what to change."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the device or the host had no memory left."""
+    """Whether the device or the host ran out of memory."""
     return (
         isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        # Of the CPU's allocator; of pinned memory; of a library that takes device memory itself.
+        # From the CPU's allocator, from pinned memory, or from a library that allocates device memory itself.
         or (isinstance(error, RuntimeError) and any(words in str(error) for words in _OTHER_WORDS))
     )
 

@@ -1,1 +1,1 @@
-"""Structured output: which tokens each row may draw next."""
+"""Structured output: which tokens each row may sample next."""

@@ -1,12 +1,12 @@
-"""The rows that follow grammars: masks are filled by a thread while the device computes the step's logits.
+"""Rows with grammars: a thread fills their masks while the device computes the step's logits.
 
     launch k     forward pass is queued    | thread: waits for token k-1, advances the matchers, fills the masks
                  masks are taken, uploaded | <----
                  sampling is queued        |
 
-Only the launch of the sampling waits for the thread, never the device for the host as long as a forward pass
-takes longer than a mask. A step without such rows does nothing here. Grammars are made ready before a row may use
-them, beside the steps (`grammar_store.py`).
+Only the launch of the sampling waits for the thread; the device does not wait for the host as long as a forward pass
+takes longer than a mask. A step without such rows does nothing here. Grammars are prepared beside the steps, before a
+row may use them (`store.py`).
 """
 
 from collections.abc import Callable
@@ -33,30 +33,30 @@ log = structlog.get_logger()
 class _Masks(NamedTuple):
     """For C constrained rows of a step."""
 
-    indices: IntArray  # int64[C], among the step's sampling rows
+    indices: IntArray  # int64[C], indices into the step's sampling rows
     words: Words  # int32[C, W]
     errors: tuple[RowError, ...]
 
 
 class Grammars:
-    """The grammar of every row that has one; empty and free of cost as long as none has."""
+    """The grammars of all rows that have one; without any, it costs nothing."""
 
     def __init__(self, checkpoint: Checkpoint, vocab_size: int, device: Device) -> None:
-        """The checkpoint's tokenizer is read when the first grammar comes."""
+        """The checkpoint's tokenizer is read when the first grammar arrives."""
         self.store = GrammarStore(checkpoint)
         self._vocab_size = vocab_size
         self._device = device
         self._rows: dict[int, GrammarRow] = {}
         self._filler: _Filler | None = None
-        self._asked: list[tuple[int, GrammarRow]] = []  # of the step being launched: sampling index, row
+        self._asked: list[tuple[int, GrammarRow]] = []  # for the step being launched: sampling index, row
 
     def clear(self) -> None:
-        """No row follows a grammar, and none is ready."""
+        """Forget all rows' grammars, and all prepared ones."""
         self._rows.clear()
         self.store.clear()
 
     def apply(self, plan: StepPlan) -> None:
-        """Take in freed and new rows."""
+        """Apply a plan's freed and new rows."""
         if self._rows and plan.freed_rows:
             for row in np.frombuffer(plan.freed_rows, dtype=np.int32).tolist():
                 self._rows.pop(row, None)
@@ -71,7 +71,7 @@ class Grammars:
         return row in self._rows
 
     def begin(self, rows: IntArray) -> None:
-        """Start to fill the masks of a step; to be called before its forward pass.
+        """Start filling the masks of a step; call this before its forward pass.
 
         Args:
             rows: int[S], the rows that sample.
@@ -84,7 +84,7 @@ class Grammars:
             self._filler.fill(self._asked, self._vocab_size)
 
     def mask(self, logits: Tensor) -> tuple[RowError, ...]:
-        """Apply the masks to the step's logits [S, V], in place; the rows without a next token."""
+        """Apply the masks to the step's logits [S, V] in place; return the rows that have no possible token."""
         if not self._asked:
             return ()
         assert self._filler is not None
@@ -97,7 +97,7 @@ class Grammars:
         return masks.errors
 
     def expect(self, download: Download) -> None:
-        """The step's tokens, in the order of the sampling rows, are the first int32s of this."""
+        """Tell the rows that this download starts with the step's tokens, int32, in the order of the sampling rows."""
         for i, row in self._asked:
             row.expect(DrawnToken(download, i))
         self._asked = []
@@ -112,9 +112,9 @@ class Grammars:
 
 
 class _Filler:
-    """Fills masks in a thread of its own, one after the other.
+    """Fills masks in its own thread, one after the other.
 
-    Two queues, and not an executor: its locks would cost the step's thread as much as the masks cost this one.
+    It uses two queues and not an executor, whose locks would cost the step's thread as much as the masks cost this one.
     """
 
     def __init__(self) -> None:
@@ -123,11 +123,11 @@ class _Filler:
         Thread(target=self._run, name="grammar", daemon=True).start()
 
     def prepare(self, row: GrammarRow) -> None:
-        """Make a row ready, before any mask of it; what goes wrong is that row's error alone."""
+        """Prepare a row before its first mask; a failure is that row's error only."""
         self._work.put(partial(_prepare, row))
 
     def fill(self, asked: list[tuple[int, GrammarRow]], vocab_size: int) -> None:
-        """Start to fill the masks of rows; each call is followed by one of `masks`."""
+        """Start filling the masks of these rows; each call is followed by one of `masks`."""
         self._work.put(partial(self._fill, asked, vocab_size))
 
     def masks(self) -> _Masks:

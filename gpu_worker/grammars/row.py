@@ -1,4 +1,4 @@
-"""One row that follows a grammar: what it may draw next, told by the tokens that it drew."""
+"""One row that follows a grammar: the tokens it has sampled decide what it may sample next."""
 
 from array import array
 from collections import deque
@@ -17,49 +17,49 @@ from penstock.ipc.messages import SamplingParams
 Words = npt.NDArray[np.int32]
 
 _FULL = "too many states"
-"""The library's words for an automaton that has grown to its bound."""
+"""llguidance's message for an automaton that has reached its size limit."""
 
 _MIN_TOKENS_PER_RENEWAL = 16
-"""A row that fills a new automaton in fewer tokens would go on making new ones."""
+"""A row that fills a new automaton within fewer tokens would keep on creating new ones."""
 
 
 class DrawnToken(NamedTuple):
-    """A token on its way to the host: an int32 of a step's output."""
+    """A token that may not have reached the host yet: one int32 of a step's output."""
 
     download: Download
     place: int
 
     def wait(self) -> int:
-        """The token; blocks until the device has drawn it."""
+        """The token; blocks until the device has sampled it."""
         return int(np.frombuffer(self.download.wait(), dtype=np.int32, count=1, offset=4 * self.place)[0])
 
 
 class GrammarRow:
-    """Everything but `expect` runs in the thread that fills masks."""
+    """All methods but `expect` run in the thread that fills masks."""
 
     def __init__(self, prototype: Prototype | None, sampling: SamplingParams, output_token_ids: Iterable[int]) -> None:
-        """`output_token_ids`: those known already, after a preemption or a restart."""
+        """`output_token_ids`: outputs known already, after a preemption or a restart."""
         self._prototype = prototype
         self._sampling = sampling
         self._known = list(output_token_ids)
         self._drawn: deque[DrawnToken] = deque()
         self._matcher: LLMatcher | None = None
         self._mask: Words = np.zeros((1, 0), dtype=np.int32)
-        self._generation = 0  # of the automaton that the matcher follows
-        self._followed = array("i")  # the tokens that the matcher has seen
+        self._generation = 0  # of the automaton that the matcher uses
+        self._followed = array("i")  # the tokens that the matcher has consumed
         self._renewed_at = -_MIN_TOKENS_PER_RENEWAL
         self._num_outputs = 0
-        self._has_stopped = False  # by a stop token: what is drawn after it is dropped
+        self._has_stopped = False  # at a stop token: what is sampled after it is dropped
         self._error = ""
 
     def expect(self, token: DrawnToken) -> None:
-        """A step was launched that draws the row's next token."""
+        """A step was launched that samples the row's next token."""
         self._drawn.append(token)
 
     def prepare(self) -> None:
-        """Go to where the known tokens lead."""
+        """Advance the matcher over the known tokens."""
         if self._prototype is None:
-            self._error = "the grammar was not made ready"
+            self._error = "the grammar was not prepared"
             return
         self._matcher, self._generation = self._prototype.copy()
         self._mask = np.zeros((1, -(-self._prototype.vocabulary.vocab_size // 32)), dtype=np.int32)
@@ -67,18 +67,18 @@ class GrammarRow:
             self._follow(token_id)
 
     def fail(self, error: str) -> None:
-        """No token is drawn any more, for a reason outside the grammar."""
+        """Sample no more tokens, for a reason outside the grammar."""
         self._error = error
 
     def fill(self, words: Words, num_tokens: int) -> str:
-        """Write what may be drawn after all tokens launched so far; waits until they are known.
+        """Write what may be sampled after all tokens launched so far; waits until they are known.
 
         Args:
             words: int32[W], the row's bits as `kernels.token_masks` takes them.
-            num_tokens: size of the model's vocabulary; no token beyond it may be drawn.
+            num_tokens: size of the model's vocabulary; no token beyond it may be sampled.
 
         Returns:
-            Why nothing may be drawn, else empty. Then, or if the draw will be dropped, all bits are set.
+            Why no token is possible, else empty. In that case, and if the token will be dropped, all bits are set.
         """
         while self._drawn:
             self._follow(self._drawn.popleft().wait())
@@ -94,7 +94,7 @@ class GrammarRow:
         words[:width] = self._mask[0, :width]
         stops = _bits(params.stop_token_ids, words.shape[0], num_tokens)
         if self._num_outputs < params.min_tokens:
-            words &= ~stops  # as the sampler does
+            words &= ~stops  # like the sampler
         elif is_complete:
             words |= stops
         if params.allowed_token_ids:
@@ -110,7 +110,7 @@ class GrammarRow:
         return self._error
 
     def _fill_mask(self) -> bool:
-        """Put what the matcher allows into the mask; whether the text may end here."""
+        """Write the matcher's allowed tokens into the mask; return whether the text may end here."""
         matcher = self._matcher
         assert matcher is not None, "prepare comes first"
         is_complete = matcher.is_stopped()
@@ -126,7 +126,7 @@ class GrammarRow:
         return False
 
     def _renew(self) -> bool:
-        """Go on with a new automaton, if the one that is shared with other rows is full."""
+        """Continue with a new automaton, if the one shared with other rows is full."""
         matcher, prototype = self._matcher, self._prototype
         if matcher is None or prototype is None or _FULL not in matcher.get_error():
             return False
@@ -138,7 +138,7 @@ class GrammarRow:
 
     def _follow(self, token_id: int) -> None:
         if token_id < 0:
-            self._error = "no token could be drawn"  # of which the step's result says more
+            self._error = "no token could be sampled"  # the step's result says why
         self._num_outputs += 1
         if self._error or self._has_stopped or self._matcher is None:
             return
@@ -149,7 +149,7 @@ class GrammarRow:
         else:
             self._error = (
                 f"the grammar does not allow token {token_id}, the {self._num_outputs}th of the output: "
-                "other parameters of the request left nothing else to draw"
+                "the request's other parameters left no other token"
             )
 
 

@@ -1,12 +1,12 @@
-"""Grammars made ready beside the steps: each text once, in a thread of its own, and copied for every row.
+"""Grammars, prepared beside the steps: each text once, in its own thread, and copied for every row.
 
     PrepareGrammar ──▶ known: ready at once
-                   └─▶ unknown: the thread makes it, at a low priority ──▶ `take_prepared` ──▶ GrammarPrepared
+    PrepareGrammar ──▶ known: ready at once
 
-The library gives Python's lock back while it works, so a grammar that takes a second stalls no step.
+llguidance releases the GIL while it works, so a grammar that takes a second does not delay steps.
 
-Copies share one automaton, which grows while they follow it, up to a bound. When it is full, rows that need more of it
-go on with a copy of a new one (`Prototype.renew`). A grammar that no row may use any more is remembered for a while.
+Copies share one automaton, which grows as they use it, up to a limit. When it is full, rows that need more of it
+continue with a copy of a new one (`Prototype.renew`). A grammar that no row may use any more is kept for a while.
 """
 
 import os
@@ -29,19 +29,19 @@ log = structlog.get_logger()
 
 MAX_IDLE = 256
 MAX_IDLE_BYTES = 256 << 20
-"""Of the grammars that are remembered beside those in use."""
+"""Limit for grammars that are kept but not in use."""
 
 MAX_COPIES = 512
-"""Rows that follow one automaton, one after the other, before the next request gets a new one."""
+"""Rows that use one automaton, one after the other, before the next request gets a new one."""
 
 MAX_RENEWAL_SECONDS = 0.05
-"""A grammar that takes longer is not made anew in the middle of a step."""
+"""A grammar that takes longer is not rebuilt in the middle of a step."""
 
 _PRIORITY = 10  # as `nice`: steps come first
 
 
 class Prototype:
-    """A grammar at the beginning of a text. Used by the thread that fills masks, once it is made."""
+    """A grammar at the start of a text. Once built, the thread that fills masks uses it."""
 
     def __init__(self, vocabulary: LLTokenizer, text: str, num_bytes: int) -> None:
         self.vocabulary = vocabulary
@@ -61,12 +61,12 @@ class Prototype:
         return f"the grammar cannot be used: {self._matcher.get_error()[:200]}"
 
     def copy(self) -> tuple[LLMatcher, int]:
-        """A matcher for a row, and the generation of its automaton."""
+        """Return a matcher for a row, and the generation of its automaton."""
         self.num_copies += 1
         return self._matcher.deep_copy(), self._generation
 
     def renew(self, generation: int) -> bool:
-        """The automaton of this generation is full: from now on copies have another one. False if that takes long."""
+        """Give later copies a new automaton, because this generation's is full. False if that would take too long."""
         if generation == self._generation:
             if self._seconds > MAX_RENEWAL_SECONDS:
                 return False
@@ -76,7 +76,7 @@ class Prototype:
 
 
 class _Made(NamedTuple):
-    """What the thread answers."""
+    """The thread's answer."""
 
     epoch: int
     grammar_id: int
@@ -86,14 +86,14 @@ class _Made(NamedTuple):
 
 
 class GrammarStore:
-    """All but the making happens in the worker's own thread."""
+    """All methods but the building run in the worker's main thread."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        """The checkpoint's tokenizer is read when the first grammar comes."""
+        """The checkpoint's tokenizer is read when the first grammar arrives."""
         self._checkpoint = checkpoint
         self._vocabulary: LLTokenizer | None = None
         self._live: dict[int, str] = {}  # texts by id
-        self._known: OrderedDict[str, Prototype] = OrderedDict()  # least recently asked for first
+        self._known: OrderedDict[str, Prototype] = OrderedDict()  # least recently requested first
         self._work: SimpleQueue[tuple[int, PrepareGrammar]] = SimpleQueue()
         self._made: SimpleQueue[_Made] = SimpleQueue()
         self._prepared: list[GrammarPrepared] = []
@@ -103,7 +103,7 @@ class GrammarStore:
 
     @property
     def is_preparing(self) -> bool:
-        """Something is to be taken now or soon."""
+        """Whether there is something to take, now or soon."""
         return bool(self._num_pending or self._prepared)
 
     @property
@@ -112,14 +112,14 @@ class GrammarStore:
         return len(self._known)
 
     def clear(self) -> None:
-        """No grammar is live; what was asked for is not answered."""
+        """Forget all live grammars, and answer no earlier requests."""
         self._epoch += 1
         self._live.clear()
         self._prepared.clear()
         self._forget_idle()
 
     def prepare(self, message: PrepareGrammar) -> None:
-        """Make a grammar ready."""
+        """Start preparing a grammar."""
         text = message.grammar
         known = self._known.get(text)
         if known is not None and known.num_copies < MAX_COPIES:
@@ -139,7 +139,7 @@ class GrammarStore:
         self._forget_idle()
 
     def take_prepared(self, *, wait: bool = False) -> list[GrammarPrepared]:
-        """What has become ready since the last call; with `wait`, once all that was asked for is."""
+        """Return what has become ready since the last call; with `wait`, wait until all requested grammars are."""
         while self._num_pending:
             try:
                 made = self._made.get(block=wait)
@@ -158,7 +158,7 @@ class GrammarStore:
         return prepared
 
     def get(self, grammar_id: int) -> Prototype | None:
-        """A grammar that is ready; None if there is none of this id."""
+        """Return a prepared grammar; None if there is none with this id."""
         text = self._live.get(grammar_id)
         return None if text is None else self._known[text]
 
@@ -174,7 +174,7 @@ class GrammarStore:
     # --- in the thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with suppress(OSError):  # not every system has priorities of threads
+        with suppress(OSError):  # not every system has priorities per thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
         while True:
             epoch, message = self._work.get()

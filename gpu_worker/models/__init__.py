@@ -1,1 +1,1 @@
-"""Models: weights with the computation over them, one file for each family, behind one interface (`model.py`)."""
+"""Models: weights and the computation with them, one file per family, behind one interface (`model.py`)."""

@@ -1,4 +1,4 @@
-"""Attention over the pages. What a backend plans once a step stays inside it."""
+"""Attention over the pages. What a backend plans once per step is its own matter."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -20,7 +20,7 @@ class Rotation(NamedTuple):
 
 
 class HeadNorms(NamedTuple):
-    """The norms of q's and k's heads, where a layer has such."""
+    """The norms of the q and k heads, if a layer has them."""
 
     q: Tensor | None = None  # [D]
     k: Tensor | None = None  # [D]
@@ -60,11 +60,11 @@ class Attention(Protocol):
 
 
 AttentionBackend = Callable[[ForwardInputs, PageGroup], Attention]
-"""Begins a step. It runs inside captured graphs, too: it must not wait for the device there."""
+"""Begins a step. It also runs inside captured graphs, so it must not wait for the device."""
 
 
 def begin_attention(inputs: ForwardInputs, group: PageGroup) -> Attention:
-    """The backend for where the inputs are."""
+    """The backend for the device of the inputs."""
     return TritonAttention(inputs, group) if inputs.input_ids.is_cuda else TorchAttention(inputs, group)
 
 
@@ -107,7 +107,7 @@ class TritonAttention:
 
 
 class TorchAttention:
-    """torch's kernels on a CPU: the batch is cut, and its tokens' places in the pages are found, once a step."""
+    """torch's kernels on a CPU: once per step, the batch is split and its tokens' places in the pages are computed."""
 
     def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
         starts, seq_lens = inputs.query_start_loc.tolist(), inputs.seq_lens.tolist()

@@ -1,10 +1,10 @@
-"""A model for tests: its next token is a hash of all tokens before it, as it reads them back from the KV pool.
+"""A model for tests: its next token is a hash of all tokens before it, read back from the KV pool.
 
-It has no weights. What it "computes" of a token is the token's own id, kept as the key in the slot that the plan names;
-then it reads the whole sequence through the row's page table. So a token that was lost, doubled or left from somebody
-else, in any page, changes everything after it, and `next_token` says what should have come.
+It has no weights. What it "computes" for a token is the token's own id, stored as the key in the slot that the plan
+gives; then it reads the whole sequence through the row's page table. So a token that was lost, doubled or left by
+another sequence, in any page, changes everything after it, and `next_token` says what should have come.
 
-A step can be made to last: the time passes asleep, so a thousand streams at twenty tokens a second cost little.
+A step can be made to take time, which is spent asleep, so a thousand streams at twenty tokens a second cost little.
 """
 
 import time
@@ -24,9 +24,9 @@ from penstock.gpu_worker.models.weights import WeightReader
 from penstock.gpu_worker.state.kv_pool import KVPool
 
 FIRST, LAST = 3, 96
-"""Only these ids are drawn freely; in a byte-level vocabulary after three special tokens they are "!" to "~"."""
+"""Only these ids are sampled freely; in a byte-level vocabulary after three special tokens they are "!" to "~"."""
 
-_BITS = 15  # a score is a hash of so many bits, times the vocabulary, plus the id: exact in fp32 up to 512 ids
+_BITS = 15  # a score is a hash of this many bits, times the vocabulary, plus the id: exact in fp32 up to 512 ids
 _MAX_VOCAB_SIZE = 1 << (24 - _BITS)
 
 
@@ -42,7 +42,7 @@ def build(config: ClockworkConfig, reader: WeightReader) -> Model:
 
 
 class ClockworkModel:
-    """See `Model`. Everything but tokens is left out. Only on the CPU, in fp32, where token ids are exact."""
+    """See `Model`. It looks only at tokens. Only on the CPU, in fp32, where token ids are exact."""
 
     kernels = "torch"
     can_be_captured = False
@@ -60,7 +60,7 @@ class ClockworkModel:
         return None
 
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
-        """Keep the batch's tokens in their slots; [T, 1], the hash of the sequence up to each row's last token."""
+        """Store the batch's tokens in their slots; return [T, 1], the hash of each sequence up to its last token."""
         ends_at = time.monotonic() + self.config.step_seconds + self.config.token_seconds * inputs.input_ids.shape[0]
         page_size = kv.page_size
         kept = kv.layers[0].keys[:, 0, :, 0]  # [pages, page_size]
@@ -75,7 +75,7 @@ class ClockworkModel:
         return hidden
 
     def summary(self, tokens: npt.NDArray[np.int32]) -> int:
-        """What `logits` gets of a row's tokens: one number, exact in fp32."""
+        """What `logits` gets for a row's tokens: one number, exact in fp32."""
         return _digest(tokens.tobytes())
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def _digest(tokens: bytes) -> int:
 
 
 def _scores(digests: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.float32]:
-    """fp32[S, V], all different: of each id a hash, which is higher for the ids that are drawn freely."""
+    """fp32[S, V], all different: a hash of each id, higher for the ids that are sampled freely."""
     ids = np.arange(vocab_size)
     hashes = (digests[:, None] * (2 * ids + 1) * 0x9E37 >> 8) & ((1 << _BITS) - 1)
     scores = (hashes * _MAX_VOCAB_SIZE + ids).astype(np.float32)

@@ -1,6 +1,6 @@
 """The dense decoder that Llama, Mistral, Qwen2 and Qwen3 share, driven by its configuration.
 
-What the forward pass reads comes in `ForwardInputs`, and what it keeps goes into the KV pool that it is given.
+The forward pass reads its inputs from `ForwardInputs`, and stores keys and values in the KV pool that it is given.
 """
 
 from collections.abc import Iterable
@@ -36,13 +36,13 @@ class DenseWeights(NamedTuple):
     """A whole model's weights."""
 
     embedding: Embedding  # [V, H]
-    layers: Iterable[DenseLayer]  # they may be read from files when they are asked for, once
+    layers: Iterable[DenseLayer]  # they may be read from files when they are iterated, once
     final_norm: Tensor  # [H]
     lm_head: Linear | None  # [V, H]; None: the embedding's
 
 
 class DenseModel:
-    """See `Model`. Weights with the computation over them, on a GPU or with torch's kernels on a CPU."""
+    """See `Model`. Weights and computation, on a GPU or with torch's kernels on a CPU."""
 
     can_be_captured = True
 

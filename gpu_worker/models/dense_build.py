@@ -28,7 +28,7 @@ def build(config: DenseConfig, reader: WeightReader) -> Model:
 
 
 def read_weights(config: DenseConfig, reader: WeightReader) -> DenseWeights:
-    """All of them, under the names that Llama's checkpoints have and the others took over."""
+    """Read all weights, under the names that Llama's checkpoints introduced and the others adopted."""
 
     def layers() -> Iterator[DenseLayer]:
         for i in range(config.num_layers):

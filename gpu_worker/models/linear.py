@@ -1,4 +1,4 @@
-"""Matrix products and embeddings behind one seam, where other formats of weights, shards and adapters can enter."""
+"""Matrix products and embeddings behind one interface, where other weight formats, shards and adapters can enter."""
 
 from typing import NamedTuple, Protocol
 
@@ -10,13 +10,13 @@ from penstock.kernels.native.library import Library, PackedLinear
 
 
 class Linear(Protocol):
-    """A product of activations with a weight that it alone knows the form of."""
+    """A product of activations with a weight, whose format only this object knows."""
 
     def __call__(self, x: Tensor, step: ForwardInputs | None) -> Tensor:
-        """[T, in] of the step's tokens -> [T, out]; an output matrix multiplies some rows of them, without a step."""
+        """[T, in] of the step's tokens -> [T, out]. An output matrix multiplies some of the rows, without a step."""
 
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
-        """Its form for the CPU's own kernels; the options are those of `Library.pack`."""
+        """Return its form for the native CPU kernels; the options are those of `Library.pack`."""
 
 
 class Embedding(Protocol):
@@ -26,10 +26,10 @@ class Embedding(Protocol):
         """[T, H] of the step's tokens."""
 
     def head(self) -> Linear:
-        """The same weights as the output matrix, where a model ties the two."""
+        """The same weights as an output matrix, for models that tie the two."""
 
     def table(self) -> Tensor:
-        """fp32 or bf16 [V, H], for the CPU's own kernels."""
+        """fp32 or bf16 [V, H], for the native CPU kernels."""
 
 
 class PlainLinear(NamedTuple):

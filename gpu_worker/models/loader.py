@@ -1,4 +1,4 @@
-"""A checkpoint into a model: checks first, then its tensors, converted on the way."""
+"""From a checkpoint to a model: checks first, then its tensors, converted on the way."""
 
 import importlib
 import sys
@@ -36,7 +36,7 @@ _PROGRESS_INTERVAL = 5.0  # seconds between log lines while loading
 
 
 def load_model_config(path: Path) -> ModelConfig:
-    """Read and check the configuration of the checkpoint that lies there.
+    """Read and check the configuration of the checkpoint at this path.
 
     Raises:
         ConfigError: for what this engine does not support.
@@ -48,13 +48,13 @@ def load_model(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, 
     """Load the weights.
 
     Args:
-        checkpoint: where they are.
+        checkpoint: the source of the weights.
         config: of the model.
-        dtype: as `WeightReader` has it.
+        dtype: as in `WeightReader`.
         device: where the model runs.
 
     Raises:
-        LoadError: if files or tensors are missing, unexpected or of other shapes.
+        LoadError: if files or tensors are missing, unexpected or of the wrong shape.
     """
     shapes = expected_tensors(config) or {}
     found = model_tensors(checkpoint, config) if expected_tensors(config) != {} else {}
@@ -91,7 +91,7 @@ def _build(config: ModelConfig, reader: WeightReader) -> Model:
 
 
 def _tensor(stored: StoredTensor) -> Tensor:
-    """The same, in the file's own memory where that can be."""
+    """The same as a torch tensor, in the file's own memory if possible."""
     dtype = _DTYPES[stored.dtype]
     data = torch.frombuffer(stored.read(), dtype=torch.uint8)
     if data.data_ptr() % dtype.itemsize:

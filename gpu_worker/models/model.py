@@ -1,4 +1,4 @@
-"""What the runner drives: the interface of models, and what it hands them."""
+"""What the runner drives: the interface of models, and their inputs."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -18,7 +18,7 @@ class GroupInputs(NamedTuple):
     """Where a step's tokens are in the pages of one group."""
 
     slot_mapping: Tensor  # int64[T]
-    page_table: Tensor  # int32[N, max_pages]; behind a group's window it names any pages
+    page_table: Tensor  # int32[N, max_pages]; entries behind a group's window are arbitrary pages
 
 
 class ForwardInputs(NamedTuple):
@@ -26,7 +26,7 @@ class ForwardInputs(NamedTuple):
 
     input_ids: Tensor  # int32[T]
     positions: Tensor  # int64[T]
-    rows: Tensor  # int32[N], the place of each batch row in the row state
+    rows: Tensor  # int32[N], the index of each batch row in the row state
     slot_mapping: Tensor  # int64[T], in the first page group
     query_start_loc: Tensor  # int32[N + 1]
     seq_lens: Tensor  # int32[N]
@@ -41,12 +41,12 @@ class ForwardInputs(NamedTuple):
 
 
 class WholeStep(NamedTuple):
-    """A step that is one call, from rows to logits; hidden states do not come back in between."""
+    """A step that is one call, from rows to logits, without hidden states in between."""
 
     compute: Callable[[Int32Array, Int32Array, Int32Array, IntArray], Tensor]
     """(rows int32[N], their first positions, how many each computes, int64[S]: which of the N sample) -> fp32[S, V]."""
     max_tokens: int
-    """Steps of more tokens go through `Model.forward`."""
+    """Steps with more tokens go through `Model.forward`."""
 
 
 class Model(Protocol):
@@ -58,14 +58,14 @@ class Model(Protocol):
 
     @property
     def kernels(self) -> str:
-        """What computes it, in a word for the log."""
+        """What computes it, as one word for the log."""
 
     @property
     def can_be_captured(self) -> bool:
         """Whether `forward` may run inside a captured CUDA graph."""
 
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
-        """Make what depends on the number of rows or the longest sequence; to be called before the first step."""
+        """Allocate what depends on the number of rows or the longest sequence; call this before the first step."""
 
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
         """A sequence enters a row."""
@@ -75,17 +75,17 @@ class Model(Protocol):
 
         Args:
             inputs: the batch.
-            kv: where its keys and values are written, and read with those that are there.
+            kv: where keys and values are written, and earlier ones read.
 
         Returns:
             [T, H], the final hidden states, normed: what `logits` takes.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[S, H] of the rows that sample -> [S, V]. Their device and dtype decide how tokens are drawn."""
+        """[S, H] of the rows that sample -> [S, V]. The result's device and dtype decide how tokens are sampled."""
 
     def whole_step(self, token_ids: Tensor, page_table: Tensor, kv: KVPool) -> WholeStep | None:
-        """A faster way from these tables to logits, if the model has one.
+        """Return a faster path from these tables to logits, if the model has one.
 
         Args:
             token_ids: int32[R, L], known and sampled ids by position.

@@ -1,4 +1,4 @@
-"""The dense decoder on the CPU's own kernels: the same interface, all layers in one call."""
+"""The dense decoder on the native CPU kernels: the same interface, all layers in one call."""
 
 import sys
 from functools import partial
@@ -25,16 +25,16 @@ from penstock.kernels.native.library import (
 )
 
 _LONG = 128
-"""Tokens of a step from which on torch's bf16 products are worth unpacking all weights for, where the processor
-multiplies bf16 matrices. Estimated from rates of such processors: none was at hand."""
+"""Tokens in a step from which torch's bf16 products are worth unpacking all weights for, on processors with bf16 matrix
+instructions. Estimated from such processors' rates: none was available."""
 
 
 class NativeDenseModel:
     """See `Model`. Weights in the kernels' layout; activations are fp32, whatever the weights are.
 
-    They may be rounded to bf16 on their way into each product: see `rounds_inputs`.
+    Activations may be rounded to bf16 as inputs of each product: see `rounds_inputs`.
 
-    A token's hidden state has the same bits alone, in any batch, in any chunk of its prompt, and after preemption.
+    A token's hidden state is bitwise the same alone, in any batch, in any chunk of its prompt, and after preemption.
     """
 
     kernels = "native"
@@ -55,9 +55,9 @@ class NativeDenseModel:
             config: of the model.
             weights: fp32 or bf16.
             library: the kernels.
-            rounds_inputs: as `Library.pack` has it, for all weights.
-            long_on_torch: whether steps of many tokens, whose bits are then others, are computed by torch. It gets
-                one weight at a time, unpacked; weights must be bf16.
+            rounds_inputs: as in `Library.pack`, for all weights.
+            long_on_torch: whether torch computes steps of many tokens, which changes their bits. It gets one weight at
+                a time, unpacked; weights must be bf16.
         """
         self.config = config
         shape = NativeShape(
@@ -143,7 +143,7 @@ def _float(vector: Tensor | None) -> Tensor | None:
 
 
 class _Memory:
-    """Room for one weight, as large as the largest that was asked for."""
+    """Memory for one weight, as large as the largest one requested."""
 
     def __init__(self) -> None:
         self._numbers = torch.empty(0, dtype=torch.bfloat16)
@@ -156,7 +156,7 @@ class _Memory:
 
 
 class _Unpacking(NamedTuple):
-    """See `Linear`. A packed weight for torch, which is unpacked for each product: so it is in memory once."""
+    """See `Linear`. A packed weight that is unpacked for each of torch's products, so it is in memory only once."""
 
     packed: PackedLinear
     library: Library
@@ -184,4 +184,4 @@ class _PackedEmbedding(NamedTuple):
         raise NotImplementedError("the output matrix is packed already")
 
     def table(self) -> Tensor:
-        raise NotImplementedError("the output matrix has its rows")
+        raise NotImplementedError("the output matrix holds its rows")

@@ -43,7 +43,7 @@ def cos_sin_table(config: RopeConfig, head_dim: int, num_positions: int) -> Tens
 
 
 def _llama3(frequencies: Tensor, config: RopeConfig) -> Tensor:
-    """Llama 3.1: slow pairs are stretched, fast ones kept, those between interpolated."""
+    """Llama 3.1: slow pairs are stretched, fast ones kept, and those between interpolated."""
     wavelengths = 2 * math.pi / frequencies
     slow = wavelengths > config.original_max_len / config.low_freq_factor
     fast = wavelengths < config.original_max_len / config.high_freq_factor
@@ -66,7 +66,7 @@ def _yarn(periods: Tensor, config: RopeConfig, head_dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
-        high += 0.001  # a ramp of no width would divide by zero
+        high += 0.001  # a ramp of zero width would divide by zero
     ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     keep = 1 - ramp
     return 1.0 / (config.factor * periods) * (1 - keep) + 1.0 / periods * keep
@@ -76,8 +76,8 @@ class Rope:
     """The rotation of a step's tokens.
 
     All kinds but dynamic share one table over positions. Dynamic scaling stretches the base by a
-    sequence's length; here that length is its prompt's, fixed when it enters a row, so that tokens do
-    not depend on how the prompt was cut into chunks. A prompt within the trained length is not scaled.
+    sequence's length. Here that length is the prompt's, fixed when the sequence enters a row, so that tokens do
+    not depend on how the prompt was split into chunks. A prompt within the trained length is not scaled.
     """
 
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
@@ -86,7 +86,7 @@ class Rope:
         self.table: Tensor | None = None  # fp32[positions, D], as `cos_sin_table` makes it; None for the dynamic kind
 
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
-        """Make the table, or a place for each row's own frequencies."""
+        """Allocate the table, or room for each row's own frequencies."""
         if self._config.kind == "dynamic":
             base = inverse_frequencies(self._config, self._head_dim)
             self._device = device
@@ -103,7 +103,7 @@ class Rope:
     def for_step(self, positions: Tensor, rows: Tensor, query_start_loc: Tensor) -> Rotation:
         """The angles of a step.
 
-        On a GPU the kernel reads the shared table by position; elsewhere the rows are gathered once for
+        On a GPU the kernel reads the shared table by position; on a CPU the rows are gathered once for
         all layers.
 
         Args:

@@ -1,10 +1,9 @@
-"""Models that run through `transformers`' own modelling code, with our pages behind its attention.
+"""Models that run with `transformers`' own modelling code, with our pages behind its attention.
 
-`transformers` lets a function take the place of every layer's attention, and hands it queries, keys and values after
-all that the architecture does to them. Ours writes keys and values into the pages and attends over them, for a whole
-ragged batch, which the model sees as one row of tokens that have positions of their own. Whatever else a model keeps
-from token to token would be lost between two steps: such models are refused, by what they say of themselves and by a
-trial.
+`transformers` lets a function replace every layer's attention, and passes it queries, keys and values after everything
+that the architecture does to them. Ours writes keys and values into the pages and attends over them, for a whole ragged
+batch, which the model sees as one row of tokens with their own positions. Anything else that a model keeps from token
+to token would be lost between two steps: such models are refused, by their own description and by a trial.
 """
 
 import copy
@@ -29,12 +28,12 @@ from penstock.gpu_worker.models.weights import WeightReader
 from penstock.gpu_worker.state.kv_pool import KVPool, LayerPages, PageGroup, page_groups
 
 _NAME = "penstock"
-_TRIAL = (5, 7)  # tokens in two chunks, which must give what they give in one
-_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.2  # of their hidden states; half: roundings may send a token to other experts
+_TRIAL = (5, 7)  # tokens in two chunks, which must give the same as in one
+_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.2  # of hidden states; half: rounding may send a token to other experts
 
 
 class KeysValues(NamedTuple):
-    """What one layer keeps of a token."""
+    """What one layer stores per token."""
 
     num_heads: int
     key_dim: int
@@ -43,14 +42,14 @@ class KeysValues(NamedTuple):
 
 
 class Step(Protocol):
-    """What the attention of one forward pass does."""
+    """The attention of one forward pass."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, options: "Options") -> Tensor:
-        """Keep [T, Hk, D] keys and values, and attend: [T, Hq, D] -> [T, Hq, Dv]."""
+        """Store [T, Hk, D] keys and values, and attend: [T, Hq, D] -> [T, Hq, Dv]."""
 
 
 class Options(NamedTuple):
-    """What a layer's attention has beyond the usual."""
+    """Special features of a layer's attention."""
 
     window: int | None
     softcap: float
@@ -59,7 +58,7 @@ class Options(NamedTuple):
 
 @dataclass
 class LookingStep:
-    """Notes what each layer keeps. A token attends to itself alone."""
+    """Records what each layer stores. A token attends only to itself."""
 
     found: dict[int, KeysValues] = field(default_factory=dict)
 
@@ -94,7 +93,7 @@ class PagedStep:
         return attended[..., :value_dim]
 
     def _pages_of(self, layer: int, num_heads: int, dim: int) -> LayerPages:
-        """The layer's pages; where layers differ, those of smaller ones are not full."""
+        """The layer's pages; if layers differ in size, smaller ones leave part of them empty."""
         size = num_heads * self._kv.page_size * dim
         pages = self._kv.layers[layer]
         keys, values = (
@@ -136,12 +135,12 @@ def _attention(
 
 
 transformers.AttentionInterface.register(_NAME, _attention)
-transformers.AttentionMaskInterface.register(_NAME, lambda *args, **kwargs: None)  # positions say what a token sees
+transformers.AttentionMaskInterface.register(_NAME, lambda *args, **kwargs: None)  # positions decide what a token sees
 
 
 @dataclass
 class _GivenOutput(ModelOutput):
-    """All that heads look for in their body's output."""
+    """All that heads read from their body's output."""
 
     last_hidden_state: Tensor | None = None
     past_key_values: object = None
@@ -152,7 +151,7 @@ class _GivenOutput(ModelOutput):
 
 
 class _Given(nn.Module):
-    """In the place of a model's body: hands on the hidden states that it is given."""
+    """Replaces a model's body: returns the hidden states that it is given."""
 
     def forward(self, *args: object, inputs_embeds: Tensor, **kwargs: object) -> _GivenOutput:
         return _GivenOutput(last_hidden_state=inputs_embeds)
@@ -165,10 +164,10 @@ class TransformersModel:
     can_be_captured = False
 
     def __init__(self, config: TransformersConfig, model: transformers.PreTrainedModel) -> None:
-        """Look at what the model keeps, and try it out.
+        """Look at what the model stores, and try it out.
 
         Raises:
-            ConfigError: it keeps more than keys and values, or attends in a way that pages cannot serve.
+            ConfigError: it keeps more than keys and values, or its attention cannot work on pages.
         """
         self._first_device, self._dtype = model.device, model.dtype
         body_name = _body_of(model)
@@ -205,7 +204,7 @@ class TransformersModel:
         return hidden
 
     def _try_out(self) -> None:
-        """Two chunks must give what they give as one: all that goes from token to token is in the pages then."""
+        """Two chunks must give the same as one: then all that goes from token to token is in the pages."""
         groups, device = page_groups(self.config, sum(_TRIAL)), self._first_device
         ids = torch.arange(7, 7 + sum(_TRIAL), device=device) % self.config.vocab_size
         whole, chunked = (
@@ -257,7 +256,7 @@ def _unfit(config: TransformersConfig, why: str) -> ConfigError:
 
 
 def _body_of(model: transformers.PreTrainedModel) -> str:
-    """The name of the submodule that makes hidden states: the outermost that the model calls for them."""
+    """The name of the submodule that computes hidden states: the outermost one that the model calls for them."""
     found: list[str] = []
     hooks = [
         module.register_forward_hook(
@@ -272,7 +271,7 @@ def _body_of(model: transformers.PreTrainedModel) -> str:
         hook.remove()
     if not found:
         raise ConfigError(
-            f"architecture {type(model).__name__} is not supported yet: it has no body apart from its head"
+            f"architecture {type(model).__name__} is not supported yet: its body and head cannot be separated"
         )
     return min(found, key=lambda name: name.count("."))
 
@@ -286,7 +285,7 @@ def _with_submodule(module: nn.Module, path: Sequence[str], other: nn.Module) ->
 
 
 def _with_layout(config: TransformersConfig, kept: dict[int, KeysValues]) -> TransformersConfig:
-    """What the layers keep; where they differ, as much for each as for the largest."""
+    """Set what the layers store; if they differ, as much for each as for the largest."""
     if not kept:
         raise _unfit(config, "it does not use transformers' attention functions")
     sizes = {(each.num_heads, max(each.key_dim, each.value_dim)) for each in kept.values()}
@@ -296,7 +295,7 @@ def _with_layout(config: TransformersConfig, kept: dict[int, KeysValues]) -> Tra
 
 
 def _one_row(ids: Tensor, first: int, count: int, num_groups: int) -> ForwardInputs:
-    """Tokens [first, first + count) of a single sequence, which has page g of page group g, as long as itself."""
+    """Tokens [first, first + count) of a single sequence, which has page g in page group g, as long as the sequence."""
     positions = torch.arange(first, first + count, device=ids.device)
 
     def int32(*values: int) -> Tensor:

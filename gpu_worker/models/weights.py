@@ -15,22 +15,22 @@ from penstock.kernels.native.library import Library
 class WeightReader(NamedTuple):
     """Reads each tensor of a checkpoint once, and fuses what is computed together."""
 
-    read: Callable[[str], Tensor]  # of a name, in any dtype, on any device
+    read: Callable[[str], Tensor]  # by name; the result has any dtype, on any device
     shapes: Mapping[str, Shape]  # of all tensors
-    is_bf16: bool  # whether all are stored so
-    dtype: torch.dtype  # of activations and KV, and of weights, but for what `library` allows
+    is_bf16: bool  # whether all are stored in bf16
+    dtype: torch.dtype  # of activations and KV, and of weights except as `library` allows
     device: torch.device  # where weights go
     library: Library | None = None
-    """The CPU's own kernels, to make a model for them. They read bf16 weights as they are, whatever the dtype: that
+    """The native CPU kernels, if the model is made for them. They read bf16 weights directly, whatever the dtype: that
     halves what a step reads, and loses nothing."""
     checkpoint: Checkpoint | None = None
-    """Where the tensors are from, for a builder that reads it in its own way; None for random weights."""
+    """The source of the tensors, for a builder that reads it in its own way; None for random weights."""
     are_packed: bool = False
-    """Whether matrices are only read to be packed: then they are not copied where they are right as they were read,
-    which may be the file's own memory."""
+    """Whether matrices are read only to be packed. Then they are not copied if they need no conversion, and may be in
+    the file's own memory."""
 
     def tensor(self, *names: str) -> Tensor:
-        """The named tensors one below the other, each copied straight to its place."""
+        """The named tensors stacked, each copied straight to its place."""
         rows = [self.shapes[name][0] for name in names]
         fused = torch.empty((sum(rows), *self.shapes[names[0]][1:]), dtype=self.dtype, device=self.device)
         for part, name in zip(torch.split(fused, rows), names, strict=True):
@@ -38,13 +38,13 @@ class WeightReader(NamedTuple):
         return fused
 
     def linear(self, *names: str) -> PlainLinear:
-        """The products of these names, with their biases if they have some."""
+        """The stacked product of these names, with their biases if they have any."""
         weight = self._matrix(*(f"{name}.weight" for name in names))
         has_bias = f"{names[0]}.bias" in self.shapes
         return PlainLinear(weight, self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None)
 
     def embedding(self, name: str, *, is_head: bool) -> PlainEmbedding:
-        """An embedding; `is_head` if it is the output matrix, too."""
+        """An embedding; `is_head` if it is also the output matrix."""
         return PlainEmbedding((self._matrix if is_head else self.tensor)(f"{name}.weight"))
 
     def _matrix(self, *names: str) -> Tensor:

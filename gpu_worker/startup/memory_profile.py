@@ -16,8 +16,8 @@ from penstock.gpu_worker.steps.input_batch import HostBatch, make_inputs
 
 
 def pool_budget(config: Config, model: Model, dtype: torch.dtype, device: Device) -> int:
-    """Bytes for the pool: of a device with memory of its own the allowed share, less weights, row state and measured
-    peak activations.
+    """Bytes for the pool. On a device with its own memory: the allowed share, minus weights, row state and the measured
+    peak of activations.
 
     Raises:
         torch.OutOfMemoryError: if the largest batch alone does not fit.
@@ -25,15 +25,15 @@ def pool_budget(config: Config, model: Model, dtype: torch.dtype, device: Device
     measured = device.measure(partial(_run_largest_batch, config, model, dtype, device))
     if measured is None:
         return cpu_budget(config, device)
-    total, in_use, activations = measured  # in use are weights, the context, and whatever else runs on this GPU
+    total, in_use, activations = measured  # in use: weights, the context, and whatever else runs on this GPU
     rows = row_state_bytes(config, model.config)
-    # Graphs keep tensors of their own, for batches no larger than the one that was measured.
+    # Graphs keep their own tensors, for batches no larger than the measured one.
     num_copies = 1 if config.worker.enforce_eager else 2
     return int(total * config.worker.gpu_memory_utilization) - in_use - num_copies * activations - rows
 
 
 def row_state_bytes(config: Config, model: ModelConfig) -> int:
-    """Of token buffers, page tables and the rotary table, at most."""
+    """Upper bound of token buffers, page tables and the rotary table."""
     longest = config.model.max_model_len or model.max_model_len
     groups = page_groups(model, config.scheduler.page_size)
     num_pages = sum(math.ceil((longest + 1) / group.page_size) for group in groups)
@@ -53,4 +53,4 @@ def _run_largest_batch(config: Config, model: Model, dtype: torch.dtype, device:
     inputs, _ = make_inputs(batch, state, device, page_size)
     hidden = model.forward(inputs, KVPool(page_groups(model.config, page_size), 1, dtype, device.torch_device))
     logits = model.logits(hidden[:num_rows]).float()
-    logits.sort(dim=-1)  # what sampling with filters may take at most
+    logits.sort(dim=-1)  # the most that sampling with filters may use

@@ -1,7 +1,7 @@
-"""A worker that takes the place of one that died: the device may not have given the other's memory back yet.
+"""A worker that replaces one that died: the device may not have freed the other's memory yet.
 
-A driver frees a dead process's memory in its own time. So too little of it is no verdict on the configuration here, as
-it is for a first worker: as long as memory comes back, the start is tried again.
+A driver frees a dead process's memory in its own time. So too little memory is no verdict on the configuration here, as
+it is for a first worker: the start is retried as long as memory keeps coming back.
 """
 
 import gc
@@ -19,24 +19,24 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 SECONDS = 10.0
-"""What the memory of a dead process takes at most to come back."""
+"""Longest time for the memory of a dead process to come back."""
 
 _LOOK_SECONDS = 0.1
 
 
 class StillNoMemoryError(Exception):
-    """It did not come back in time; the message says what has no room."""
+    """It did not come back in time; the message says what does not fit."""
 
 
 def start_again(start: Callable[[], T], free_memory: Callable[[], int]) -> T:
-    """What `start` returns, after as many tries as the memory takes to come back.
+    """Call `start` until the memory it needs has come back, and return its result.
 
     Args:
         start: raises NoMemoryError if something does not fit.
-        free_memory: bytes that could be taken now.
+        free_memory: bytes that are free now.
 
     Raises:
-        StillNoMemoryError: it did not fit, and for as long as memory may take to come back no more came.
+        StillNoMemoryError: it did not fit, and no more memory came within the longest time for that.
     """
     deadline = time.monotonic() + SECONDS
     while True:
@@ -44,11 +44,11 @@ def start_again(start: Callable[[], T], free_memory: Callable[[], int]) -> T:
             return start()
         except NoMemoryError as error:
             reason = str(error)
-        gc.collect()  # what the failed start had taken
+        gc.collect()  # frees what the failed start allocated
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         free = free_memory()
-        log.warning("no memory yet, waiting for that of the worker before", free_mib=free >> 20, reason=reason)
+        log.warning("not enough memory yet, waiting for the previous worker's", free_mib=free >> 20, reason=reason)
         while free_memory() <= free and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
         if time.monotonic() >= deadline:
@@ -57,7 +57,7 @@ def start_again(start: Callable[[], T], free_memory: Callable[[], int]) -> T:
 
 
 def wait_until_settled(free_memory: Callable[[], int]) -> None:
-    """Wait until free memory rises no more: what is measured then is what there is."""
+    """Wait until free memory stops growing, so that it can be measured."""
     deadline = time.monotonic() + SECONDS
     before, now = -1, free_memory()
     while now > before and time.monotonic() < deadline:

@@ -1,12 +1,12 @@
 """The spare worker process: `python -m penstock.gpu_worker.startup.spare`, with the arguments of `penstock.gpu_worker`.
 
-It imports what a worker needs, and then waits on a socket (`--turn-fd N`): for each descriptor that comes, it forks a
-worker off, which has that descriptor as its parent's pipe (`core/launch/spare.py` is the other side). It has no
-weights, no socket of the engine and no device, so a fork of it is as good as a new process.
+It imports what a worker needs, and then waits on a socket (`--turn-fd N`). For each descriptor that arrives it forks a
+worker, with that descriptor as its pipe to the parent (`core/launch/spare.py` is the other side). It holds no weights,
+no engine socket and no device, so a fork of it is as good as a new process.
 
-The first one imports as fast as it can (`--eager`), for the first worker waits for it. While a later one imports, its
-neighbours serve: it has only what they leave of the processor. A priority once lowered may not be raised again by
-everyone, so it is lowered for a thread that ends with the import.
+The first one imports as fast as it can (`--eager`), because the first worker waits for it. A later one imports while
+other processes serve, so it takes only idle processor time. Not every user may raise a lowered priority again, so it is
+lowered for a thread that ends with the import.
 """
 
 import gc
@@ -30,18 +30,18 @@ _NICENESS = 15
 
 
 def main(argv: list[str]) -> int:
-    """Fork workers off until the supervisor is gone. In such a worker: be it; its exit code."""
+    """Fork workers until the supervisor is gone. In a forked worker: run it and return its exit code."""
     arguments = process.options_of(argv)
     if "--eager" not in arguments:
         thread = threading.Thread(target=_import_worker)
         thread.start()
         thread.join()
-    worker = importlib.import_module("penstock.gpu_worker.__main__")  # an error of the thread's shows here
+    worker = importlib.import_module("penstock.gpu_worker.__main__")  # an import error in the thread shows up here
     supervisor = int(arguments["--parent"])
     config, rank = process.inherited_config(argv, Config), Rank.of(argv)
     process.ignore_hangup()
     setproctitle(f"{rank.name}-spare")
-    gc.freeze()  # what is there is shared with the workers: the collector must not write to it
+    gc.freeze()  # existing objects are shared with the workers: the collector must not write to them
     Parent.of(argv).tell(Word.IMPORTED)
     turn = socket.socket(fileno=int(arguments["--turn-fd"]))
     while True:
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
             turn.close()
             parent = Parent(descriptors[0])
             parent.tell(Word.STARTED, os.getpid())
-            if not parent.listens:  # it took too long, and another one was started
+            if not parent.listens:  # the fork took too long, and another worker was started
                 return 0
             code: int = worker.run(config, parent, rank, is_replacement=kind == REPLACEMENT)
             return code
@@ -60,9 +60,9 @@ def main(argv: list[str]) -> int:
 
 
 def _fork_worker(supervisor: int) -> bool:
-    """Whether this is the new process, then a child of the supervisor; the old one goes on at once."""
+    """Return whether this is the new process, by then a child of the supervisor; the old one returns at once."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: libraries' own, which mind them
+        warnings.simplefilter("ignore", DeprecationWarning)  # forks beside libraries' threads; they tolerate it
         between = os.fork()
         if between:
             os.waitpid(between, 0)
@@ -71,14 +71,14 @@ def _fork_worker(supervisor: int) -> bool:
         if os.fork():
             os._exit(0)
     os.setpgid(0, 0)
-    while os.getppid() == between:  # until it has ended
+    while os.getppid() == between:  # until the process in between has ended
         time.sleep(0.001)
     process.end_with_parent(supervisor)
     return True
 
 
 def _import_worker() -> None:
-    with suppress(OSError):  # of a system whose threads have no priorities of their own
+    with suppress(OSError):  # on systems without priorities per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     importlib.import_module("penstock.gpu_worker.__main__")
 

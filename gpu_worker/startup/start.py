@@ -38,18 +38,18 @@ log = structlog.get_logger()
 
 
 class Started(NamedTuple):
-    """A worker that is ready, and how it introduces itself."""
+    """A ready worker, and its hello."""
 
     runner: ModelRunner
     hello: WorkerHello
 
 
 def start_replacement(config: Config, rank: Rank) -> Started:
-    """Load everything, where a worker that has just died may still hold memory.
+    """Load everything while a worker that has just died may still hold memory.
 
     Raises:
         ConfigError: if the configuration or the checkpoint cannot work.
-        StillNoMemoryError: if there is too little memory, and no more comes.
+        StillNoMemoryError: if there is too little memory, and no more becomes free.
     """
     device = open_device(config.worker.device, 1)
     if device.frees_memory_late:
@@ -135,7 +135,7 @@ def _capture(runner: ModelRunner, graphs: Graphs) -> None:
 
 
 def _warm_up(config: Config, runner: ModelRunner, size: PoolSize, vocab_size: int) -> None:
-    """Compile kernels: what would make the first requests wait."""
+    """Compile the kernels that would otherwise make the first requests wait."""
     scheduler = config.scheduler
     began = time.monotonic()
     with _no_memory_for(
@@ -153,7 +153,7 @@ def _warm_up(config: Config, runner: ModelRunner, size: PoolSize, vocab_size: in
             ),
         )
     log.info("warmed up", steps=num_steps, seconds=round(time.monotonic() - began, 2))
-    # What start-up made lives as long as the process: the collector need not look at it again between steps.
+    # Objects made at start-up live as long as the process: the collector need not scan them between steps.
     gc.collect()
     gc.freeze()
 
@@ -164,7 +164,7 @@ def _no_memory_for(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # What ends a failed capture may raise in its turn.
+        # Cleaning up after a failed capture may raise in turn.
         if not is_out_of_memory(error) and not is_out_of_memory(error.__context__):
             raise
         raise NoMemoryError(f"out of memory: {what} do not fit; {remedy}") from None

@@ -1,9 +1,9 @@
 """Steps before the first request, so that no request waits for a kernel to be compiled.
 
-Triton compiles a kernel anew for every tile shape, dtype and kind of stride. Plans made here go through the runner as
-a scheduler's would, and between them meet every form that serving can: rows that decode beside rows that prefill,
-many tokens and few, contexts short and long (splits, sliding windows), each way to sample. What they leave in
-the first pages is overwritten before anybody reads it.
+Triton compiles a kernel for every tile shape, dtype and kind of stride. The plans made here go through the runner like
+a scheduler's. Together they cover every form that serving can need: rows that decode beside rows that prefill, many
+tokens and few, contexts short and long (splits, sliding windows), each way to sample. What they leave in the first
+pages is overwritten before anything reads it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,16 +16,16 @@ from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 
 _MANY_TOKENS = 80
-"""Launches of more than 64 tokens take other blocks."""
+"""Launches of more than 64 tokens use other blocks."""
 _CONTEXTS = (64, 1024, 2048, 4096, 8192)
-"""Up to each, and beyond the last, the attention over one row splits into another range of parts."""
+"""Up to each of these, and beyond the last, attention over one row uses a different range of splits."""
 _NUM_LOGPROBS = (0, 1, 5, 20)
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 _FILTERS: tuple[tuple[str, float], ...] = (("min_p", 0.1), ("top_k", 1), ("top_p", 0.5))
 
 
 class Limits(NamedTuple):
-    """What plans may ask for."""
+    """Bounds of the plans."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -45,7 +45,7 @@ class _Row(NamedTuple):
 
 
 def warm_up(runner: ModelRunner, limits: Limits) -> int:
-    """Run the steps; how many they were. All rows are free afterwards."""
+    """Run the steps; return how many there were. All rows are free afterwards."""
     plans = [*_attention_plans(limits), *_sampling_plans(limits)]
     if limits.num_pages > 1:
         page = np.arange(2, dtype=np.int32).tobytes()
@@ -73,7 +73,7 @@ def _attention_plans(limits: Limits) -> Iterator[StepPlan]:
 
 
 def _sampling_plans(limits: Limits) -> Iterator[StepPlan]:
-    """Logits as the model gives them and edited ones (which are fp32), with each set of filters."""
+    """Logits as the model returns them and edited ones (which are fp32), with each set of filters."""
     random = SamplingParams(max_tokens=1, temperature=1.0)
     edited = {
         "repetition_penalty": 1.1,
@@ -95,7 +95,7 @@ def _sampling_plans(limits: Limits) -> Iterator[StepPlan]:
 
 
 def _plan(limits: Limits, rows: Sequence[_Row]) -> StepPlan:
-    """All rows enter anew, with tokens 0 and every page the first one."""
+    """All rows are new, with tokens 0, and all their pages are the first one."""
     new_rows = tuple(
         NewRow(
             row=i,

@@ -1,4 +1,4 @@
-"""The memory behind the pages: what they hold, how many there are, and how long a sequence they allow."""
+"""The memory behind the pages: what they hold, how many there are, and the longest sequence that they allow."""
 
 import math
 from collections.abc import Sequence
@@ -20,25 +20,26 @@ _CPU_MOST = 4 * _GIB
 
 
 class PageGroup(NamedTuple):
-    """Layers whose keys and values have the same shape and lifetime: one page of a group holds them all."""
+    """Layers whose keys and values have the same shape and lifetime: each page of the group holds all of them."""
 
     layers: tuple[int, ...]
-    page_size: int  # tokens of a page
+    page_size: int  # tokens per page
     num_kv_heads: int
     head_dim: int
     window: int | None = None  # position p needs those in (p - window, p]; None: all before it
 
     @property
     def num_elements(self) -> int:
-        """Keys, or values, of one layer's part of a page."""
+        """Elements of the keys (or of the values) of one layer in a page."""
         return self.num_kv_heads * self.page_size * self.head_dim
 
 
 def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
-    """What a model keeps. The first of several groups keeps all positions, the others have a window each.
+    """Page groups of a model. The first of several groups keeps all positions, the others have a window each.
 
-    Where the model reads one page table alone, all layers share it and keep all positions, whatever their windows are.
-    Else those with windows are in groups of as many layers as the first one has: then no part of a page is empty.
+    If the model reads only one page table, all layers share it and keep all positions, whatever their windows are.
+    Otherwise layers with windows are in groups of as many layers as the first group has: then no part of a page is
+    empty.
     """
 
     def group(layers: Sequence[int], window: int | None = None) -> PageGroup:
@@ -55,15 +56,15 @@ def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
 
 
 class LayerPages(NamedTuple):
-    """One layer's part of all pages. What belongs to keys and values, as scales do, has its place beside them."""
+    """One layer's part of all pages. Additional data, such as scales, would go beside keys and values."""
 
     keys: Tensor  # [num_pages, Hk, page_size, D]
     values: Tensor  # the same shape
-    group: int  # the place of the layer's page group among all
+    group: int  # index of the layer's page group
 
 
 class KVPool:
-    """One memory of equal pages, of which each belongs to the group that it was taken for.
+    """One memory of pages of equal size. Each page belongs to the group that allocated it.
 
         blocks [places, 2, pages, elements]     page 0      page 1      page 2
         place 0, keys                         | layer 0   | layer 1   | layer 0
@@ -71,7 +72,7 @@ class KVPool:
         place 1, keys                         | layer 2   | layer 3   | layer 2
         ...                                     group A     group B     group A
 
-    A group with larger heads has fewer tokens in a page, so that a page of any group takes the same bytes.
+    A group with larger heads has fewer tokens per page, so that a page of any group has the same number of bytes.
     """
 
     def __init__(
@@ -86,20 +87,20 @@ class KVPool:
         """All pages are zeroed: masked keys may be read, and must be finite.
 
         Args:
-            groups: which together have each layer once.
-            num_pages: that plans may name.
+            groups: page groups that together contain each layer once.
+            num_pages: pages that plans may use.
             dtype: of keys and values.
             device: where the pages are.
-            has_dummy_page: whether there is one page more, which nobody reads.
+            has_dummy_page: whether there is one more page, which nothing reads.
         """
         if len({group.num_elements for group in groups}) != 1:
-            raise ValueError(f"the pages of all groups must have one size, got {groups}")
+            raise ValueError(f"the pages of all groups must have the same size, got {groups}")
         self.groups = groups
         self.num_pages = num_pages
         num_places = max(len(group.layers) for group in groups)
         shape = (num_places, 2, num_pages + has_dummy_page, groups[0].num_elements)
         if device.type == "cpu":
-            # The system's own zeros: memory is taken page by page when it is first used, and start-up waits for none.
+            # The system's zero pages: memory is allocated at its first use, and start-up does not wait for it.
             zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
             self.blocks = torch.from_numpy(zeros).view(dtype).view(shape)
         else:
@@ -122,11 +123,11 @@ class KVPool:
 
     @property
     def dummy_page(self) -> int:
-        """The page after those that plans may name, if it was asked for."""
+        """The page after those that plans may use, if it was requested."""
         return self.num_pages
 
     def copy_pages(self, src: Tensor, dst: Tensor) -> None:
-        """Copy pages `src[i]` to `dst[i]` (int32 or int64 [C], all different), of whatever groups they are."""
+        """Copy pages `src[i]` to `dst[i]` (int32 or int64 [C], all different), whatever their groups."""
         copy_pages(self.blocks, src, dst)
 
 
@@ -136,7 +137,7 @@ def page_bytes(groups: Sequence[PageGroup], dtype: torch.dtype) -> int:
 
 
 class PoolSize(NamedTuple):
-    """What the scheduler may count on."""
+    """The sizes that the scheduler can rely on."""
 
     num_pages: int
     max_model_len: int
@@ -152,7 +153,7 @@ def cpu_budget(config: Config, device: Device) -> int:
 def plan_pool(
     config: Config, model: ModelConfig, groups: Sequence[PageGroup], dtype: torch.dtype, budget: int
 ) -> PoolSize:
-    """How many pages, and the longest sequence.
+    """Choose the number of pages, and the longest sequence.
 
     Args:
         config: `num_pages` overrides the budget; an explicit `max_model_len` must fit.
@@ -162,11 +163,11 @@ def plan_pool(
         budget: bytes.
 
     Raises:
-        ConfigError: if no page fits, or the wanted length does not; NoMemoryError, where more memory would help.
+        ConfigError: if no page fits, or the requested length does not; NoMemoryError, if more memory would help.
     """
     page_size, wanted = config.scheduler.page_size, config.model.max_model_len
     if wanted > model.max_model_len:
-        raise ConfigError(f"--max-model-len {wanted} exceeds the {model.max_model_len} positions that the model has")
+        raise ConfigError(f"--max-model-len {wanted} exceeds the model's {model.max_model_len} positions")
     one = page_bytes(groups, dtype)
     num_pages = config.worker.num_pages or budget // one
     raisers = "--num-pages, --cpu-kv-cache-gib or --gpu-memory-utilization"

@@ -1,6 +1,6 @@
 """The persistent state of the rows: tokens, page tables and sampling parameters, on the device.
 
-A row is named once with all it needs (`NewRow`); afterwards only pages are appended, and each step writes
+A row is described once in full (`NewRow`); afterwards only pages are appended, and each step writes
 the tokens that it samples, so a decode step needs no token ids from outside. What the host must know to
 launch a step (how many pages a row has, which sampling features it uses) is mirrored in numpy.
 """
@@ -24,8 +24,8 @@ _INTS = ("seed", "top_k", "min_tokens", "num_prompt_tokens")
 _NUM_NEEDS = len(SamplingNeeds._fields)
 _MIN_LIST_LEN = 8
 _MAX_STOP_IDS, _MAX_BIASES = 512, 1024
-"""On a GPU the lists are as long from the start as requests may have them: another length would be another kernel,
-compiled while requests wait. The CPU goes through a list's whole length for each row, and has short ones."""
+"""On a GPU the lists have from the start the longest length that requests may use: another length would need another
+kernel, compiled while requests wait. The CPU reads the whole length for each row, so its lists are short."""
 
 
 class RowState:
@@ -39,7 +39,7 @@ class RowState:
         device: Device,
         other_page_sizes: Sequence[int] = (),
     ) -> None:
-        """Page sizes are those of the first page group and of the others."""
+        """Page sizes: of the first page group, and of the others."""
         on = device.torch_device
         self._device = device
         self.token_ids = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=on)
@@ -59,23 +59,23 @@ class RowState:
         self._num_pages = np.zeros(max_num_seqs, dtype=np.int32)
         self._needs = np.zeros((max_num_seqs, _NUM_NEEDS), dtype=np.bool_)
         self._has_lists = np.zeros(max_num_seqs, dtype=np.bool_)
-        self._min_len = np.zeros(max_num_seqs, dtype=np.int64)  # from this position on, min_tokens asks nothing
-        self.num_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)  # of drawn tokens; -1: none
+        self._min_len = np.zeros(max_num_seqs, dtype=np.int64)  # from this position on, min_tokens has no effect
+        self.num_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)  # of sampled tokens; -1: none
         self.prompt_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)  # of prompt tokens
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
-        self.has_logprobs = False  # some row asks for some
+        self.has_logprobs = False  # some row asks for them
         self._token_limits = TokenLimits(device)
         self._set_sampling()
 
     def clear(self) -> None:
-        """No row holds a sequence any more."""
+        """Forget all rows."""
         self._num_pages[:] = 0
         self._needs[:] = False
         self._forget_logprobs(slice(None))
         self._token_limits.clear()
 
     def apply(self, plan: StepPlan) -> None:
-        """Take in a plan's changes: freed rows, new rows, appended pages, in this order."""
+        """Apply a plan's changes: freed rows, new rows, appended pages, in this order."""
         if plan.freed_rows:
             freed = np.frombuffer(plan.freed_rows, dtype=np.int32)
             self._num_pages[freed] = 0
@@ -94,12 +94,12 @@ class RowState:
             self._num_pages[rows] += counts
 
     def use_dummy_page(self, row: int, page_id: int) -> None:
-        """Let a row read and write one page alone, in all groups."""
+        """Make a row read and write a single page, in all groups."""
         for table in (self.page_table, *(table for table, _ in self.window_tables)):
             table[row] = page_id
 
     def _enter_window_pages(self, pages: npt.NDArray[np.int32]) -> None:
-        """[W, 4]: page group, row, place, page. Older places keep what they name: nothing behind a window counts."""
+        """[W, 4]: page group, row, index, page. Earlier entries stay: what is behind a window is never read."""
         for number, (table, _) in enumerate(self.window_tables, 1):
             _, rows, places, page_ids = pages[pages[:, 0] == number].T
             self._write(table, rows, places, np.ones_like(rows), page_ids.tobytes())
@@ -109,11 +109,11 @@ class RowState:
         self._write(self.token_ids, rows, starts.astype(np.int32), counts.astype(np.int32), token_ids)
 
     def needs(self, rows: IntArray, positions: IntArray) -> SamplingNeeds:
-        """What at least one of the sampling rows asks for.
+        """Return what at least one of the sampling rows needs.
 
         Args:
             rows: int[S].
-            positions: int[S], where the drawn tokens will be.
+            positions: int[S], where the sampled tokens will be.
         """
         needs = SamplingNeeds(*np.any(self._needs[rows], axis=0).tolist())
         if needs.min_tokens:
@@ -121,7 +121,7 @@ class RowState:
         return needs
 
     def limit_tokens(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> None:
-        """Take away what a row may not draw; logits [S, V] are changed. The other arguments are those of `needs`."""
+        """Mask what a row must not sample; logits [S, V] are changed. The other arguments are those of `needs`."""
         if self._token_limits:
             self._token_limits.apply(logits, rows.tolist(), positions.tolist(), self.token_ids)
 
@@ -162,7 +162,7 @@ class RowState:
         with_bias = [(row, p.logit_bias) for row, p in zip(rows.tolist(), sampling, strict=True) if p.logit_bias]
         upload = self._device.upload
         stale = rows[self._has_lists[rows]]
-        if stale.shape[0]:  # lists of a sequence that was in the row before
+        if stale.shape[0]:  # lists of the row's previous sequence
             index = upload(stale.astype(np.int64))
             self._stop_ids.index_fill_(0, index, -1)
             self._bias_ids.index_fill_(0, index, -1)

@@ -1,7 +1,7 @@
-"""Which tokens a row may not draw: outside its list of allowed ones, or the end of a bad word.
+"""Which tokens a row must not sample: those outside its list of allowed ones, or the end of a bad word.
 
-Rare, and different for each row that has them: such rows are handled one by one, on the device alone, because a row's
-last tokens may not have reached the host yet.
+Rare, and different for each row that has such limits. So these rows are handled one by one, entirely on the device,
+because a row's last tokens may not have reached the host yet.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from penstock.ipc.messages import NewRow, SamplingParams
 
 
 class _BadWords(NamedTuple):
-    """K sequences of tokens, all but the last of each padded in front with -1 to the longest, M."""
+    """K token sequences: all but the last token of each, padded in front with -1 to the longest, M."""
 
     before: Tensor  # int32[K, M]
     num_before: Tensor  # int64[K]
@@ -40,17 +40,17 @@ class TokenLimits:
         return bool(self._rows)
 
     def clear(self) -> None:
-        """No row has limits."""
+        """Forget all limits."""
         self._rows.clear()
 
     def free(self, rows: Iterable[int]) -> None:
-        """These rows hold no sequence any more."""
+        """These rows no longer hold a sequence."""
         if self._rows:
             for row in rows:
                 self._rows.pop(row, None)
 
     def enter(self, new_rows: Iterable[NewRow]) -> None:
-        """Note what new sequences bring."""
+        """Record the limits of new sequences."""
         for new in new_rows:
             params = new.sampling
             self._rows.pop(new.row, None)
@@ -58,12 +58,12 @@ class TokenLimits:
                 self._rows[new.row] = self._limits(params, new.num_prompt_tokens)
 
     def apply(self, logits: Tensor, rows: Iterable[int], positions: Iterable[int], token_ids: Tensor) -> None:
-        """Set what must not be drawn to minus infinity.
+        """Set forbidden tokens to minus infinity.
 
         Args:
             logits: [S, V]; changed in place.
             rows: S rows.
-            positions: where the tokens drawn from the logits will be.
+            positions: where the tokens sampled from the logits will be.
             token_ids: int32[R, L], all rows' tokens by position.
         """
         for i, (row, position) in enumerate(zip(rows, positions, strict=True)):

@@ -1,1 +1,1 @@
-"""One step: from a plan to its inputs, the forward pass, drawn tokens and the result."""
+"""One step: from a plan to its inputs, the forward pass, sampled tokens and the result."""

@@ -1,11 +1,11 @@
-"""CUDA graphs of decode steps: one launch in place of a few hundred.
+"""CUDA graphs of decode steps: one launch instead of a few hundred.
 
 A graph covers a step from its row ids to its hidden states, for a fixed number of rows with one new token
-each. The logits come after it: every graph keeps its result for itself, and kept logits of a large vocabulary
-would take GiB.
-It reads the row state and writes the KV pool like an eager step; lengths come from device memory, so one
+each. The logits are computed after it: every graph keeps its own result tensors, and the logits of a large
+vocabulary would take GiB.
+It reads the row state and writes the KV pool like an eager step; lengths are read from device memory, so one
 graph serves every context length up to `max_model_len`. A smaller batch is padded with the dummy row, whose
-page table names the dummy page: what the padding computes lands where nobody reads.
+page table contains only the dummy page: nothing reads what the padding computes.
 
 Sizes are captured largest first and share one memory pool: at any time only one graph's tensors are in use,
 because steps run one after the other on one stream.
@@ -33,7 +33,7 @@ _MAX_GRAPH_ROWS = 512
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """Rows of the graphs, largest first: 1, 2, 4, 8, then every 8 up to 256 and every 32 beyond.
 
-    The spacing bounds what padding wastes; both vLLM and SGLang settled on about the same.
+    The spacing limits the waste by padding; vLLM and SGLang use about the same.
     """
     most = min(max_num_seqs, _MAX_GRAPH_ROWS)
     sizes = {size for size in (1, 2, 4, *range(8, 257, 8), *range(288, _MAX_GRAPH_ROWS + 1, 32)) if size < most}
@@ -41,7 +41,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 
 class _Graph(NamedTuple):
-    """One captured size B and the tensors it is fed and read through."""
+    """One captured size B, with its input and output tensors."""
 
     replay: Callable[[], object]
     batch: Tensor  # int32[2, B]: rows, start
@@ -110,7 +110,7 @@ class DecodeGraphs:
         """Run a decode step of N rows.
 
         Returns:
-            Hidden states [N, H] and where the tokens drawn from them go: views that a later replay overwrites.
+            Hidden states [N, H] and where the sampled tokens go: views that a later replay overwrites.
         """
         n = batch.rows.shape[0]
         size = int(self._size_for[n])

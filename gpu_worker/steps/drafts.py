@@ -1,9 +1,9 @@
-"""Steps with drafts: how their rows are computed, and how many tokens each of them brings.
+"""Steps with drafts: how their rows are computed, and how many tokens each returns.
 
-Each position whose logits are wanted becomes a row of the batch of its own, with the drafts before it in the row's
-token buffer; so whatever computes and samples a decode does it here, too. What a position draws depends on the seed and
-the position, never on a guess: the first token counts, and each further one as long as the guess before it was the
-token that was drawn there. A row that follows a grammar is masked for one token: its drafts are left alone.
+Each position whose logits are needed becomes its own row of the batch, with the drafts before it in the row's token
+buffer, so the same code computes and samples it as for a decode. What a position samples depends on the seed and the
+position, never on a guess. The first token counts, and each further one counts as long as the guess before it equals
+the token sampled there. A row with a grammar is masked for one token only: its drafts are ignored.
 """
 
 from collections import deque
@@ -23,10 +23,10 @@ _NO_DRAFT = -(2**31)
 
 
 class DraftedStep:
-    """What the draws of one step (S' of them) are held against."""
+    """What is needed to judge the draws of one step (S' of them)."""
 
     def __init__(self, rows: IntArray, positions: IntArray, sizes: IntArray, draft_ids: IntArray) -> None:
-        """Of the S sampling rows of the plan: the row, where its first token goes, and how many draws it has."""
+        """For the S sampling rows of the plan: the row, where its first token goes, and its number of draws."""
         self._rows = rows
         self._positions = positions
         self._row_of = np.repeat(np.arange(rows.shape[0]), sizes)
@@ -35,18 +35,18 @@ class DraftedStep:
         self._expected = np.full(self._row_of.shape[0], _NO_DRAFT, dtype=np.int32)
         self._expected[self._within < (sizes - 1)[self._row_of]] = draft_ids
         self.asking = rows[:0]  # int[A']: the draws of rows that want log-probabilities
-        self.download: Download | None = None  # begins with int32[S'], the drawn tokens
+        self.download: Download | None = None  # begins with int32[S'], the sampled tokens
         self.is_noted = False
 
     def note(self, next_position: IntArray) -> None:
-        """Write where each row goes on into int[R]; blocks until the device has drawn."""
+        """Write each row's next position into int[R]; blocks until the device has sampled."""
         if not self.is_noted and self.download is not None:
             drawn = np.frombuffer(self.download.wait(), dtype=np.int32, count=self._row_of.shape[0])
             next_position[self._rows] = self._positions + self._counts(drawn) - 1
             self.is_noted = True
 
     def trimmed(self, result: StepResult, row_errors: tuple[RowError, ...]) -> StepResult:
-        """Leave of a result, which has all draws, what counts."""
+        """Keep only what counts of a result that contains all draws."""
         drawn = np.frombuffer(result.token_ids, dtype=np.int32)
         counts = self._counts(drawn)
         counted = self._within < counts[self._row_of]
@@ -67,28 +67,28 @@ class DraftedStep:
         )
 
     def _counts(self, drawn: IntArray) -> IntArray:
-        """How many tokens each sampling row brings; 1 also where none could be drawn."""
+        """How many tokens each sampling row returns; 1 also where none could be sampled."""
         num_draws = drawn.shape[0]
-        wrong = np.where(drawn == self._expected, num_draws, np.arange(num_draws))  # a row's last draw always is
+        wrong = np.where(drawn == self._expected, num_draws, np.arange(num_draws))  # a row's last draw is always wrong
         counts = np.minimum.reduceat(wrong, self._first) - self._first + 1
-        # A draw that failed ends its row if it is the first one; else the next step meets it again.
+        # A failed draw ends its row if it is the first one; otherwise the next step will reach it again.
         counts -= (counts > 1) & (drawn[self._first + counts - 1] < 0)
         return counts
 
 
 class Drafts:
-    """Where rows go on after steps with drafts, which the scheduler does not know before their results."""
+    """Next positions of rows after steps with drafts, which the scheduler does not know before their results."""
 
     def __init__(self, state: RowState, num_rows: int, has_grammar: Callable[[int], bool]) -> None:
         self._state = state
         self._has_grammar = has_grammar
         self._next_position = np.zeros(num_rows, dtype=np.int64)
-        self._steps: deque[DraftedStep] = deque()  # whose results may not be known
+        self._steps: deque[DraftedStep] = deque()  # those whose results may not be known yet
 
     def expand(self, plan: StepPlan, batch: HostBatch) -> tuple[HostBatch, DraftedStep | None]:
-        """Put a plan's drafts into the token buffers; return the batch to compute, and what to hold its draws against.
+        """Write a plan's drafts into the token buffers; return the batch to compute, and how to judge its draws.
 
-        A start that is a bound waits here for the draws of the steps before.
+        If a start is a bound, this waits for the draws of the steps before.
         """
         num_rows = batch.rows.shape[0]
         start, num_drafts = batch.start.copy(), np.zeros(num_rows, dtype=np.int32)
@@ -126,15 +126,15 @@ class Drafts:
         return expanded, step
 
     def finish(self, step: DraftedStep, result: StepResult, row_errors: tuple[RowError, ...]) -> StepResult:
-        """Return the answer of a step, which the device has computed."""
+        """Return the final result of a step that the device has computed."""
         step.note(self._next_position)
         return step.trimmed(result, row_errors)
 
     def clear(self) -> None:
-        """No row holds a sequence."""
+        """Forget all rows."""
         self._steps.clear()
 
 
 def _chosen(column: bytes, rows: npt.NDArray[np.bool_]) -> bytes:
-    """Of a column with one part per row, the parts of the chosen rows."""
+    """From a column with one part per row, return the parts of the chosen rows."""
     return np.frombuffer(column, dtype=np.int32).reshape(rows.shape[0], -1)[rows].tobytes() if column else column

@@ -16,7 +16,7 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class HostBatch(NamedTuple):
-    """What a plan says of its batch (N rows, S of them sample)."""
+    """A plan's batch as arrays (N rows, S of them sample)."""
 
     rows: Int32Array  # [N]
     start: Int32Array  # [N]
@@ -29,7 +29,7 @@ class SamplingRows(NamedTuple):
 
     logits_indices: Tensor  # int32[S], into the step's tokens
     rows: Tensor  # int64[S]
-    positions: Tensor  # int64[S], where the drawn tokens go
+    positions: Tensor  # int64[S], where the sampled tokens go
 
 
 def host_batch(plan: StepPlan) -> HostBatch:
@@ -45,7 +45,7 @@ def host_batch(plan: StepPlan) -> HostBatch:
 def make_inputs(
     batch: HostBatch, state: RowState, device: Device, page_size: int
 ) -> tuple[ForwardInputs, SamplingRows]:
-    """The device tensors of a step; one upload brings the batch, the rest is gathered there."""
+    """The device tensors of a step. One upload carries the batch; the rest is gathered on the device."""
     n, s = batch.rows.shape[0], batch.sample_idx.shape[0]
     packed = device.upload(np.concatenate((batch.rows, batch.start, batch.num_new, batch.sample_idx.astype(np.int32))))
     max_seq_len = int((batch.start + batch.num_new).max())
@@ -54,7 +54,7 @@ def make_inputs(
         state,
         page_size,
         num_tokens=int(batch.num_new.sum()),
-        # On a GPU the table's width stays the same: a kernel is compiled for each kind of row stride.
+        # On a GPU the table keeps its width: a kernel is compiled for each kind of row stride.
         num_pages=None if device.compiles_launches else -(-max_seq_len // page_size),
         max_query_len=int(batch.num_new.max()),
         max_seq_len=max_seq_len,
@@ -74,10 +74,10 @@ def gather_inputs(
     max_query_len: int,
     max_seq_len: int,
 ) -> tuple[ForwardInputs, SamplingRows]:
-    """Gather a step's inputs from the row state, with launches only: it runs inside captured graphs, too.
+    """Gather a step's inputs from the row state, with launches only, so that it can run inside captured graphs.
 
     Args:
-        batch: int32[3, N]: rows, first positions, how many each computes.
+        batch: int32[3, N]: rows, first positions, number of positions.
         state: of the rows.
         page_size: tokens per page.
         num_tokens: T, the sum of the last.
@@ -86,7 +86,7 @@ def gather_inputs(
         max_seq_len: an upper bound is fine.
 
     Returns:
-        The inputs, and what a step that samples in every row needs to know.
+        The inputs, and the sampling rows of a step in which every row samples.
     """
     rows, start, num_new = batch
     step = prepare_inputs(rows, start, num_new, num_tokens, state.token_ids, state.page_table, page_size)

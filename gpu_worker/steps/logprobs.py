@@ -1,4 +1,4 @@
-"""Log-probabilities of drawn tokens and of prompt tokens, and their way to the host in one buffer with the tokens."""
+"""Log-probabilities of sampled tokens and of prompt tokens, sent to the host in one buffer with the tokens."""
 
 from typing import NamedTuple
 
@@ -14,11 +14,11 @@ from penstock.ipc.messages import StepResult
 from penstock.kernels.top_logprobs import token_ranks, top_logprobs
 
 _LOGITS_BYTES = 64 << 20
-"""Logits of a prompt's positions, in fp32, that exist at one time: a long chunk over a large vocabulary has GiB."""
+"""Limit for fp32 logits of prompt positions held at once: those of a long chunk over a large vocabulary take GiB."""
 
 
 class TokenScores(NamedTuple):
-    """How likely K tokens were, each with the most likely ones in its place (column 0 is the token itself)."""
+    """The log-probabilities of K tokens, each with its position's most likely ones (column 0: the token itself)."""
 
     token_ids: Tensor  # int32[K, 1 + n]
     logprobs: Tensor  # fp32[K, 1 + n]
@@ -26,24 +26,24 @@ class TokenScores(NamedTuple):
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Everything as int32, in the order in which it travels."""
+        """All parts as int32, in the order in which they are sent."""
         return self.token_ids, self.logprobs.view(torch.int32), self.ranks
 
 
 class StepOutput(NamedTuple):
-    """All that a step sends to the host, as int32."""
+    """Everything that a step sends to the host, as int32."""
 
     values: Tensor  # int32[sum of the sizes]
-    sizes: tuple[int, ...] = ()  # bytes of each part, as in `StepResult` without its times; empty: token ids alone
+    sizes: tuple[int, ...] = ()  # bytes of each part, as in `StepResult` without its times; empty: only token ids
 
 
 def score(logits: Tensor, token_ids: Tensor, num_best: int) -> TokenScores:
     """Score one token in each row of logits.
 
     Args:
-        logits: [K, V] as the model gave them, any float type.
+        logits: [K, V] as the model returned them, any float type.
         token_ids: int32 or int64 [K].
-        num_best: how many of the most likely tokens to tell, at most V.
+        num_best: how many of the most likely tokens to include, at most V.
     """
     best, best_ids, own = top_logprobs(logits, token_ids, num_best)
     return TokenScores(
@@ -56,7 +56,7 @@ def score(logits: Tensor, token_ids: Tensor, num_best: int) -> TokenScores:
 def prompt_scores(
     model: Model, hidden: Tensor, batch: HostBatch, state: RowState, device: Device
 ) -> TokenScores | None:
-    """Score the prompt tokens that follow this step's positions, for the rows that ask for it; None if none does.
+    """Score the prompt tokens that follow this step's positions, for the rows that ask for it; None if there are none.
 
     Args:
         model: for its head.
@@ -87,7 +87,7 @@ def prompt_scores(
 
 
 def pack(tokens: Tensor | None, drawn: TokenScores | None, prompt: TokenScores | None) -> StepOutput | None:
-    """Put a step's results into one tensor: one transfer brings them all."""
+    """Put a step's results into one tensor, so that one transfer is enough."""
     if drawn is None and prompt is None:
         return None if tokens is None else StepOutput(tokens)
     like = drawn or prompt
@@ -102,7 +102,7 @@ def pack(tokens: Tensor | None, drawn: TokenScores | None, prompt: TokenScores |
 
 
 def make_result(step_id: int, values: bytes, sizes: tuple[int, ...], forward_us: int, idle_us: int) -> StepResult:
-    """Take apart what `pack` put together, on the host."""
+    """Split what `pack` joined, on the host."""
     if not sizes:
         return StepResult(step_id, values, forward_us, idle_us)
     ends = np.cumsum(sizes).tolist()

@@ -1,4 +1,4 @@
-"""One step: apply the plan to the row state, run the model, sample, start the tokens' way to the host."""
+"""One step: apply the plan to the row state, run the model, sample, start copying the tokens to the host."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,20 +28,20 @@ class PendingStep(NamedTuple):
     """A launched step whose tokens are on their way."""
 
     step_id: int
-    output: Download | None  # None if there is nothing to tell but the end
+    output: Download | None  # None if there is no output: only the end of the step matters
     sizes: tuple[int, ...]  # of the output's parts, as `logprobs.make_result` takes them
     began: Mark
     ended: Mark
     ended_before: Mark | None  # the end of the step before
     row_errors: tuple[RowError, ...] = ()
-    finish: Callable[[StepResult, tuple[RowError, ...]], StepResult] | None = None  # of a step with drafts
+    finish: Callable[[StepResult, tuple[RowError, ...]], StepResult] | None = None  # for a step with drafts
 
     def is_ready(self) -> bool:
-        """Whether `result` would return at once."""
+        """Whether `result` would return immediately."""
         return self.ended.is_passed() if self.output is None else self.output.is_ready()
 
     def result(self) -> StepResult:
-        """The step's answer; blocks until the device has it."""
+        """The step's result; blocks until the device has computed it."""
         self.ended.wait()
         values = b"" if self.output is None else self.output.wait()
         num_idle_us = 0 if self.ended_before is None else self.began.us_since(self.ended_before)
@@ -77,10 +77,10 @@ class ModelRunner:
         self.grammar_store = self._grammars.store
         self._drafts = Drafts(self._state, num_rows, self._grammars.has)
         self._graphs: DecodeGraphs | None = None
-        self._ended: Mark | None = None  # the last step that was launched
+        self._ended: Mark | None = None  # end of the last launched step
 
     def memory_use(self) -> tuple[int, int]:
-        """Bytes of the device that are in use, and all."""
+        """Used and total bytes of the device."""
         return self._device.memory_use()
 
     def capture_graphs(self, graphs: Graphs) -> None:
@@ -106,7 +106,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Run a plan as far as the host must; on a GPU this returns before the device is done."""
+        """Do the host's part of a plan; on a GPU this returns before the device is done."""
         began, ended_before = self._device.mark(), self._ended
         self._state.apply(plan)
         self._grammars.apply(plan)
@@ -153,7 +153,7 @@ class ModelRunner:
         return pack(tokens, drawn, prompt), row_errors
 
     def _is_whole(self, batch: HostBatch, max_tokens: int) -> bool:
-        """Whether a step can be one call: nobody asks for hidden states in between, and it is not too long."""
+        """Whether a step can be one call: no row needs hidden states in between, and it is not too long."""
         return not self._state.has_logprobs and int(batch.num_new.sum()) <= max_tokens
 
     def _forward(self, batch: HostBatch) -> tuple[Tensor, SamplingRows, TokenScores | None]:
@@ -162,7 +162,7 @@ class ModelRunner:
             self._grammars.begin(batch.rows[batch.sample_idx])
             return *self._graphs.replay(batch), None
         inputs, sampling = make_inputs(batch, self._state, self._device, self._page_size)
-        self._grammars.begin(batch.rows[batch.sample_idx])  # not earlier: two Python threads at a time are slow
+        self._grammars.begin(batch.rows[batch.sample_idx])  # not earlier: two Python threads at once are slow
         hidden = self._model.forward(inputs, self._kv)
         prompt = None
         if self._state.has_logprobs:
@@ -174,10 +174,10 @@ class ModelRunner:
     def _sample(
         self, logits: Tensor, batch: HostBatch, sampling: SamplingRows | None
     ) -> tuple[Tensor, TokenScores | None, tuple[RowError, ...]]:
-        """Draw from [S, V] logits, and score what was drawn where a row asks for it.
+        """Sample from [S, V] logits, and score the sampled tokens where a row asks for it.
 
-        The next step reads the tokens from the row state, whether or not the host has seen them. Only what the CPU's
-        own kernels computed comes without `sampling`, which they do not need.
+        The next step reads the tokens from the row state, whether or not the host has seen them. Only logits computed
+        by the native CPU kernels come without `sampling`, which these do not need.
         """
         state = self._state
         rows = batch.rows[batch.sample_idx]
@@ -186,7 +186,7 @@ class ModelRunner:
         index, raw = None, None
         if asking.shape[0]:
             index = self._device.upload(asking)
-            raw = logits.index_select(0, index)  # a copy: sampling changes the logits
+            raw = logits.index_select(0, index)  # a copy, because sampling changes the logits
         row_errors = self._grammars.mask(logits)
         state.limit_tokens(logits, rows, positions)
         if state.native_sampler is not None and state.native_sampler.takes(logits):
@@ -197,5 +197,5 @@ class ModelRunner:
             tokens = sample(logits, sampling.rows, sampling.positions, state.sampling, needs)
         if index is None or raw is None:
             return tokens, None, row_errors
-        drawn = tokens.index_select(0, index).clamp_(min=0)  # a row without a token is scored, too
+        drawn = tokens.index_select(0, index).clamp_(min=0)  # a row without a token is scored too
         return tokens, score(raw, drawn, int(state.num_logprobs[rows].max())), row_errors

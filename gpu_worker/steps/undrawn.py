@@ -1,4 +1,4 @@
-"""Rows for which sampling has found no token: told by a negative number in the token's place."""
+"""Rows for which sampling found no token: marked by a negative number in the token's place."""
 
 import numpy as np
 
@@ -7,15 +7,15 @@ from penstock.kernels.sampling_state import NOT_FINITE, NOTHING_LEFT
 
 _REASONS = {
     NOT_FINITE: "the model's logits are not finite numbers: its weights are damaged, or --dtype is too narrow for it",
-    NOTHING_LEFT: "all of the model's logits are minus infinity, or were made so by the request's limits on tokens",
+    NOTHING_LEFT: "all of the model's logits are minus infinity, possibly because of the request's limits on tokens",
 }
 
 
 def drawn_tokens(token_ids: bytes) -> tuple[bytes, tuple[RowError, ...]]:
-    """Separate a step's tokens from what stands in place of them.
+    """Separate a step's tokens from the codes in place of missing ones.
 
     Args:
-        token_ids: int32[S], of the sampling rows, as `kernels.sampling.sample` gives them.
+        token_ids: int32[S], of the sampling rows, as `kernels.sampling.sample` returns them.
 
     Returns:
         (int32[S], with 0 where there is no token; an error for each such row).
