@@ -15,8 +15,7 @@ from penstock.frontend.api.run import Chunks, Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.exchange.replies import RequestRecord
-from penstock.frontend.parsing.message_parser import ParsedMessage, ReasoningCounter, parse_message
-from penstock.frontend.parsing.output_format import OutputFormat
+from penstock.frontend.parsing.parser import PLAIN, OutputFormat, ParsedMessage, ReasoningCounter, parse_message
 from penstock.frontend.validation.chat import ValidChat, validate_chat
 from penstock.frontend.validation.common import Rules
 
@@ -60,7 +59,7 @@ def prepared_chat(
         None if is_free else output_grammar_of(valid.common, output_format, service.model.tokenizer),
         partial(chunks, output_format),
         partial(whole, output_format),
-        service.model.tokenizer.special_ids(output_format.marks),
+        frozenset() if output_format is PLAIN else service.model.tokenizer.special_ids(output_format.marks),
     )
 
 
@@ -71,6 +70,8 @@ def _output_format(model: TextModel, valid: ValidChat, prompt: list[int]) -> Out
     is_prompted = tool_format is not None and tool_format.is_opened_by_prompt
     if tools is None and not is_prompted:
         tool_format = None
+    if reasoning is None and tool_format is None:
+        return PLAIN
     prompt_end = final = ""
     if reasoning is not None or is_prompted:
         conversation = valid.conversation
@@ -89,7 +90,7 @@ def _output_format(model: TextModel, valid: ValidChat, prompt: list[int]) -> Out
 
 
 def _chunks(output_format: OutputFormat, run: Run) -> Chunks:
-    return ChatChunks(run) if output_format.is_plain else ParsedChatChunks(run, output_format)
+    return ChatChunks(run) if output_format is PLAIN else ParsedChatChunks(run, output_format)
 
 
 async def _whole(output_format: OutputFormat, run: Run) -> bytes:

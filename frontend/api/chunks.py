@@ -15,9 +15,8 @@ from penstock.frontend.api.run import Run
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ApiError
 from penstock.frontend.exchange import sse
-from penstock.frontend.parsing.message_parser import MessageParser, ReasoningCounter
-from penstock.frontend.parsing.message_parts import CallArguments, CallStart, Content, Part, Reasoning
-from penstock.frontend.parsing.output_format import OutputFormat
+from penstock.frontend.parsing.parser import MessageParser, OutputFormat, ReasoningCounter
+from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part, Reasoning
 from penstock.frontend.schema import CompletionLogprobs, Usage
 
 _encode = msgspec.json.encode

@@ -15,7 +15,7 @@ import msgspec
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.parsing.calls.rules import Function, Rules, quoted, sequence
-from penstock.frontend.parsing.output_format import OutputFormat, ValidTools
+from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import ValidRequest
 from penstock.frontend.validation.grammar import MAX_GRAMMAR_BYTES

@@ -144,6 +144,7 @@ class Access:
     def __init__(self, keys: tuple[ApiKey, ...], *, shares_prefix_cache: bool = False) -> None:
         self._shares_prefix_cache = shares_prefix_cache
         self._keys: tuple[ApiKey, ...] = ()
+        self.has_keys = False  # requests need one
         self._uses: dict[bytes, KeyUse] = {}
         self.change(keys)
 
@@ -154,26 +155,19 @@ class Access:
         uses = {key.digest: self._uses.get(key.digest) or KeyUse(key) for key in keys}
         for key in keys:
             uses[key.digest].change(key)
-        self._keys, self._uses = keys, uses
+        self._keys, self._uses, self.has_keys = keys, uses, bool(keys)
 
-    @property
-    def has_keys(self) -> bool:
-        """Requests need one."""
-        return bool(self._keys)
-
-    def check(self, scope: str, authorization: Sequence[str]) -> KeyUse | None:
-        """Raise unless the request may go on; whose it is, None if that does not matter.
+    def check(self, scope: str, authorization: Sequence[str]) -> KeyUse:
+        """Raise unless the request may go on, where keys are needed; whose it is.
 
         Args:
-            scope: what a key needs for the route; empty if it needs none.
+            scope: what a key needs for the route.
             authorization: all Authorization headers, or what stands for them (see `exchange.py`).
 
         Raises:
             InvalidApiKey: there is no key, more than one, or none of ours.
             PermissionDenied: the key does not have the scope.
         """
-        if not self._keys or not scope:
-            return None
         if len(authorization) != 1 or authorization[0][: len(_BEARER)].lower() != _BEARER:
             raise InvalidApiKey("this server wants one header `Authorization: Bearer KEY` or `X-Api-Key: KEY`")
         key = find_key(self._keys, authorization[0][len(_BEARER) :].strip())

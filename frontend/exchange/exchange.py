@@ -18,7 +18,7 @@ from typing import Any, Literal
 import structlog
 
 from penstock.frontend.errors import ApiError, DeadlineExceeded, InvalidParameter, from_exception
-from penstock.frontend.exchange.access import Access
+from penstock.frontend.exchange.access import Access, KeyUse
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import JSON, Reply, RequestRecord, StreamReply, error_reply
 
@@ -139,8 +139,10 @@ class Exchange:
         try:
             if request.error is not None:
                 raise request.error
-            key_use = self._access.check(route.scope, _credentials(request))
-            record.key_id = "" if key_use is None else key_use.key.id
+            key_use: KeyUse | None = None
+            if self._access.has_keys and route.scope:
+                key_use = self._access.check(route.scope, _credentials(request))
+                record.key_id = key_use.key.id
             record.tenant = (record.key_id or request.remote)[:MAX_TENANT]
             if route.body is not None:
                 if key_use is not None:

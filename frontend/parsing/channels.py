@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from penstock.frontend.parsing.calls.block import Block, EndOfTextError, NoCallError, Reading
 from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
-from penstock.frontend.parsing.message_parts import Content, Part, Reasoning
+from penstock.frontend.parsing.parts import Content, Part, Reasoning
 from penstock.frontend.parsing.tool_formats.harmony import read_call, recipient_of
 
 _HEADERS = ("<|channel|>", "<|start|>", " to=")

@@ -9,7 +9,7 @@ then the machine begins inside. Its result does not depend on how the text is cu
 
 from dataclasses import dataclass
 
-from penstock.frontend.parsing.message_parts import Content, Part, Reasoning, held_suffix
+from penstock.frontend.parsing.parts import Content, Part, Reasoning, held_suffix
 
 CHANNEL_MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.frontend.parsing.message_parts import CallArguments, CallStart, Content, Part, Reasoning
+from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part, Reasoning
 from penstock.frontend.schema import ContentLogprob
 from penstock.frontend.schema_responses import (
     FunctionCallItem,

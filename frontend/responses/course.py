@@ -13,9 +13,8 @@ from penstock.frontend.api.run import Run
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ApiError
 from penstock.frontend.exchange import sse
-from penstock.frontend.parsing.message_parser import MessageParser, ReasoningCounter
-from penstock.frontend.parsing.message_parts import Content, Part
-from penstock.frontend.parsing.output_format import OutputFormat
+from penstock.frontend.parsing.parser import MessageParser, OutputFormat, ReasoningCounter
+from penstock.frontend.parsing.parts import Content, Part
 from penstock.frontend.responses.builder import Event, ResponseBuilder
 from penstock.frontend.responses.validate import ValidResponse
 from penstock.frontend.schema_responses import (

@@ -14,7 +14,7 @@ from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ContextLengthExceeded, TooManyValues
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
-from penstock.frontend.parsing.output_format import OutputFormat
+from penstock.frontend.parsing.parser import OutputFormat
 from penstock.frontend.responses.course import ResponseCourse
 from penstock.frontend.responses.items import references, resolved
 from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, TooManyValues, UnsupportedParameter
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
-from penstock.frontend.parsing.output_format import ValidTools
+from penstock.frontend.parsing.parser import ValidTools
 from penstock.frontend.schema import ChatRequest, without_collecting
 from penstock.frontend.text.chat_template import RESERVED, ChatTemplate, ValidConversation
 from penstock.frontend.validation.common import Rules, ValidRequest, check_num_best, check_text_size, validate_common

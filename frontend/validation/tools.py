@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 from penstock.frontend.parsing.calls.format import ToolFormat
-from penstock.frontend.parsing.output_format import ValidTools
+from penstock.frontend.parsing.parser import ValidTools
 from penstock.frontend.text.chat_template import ChatTemplate
 
 MAX_TOOLS = 128

@@ -12,7 +12,7 @@ from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.grammars.child import read_grammar
 from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.parsing.calls.parser import ToolCallParser
-from penstock.frontend.parsing.output_format import OutputFormat, ValidTools
+from penstock.frontend.parsing.parser import OutputFormat, ValidTools
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 from penstock.frontend.schema import ChatRequest, JsonSchemaFormat, ResponseFormat

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from penstock.frontend.parsing.message_parts import Content, Reasoning
+from penstock.frontend.parsing.parts import Content, Reasoning
 from penstock.frontend.parsing.reasoning import (
     REASONING_FORMATS,
     ReasoningFormat,

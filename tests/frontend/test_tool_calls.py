@@ -9,7 +9,7 @@ import pytest
 
 from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.calls.parser import ToolCallParser
-from penstock.frontend.parsing.message_parts import CallArguments, CallStart, Content, Part
+from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 
 NAMES = ("f", "get_weather", "search")

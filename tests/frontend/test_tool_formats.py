@@ -9,9 +9,8 @@ import pytest
 
 from penstock.core.config.options import FrontendOptions
 from penstock.frontend.parsing.calls.format import ToolFormat
-from penstock.frontend.parsing.message_parser import MessageParser, parse_message
-from penstock.frontend.parsing.message_parts import CallArguments, CallStart, Content, Part, Reasoning
-from penstock.frontend.parsing.output_format import OutputFormat, ValidTools
+from penstock.frontend.parsing.parser import MessageParser, OutputFormat, ValidTools, parse_message
+from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part, Reasoning
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS, tool_format_of
 from penstock.frontend.text.chat_template import ChatTemplate

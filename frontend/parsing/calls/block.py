@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from penstock.frontend.parsing.message_parts import CallArguments, CallStart, Part, held_suffix
+from penstock.frontend.parsing.parts import CallArguments, CallStart, Part, held_suffix
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]

@@ -13,7 +13,7 @@ import re
 
 from penstock.frontend.parsing.calls.block import SPACE, Block, EndOfTextError, NoCallError, Reading
 from penstock.frontend.parsing.calls.format import Schemas, ToolFormat
-from penstock.frontend.parsing.message_parts import Content, Part, held_suffix
+from penstock.frontend.parsing.parts import Content, Part, held_suffix
 
 
 class ToolCallParser:
