@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.scheduling.scheduler import Scheduler
-from penstock.core.sequences.worker_limits import WorkerLimits
+from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan, StepResult
 
 PAGE_SIZE = 16

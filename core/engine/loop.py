@@ -190,7 +190,7 @@ class Engine:
     def _check_progress(self, scheduler: Scheduler, now: float) -> None:
         """Judge workers by their results only: a heartbeat shows that a process lives, not that its device works."""
         if not scheduler.in_flight:
-            if scheduler.grammars.is_trying and now - self._progress_at > STEP_SECONDS:
+            if scheduler.grammars.trial is not None and now - self._progress_at > STEP_SECONDS:
                 self.workers.lose_stuck(f"a grammar is not ready after {STEP_SECONDS:.0f} s")
             return
         step = scheduler.in_flight[0]
@@ -241,7 +241,7 @@ class Engine:
             return
         while scheduler.can_schedule:
             started = monotonic()
-            if not (scheduler.in_flight or scheduler.grammars.is_trying):
+            if not scheduler.in_flight and scheduler.grammars.trial is None:
                 self._progress_at = started
             step = scheduler.schedule(started, with_record=self._trace is not None)
             if scheduler.grammars.messages and not all(map(self.workers.send, scheduler.grammars.take_messages())):

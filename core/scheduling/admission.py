@@ -63,7 +63,7 @@ class Admissions:
 
     def lacks_room(self, seq: Sequence) -> bool | None:
         """Tell whether there is no row, or not enough pages, for the head of the queue; None if it waits otherwise."""
-        if not self._suspects.may_run(seq.request):
+        if self._suspects.groups and not self._suspects.may_run(seq.request):
             return None
         start = find_start(seq, self._kv)
         if start is None:
@@ -87,8 +87,9 @@ class Admissions:
         `is_stalled`: a running sequence lacks a page already.
         """
         waiting = self._waiting
+        suspects = self._suspects if self._suspects.groups else None
         for request in waiting.parked():
-            if not self._suspects.may_run(request):
+            if suspects is not None and not suspects.may_run(request):
                 self._give_up_grammar(request)
             elif is_sibling_ready(request):
                 waiting.unpark(request)
@@ -101,7 +102,7 @@ class Admissions:
                 return "no free pages"
             if self._is_held and len(self._running) and seq is not self._favoured:
                 return "no free pages since a preemption"
-            may_run = self._suspects.may_run(seq.request)
+            may_run = suspects is None or suspects.may_run(seq.request)
             start = find_start(seq, self._kv) if may_run else None
             if start is None:
                 waiting.park(seq.request)

@@ -10,7 +10,7 @@ in number and in bytes, so that no load makes the worker's memory explode; whoev
 free. Pure bookkeeping, like the scheduler that owns it.
 
 A worker that dies may have died of the grammar that it was making, or of the step that it computed meanwhile. So that
-grammar is suspected, and is made next time while no step is planned (`is_trying`): if a worker dies of it again, with
+grammar is suspected, and is made next time while no step is planned (`trial`): if a worker dies of it again, with
 nothing else to do, it was the grammar.
 """
 
@@ -53,9 +53,9 @@ class GrammarGate:
         "_num_bytes",
         "_num_made",
         "_suspected",
-        "_trial",
         "_waiting",
         "messages",
+        "trial",
     )
 
     def __init__(self, waiting: WaitingQueue, max_live: int) -> None:
@@ -68,15 +68,11 @@ class GrammarGate:
         self._no_room: deque[Request] = deque()  # held without a live grammar; may have left since
         self.messages: Messages = []  # for the worker, until they are taken
         self._suspected: set[str] = set()  # texts over which a worker may have died
-        self._trial: _Live | None = None  # one of them, which is being made
+        self.trial: _Live | None = None
+        """One of them that is being made: no step is to run beside it."""
 
     def __len__(self) -> int:
         return len(self._live)
-
-    @property
-    def is_trying(self) -> bool:
-        """A suspected grammar is being made: no step is to run beside it."""
-        return self._trial is not None
 
     def admits(self, request: Request) -> bool:
         """Whether the request at the head of the queue may enter a row; else it is held, and no longer the head."""
@@ -86,13 +82,13 @@ class GrammarGate:
             num_bytes = sampling.grammar_bytes + BYTES_IN_USE
             has_room = len(self._live) < self._max_live and self._num_bytes + num_bytes <= MAX_BYTES
             is_suspected = sampling.grammar in self._suspected
-            if (self._live and not has_room) or (is_suspected and self._trial is not None):
+            if (self._live and not has_room) or (is_suspected and self.trial is not None):
                 self._no_room.append(request)
                 self._waiting.hold(request)
                 return False
             live = self._add(sampling.grammar, num_bytes)
             if is_suspected:
-                self._trial = live
+                self.trial = live
         live.users[request] = None
         request.grammar_id = live.grammar_id
         if not live.is_ready:
@@ -150,12 +146,12 @@ class GrammarGate:
         culprits: list[Request] = []
         unready = next((live for live in self._live.values() if not live.is_ready), None)
         if has_died and unready is not None:  # the worker makes one at a time
-            if unready is self._trial and was_idle:
+            if unready is self.trial and was_idle:
                 self._suspected.discard(unready.text)
                 culprits = list(unready.users)
             else:
                 self._suspected.add(unready.text)
-        self._trial = None
+        self.trial = None
         for live in self._live.values():
             for request in live.users:
                 request.grammar_id = 0
@@ -168,8 +164,8 @@ class GrammarGate:
         return culprits
 
     def _end_trial(self, live: _Live) -> None:
-        if live is self._trial:
-            self._trial = None
+        if live is self.trial:
+            self.trial = None
             while self._no_room:  # they ask again: the next suspect may be among them
                 self._waiting.release(self._no_room.popleft())
 

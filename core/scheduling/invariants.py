@@ -179,7 +179,7 @@ def _check_sequence(scheduler: Scheduler, seq: Sequence) -> None:
     if seq.settle_event:
         next_step = scheduler.in_flight[0].step_id if scheduler.in_flight else scheduler.totals.num_steps
         _require(seq.num_unsettled_tokens == 1, f"{name}: all but the last token is settled")
-        _require(scheduler.calendar.has(seq), f"{name}: is looked at again")
+        _require(scheduler.settling.calendar.has(seq), f"{name}: is looked at again")
         num_before = seq.due_step - next_step  # results before the one that is looked at
         _require(0 <= num_before < seq.settle_event - seq.num_settled_tokens, f"{name}: is looked at in time")
     if scheduler.kv.cache is None:

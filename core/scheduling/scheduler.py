@@ -9,7 +9,6 @@ return, but is not computed yet. Up to `pipeline_depth` steps are planned ahead 
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
@@ -17,46 +16,31 @@ from penstock.core.config.options import SchedulerOptions
 from penstock.core.kv.page_groups import make_pages
 from penstock.core.scheduling.admission import Admissions
 from penstock.core.scheduling.grammar_gate import GrammarGate
+from penstock.core.scheduling.results import Deltas, Settling, UnexpectedResultError, checked_tokens
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals, engine_stats
 from penstock.core.scheduling.step_record import Admission, Preemption, ScheduledStep, make_record
 from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects
 from penstock.core.scheduling.yielding import by_level, by_share
-from penstock.core.sequences.intake import Refusal, check_request
+from penstock.core.sequences.intake import Refusal, WorkerLimits, check_request
 from penstock.core.sequences.policy import make_policy
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.core.sequences.worker_limits import WorkerLimits
 from penstock.core.steps.drafts import Drafter
-from penstock.core.steps.logprob_columns import attach_logprobs
 from penstock.core.steps.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
 from penstock.core.steps.prefill_pace import MIN_TOKENS, PrefillPace, Room
-from penstock.core.steps.results import (
-    UnexpectedResultError,
-    checked_tokens,
-    end_failed,
-    failed_sequences,
-    tokens_by_row,
-    up_to_stop,
-)
-from penstock.core.steps.settle_calendar import SettleCalendar
 from penstock.core.steps.step_size import StepSize
 from penstock.ipc.messages import (
     AddRequest,
     EngineStats,
     ErrorCode,
-    FinishReason,
     GrammarPrepared,
-    SequenceDelta,
     StepResult,
     TokenBatch,
     WorkerHello,
 )
 
 __all__ = ["Deltas", "Refusal", "ScheduledStep", "Scheduler", "UnexpectedResultError"]
-
-Deltas = dict[Owner, list[SequenceDelta]]
-"""What there is to tell, by the owner that each request was added with."""
 
 
 class Scheduler:
@@ -102,7 +86,7 @@ class Scheduler:
         self._blocked_by = ""  # why the head of the queue waits, as of the last step
         self._is_stalled = False  # in this step, a decode waits for pages of sequences that end for sure
         self._preempted: list[Preemption] = []  # since the last record
-        self.calendar = SettleCalendar()
+        self.settling = Settling(self.kv, self.running, self.totals, self._remove)
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -228,9 +212,10 @@ class Scheduler:
         `now` is for policies whose keys change: seconds, by the clock that `add_request` was told.
         Returns None if the pipeline is full or there is nothing to compute before a result comes.
         """
-        if not self.can_schedule or self.grammars.is_trying:
+        if not self.can_schedule or self.grammars.trial is not None:
             return None
-        self.suspects.advance()
+        if self.suspects.groups:
+            self.suspects.advance()
         if self.policy.changes:
             self._renew_keys(now)
         if self.waiting.num_seqs:
@@ -434,136 +419,7 @@ class Scheduler:
                 self.policy.on_tokens(seq.request, num_tokens)
             for chunk in step.chunks:
                 self.policy.on_tokens(chunk.seq.request, chunk.num_new)
-        failed = failed_sequences(step, result) if result.row_errors else []
-        step_id = step.step_id
-        due = self.calendar.take(step_id)
-        output: Deltas = {}
-        num_dropped = 0
-        in_columns = not (failed or step.has_logprobs)
-        has_left = step.num_left != self.running.num_left
-        if has_left or step.num_drafts or not in_columns or not step.decodes.stop_token_ids.isdisjoint(tokens):
-            by_row = tokens_by_row(tokens, counts)
-            apart, num_dropped = self._settle_decodes(step, by_row, output, in_columns=in_columns)
-        else:
-            apart = self._settle_all_decodes(step, tokens, due, output)
-        columns = step.decodes.audience.columns(result.token_ids, apart, counts) if in_columns else {}
-        if step.chunks:
-            num_dropped += self._settle_chunks(step, tokens, output)
-        if step.has_logprobs:
-            attach_logprobs(step, result, counts, output)
-        if failed:
-            self.totals.num_invalid_logits += end_failed(failed, output, self._remove)
-        for seq in due:
-            if seq.row >= 0 and seq.due_step == step_id:  # it was not in this step after all
-                self.calendar.enter(seq, step_id)
-        self.totals.num_output_tokens += len(tokens) - num_dropped
-        self.totals.num_dropped_tokens += num_dropped
-        if not output:
-            return {owner: TokenBatch(step_id, (), told) for owner, told in columns.items()}
-        owners = dict.fromkeys([*columns, *output])
-        return {owner: TokenBatch(step_id, tuple(output.get(owner, ())), columns.get(owner)) for owner in owners}
-
-    def _settle_chunks(self, step: InFlightStep, tokens: list[int], output: Deltas) -> int:
-        """The chunks of a step, whose tokens are the last ones; returns how many tokens were dropped."""
-        num_dropped = 0
-        position = len(tokens) - sum(chunk.samples for chunk in step.chunks)
-        for seq, epoch, _, num_new, samples, _ in step.chunks:
-            if seq.running_epoch != epoch:
-                num_dropped += samples
-            elif samples:
-                seq.append_token(tokens[position])
-                seq.num_unsettled_tokens += 1 - num_new
-                delta = self._settle_sample(seq, (tokens[position],), step.step_id)
-                output.setdefault(seq.owner, []).append(delta)
-            else:
-                seq.num_unsettled_tokens -= num_new
-                self.kv.settle(seq)
-            position += samples
-        return num_dropped
-
-    def _settle_all_decodes(
-        self, step: InFlightStep, tokens: list[int], due: Collection[Sequence], output: Deltas
-    ) -> set[int]:
-        """The usual case: nobody has left since the step was planned, no token stops anybody, all have but a token.
-
-        Returns the positions of sequences that end here nevertheless; only they are in `output`.
-        """
-        batch = step.decodes
-        ended: set[int] = set()
-        for append_token, token in zip(batch.token_appenders, tokens, strict=False):  # the tokens of the chunks follow
-            append_token(token)
-        for seq in due:
-            position = batch.positions.get(seq)
-            if position is None or seq.num_settled_tokens < seq.settle_event:
-                continue
-            if seq.num_tokens >= seq.max_len:
-                ended.add(position)
-                output.setdefault(seq.owner, []).append(self._settle_sample(seq, (tokens[position],), step.step_id))
-            else:
-                self._settle_pages(seq, step.step_id)
-        return ended
-
-    def _settle_decodes(
-        self, step: InFlightStep, drawn: Iterable[tuple[int, ...]], output: Deltas, *, in_columns: bool
-    ) -> tuple[set[int], int]:
-        """The general case. Returns the positions that are not told in columns, and how many tokens were dropped."""
-        apart: set[int] = set()
-        num_dropped = 0
-        batch, step_id, num_drafts = step.decodes, step.step_id, step.num_drafts
-        for i, (seq, epoch, new) in enumerate(zip(batch.seqs, batch.epochs, drawn, strict=False)):
-            if seq.running_epoch != epoch:
-                num_dropped += len(new)
-                apart.add(i)
-                continue
-            if num_drafts and num_drafts[i]:
-                self._correct(seq, 1 + num_drafts[i], len(new))
-            seq.token_ids.extend(new)
-            if seq.num_settled_tokens >= seq.settle_event or not seq.stop_token_ids.isdisjoint(new):
-                delta = self._settle_sample(seq, new, step_id)
-                num_dropped += len(new) - len(delta.token_ids)
-            else:
-                if len(new) > 1:
-                    self.calendar.enter(seq, step_id)  # it is nearer than was thought
-                if in_columns and new:
-                    continue
-                delta = SequenceDelta(seq.request_id, seq.sequence_idx, new)
-            apart.add(i)
-            if delta.token_ids:
-                output.setdefault(seq.owner, []).append(delta)
-        return apart, num_dropped
-
-    def _correct(self, seq: Sequence, num_launched: int, num_tokens: int) -> None:
-        """A step with drafts has returned: what it did not bring is not computed."""
-        seq.num_unsure_tokens -= num_launched
-        seq.num_computed_tokens -= num_launched - num_tokens
-        if seq in self.running.draining and seq.num_computed_tokens < seq.max_computed_tokens:
-            self.running.to_decode(seq)
-
-    def _settle_sample(self, seq: Sequence, new: tuple[int, ...], step_id: int) -> SequenceDelta:
-        """Tokens, appended already, of which one may be a first or a last one: what comes after a stop is dropped."""
-        finish_reason: FinishReason | None = None
-        stop_token_id: int | None = None
-        if num_kept := up_to_stop(seq, new):
-            finish_reason, stop_token_id = "stop", new[num_kept - 1]
-            del seq.token_ids[len(seq.token_ids) - len(new) + num_kept :]
-            new = new[:num_kept]
-        elif seq.num_tokens >= seq.max_len:
-            finish_reason = "length"
-        num_cached, queued_us = (seq.num_cached_tokens, seq.queued_us) if seq.num_outputs == len(new) else (0, 0)
-        if finish_reason is None:
-            self._settle_pages(seq, step_id)
-        else:
-            self.totals.num_completed += 1
-            self.kv.settle(seq)
-            self._remove(seq)
-        name = seq.request_id, seq.sequence_idx
-        return SequenceDelta(*name, new, finish_reason, stop_token_id, num_cached, queued_us=queued_us)
-
-    def _settle_pages(self, seq: Sequence, step_id: int) -> None:
-        """Cache what is full and settled now, and look at the sequence again when there is more."""
-        self.kv.settle(seq)
-        seq.settle_event = self.kv.next_settle_event(seq)
-        self.calendar.enter(seq, step_id)
+        return self.settling.apply(step, result, tokens, counts)
 
     def _remove(self, seq: Sequence) -> None:
         """A sequence ends, for whatever reason: row and pages come back, its request forgets it."""

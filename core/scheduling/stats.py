@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from penstock.core.kv.kv_pages import KVPages
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.step_record import waiting_reasons
+from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.core.sequences.worker_limits import WorkerLimits
 from penstock.ipc.messages import EngineStats
 
 

@@ -30,10 +30,11 @@ ENDS_WORKERS = "the worker died whenever it computed this request, and with this
 class Suspects:
     """All groups, the one on trial first. Pure bookkeeping: whoever schedules asks `may_run`."""
 
-    __slots__ = ("_groups", "_marks")
+    __slots__ = ("_marks", "groups")
 
     def __init__(self) -> None:
-        self._groups: list[list[Request]] = []
+        self.groups: list[list[Request]] = []
+        """Usually none: whoever schedules looks here before it asks."""
         self._marks: dict[Request, dict[Sequence, int]] = {}  # positions launched when the worker died
 
     def __len__(self) -> int:
@@ -41,7 +42,7 @@ class Suspects:
 
     def may_run(self, request: Request) -> bool:
         """Whether the request may be admitted now."""
-        return not self._groups or request in self._groups[0]
+        return not self.groups or request in self.groups[0]
 
     def blame(self, in_flight: Iterable[InFlightStep]) -> Request | None:
         """A worker died with these steps in flight, and all sequences will be recomputed; return a certain culprit.
@@ -49,7 +50,7 @@ class Suspects:
         To be called before the sequences leave their rows.
         """
         launched = _launched(in_flight)
-        on_trial = [request for request in self._groups[0] if request in launched] if self._groups else []
+        on_trial = [request for request in self.groups[0] if request in launched] if self.groups else []
         if on_trial and len(launched) == 1:
             self._release(on_trial)
             return on_trial[0]
@@ -57,22 +58,22 @@ class Suspects:
         if not suspects:
             return None
         if on_trial:
-            self._groups[0] = [request for request in self._groups[0] if request not in launched]
+            self.groups[0] = [request for request in self.groups[0] if request not in launched]
         half = (len(suspects) + 1) // 2
-        self._groups = [group for group in (suspects[:half], suspects[half:], *self._groups) if group]
+        self.groups = [group for group in (suspects[:half], suspects[half:], *self.groups) if group]
         for request in suspects:
             self._marks[request] = launched[request]
         return None
 
     def advance(self) -> None:
         """Let those go who have passed, or ended; the next group's turn comes when the first one is empty."""
-        while self._groups:
+        while self.groups:
             # Whoever is paused would keep all others waiting: he is let go, and suspected again if it was him.
-            passed = [request for request in self._groups[0] if request.is_paused or self._has_passed(request)]
+            passed = [request for request in self.groups[0] if request.is_paused or self._has_passed(request)]
             self._release(passed)
-            if self._groups[0]:
+            if self.groups[0]:
                 return
-            del self._groups[0]
+            del self.groups[0]
 
     def _has_passed(self, request: Request) -> bool:
         marks = self._marks[request]
@@ -81,7 +82,7 @@ class Suspects:
     def _release(self, requests: list[Request]) -> None:
         """Drop members of the group on trial."""
         for request in requests:
-            self._groups[0].remove(request)
+            self.groups[0].remove(request)
             del self._marks[request]
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.scheduling.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
-from penstock.core.sequences.worker_limits import WorkerLimits
+from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.steps.drafts import Drafter
 from penstock.ipc.codec import deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from random import Random
 from typing import NamedTuple
 
-from penstock.core.sequences.worker_limits import WorkerLimits
+from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar, SamplingParams, StepPlan, StepResult
 

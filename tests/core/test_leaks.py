@@ -3,8 +3,8 @@
 import gc
 from collections import Counter
 
+from penstock.core.scheduling.results import MAX_STEPS_AHEAD
 from penstock.core.sequences.sequence import Request, Sequence
-from penstock.core.steps.settle_calendar import MAX_STEPS_AHEAD
 from tests.core.driver import Driver, make_limits, make_request
 
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from penstock.core.scheduling.grammar_gate import MAX_BYTES
-from penstock.core.sequences.worker_limits import WorkerLimits
+from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.steps.drafts import Drafter
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest

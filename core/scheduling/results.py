@@ -1,0 +1,305 @@
+"""What a result brings: it is checked against its step, then applied, and each owner is told.
+
+A result is applied as a whole or not at all. The usual one costs next to nothing for each sequence: its tokens are
+appended, and only sequences for which more may happen are looked at (`SettleCalendar`).
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from itertools import accumulate
+
+from penstock.core.kv.kv_pages import KVPages
+from penstock.core.scheduling.running_set import RunningSet
+from penstock.core.scheduling.stats import Totals
+from penstock.core.sequences.sequence import Owner, Sequence
+from penstock.core.steps.logprob_columns import attach_logprobs, check_logprobs
+from penstock.core.steps.plan_builder import InFlightStep
+from penstock.ipc.codec import unpack_int32
+from penstock.ipc.messages import FinishReason, RowError, SequenceDelta, StepResult, TokenBatch
+
+Deltas = dict[Owner, list[SequenceDelta]]
+"""What there is to tell, by the owner that each request was added with."""
+
+MAX_STEPS_AHEAD = 64
+
+
+class UnexpectedResultError(ValueError):
+    """A result that is not for the oldest step in flight, or not of its size. Nothing was changed."""
+
+
+def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_size: int) -> tuple[list[int], list[int]]:
+    """Return a result's tokens, in the order of the sampling rows of the oldest step in flight, and how many each has.
+
+    The second list is empty if each has one.
+
+    Raises:
+        UnexpectedResultError: it is not that step's result.
+    """
+    if len(result.token_ids) % 4:
+        raise UnexpectedResultError(f"the tokens are no int32 buffer: {len(result.token_ids)} bytes")
+    # Read as unsigned numbers, a negative one is far too large: one look at all of them is enough.
+    tokens: list[int] = memoryview(unpack_int32(result.token_ids)).cast("B").cast("I").tolist()
+    if not in_flight or in_flight[0].step_id != result.step_id:
+        raise UnexpectedResultError(f"result of step {result.step_id}, which is not the oldest in flight")
+    step = in_flight[0]
+    counts = _checked_counts(step, result.num_tokens) if result.num_tokens else []
+    num_due = sum(counts) if counts else step.num_samples
+    if len(tokens) != num_due:
+        raise UnexpectedResultError(f"step {result.step_id} brings {num_due} tokens, got {len(tokens)}")
+    if tokens and max(tokens) >= vocab_size:
+        raise UnexpectedResultError(
+            f"step {result.step_id} brings a token outside the vocabulary of {vocab_size} tokens"
+        )
+    if step.has_logprobs and (error := check_logprobs(step, result, counts)):
+        raise UnexpectedResultError(error)
+    for row_error in result.row_errors:
+        if not 0 <= row_error.sample_idx < step.num_samples:
+            raise UnexpectedResultError(
+                f"step {result.step_id} samples {step.num_samples} rows, got an error of row {row_error.sample_idx}"
+            )
+    return tokens, counts
+
+
+def _checked_counts(step: InFlightStep, num_tokens: bytes) -> list[int]:
+    """How many tokens each row brings: one, or as many as its drafts allow."""
+    if len(num_tokens) != 4 * step.num_samples:
+        raise UnexpectedResultError(
+            f"step {step.step_id} samples {step.num_samples} rows, got {len(num_tokens)} bytes of counts"
+        )
+    counts = unpack_int32(num_tokens).tolist()
+    most = [*step.decode_sizes, *[1] * (step.num_samples - len(step.decodes.seqs))]
+    if not all(count == 1 or 0 <= count <= size > 1 for count, size in zip(counts, most, strict=True)):
+        raise UnexpectedResultError(f"step {step.step_id} brings other numbers of tokens than its drafts allow")
+    return counts
+
+
+class SettleCalendar:
+    """Step id -> sequences for which its result may bring more than a token: a page to cache, the full length.
+
+    A sequence settles one token a step, so it cannot reach its `settle_event` before the step that it is entered for.
+    It may be later (it was left out of a step); then it is entered again. A step with drafts is looked at row by row:
+    whatever settles more in it is entered anew, for an earlier step.
+    """
+
+    __slots__ = ("_due",)
+
+    def __init__(self) -> None:
+        self._due: dict[int, list[tuple[Sequence, int]]] = {}
+
+    def enter(self, seq: Sequence, step_id: int) -> None:
+        """Look at the sequence again when its settle_event can be reached, counted from the result of `step_id`.
+
+        Or earlier, if that is far off: entries of sequences that end meanwhile should not stay for long.
+        """
+        # The settled tokens' number and the lesser of two, without calls: with `KVPages`, 4 % of a step of 256 rows.
+        num_steps = seq.settle_event - (len(seq.token_ids) - seq.num_unsettled_tokens)
+        if num_steps > MAX_STEPS_AHEAD:
+            num_steps = MAX_STEPS_AHEAD
+        seq.due_step = due_step = step_id + num_steps
+        entries = self._due.get(due_step)
+        if entries is None:
+            self._due[due_step] = [(seq, seq.epoch)]
+        else:
+            entries.append((seq, seq.epoch))
+
+    def take(self, step_id: int) -> Collection[Sequence]:
+        """Return what to look at with the result of this step, each once; entries made void since are dropped."""
+        entries = self._due.pop(step_id, None)
+        if entries is None:
+            return ()
+        return {seq: None for seq, epoch in entries if seq.running_epoch == epoch and seq.due_step == step_id}
+
+    def has(self, seq: Sequence) -> bool:
+        """Tell whether the sequence will be looked at again; for checks."""
+        return (seq, seq.epoch) in self._due.get(seq.due_step, ())
+
+
+class Settling:
+    """Applies results to the sequences of one worker."""
+
+    __slots__ = ("_kv", "_remove", "_running", "_totals", "calendar")
+
+    def __init__(self, kv: KVPages, running: RunningSet, totals: Totals, remove: Callable[[Sequence], None]) -> None:
+        """`remove` takes a sequence that ends out of its row."""
+        self._kv = kv
+        self._running = running
+        self._totals = totals
+        self._remove = remove
+        self.calendar = SettleCalendar()
+
+    def apply(
+        self, step: InFlightStep, result: StepResult, tokens: list[int], counts: list[int]
+    ) -> dict[Owner, TokenBatch]:
+        """Apply a step's result, whose tokens `checked_tokens` returned; return what to tell each owner."""
+        failed = _failed_sequences(step, result) if result.row_errors else []
+        step_id = step.step_id
+        due = self.calendar.take(step_id)
+        output: Deltas = {}
+        num_dropped = 0
+        in_columns = not (failed or step.has_logprobs)
+        has_left = step.num_left != self._running.num_left
+        if has_left or step.num_drafts or not in_columns or not step.decodes.stop_token_ids.isdisjoint(tokens):
+            by_row = _tokens_by_row(tokens, counts)
+            apart, num_dropped = self._settle_decodes(step, by_row, output, in_columns=in_columns)
+        else:
+            apart = self._settle_all_decodes(step, tokens, due, output)
+        columns = step.decodes.audience.columns(result.token_ids, apart, counts) if in_columns else {}
+        if step.chunks:
+            num_dropped += self._settle_chunks(step, tokens, output)
+        if step.has_logprobs:
+            attach_logprobs(step, result, counts, output)
+        if failed:
+            self._end_failed(failed, output)
+        for seq in due:
+            if seq.row >= 0 and seq.due_step == step_id:  # it was not in this step after all
+                self.calendar.enter(seq, step_id)
+        self._totals.num_output_tokens += len(tokens) - num_dropped
+        self._totals.num_dropped_tokens += num_dropped
+        if not output:
+            return {owner: TokenBatch(step_id, (), told) for owner, told in columns.items()}
+        owners = dict.fromkeys([*columns, *output])
+        return {owner: TokenBatch(step_id, tuple(output.get(owner, ())), columns.get(owner)) for owner in owners}
+
+    def _settle_chunks(self, step: InFlightStep, tokens: list[int], output: Deltas) -> int:
+        """The chunks of a step, whose tokens are the last ones; returns how many tokens were dropped."""
+        num_dropped = 0
+        position = len(tokens) - sum(chunk.samples for chunk in step.chunks)
+        for seq, epoch, _, num_new, samples, _ in step.chunks:
+            if seq.running_epoch != epoch:
+                num_dropped += samples
+            elif samples:
+                seq.append_token(tokens[position])
+                seq.num_unsettled_tokens += 1 - num_new
+                delta = self._settle_sample(seq, (tokens[position],), step.step_id)
+                output.setdefault(seq.owner, []).append(delta)
+            else:
+                seq.num_unsettled_tokens -= num_new
+                self._kv.settle(seq)
+            position += samples
+        return num_dropped
+
+    def _settle_all_decodes(
+        self, step: InFlightStep, tokens: list[int], due: Collection[Sequence], output: Deltas
+    ) -> set[int]:
+        """The usual case: nobody has left since the step was planned, no token stops anybody, all have but a token.
+
+        Returns the positions of sequences that end here nevertheless; only they are in `output`.
+        """
+        batch = step.decodes
+        ended: set[int] = set()
+        for append_token, token in zip(batch.token_appenders, tokens, strict=False):  # the tokens of the chunks follow
+            append_token(token)
+        for seq in due:
+            position = batch.positions.get(seq)
+            if position is None or seq.num_settled_tokens < seq.settle_event:
+                continue
+            if seq.num_tokens >= seq.max_len:
+                ended.add(position)
+                output.setdefault(seq.owner, []).append(self._settle_sample(seq, (tokens[position],), step.step_id))
+            else:
+                self._settle_pages(seq, step.step_id)
+        return ended
+
+    def _settle_decodes(
+        self, step: InFlightStep, drawn: Iterable[tuple[int, ...]], output: Deltas, *, in_columns: bool
+    ) -> tuple[set[int], int]:
+        """The general case. Returns the positions that are not told in columns, and how many tokens were dropped."""
+        apart: set[int] = set()
+        num_dropped = 0
+        batch, step_id, num_drafts = step.decodes, step.step_id, step.num_drafts
+        for i, (seq, epoch, new) in enumerate(zip(batch.seqs, batch.epochs, drawn, strict=False)):
+            if seq.running_epoch != epoch:
+                num_dropped += len(new)
+                apart.add(i)
+                continue
+            if num_drafts and num_drafts[i]:
+                self._correct(seq, 1 + num_drafts[i], len(new))
+            seq.token_ids.extend(new)
+            if seq.num_settled_tokens >= seq.settle_event or not seq.stop_token_ids.isdisjoint(new):
+                delta = self._settle_sample(seq, new, step_id)
+                num_dropped += len(new) - len(delta.token_ids)
+            else:
+                if len(new) > 1:
+                    self.calendar.enter(seq, step_id)  # it is nearer than was thought
+                if in_columns and new:
+                    continue
+                delta = SequenceDelta(seq.request_id, seq.sequence_idx, new)
+            apart.add(i)
+            if delta.token_ids:
+                output.setdefault(seq.owner, []).append(delta)
+        return apart, num_dropped
+
+    def _correct(self, seq: Sequence, num_launched: int, num_tokens: int) -> None:
+        """A step with drafts has returned: what it did not bring is not computed."""
+        seq.num_unsure_tokens -= num_launched
+        seq.num_computed_tokens -= num_launched - num_tokens
+        if seq in self._running.draining and seq.num_computed_tokens < seq.max_computed_tokens:
+            self._running.to_decode(seq)
+
+    def _settle_sample(self, seq: Sequence, new: tuple[int, ...], step_id: int) -> SequenceDelta:
+        """Tokens, appended already, of which one may be a first or a last one: what comes after a stop is dropped."""
+        finish_reason: FinishReason | None = None
+        stop_token_id: int | None = None
+        if num_kept := _up_to_stop(seq, new):
+            finish_reason, stop_token_id = "stop", new[num_kept - 1]
+            del seq.token_ids[len(seq.token_ids) - len(new) + num_kept :]
+            new = new[:num_kept]
+        elif seq.num_tokens >= seq.max_len:
+            finish_reason = "length"
+        num_cached, queued_us = (seq.num_cached_tokens, seq.queued_us) if seq.num_outputs == len(new) else (0, 0)
+        if finish_reason is None:
+            self._settle_pages(seq, step_id)
+        else:
+            self._totals.num_completed += 1
+            self._kv.settle(seq)
+            self._remove(seq)
+        name = seq.request_id, seq.sequence_idx
+        return SequenceDelta(*name, new, finish_reason, stop_token_id, num_cached, queued_us=queued_us)
+
+    def _settle_pages(self, seq: Sequence, step_id: int) -> None:
+        """Cache what is full and settled now, and look at the sequence again when there is more."""
+        self._kv.settle(seq)
+        seq.settle_event = self._kv.next_settle_event(seq)
+        self.calendar.enter(seq, step_id)
+
+    def _end_failed(self, failed: list[tuple[Sequence, RowError]], output: Deltas) -> None:
+        """End failed sequences, and put their last deltas where the ones with the meaningless tokens are."""
+        for seq, error in failed:
+            if error.code == "invalid_logits":
+                self._totals.num_invalid_logits += 1
+            if seq.row >= 0:  # else that token was its last one
+                self._remove(seq)
+            deltas = output.setdefault(seq.owner, [])
+            name = seq.request_id, seq.sequence_idx
+            deltas[:] = [delta for delta in deltas if (delta.request_id, delta.sequence_idx) != name]
+            deltas.append(seq.error_delta(error.reason, error.code))
+
+
+def _tokens_by_row(tokens: list[int], counts: list[int]) -> Iterable[tuple[int, ...]]:
+    """What `checked_tokens` returned, row by row."""
+    if not counts:
+        return zip(tokens, strict=True)
+    return (tuple(tokens[end - count : end]) for end, count in zip(accumulate(counts), counts, strict=True))
+
+
+def _up_to_stop(seq: Sequence, new: tuple[int, ...]) -> int:
+    """How many of these tokens, which were appended last, come up to one that stops the sequence; 0 if none does."""
+    stop_token_ids = seq.stop_token_ids
+    if stop_token_ids.isdisjoint(new):
+        return 0
+    # Up to min_tokens the worker's sampler masks stop tokens; one that comes nevertheless does not stop.
+    first = max(0, seq.request.sampling.min_tokens - 1 - (seq.num_outputs - len(new)))
+    return next((i + 1 for i in range(first, len(new)) if new[i] in stop_token_ids), 0)
+
+
+def _failed_sequences(step: InFlightStep, result: StepResult) -> list[tuple[Sequence, RowError]]:
+    """Return the failed sequences that live on in the epoch of the step, each with its error.
+
+    To be asked before the result is applied; the result has passed `checked_tokens`.
+    """
+    sampling = [
+        *zip(step.decodes.seqs, step.decodes.epochs, strict=True),
+        *((chunk.seq, chunk.epoch) for chunk in step.chunks if chunk.samples),
+    ]
+    errors = {error.sample_idx: error for error in reversed(result.row_errors)}  # one end for each: the first
+    return [(seq, errors[i]) for i, (seq, epoch) in enumerate(sampling) if i in errors and seq.running_epoch == epoch]
