@@ -113,7 +113,7 @@ class Engine:
         now = monotonic()
         if self._scheduler is None:
             refusal: Refusal | None = Refusal("internal", "no worker has connected yet")
-        elif self._culprits.knows(request.prompt_token_ids, request.sampling, now):
+        elif self._culprits.known and self._culprits.knows(request.prompt_token_ids, request.sampling, now):
             refusal = Refusal("ends_workers", ENDS_WORKERS)
         else:
             refusal = self._scheduler.add_request(request, peer, now)

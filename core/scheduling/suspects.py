@@ -34,7 +34,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self.groups: list[list[Request]] = []
-        """Usually none: whoever schedules looks here before it asks."""
+        """Usually there is none, and nobody need ask."""
         self._marks: dict[Request, dict[Sequence, int]] = {}  # positions launched when the worker died
 
     def __len__(self) -> int:
@@ -105,21 +105,22 @@ class Culprits:
     """
 
     def __init__(self) -> None:
-        self._until: dict[bytes, float] = {}  # in the order of the times
+        self.known: dict[bytes, float] = {}
+        """Hash -> until when, in this order. Usually there is none, and nobody need ask."""
 
     def note(self, prompt_token_ids: ListOf[int], sampling: SamplingParams, now: float) -> None:
         """A request with this prompt and these parameters has ended workers."""
         fingerprint = _fingerprint(pack_int32(prompt_token_ids), sampling)
-        self._until.pop(fingerprint, None)
-        self._until[fingerprint] = now + _SECONDS
-        while len(self._until) > _MAX_REMEMBERED:
-            del self._until[next(iter(self._until))]
+        self.known.pop(fingerprint, None)
+        self.known[fingerprint] = now + _SECONDS
+        while len(self.known) > _MAX_REMEMBERED:
+            del self.known[next(iter(self.known))]
 
     def knows(self, prompt_token_ids: bytes, sampling: SamplingParams, now: float) -> bool:
         """Whether one like this did, not long ago."""
-        while self._until and next(iter(self._until.values())) <= now:
-            del self._until[next(iter(self._until))]
-        return bool(self._until) and _fingerprint(prompt_token_ids, sampling) in self._until
+        while self.known and next(iter(self.known.values())) <= now:
+            del self.known[next(iter(self.known))]
+        return bool(self.known) and _fingerprint(prompt_token_ids, sampling) in self.known
 
 
 def _fingerprint(prompt_token_ids: bytes, sampling: SamplingParams) -> bytes:

@@ -81,7 +81,7 @@ def test_a_full_queue_does_not_drop_what_was_admitted() -> None:
         ((SequenceProgress(0, b"123"),), "3 bytes"),
         ((SequenceProgress(0, pack_int32([1000])),), "vocabulary of 1000"),
         ((SequenceProgress(0, pack_int32([-1])),), "token id -1"),
-        ((SequenceProgress(0, pack_int32([1] * 8)),), "resumed at 19 tokens"),
+        ((SequenceProgress(0, pack_int32([1] * 8)),), "resumes at 19 tokens"),
         ((SequenceProgress(0, num_prompt_logprobs=11),), "11 of 11 prompt tokens"),
     ],
 )
