@@ -22,7 +22,7 @@ from penstock.core.config.located import located
 from penstock.engine_processes import EngineProcesses
 from penstock.engine_thread import EngineThread
 from penstock.frontend.api.logprobs import prompt_logprobs
-from penstock.frontend.api.run import submit
+from penstock.frontend.api.run import make_ready, submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.engine.book import RequestBook
@@ -115,7 +115,7 @@ class AsyncLLM:
         record = RequestRecord(request_id or str(next(self._ids)), "generate", time.monotonic())
         valid, output = await self._read(service, prompt, params)
         output.request_id, output.warnings = record.request_id, record.warnings
-        ready = await service.make_ready(valid, [output.prompt_token_ids], record, valid.grammar)
+        ready = await make_ready(service, valid, [output.prompt_token_ids], record, valid.grammar)
         task = submit(service, record, ready)
         generation = task.generation
         try:

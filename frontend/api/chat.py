@@ -2,22 +2,34 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
 
 from penstock.frontend import schema
-from penstock.frontend.api.chunks import ChatChunks, ParsedChatChunks
 from penstock.frontend.api.logprobs import prompt_logprobs
 from penstock.frontend.api.output_grammar import output_grammar_of
-from penstock.frontend.api.run import Chunks, Job, Prepared, Run, run
+from penstock.frontend.api.run import Chunks, ChunkWriter, Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import TextModel
+from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.exchange.replies import RequestRecord
-from penstock.frontend.parsing.parser import PLAIN, OutputFormat, ParsedMessage, ReasoningCounter, parse_message
+from penstock.frontend.parsing.parser import (
+    PLAIN,
+    MessageParser,
+    OutputFormat,
+    ParsedMessage,
+    ReasoningCounter,
+    parse_message,
+)
+from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part, Reasoning
 from penstock.frontend.validation.chat import ValidChat, validate_chat
 from penstock.frontend.validation.common import Rules
+
+_encode = msgspec.json.encode
 
 _NUM_LAST_TOKENS = 16
 """Enough of a prompt's end to see whether the template has opened reasoning."""
@@ -91,6 +103,110 @@ def _output_format(model: TextModel, valid: ValidChat, prompt: list[int]) -> Out
 
 def _chunks(output_format: OutputFormat, run: Run) -> Chunks:
     return ChatChunks(run) if output_format is PLAIN else ParsedChatChunks(run, output_format)
+
+
+class ChatChunks(ChunkWriter):
+    """chat.completion.chunk events."""
+
+    id_prefix = "chatcmpl"
+    object_name = "chat.completion.chunk"
+    nothing: ClassVar[dict[str, object]] = {"delta": {}}
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._after = b'},"logprobs":null,"finish_reason":null}]' + self._no_usage
+
+    async def opening(self) -> bytes:
+        """The first chunk of each choice."""
+        valid, [prompt] = self.run.ready.valid, self.run.ready.prompts
+        usage = self.run.usage() if valid.continuous_usage else None
+        opening = b""
+        for index in range(valid.num_sequences):
+            ids = b',"prompt_token_ids":' + _encode(prompt) if self._token_ids and index == 0 else b""
+            delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+            opening += self._head + b',"choices":[{"index":%d,' % index + delta + ids + self._tail(usage)
+        return opening
+
+    def delta(self, index: int, delta: bytes, usage: schema.Usage | None = None) -> bytes:
+        """A chunk with a delta that is JSON already."""
+        choice = b'{"index":%d,"delta":' % index + delta + b',"logprobs":null,"finish_reason":null}'
+        return self._head + b',"choices":[' + choice + b"]" + self._tail(usage)
+
+    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+        """Content chunk, finish chunk, or both; empty if there is nothing to show yet."""
+        if self._is_checked:
+            self._collect(event)
+        chunks = b""
+        scores = event.scores if self._scores is not None else None
+        if event.text or scores or (self._token_ids and event.token_ids):
+            before = self._before.get(event.index)
+            if before is None:
+                before = self._head + b',"choices":[{"index":%d,"delta":{"content":' % event.index
+                self._before[event.index] = before
+            if usage is None and not self._token_ids and not scores:
+                chunks = before + _encode(event.text) + self._after
+            else:
+                ids = b',"token_ids":' + _encode(event.token_ids) if self._token_ids else b""
+                logprobs = _encode(self._scores.chat(scores)) if self._scores is not None and scores else b"null"
+                rest = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._tail(usage)
+                chunks = before + _encode(event.text) + rest
+        if event.finish_reason is not None:
+            chunks += self._head + b',"choices":[' + self._choice(event, self.nothing) + b"]" + self._tail(usage)
+        return chunks
+
+
+class ParsedChatChunks(ChatChunks):
+    """chat.completion.chunk events of outputs that hold more than content: reasoning and tool calls."""
+
+    def __init__(self, run: Run, output_format: OutputFormat) -> None:
+        super().__init__(run)
+        sequences, tokenizer = range(run.ready.valid.num_sequences), run.service.model.tokenizer
+        self._parsers = [MessageParser(output_format) for _ in sequences]
+        self._counters = [ReasoningCounter(output_format, tokenizer) for _ in sequences]
+        self._num_reasoning_tokens = [0 for _ in sequences]
+
+    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+        """As many chunks as the event has parts; empty if nothing is certain yet."""
+        index = event.index
+        parser = self._parsers[index]
+        self._num_reasoning_tokens[index] = self._counters[index].feed(event.token_ids)
+        self.run.record.num_reasoning_tokens = sum(self._num_reasoning_tokens)
+        parts = parser.feed(event.text)
+        if event.finish_reason is None and len(parts) == 1 and isinstance(parts[0], Content):
+            return super().event(replace(event, text=parts[0].text), usage)
+        reason = event.finish_reason
+        if reason is not None:
+            parts += parser.finish()
+            reason = parser.end(reason)
+            self.run.record.num_calling += reason == "tool_calls"
+        # What belongs to the tokens goes first, in a chunk without text; then the parts; then the end.
+        chunks = super().event(replace(event, text="", finish_reason=None), usage)
+        for part in parts:
+            if isinstance(part, Content):
+                chunks += super().event(SequenceEvent(index, part.text, []), usage)
+            else:
+                chunks += self.delta(index, _delta(part), usage)
+        if reason is not None:
+            end = SequenceEvent(index, "", [], reason, event.stop_reason)
+            chunks += super().event(end, usage)
+        return chunks
+
+
+def _delta(part: Part) -> bytes:
+    delta: dict[str, Any]
+    match part:
+        case Reasoning():
+            delta = {"reasoning": part.text, "reasoning_content": part.text}
+        case CallStart():
+            function = {"name": part.name, "arguments": ""}
+            delta = {
+                "tool_calls": [{"index": part.index, "id": part.call_id, "type": "function", "function": function}]
+            }
+        case CallArguments():
+            delta = {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+        case Content():
+            delta = {"content": part.text}
+    return _encode(delta)
 
 
 async def _whole(output_format: OutputFormat, run: Run) -> bytes:

@@ -1,23 +1,27 @@
 """POST /v1/completions"""
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
 
 from penstock.frontend import schema
-from penstock.frontend.api.chunks import CompletionChunks
 from penstock.frontend.api.logprobs import prompt_logprobs
-from penstock.frontend.api.run import Answer, Job, Prepared, Run, run
+from penstock.frontend.api.run import Answer, ChunkWriter, Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
+from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.engine.scores import mean_logprob
 from penstock.frontend.errors import InvalidRequest
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.validation.common import Rules
 from penstock.frontend.validation.completion import ValidCompletion, validate_completion
 from penstock.ipc.messages import TokenLogprobs
+
+_encode = msgspec.json.encode
 
 MAX_TOLD_TOKENS = 1 << 19
 """Of echoed prompts and their ids, in one answer."""
@@ -108,6 +112,60 @@ async def _whole(valid: ValidCompletion, prompts: list[_Prompt], run: Run) -> by
         )
 
     return await service.model.tokenizer.off_loop(write) if common.logprobs.asks else write()
+
+
+class CompletionChunks(ChunkWriter):
+    """text_completion events."""
+
+    id_prefix = "cmpl"
+    object_name = "text_completion"
+    nothing: ClassVar[dict[str, object]] = {"text": ""}
+
+    def __init__(self, run: Run, write_prompts: Callable[["CompletionChunks"], Awaitable[bytes]]) -> None:
+        """`write_prompts` makes the opening: what is told of the prompts, written by `prompt`."""
+        super().__init__(run)
+        self._write_prompts = write_prompts
+        self._starts: dict[int, int] = {}  # characters of an echoed prompt before a choice's output
+        self._after = b',"logprobs":null,"finish_reason":null}]' + self._no_usage
+
+    async def opening(self) -> bytes:
+        """What is told of the prompts."""
+        return await self._write_prompts(self)
+
+    def prompt(
+        self,
+        index: int,
+        text: str,
+        prompt_token_ids: list[int] | None,
+        logprobs: schema.CompletionLogprobs | None = None,
+    ) -> bytes:
+        """A choice's first chunk when its prompt is echoed, or its prompt's ids were asked for."""
+        self._starts[index] = len(text)
+        ids = b"" if prompt_token_ids is None else b',"prompt_token_ids":' + _encode(prompt_token_ids)
+        rest = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":null' + ids + b"}]" + self._no_usage
+        return self._start(index) + _encode(text) + rest
+
+    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+        """The chunk of an event; empty if there is nothing to show yet."""
+        if self._is_checked:
+            self._collect(event)
+        scores = event.scores if self._scores is not None else None
+        if event.finish_reason is None and usage is None and not self._token_ids and not scores:
+            return self._start(event.index) + _encode(event.text) + self._after if event.text else b""
+        if not (event.text or event.finish_reason or scores or (self._token_ids and event.token_ids)):
+            return b""
+        fields: dict[str, Any] = {"text": event.text}
+        if self._token_ids:
+            fields["token_ids"] = event.token_ids
+        if self._scores is not None and scores:
+            fields["logprobs"] = self._scores.completion(scores, self._starts.get(event.index, 0))
+        return self._head + b',"choices":[' + self._choice(event, fields) + b"]" + self._tail(usage)
+
+    def _start(self, index: int) -> bytes:
+        before = self._before.get(index)
+        if before is None:
+            before = self._before[index] = self._head + b',"choices":[{"index":%d,"text":' % index
+        return before
 
 
 async def _opening(run: Run, valid: ValidCompletion, prompts: list[_Prompt], chunks: CompletionChunks) -> bytes:

@@ -8,31 +8,37 @@ What is special to one kind of API is in the functions that `Job` and `Prepared`
 import asyncio
 import struct
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 import structlog
 from msgspec import UNSET
+from msgspec.structs import asdict
 
 from penstock.frontend import schema
 from penstock.frontend.api.logprobs import ScoreWriter
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.generation import Generation, OutputRules, SequenceEvent, StopReason
 from penstock.frontend.engine.scores import ShownToken
-from penstock.frontend.errors import ApiError, from_exception
+from penstock.frontend.errors import ApiError, InvalidRequest, UnsupportedParameter, from_exception
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.exchange import exceeded
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
-from penstock.frontend.grammars.reader import GrammarSource
-from penstock.frontend.validation.common import Rules, ValidRequest
-from penstock.frontend.validation.ready import ReadyRequest
-from penstock.ipc.messages import AddRequest
+from penstock.frontend.grammars.reader import Grammar, GrammarSource
+from penstock.frontend.text.tokenizer import TextTokenizer
+from penstock.frontend.validation.common import Rules, ValidLogprobs, ValidRequest, check_drawable
+from penstock.ipc.messages import AddRequest, SamplingParams
 
 log = structlog.get_logger()
 
 Q = TypeVar("Q")
+
+_encode = msgspec.json.encode
+
+MAX_PROMPT_LOGPROBS = 1 << 19
+"""Of all prompts of a request, best ones included: some 50 MB and a second of work while the answer is written."""
 
 FIRST_TOKEN_WAIT_SECONDS = 1.0
 """How long a stream's status line waits, so that a refusal by the engine can still be a status code."""
@@ -68,6 +74,16 @@ class Answer:
     stop_reason: StopReason = None
     scores: list[ShownToken] = field(default_factory=list)
     schema_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRequest:
+    """All that the engine is to be told of a request."""
+
+    valid: ValidRequest
+    prompts: list[list[int]]
+    sampling: list[SamplingParams]  # of each prompt
+    grammar: Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +167,71 @@ class Run:
         record.finish_reasons = reasons + ["abort"] * (generation.num_sequences - len(reasons))
 
 
+class ChunkWriter:
+    """What the streams of chats and completions share: as little work per token as possible.
+
+    Everything but a chunk's text is the same for all chunks of a sequence, so it is encoded once; a chunk
+    is then prefix + text as JSON + suffix.
+    """
+
+    id_prefix: ClassVar[str]
+    object_name: ClassVar[str]
+    nothing: ClassVar[dict[str, object]]  # of a choice without news
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        valid = run.ready.valid
+        head = {
+            "id": f"{self.id_prefix}-{run.record.request_id}",
+            "object": self.object_name,
+            "created": int(time.time()),
+            "model": valid.model,
+            "system_fingerprint": run.service.fingerprint,
+        }
+        self._head = sse.PREFIX + _encode(head)[:-1]  # without the closing brace
+        self._no_usage = b',"usage":null}' + sse.SUFFIX if valid.include_usage else b"}" + sse.SUFFIX
+        self._token_ids = valid.return_token_ids
+        self._scores = run.score_writer()  # None: nobody asked for them
+        self._before: dict[int, bytes] = {}  # what stands before a choice's text
+        self._is_checked = bool(run.ready.grammar.checked_schema)
+        self._texts: dict[int, list[str]] = {}
+        self._finish_reasons: dict[int, str] = {}
+
+    def _collect(self, event: SequenceEvent) -> None:
+        """Take down what goes out: at the end it is checked, because not all of its form could be enforced."""
+        self._texts.setdefault(event.index, []).append(event.text)
+        if event.finish_reason is not None:
+            self._finish_reasons[event.index] = event.finish_reason
+
+    def _choice(self, event: SequenceEvent, fields: Mapping[str, object]) -> bytes:
+        """A choice with its end, if it has come to it."""
+        choice = {"index": event.index, "logprobs": None, **fields, "finish_reason": event.finish_reason}
+        if event.finish_reason is not None:
+            choice["stop_reason"] = event.stop_reason
+        return _encode(choice)
+
+    def _tail(self, usage: schema.Usage | None) -> bytes:
+        return self._no_usage if usage is None else b',"usage":' + _encode(usage) + b"}" + sse.SUFFIX
+
+    async def end(self, usage: schema.Usage | None) -> bytes:
+        """The mark of a complete stream.
+
+        Before it a chunk for each finished text that does not match its schema; if it is wanted, one with usage.
+        """
+        end = b""
+        for index, reason in sorted(self._finish_reasons.items()):
+            if wrong := await self.run.schema_error("".join(self._texts[index]), reason):
+                choice = {"index": index, **self.nothing, "logprobs": None, "finish_reason": None}
+                end += self._head + b',"choices":[' + _encode(choice | {"schema_error": wrong}) + b"]" + self._no_usage
+        if usage is not None:
+            end += self._head + b',"choices":[],"usage":' + _encode(usage) + b"}" + sse.SUFFIX
+        return end + sse.DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that fails."""
+        return sse.error_event(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What is to be computed, and how the answer is written."""
@@ -192,7 +273,7 @@ async def run(
     del body, request  # they may be large
     with service.reserve(record, job.valid, num_bytes, job.num_prompts):
         prepared = await job.prepare()
-        ready = await service.make_ready(job.valid, prepared.prompts, record, prepared.grammar)
+        ready = await make_ready(service, job.valid, prepared.prompts, record, prepared.grammar)
         shown, is_prompt_only = prepared.shown, prepared.is_prompt_only
         task = submit(service, record, ready, shown=shown, is_prompt_only=is_prompt_only)
     del job  # so may be its conversation, and the generation takes its time
@@ -208,6 +289,70 @@ async def run(
     except BaseException:  # also a cancellation: the client has left
         task.finish()
         raise
+
+
+async def make_ready(
+    service: Service, valid: ValidRequest, prompts: list[list[int]], record: RequestRecord, source: GrammarSource | None
+) -> ReadyRequest:
+    """Fit what a client asked for to its prompts, and read its grammar.
+
+    What the client should be warned of is noted; if requests are strict here, the first warning refuses the request.
+
+    Raises:
+        ContextLengthExceeded: if a prompt is too long.
+        InvalidParameter: if nothing is left to draw.
+        InvalidRequest: if the grammar cannot be used, or too much is to be told of the prompts.
+        UnsupportedParameter: if requests are strict and there is something to warn of.
+        Overloaded: if too many grammars wait to be read.
+    """
+    grammar = Grammar() if source is None else await service.grammars.read(source, record.tenant)
+    warnings, is_strict = record.warnings, service.config.frontend.strict_requests
+    _check_prompt_size(valid.logprobs, prompts, valid.n)
+    warnings += (*valid.warnings, *grammar.warnings)
+    if is_strict and warnings:
+        raise UnsupportedParameter(warnings[0], param=warnings[0].partition(":")[0])
+    bad_words = bad_word_tokens(valid.bad_words, service.model.tokenizer) if valid.bad_words else ()
+    check_drawable(valid.sampling, bad_words)
+    fields = asdict(valid.sampling) | {
+        "bad_words": bad_words,
+        "grammar": grammar.text,
+        "grammar_bytes": grammar.num_bytes,
+    }
+    limits = [valid.max_tokens_after(len(prompt), is_strict=is_strict) for prompt in prompts]
+    for limit in limits:
+        if valid.max_tokens is not None and limit < valid.max_tokens:
+            field, asked = valid.max_tokens_field, valid.max_tokens
+            warnings.append(f"{field}: {limit} in place of {asked}, for more the context has no room")
+    sampling = [SamplingParams(max_tokens=limit, **fields) for limit in limits]
+    return ReadyRequest(valid, prompts, sampling, grammar)
+
+
+def _check_prompt_size(asked: ValidLogprobs, prompts: list[list[int]], n: int) -> None:
+    """Refuse to tell more of prompts than one answer should hold."""
+    num_best = max(asked.prompt, asked.echo)
+    total = sum(map(len, prompts)) * (1 + num_best) * n
+    if num_best >= 0 and total > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"log-probabilities of prompts: {total} are asked for ({1 + num_best} for each token of each choice), "
+            f"at most {MAX_PROMPT_LOGPROBS} are told in one answer"
+        )
+
+
+def bad_word_tokens(words: tuple[str, ...], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that spell bad words, at the start of a text and behind a space.
+
+    As in vLLM: the second spelling counts if it differs in its first token but not in length. Other spellings of
+    the same text by other tokens are not found.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
+        spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
+        if bare:
+            found[bare] = None
+        if spaced and (not bare or (spaced[0] != bare[0] and len(spaced) == len(bare))):
+            found[spaced] = None
+    return tuple(found)
 
 
 def submit(

@@ -21,9 +21,8 @@ from penstock.frontend.errors import InvalidParameter, ShuttingDown
 from penstock.frontend.exchange.access import Access
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import RequestRecord
-from penstock.frontend.grammars.reader import Grammar, GrammarReader, GrammarSource
+from penstock.frontend.grammars.reader import GrammarReader
 from penstock.frontend.validation.common import Rules, ValidRequest
-from penstock.frontend.validation.ready import ReadyRequest, make_ready
 from penstock.ipc.version import VERSION
 
 log = structlog.get_logger()
@@ -159,19 +158,6 @@ class Service:
             record.num_added_seqs = num_seqs - 1
         num_tokens = min(num_bytes, num_prompts * (self.max_model_len or num_bytes))
         return self.engine.queue.reserve(num_seqs, num_tokens * valid.num_sequences, record.tenant)
-
-    async def make_ready(
-        self, valid: ValidRequest, prompts: list[list[int]], record: RequestRecord, grammar: GrammarSource | None
-    ) -> ReadyRequest:
-        """The request with these prompts, and with its grammar read.
-
-        Raises:
-            InvalidRequest: if the grammar cannot be used, a prompt is too long, or nothing is left to draw.
-            Overloaded: if too many grammars wait to be read.
-        """
-        read = Grammar() if grammar is None else await self.grammars.read(grammar, record.tenant)
-        is_strict = self.config.frontend.strict_requests
-        return make_ready(valid, prompts, read, self.model.tokenizer, record.warnings, is_strict=is_strict)
 
     def rules(self) -> Rules:
         """This server's limits, and the model's facts as far as the engine has told them."""
