@@ -87,6 +87,7 @@ class TinkerLayer(NamedTuple):
 
 class TinkerModel:
     kernels = "torch"
+    can_be_captured = False
 
     def __init__(self, config: TinkerConfig, embedding: Embedding, positions: Tensor, layers: list[TinkerLayer]):
         self.config = config
