@@ -1,7 +1,6 @@
 """Admission: which waiting sequences enter a row in this step. It never preempts anybody."""
 
-from penstock.core.kv.kv_pages import KVPages
-from penstock.core.kv.prefix_start import Start, find_start, is_sibling_ready
+from penstock.core.kv.kv_pages import KVPages, Start, find_start, is_sibling_ready
 from penstock.core.scheduling.grammar_gate import GrammarGate
 from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.stats import Totals

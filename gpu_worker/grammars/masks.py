@@ -46,29 +46,30 @@ class Grammars:
         self.store = GrammarStore(checkpoint)
         self._vocab_size = vocab_size
         self._device = device
-        self._rows: dict[int, GrammarRow] = {}
+        self.rows: dict[int, GrammarRow] = {}
+        """Usually empty: then a step has nothing to begin, to mask or to expect."""
         self._filler: _Filler | None = None
         self._asked: list[tuple[int, GrammarRow]] = []  # for the step being launched: sampling index, row
 
     def clear(self) -> None:
         """Forget all rows' grammars, and all prepared ones."""
-        self._rows.clear()
+        self.rows.clear()
         self.store.clear()
 
     def apply(self, plan: StepPlan) -> None:
         """Apply a plan's freed and new rows."""
-        if self._rows and plan.freed_rows:
+        if self.rows and plan.freed_rows:
             for row in np.frombuffer(plan.freed_rows, dtype=np.int32).tolist():
-                self._rows.pop(row, None)
+                self.rows.pop(row, None)
         for new in plan.new_rows:
             if new.grammar_id:
                 self._enter(new)
-            elif self._rows:
-                self._rows.pop(new.row, None)
+            elif self.rows:
+                self.rows.pop(new.row, None)
 
     def has(self, row: int) -> bool:
         """Whether a row follows a grammar."""
-        return row in self._rows
+        return row in self.rows
 
     def begin(self, rows: IntArray) -> None:
         """Start filling the masks of a step; call this before its forward pass.
@@ -76,9 +77,7 @@ class Grammars:
         Args:
             rows: int[S], the rows that sample.
         """
-        if not self._rows:
-            return
-        self._asked = [(i, self._rows[row]) for i, row in enumerate(rows.tolist()) if row in self._rows]
+        self._asked = [(i, self.rows[row]) for i, row in enumerate(rows.tolist()) if row in self.rows]
         if self._asked:
             assert self._filler is not None
             self._filler.fill(self._asked, self._vocab_size)
@@ -107,7 +106,7 @@ class Grammars:
             self._filler = _Filler()
         outputs = np.frombuffer(new.token_ids, dtype=np.int32)[new.num_prompt_tokens :].tolist()
         row = GrammarRow(self.store.get(new.grammar_id), new.sampling, outputs)
-        self._rows[new.row] = row
+        self.rows[new.row] = row
         self._filler.prepare(row)
 
 

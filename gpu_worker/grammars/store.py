@@ -100,11 +100,8 @@ class GrammarStore:
         self._num_pending = 0
         self._thread: threading.Thread | None = None
         self._epoch = 0
-
-    @property
-    def is_preparing(self) -> bool:
+        self.is_preparing = False
         """Whether there is something to take, now or soon."""
-        return bool(self._num_pending or self._prepared)
 
     @property
     def num_known(self) -> int:
@@ -116,10 +113,12 @@ class GrammarStore:
         self._epoch += 1
         self._live.clear()
         self._prepared.clear()
+        self.is_preparing = self._num_pending > 0
         self._forget_idle()
 
     def prepare(self, message: PrepareGrammar) -> None:
         """Start preparing a grammar."""
+        self.is_preparing = True
         text = message.grammar
         known = self._known.get(text)
         if known is not None and known.num_copies < MAX_COPIES:
@@ -155,6 +154,7 @@ class GrammarStore:
                 self._prepared.append(GrammarPrepared(made.grammar_id, made.error))
             self._forget_idle()
         prepared, self._prepared = self._prepared, []
+        self.is_preparing = self._num_pending > 0
         return prepared
 
     def get(self, grammar_id: int) -> Prototype | None:

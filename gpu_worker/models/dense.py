@@ -64,7 +64,8 @@ class DenseModel:
         self.rope.prepare(device, num_rows, max_model_len)
 
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
-        self.rope.set_row(row, num_prompt_tokens)
+        if self.rope.table is None:
+            self.rope.set_row(row, num_prompt_tokens)
 
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
         config, eps = self.config, self.config.rms_norm_eps

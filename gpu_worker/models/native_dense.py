@@ -96,7 +96,8 @@ class NativeDenseModel:
         self._rope.prepare(device, num_rows, max_model_len)
 
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
-        self._rope.set_row(row, num_prompt_tokens)
+        if self._rope.table is None:
+            self._rope.set_row(row, num_prompt_tokens)
 
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
         """fp32[T, H]."""

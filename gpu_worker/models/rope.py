@@ -95,10 +95,9 @@ class Rope:
             self.table = cos_sin_table(self._config, self._head_dim, max_model_len + 1).to(device.torch_device)
 
     def set_row(self, row: int, num_prompt_tokens: int) -> None:
-        """A sequence enters a row."""
-        if self.table is None:
-            frequencies = inverse_frequencies(self._config, self._head_dim, num_prompt_tokens)
-            self._row_frequencies[row] = self._device.upload(frequencies.numpy())
+        """A sequence enters a row: the row's own frequencies, for the kind without a table."""
+        frequencies = inverse_frequencies(self._config, self._head_dim, num_prompt_tokens)
+        self._row_frequencies[row] = self._device.upload(frequencies.numpy())
 
     def for_step(self, positions: Tensor, rows: Tensor, query_start_loc: Tensor) -> Rotation:
         """The angles of a step.

@@ -15,7 +15,7 @@ import torch
 from penstock.gpu_worker.devices.device import Device, IntArray
 from penstock.gpu_worker.state.token_limits import TokenLimits
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
-from penstock.kernels.native.sampler import NativeSampler
+from penstock.kernels.native.library import NativeSampler
 from penstock.kernels.row_updates import write_runs
 from penstock.kernels.sampling import SamplingNeeds, SamplingState
 
@@ -82,7 +82,8 @@ class RowState:
             self._needs[freed] = False
             if self.has_logprobs:
                 self._forget_logprobs(freed)
-            self._token_limits.free(freed.tolist())
+            if self._token_limits.rows:
+                self._token_limits.free(freed.tolist())
         if plan.new_rows:
             self._enter(plan.new_rows)
         if plan.window_pages:
@@ -122,7 +123,7 @@ class RowState:
 
     def limit_tokens(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> None:
         """Mask what a row must not sample; logits [S, V] are changed. The other arguments are those of `needs`."""
-        if self._token_limits:
+        if self._token_limits.rows:
             self._token_limits.apply(logits, rows.tolist(), positions.tolist(), self.token_ids)
 
     def _forget_logprobs(self, rows: IntArray | slice) -> None:
@@ -154,7 +155,8 @@ class RowState:
         self.num_prompt_tokens[rows] = [new.num_prompt_tokens for new in new_rows]
         if any(params.num_logprobs >= 0 or params.prompt_logprobs >= 0 for params in sampling):
             self.has_logprobs = True
-        self._token_limits.enter(new_rows)
+        if self._token_limits.rows or any(params.allowed_token_ids or params.bad_words for params in sampling):
+            self._token_limits.enter(new_rows)
 
     def _write_lists(self, rows: npt.NDArray[np.int32], sampling: Sequence[SamplingParams]) -> None:
         """Stop ids and logit biases: rare and ragged, so the tables grow in width when a row needs it."""

@@ -34,28 +34,26 @@ class TokenLimits:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._rows: dict[int, _Limits] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._rows)
+        self.rows: dict[int, _Limits] = {}
+        """Usually empty: then there is nothing to free, and nothing to apply."""
 
     def clear(self) -> None:
         """Forget all limits."""
-        self._rows.clear()
+        self.rows.clear()
 
     def free(self, rows: Iterable[int]) -> None:
         """These rows no longer hold a sequence."""
-        if self._rows:
+        if self.rows:
             for row in rows:
-                self._rows.pop(row, None)
+                self.rows.pop(row, None)
 
     def enter(self, new_rows: Iterable[NewRow]) -> None:
         """Record the limits of new sequences."""
         for new in new_rows:
             params = new.sampling
-            self._rows.pop(new.row, None)
+            self.rows.pop(new.row, None)
             if params.bad_words or params.allowed_token_ids:
-                self._rows[new.row] = self._limits(params, new.num_prompt_tokens)
+                self.rows[new.row] = self._limits(params, new.num_prompt_tokens)
 
     def apply(self, logits: Tensor, rows: Iterable[int], positions: Iterable[int], token_ids: Tensor) -> None:
         """Set forbidden tokens to minus infinity.
@@ -67,7 +65,7 @@ class TokenLimits:
             token_ids: int32[R, L], all rows' tokens by position.
         """
         for i, (row, position) in enumerate(zip(rows, positions, strict=True)):
-            limits = self._rows.get(row)
+            limits = self.rows.get(row)
             if limits is None:
                 continue
             if limits.allowed is not None:

@@ -10,7 +10,6 @@ from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.input_batch import HostBatch
-from penstock.ipc.messages import StepResult
 from penstock.kernels.top_logprobs import token_ranks, top_logprobs
 
 _LOGITS_BYTES = 64 << 20
@@ -28,13 +27,6 @@ class TokenScores(NamedTuple):
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """All parts as int32, in the order in which they are sent."""
         return self.token_ids, self.logprobs.view(torch.int32), self.ranks
-
-
-class StepOutput(NamedTuple):
-    """Everything that a step sends to the host, as int32."""
-
-    values: Tensor  # int32[sum of the sizes]
-    sizes: tuple[int, ...] = ()  # bytes of each part, as in `StepResult` without its times; empty: only token ids
 
 
 def score(logits: Tensor, token_ids: Tensor, num_best: int) -> TokenScores:
@@ -84,39 +76,3 @@ def prompt_scores(
         for i in range(0, num_tokens, size)
     ]
     return TokenScores(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-
-
-def pack(tokens: Tensor | None, drawn: TokenScores | None, prompt: TokenScores | None) -> StepOutput | None:
-    """Put a step's results into one tensor, so that one transfer is enough."""
-    if drawn is None and prompt is None:
-        return None if tokens is None else StepOutput(tokens)
-    like = drawn or prompt
-    assert like is not None
-    nothing = like.ranks[:0]
-    parts = [
-        nothing if tokens is None else tokens,
-        *((nothing,) * 3 if drawn is None else drawn.parts),
-        *((nothing,) * 3 if prompt is None else prompt.parts),
-    ]
-    return StepOutput(torch.cat([part.flatten() for part in parts]), tuple(4 * part.numel() for part in parts))
-
-
-def make_result(step_id: int, values: bytes, sizes: tuple[int, ...], forward_us: int, idle_us: int) -> StepResult:
-    """Split what `pack` joined, on the host."""
-    if not sizes:
-        return StepResult(step_id, values, forward_us, idle_us)
-    ends = np.cumsum(sizes).tolist()
-    tokens, *drawn_and_prompt = (values[end - size : end] for size, end in zip(sizes, ends, strict=True))
-    ids, logprobs, ranks, prompt_ids, prompt_logprobs, prompt_ranks = drawn_and_prompt
-    return StepResult(
-        step_id,
-        tokens,
-        forward_us,
-        idle_us,
-        logprob_ids=ids,
-        logprobs=logprobs,
-        logprob_ranks=ranks,
-        prompt_logprob_ids=prompt_ids,
-        prompt_logprobs=prompt_logprobs,
-        prompt_logprob_ranks=prompt_ranks,
-    )

@@ -1,16 +1,13 @@
 """One step: apply the plan to the row state, run the model, sample, start copying the tokens to the host."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.core.checkpoint.source import Checkpoint
-from penstock.gpu_worker.devices.device import Device, Download, Graphs, Mark
+from penstock.gpu_worker.devices.device import Device, Graphs, Mark
 from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool
@@ -18,40 +15,10 @@ from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.cuda_graphs import DecodeGraphs
 from penstock.gpu_worker.steps.drafts import Drafts
 from penstock.gpu_worker.steps.input_batch import HostBatch, SamplingRows, host_batch, make_inputs
-from penstock.gpu_worker.steps.logprobs import StepOutput, TokenScores, make_result, pack, prompt_scores, score
-from penstock.gpu_worker.steps.undrawn import drawn_tokens
-from penstock.ipc.messages import RowError, StepPlan, StepResult
+from penstock.gpu_worker.steps.logprobs import TokenScores, prompt_scores, score
+from penstock.gpu_worker.steps.results import PendingStep, StepOutput, pack
+from penstock.ipc.messages import RowError, StepPlan
 from penstock.kernels.sampling import sample
-
-
-class PendingStep(NamedTuple):
-    """A launched step whose tokens are on their way."""
-
-    step_id: int
-    output: Download | None  # None if there is no output: only the end of the step matters
-    sizes: tuple[int, ...]  # of the output's parts, as `logprobs.make_result` takes them
-    began: Mark
-    ended: Mark
-    ended_before: Mark | None  # the end of the step before
-    row_errors: tuple[RowError, ...] = ()
-    finish: Callable[[StepResult, tuple[RowError, ...]], StepResult] | None = None  # for a step with drafts
-
-    def is_ready(self) -> bool:
-        """Whether `result` would return immediately."""
-        return self.ended.is_passed() if self.output is None else self.output.is_ready()
-
-    def result(self) -> StepResult:
-        """The step's result; blocks until the device has computed it."""
-        self.ended.wait()
-        values = b"" if self.output is None else self.output.wait()
-        num_idle_us = 0 if self.ended_before is None else self.began.us_since(self.ended_before)
-        result = make_result(self.step_id, values, self.sizes, self.ended.us_since(self.began), num_idle_us)
-        if self.finish is not None:
-            return self.finish(result, self.row_errors)
-        token_ids, undrawn = drawn_tokens(result.token_ids)
-        if self.row_errors or undrawn:
-            return replace(result, token_ids=token_ids, row_errors=self.row_errors + undrawn)
-        return result
 
 
 class ModelRunner:
@@ -109,7 +76,8 @@ class ModelRunner:
         """Do the host's part of a plan; on a GPU this returns before the device is done."""
         began, ended_before = self._device.mark(), self._ended
         self._state.apply(plan)
-        self._grammars.apply(plan)
+        if self._grammars.rows or any(new.grammar_id for new in plan.new_rows):
+            self._grammars.apply(plan)
         for new in plan.new_rows:
             self._model.enter_row(new.row, new.num_prompt_tokens)
         if plan.copy_src:
@@ -122,7 +90,8 @@ class ModelRunner:
         self._ended = self._device.mark()
         download = None if output is None else self._device.download(output.values)
         if download is not None:
-            self._grammars.expect(download)
+            if self._grammars.rows:
+                self._grammars.expect(download)
             if drafted is not None:
                 drafted.download = download
                 finish = partial(self._drafts.finish, drafted)
@@ -142,7 +111,7 @@ class ModelRunner:
             return None, ()
         prompt, sampling = None, None
         if self._whole_step is not None and self._is_whole(batch, self._whole_step.max_tokens):
-            self._grammars.begin(batch.rows[batch.sample_idx])
+            self._begin_masks(batch)
             logits = self._whole_step.compute(batch.rows, batch.start, batch.num_new, batch.sample_idx)
         else:
             hidden, sampling, prompt = self._forward(batch)
@@ -152,6 +121,10 @@ class ModelRunner:
         tokens, drawn, row_errors = self._sample(logits, batch, sampling)
         return pack(tokens, drawn, prompt), row_errors
 
+    def _begin_masks(self, batch: HostBatch) -> None:
+        if self._grammars.rows:
+            self._grammars.begin(batch.rows[batch.sample_idx])
+
     def _is_whole(self, batch: HostBatch, max_tokens: int) -> bool:
         """Whether a step can be one call: no row needs hidden states in between, and it is not too long."""
         return not self._state.has_logprobs and int(batch.num_new.sum()) <= max_tokens
@@ -159,10 +132,10 @@ class ModelRunner:
     def _forward(self, batch: HostBatch) -> tuple[Tensor, SamplingRows, TokenScores | None]:
         """Hidden states [S, H] of the rows that sample, where their tokens go, and scores of prompt tokens."""
         if self._graphs is not None and self._graphs.covers(batch):
-            self._grammars.begin(batch.rows[batch.sample_idx])
+            self._begin_masks(batch)
             return *self._graphs.replay(batch), None
         inputs, sampling = make_inputs(batch, self._state, self._device, self._page_size)
-        self._grammars.begin(batch.rows[batch.sample_idx])  # not earlier: two Python threads at once are slow
+        self._begin_masks(batch)  # not earlier: two Python threads at once are slow
         hidden = self._model.forward(inputs, self._kv)
         prompt = None
         if self._state.has_logprobs:
@@ -187,7 +160,7 @@ class ModelRunner:
         if asking.shape[0]:
             index = self._device.upload(asking)
             raw = logits.index_select(0, index)  # a copy, because sampling changes the logits
-        row_errors = self._grammars.mask(logits)
+        row_errors = self._grammars.mask(logits) if self._grammars.rows else ()
         state.limit_tokens(logits, rows, positions)
         if state.native_sampler is not None and state.native_sampler.takes(logits):
             tokens = state.native_sampler.draw(logits, rows, positions)

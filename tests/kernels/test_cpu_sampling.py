@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.native import build
-from penstock.kernels.native.library import Library
-from penstock.kernels.native.sampler import NativeSampler
+from penstock.kernels.native.library import Library, NativeSampler
 from penstock.kernels.philox import gumbel_from_words, philox_reference, philox_words
 from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT, SamplingNeeds, SamplingState, sample, sample_reference
 from penstock.kernels.top_logprobs import token_ranks, top_logprobs, top_logprobs_reference

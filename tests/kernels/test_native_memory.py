@@ -14,8 +14,7 @@ from torch import Tensor
 
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.kernels.native import build
-from penstock.kernels.native.library import Library
-from penstock.kernels.native.sampler import NativeSampler
+from penstock.kernels.native.library import Library, NativeSampler
 from penstock.kernels.sampling import SamplingNeeds, sample
 from tests.kernels.test_cpu_sampling import make_state
 from tests.kernels.test_native import World, dense_config, in_chunks, weights

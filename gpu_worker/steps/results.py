@@ -1,0 +1,108 @@
+"""What a step sends to the host, in one buffer, and the result that is made of it there."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from penstock.gpu_worker.devices.device import Download, Mark
+from penstock.gpu_worker.steps.logprobs import TokenScores
+from penstock.ipc.messages import RowError, StepResult
+from penstock.kernels.sampling_state import NOT_FINITE, NOTHING_LEFT
+
+_REASONS = {
+    NOT_FINITE: "the model's logits are not finite numbers: its weights are damaged, or --dtype is too narrow for it",
+    NOTHING_LEFT: "all of the model's logits are minus infinity, possibly because of the request's limits on tokens",
+}
+
+
+class StepOutput(NamedTuple):
+    """Everything that a step sends to the host, as int32."""
+
+    values: Tensor  # int32[sum of the sizes]
+    sizes: tuple[int, ...] = ()  # bytes of each part, as in `StepResult` without its times; empty: only token ids
+
+
+def pack(tokens: Tensor | None, drawn: TokenScores | None, prompt: TokenScores | None) -> StepOutput | None:
+    """Put a step's results into one tensor, so that one transfer is enough."""
+    if drawn is None and prompt is None:
+        return None if tokens is None else StepOutput(tokens)
+    like = drawn or prompt
+    assert like is not None
+    nothing = like.ranks[:0]
+    parts = [
+        nothing if tokens is None else tokens,
+        *((nothing,) * 3 if drawn is None else drawn.parts),
+        *((nothing,) * 3 if prompt is None else prompt.parts),
+    ]
+    return StepOutput(torch.cat([part.flatten() for part in parts]), tuple(4 * part.numel() for part in parts))
+
+
+class PendingStep(NamedTuple):
+    """A launched step whose tokens are on their way."""
+
+    step_id: int
+    output: Download | None  # None if there is no output: only the end of the step matters
+    sizes: tuple[int, ...]  # of the output's parts, as `make_result` takes them
+    began: Mark
+    ended: Mark
+    ended_before: Mark | None  # the end of the step before
+    row_errors: tuple[RowError, ...] = ()
+    finish: Callable[[StepResult, tuple[RowError, ...]], StepResult] | None = None  # for a step with drafts
+
+    def is_ready(self) -> bool:
+        """Whether `result` would return immediately."""
+        return self.ended.is_passed() if self.output is None else self.output.is_ready()
+
+    def result(self) -> StepResult:
+        """The step's result; blocks until the device has computed it."""
+        self.ended.wait()
+        values = b"" if self.output is None else self.output.wait()
+        num_idle_us = 0 if self.ended_before is None else self.began.us_since(self.ended_before)
+        result = make_result(self.step_id, values, self.sizes, self.ended.us_since(self.began), num_idle_us)
+        if self.finish is not None:
+            return self.finish(result, self.row_errors)
+        token_ids, undrawn = drawn_tokens(result.token_ids)
+        if self.row_errors or undrawn:
+            return replace(result, token_ids=token_ids, row_errors=self.row_errors + undrawn)
+        return result
+
+
+def make_result(step_id: int, values: bytes, sizes: tuple[int, ...], forward_us: int, idle_us: int) -> StepResult:
+    """Split what `pack` joined, on the host."""
+    if not sizes:
+        return StepResult(step_id, values, forward_us, idle_us)
+    ends = np.cumsum(sizes).tolist()
+    tokens, *drawn_and_prompt = (values[end - size : end] for size, end in zip(sizes, ends, strict=True))
+    ids, logprobs, ranks, prompt_ids, prompt_logprobs, prompt_ranks = drawn_and_prompt
+    return StepResult(
+        step_id,
+        tokens,
+        forward_us,
+        idle_us,
+        logprob_ids=ids,
+        logprobs=logprobs,
+        logprob_ranks=ranks,
+        prompt_logprob_ids=prompt_ids,
+        prompt_logprobs=prompt_logprobs,
+        prompt_logprob_ranks=prompt_ranks,
+    )
+
+
+def drawn_tokens(token_ids: bytes) -> tuple[bytes, tuple[RowError, ...]]:
+    """Separate a step's tokens from the codes in place of missing ones.
+
+    Args:
+        token_ids: int32[S], of the sampling rows, as `kernels.sampling.sample` returns them.
+
+    Returns:
+        (int32[S], with 0 where there is no token; an error for each such row).
+    """
+    tokens = np.frombuffer(token_ids, dtype=np.int32)
+    if not tokens.shape[0] or tokens.min() >= 0:
+        return token_ids, ()
+    errors = [RowError(i, _REASONS[int(tokens[i])], "invalid_logits") for i in np.flatnonzero(tokens < 0).tolist()]
+    return tokens.clip(min=0).tobytes(), tuple(errors)
