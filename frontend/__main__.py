@@ -20,13 +20,13 @@ from penstock.ipc.parent import Parent, Word
 
 
 def main() -> int:
-    """Run one frontend to its end; the exit code."""
+    """Run one frontend to its end; return the exit code."""
     argv = sys.argv[1:]
     config = process.inherited_config(argv, Config, may_say_goodbye=True)
     index = int(process.options_of(argv).get("--index", "0"))
     name = f"penstock-frontend-{index}"
     process.begin(name, config.log.log_level, config.log.log_format)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # requests are the parallelism
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # requests run in parallel already
     listeners = []
     for host, port in addresses(config.frontend):
         try:
@@ -50,7 +50,7 @@ async def _run(config: Config, name: str, listeners: list[socket.socket], argv: 
         board = MetricsBoard(int(shared), int(arguments["--index"]), config.frontend.num_frontends)
     server: Server
     loop = asyncio.get_running_loop()
-    process.on_hangup(loop, lambda: server.reload())  # when the loop runs on: the server is there by then
+    process.on_hangup(loop, lambda: server.reload())  # called while the loop runs: the server exists by then
     server = Server(config, name, board)
     parent = Parent.of(argv)
 
@@ -61,7 +61,7 @@ async def _run(config: Config, name: str, listeners: list[socket.socket], argv: 
         loop.add_signal_handler(number, end)
     await server.start(*listeners, on_ready=lambda: parent.tell(Word.READY))
     alive = asyncio.create_task(parent.keep_telling(config.ipc.heartbeat_interval))
-    gc.freeze()  # what was loaded stays: the collector need not look at it again between two requests
+    gc.freeze()  # loaded objects stay: the collector need not scan them between requests
     await server.stopped.wait()
     await server.close()
     alive.cancel()

@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a request, as a table of kinds, and the one place that maps it to HTTP.
+"""Every way in which a request can fail, as a table of error kinds, and the only place that maps them to HTTP.
 
 Before the first byte of an answer an error is a status and a JSON body; after it, the same JSON body
 is a server-sent event (see `sse.py`). Messages name the limit and the value that exceeded it.
@@ -10,12 +10,12 @@ import msgspec
 
 
 class ApiError(Exception):
-    """Base of all kinds, which say what differs; `message` is written for the client."""
+    """Base of all kinds, which define what differs; `message` is written for the client."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
-    may_retry: ClassVar[bool] = True  # as far as the status says so; False: clients are told not to
+    may_retry: ClassVar[bool] = True  # as the status suggests; False: clients are told not to
 
     def __init_subclass__(cls, **facts: str | int | bool) -> None:
         for name, value in facts.items():
@@ -26,7 +26,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after  # seconds
-        self.headers: dict[str, str] = {}  # that go with the answer, beside those of its kind
+        self.headers: dict[str, str] = {}  # sent with the answer, in addition to those of its kind
 
 
 class InvalidRequest(ApiError, status=400, type="invalid_request_error", code="invalid_request"):
@@ -38,11 +38,11 @@ class MalformedBody(InvalidRequest, code="malformed_body"):
 
 
 class MalformedRequest(InvalidRequest, code="malformed_request"):
-    """The head of the request is not as HTTP wants it; the connection ends with the answer."""
+    """The head of the request is not valid HTTP; the connection ends with the answer."""
 
 
 class TooManyValues(InvalidRequest, code="too_many_values"):
-    """The body, or a JSON text in it, holds more values than are taken."""
+    """The body, or a JSON text in it, has more values than are accepted."""
 
 
 class InvalidParameter(InvalidRequest, code="invalid_value"):
@@ -50,7 +50,7 @@ class InvalidParameter(InvalidRequest, code="invalid_value"):
 
 
 class UnsupportedParameter(InvalidRequest, code="unsupported_parameter"):
-    """A field that is known but not honoured; refused, so that nobody believes that it had an effect."""
+    """A field that is known but not supported; refused, so that nobody believes that it had an effect."""
 
 
 class ContextLengthExceeded(InvalidRequest, code="context_length_exceeded"):
@@ -62,7 +62,7 @@ class TemplateFailed(InvalidRequest, code="chat_template_error"):
 
 
 class GrammarFailed(InvalidRequest, code="grammar_error"):
-    """The grammar that the output must match leaves no next token."""
+    """The output's grammar leaves no next token."""
 
 
 class RouteNotFound(InvalidRequest, status=404, code="not_found"):
@@ -74,11 +74,11 @@ class ModelNotFound(InvalidRequest, status=404, code="model_not_found"):
 
 
 class ResponseNotFound(InvalidRequest, status=404, code="response_not_found"):
-    """No response of that id is stored here, or not any more."""
+    """There is no response with this id, or it is no longer stored."""
 
 
 class PreviousResponseNotFound(InvalidRequest, code="previous_response_not_found"):
-    """The response to go on from is not stored here, or not any more."""
+    """The response to continue from is not stored, or no longer."""
 
 
 class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"):
@@ -94,11 +94,11 @@ class UnsupportedMediaType(InvalidRequest, status=415, code="unsupported_media_t
 
 
 class InvalidApiKey(InvalidRequest, status=401, code="invalid_api_key"):
-    """No key, or none that is known."""
+    """No API key, or an unknown one."""
 
 
 class PermissionDenied(InvalidRequest, status=403, code="permission_denied"):
-    """A key without the scope."""
+    """The API key lacks the scope."""
 
 
 class HostNotAllowed(InvalidRequest, status=403, code="host_not_allowed"):
@@ -106,11 +106,11 @@ class HostNotAllowed(InvalidRequest, status=403, code="host_not_allowed"):
 
 
 class OriginNotAllowed(InvalidRequest, status=403, code="origin_not_allowed"):
-    """A page in a browser sends the request, and may not."""
+    """A page in a browser sends the request, and its origin is not allowed."""
 
 
 class UnsupportedTransfer(InvalidRequest, status=501, code="unsupported_transfer"):
-    """The body is coded for its transfer in a way that is not supported; the connection ends with the answer."""
+    """The body's transfer coding is not supported; the connection ends with the answer."""
 
 
 class Overloaded(ApiError, status=429, type="rate_limit_error", code="queue_full"):
@@ -118,7 +118,7 @@ class Overloaded(ApiError, status=429, type="rate_limit_error", code="queue_full
 
 
 class RateLimitExceeded(ApiError, status=429, type="rate_limit_error", code="rate_limit_exceeded"):
-    """The API key has used up what it may; others are served."""
+    """The API key has used up its limit; other keys are served."""
 
 
 class ServerError(ApiError):
@@ -130,31 +130,31 @@ class EngineFailed(ServerError, code="engine_error"):
 
 
 class InvalidLogits(ServerError, code="invalid_logits", may_retry=False):
-    """The model's logits for this text are such that no token can be drawn; they would be the same again."""
+    """No token can be sampled from the model's logits for this text; a retry would end in the same way."""
 
 
 class EndsWorkers(ServerError, code="request_ends_workers", may_retry=False):
-    """Workers die of this request; sending it again would only do that again."""
+    """Workers crash on this request; a retry would crash another one."""
 
 
 class ClientTooSlow(ServerError, code="client_too_slow"):
-    """The client did not read what it asked for."""
+    """The client did not read its answer."""
 
 
 class DeadlineExceeded(ServerError, status=504, code="deadline_exceeded"):
-    """The request took longer than it may, or waited too long in the queue."""
+    """The request took longer than its deadline, or waited too long in the queue."""
 
 
 class Unavailable(ServerError, status=503, code="engine_not_ready"):
-    """No engine serves now."""
+    """No engine is serving now."""
 
 
 class EngineLost(Unavailable, code="engine_lost"):
-    """The engine went away in the middle of the request."""
+    """The engine was lost in the middle of the request."""
 
 
 class ShuttingDown(Unavailable, code="shutting_down"):
-    """This server takes no new work, or could not finish the request before it ended."""
+    """This server accepts no new work, or could not finish the request before it stopped."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -171,7 +171,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 def http_headers(error: ApiError) -> dict[str, str]:
-    """The headers that go with it."""
+    """The headers that are sent with an error."""
     headers = error.headers if error.retry_after is None else error.headers | {"Retry-After": str(error.retry_after)}
     if isinstance(error, InvalidApiKey):
         headers = headers | {"WWW-Authenticate": "Bearer"}
@@ -184,10 +184,10 @@ def error_body(error: ApiError) -> bytes:
 
 
 def from_exception(error: Exception) -> ApiError:
-    """What the client is told about any exception; the details of unexpected ones stay in the log.
+    """Return what the client is told about any exception; details of unexpected ones stay in the log.
 
-    The frames that raised it are let go: they hold the request's body, and whoever keeps the error beside the request
-    would close a cycle, which the collector finds late because a body of megabytes may be few objects.
+    The frames of the traceback are released: they hold the request's body, and an error kept beside the request would
+    close a reference cycle, which the collector finds late because a body of megabytes may be few objects.
     """
     if not isinstance(error, ApiError):
         return ServerError("internal error")

@@ -1,8 +1,8 @@
-"""What travels over HTTP: requests as clients send them, answers as they read them.
+"""The HTTP types: requests as clients send them, answers as clients read them.
 
 Requests are liberal: unknown fields are ignored, any field may be null. Types are strict (an integer
-is no string, and `true` no integer). Nothing here is checked beyond its type; `validate.py` makes
-another type of it, and that alone goes on.
+is not a string, and `true` is not an integer). Only types are checked here; `validation/` turns requests
+into another type, which the rest of the program uses.
 """
 
 import gc
@@ -21,7 +21,7 @@ T = TypeVar("T")
 Unsupported = Annotated[
     Any, Meta(description="Not supported: refused if it asks for something.", extra={"is_unsupported": True})
 ]
-"""A field that is known but not honoured: refused if it asks for something (see `refuse_unsupported`)."""
+"""A field that is known but not supported: refused if it asks for something (see `refuse_unsupported`)."""
 
 _MESSAGE = {"type": "object", "properties": {"role": {"type": "string"}}, "required": ["role"]}
 _FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -44,7 +44,7 @@ class StreamOptions(Struct):
 
 
 class JsonSchemaFormat(Struct):
-    """A schema and its name; if it is strict, what cannot be enforced is refused."""
+    """A schema and its name. If it is strict, what cannot be enforced is refused."""
 
     name: str | None = None
     description: str | None = None
@@ -53,7 +53,7 @@ class JsonSchemaFormat(Struct):
 
 
 class ResponseFormat(Struct):
-    """OpenAI's way to ask for JSON: type `text`, `json_object` or `json_schema`; and what others have added to it."""
+    """OpenAI's way to ask for JSON (type `text`, `json_object` or `json_schema`), and extensions by others."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
@@ -63,7 +63,7 @@ class ResponseFormat(Struct):
 
 
 class StructuredOutputs(Struct):
-    """vLLM's way to say what the output must match; one of the kinds."""
+    """vLLM's fields for structured output; one of the kinds."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -222,7 +222,7 @@ class CompletionTokensDetails(Struct, frozen=True):
 
 
 class Timings(Struct, frozen=True):
-    """Milliseconds on the server: until the first token, from the first to the last one, and in all so far."""
+    """Milliseconds on the server: until the first token, from the first to the last token, and in total so far."""
 
     ttft_ms: float | None
     output_ms: float | None
@@ -250,7 +250,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class TopLogprob(Struct, frozen=True):
-    """A candidate in a token's place."""
+    """A candidate for a token's position."""
 
     token: str
     logprob: float
@@ -283,7 +283,7 @@ class CompletionLogprobs(Struct, frozen=True):
 
 
 class PromptLogprob(Struct, frozen=True):
-    """A candidate for a prompt token's place; `rank` 1 is the most likely one."""
+    """A candidate for a prompt token's position; `rank` 1 is the most likely one."""
 
     logprob: float
     rank: int
@@ -355,7 +355,7 @@ class ModelCard(Struct, frozen=True):
     object: str = "model"
     owned_by: str = "penstock"
     parent: None = None
-    kernels: str | None = None  # what computes it; None as long as no engine has said
+    kernels: str | None = None  # what computes the model; None until an engine is ready
 
 
 class ModelList(Struct, frozen=True):
@@ -381,7 +381,7 @@ DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 
 def unknown_fields(decoder: msgspec.json.Decoder[Any], body: bytes) -> list[str]:
-    """A warning for each field of a body that is not known here, and so has no effect. The body has been decoded."""
+    """Return a warning for each unknown, and so ignored, field of a body. The body has been decoded already."""
     request_type: type[Struct] = decoder.type
     known = _known_fields(request_type)
     found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -394,11 +394,11 @@ def _known_fields(request_type: type[Struct]) -> frozenset[str]:
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Bytes to a request.
+    """Decode a request.
 
     Raises:
-        MalformedBody: if they are no JSON object.
-        InvalidParameter: if a field has another type; names the field.
+        MalformedBody: if the body is not a JSON object.
+        InvalidParameter: if a field has the wrong type; names the field.
     """
     try:
         with without_collecting():
@@ -417,7 +417,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """While JSON is read: nothing made there is garbage yet, and to look for some among many lists takes long."""
+    """Pause the garbage collector while JSON is read: new objects are not garbage yet, and scanning many takes long."""
     is_collecting = gc.isenabled()
     gc.disable()
     try:

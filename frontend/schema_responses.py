@@ -1,4 +1,4 @@
-"""What travels over HTTP for /v1/responses. See `schema.py`; the shapes are OpenAI's."""
+"""The HTTP types of /v1/responses. See `schema.py`; the shapes are OpenAI's."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 from penstock.frontend.schema import ContentLogprob, SamplingRequest, Unsupported
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` says to get log-probabilities."""
+"""The value of `include` that requests log-probabilities."""
 
 # --- requests -------------------------------------------------------------------------------
 
@@ -20,7 +20,7 @@ class ReasoningOptions(Struct, frozen=True):
 
 
 class TextFormat(Struct, frozen=True):
-    """As `schema.ResponseFormat`, but flat."""
+    """Like `schema.ResponseFormat`, but flat."""
 
     type: str = "text"
     name: str | UnsetType | None = UNSET
@@ -139,7 +139,7 @@ class IncompleteDetails(Struct, frozen=True):
 
 
 class Response(Struct, frozen=True, kw_only=True):
-    """A response, whole or under way."""
+    """A response, finished or in progress."""
 
     id: str
     object: str = "response"
@@ -173,7 +173,7 @@ class Response(Struct, frozen=True, kw_only=True):
     truncation: str
     user: str | None
     background: bool = False
-    schema_error: str | UnsetType = UNSET  # of a finished text, if not all of its form could be enforced
+    schema_error: str | UnsetType = UNSET  # for a finished text whose schema could not be fully enforced
 
 
 class DeletedResponse(Struct, frozen=True):
@@ -193,7 +193,7 @@ class InputItems(Struct, frozen=True):
 
 
 class InputTokens(Struct, frozen=True):
-    """What a request's prompt would have."""
+    """The size of a request's prompt."""
 
     input_tokens: int
     object: str = "response.input_tokens"

@@ -32,7 +32,7 @@ from penstock.frontend.validation.common import Rules
 _encode = msgspec.json.encode
 
 _NUM_LAST_TOKENS = 16
-"""Enough of a prompt's end to see whether the template has opened reasoning."""
+"""How much of a prompt's end is needed to see whether the template has opened reasoning."""
 
 
 async def _validated(
@@ -59,7 +59,7 @@ def prepared_chat(
     chunks: Callable[[OutputFormat, Run], Chunks],
     whole: Callable[[OutputFormat, Run], Awaitable[bytes]],
 ) -> Prepared:
-    """What a chat with this prompt takes.
+    """Prepare a chat with this prompt.
 
     Raises:
         InvalidParameter: if the output cannot end.
@@ -76,7 +76,7 @@ def prepared_chat(
 
 
 def _output_format(model: TextModel, valid: ValidChat, prompt: list[int]) -> OutputFormat:
-    """How what the model will write behind this prompt is to be read."""
+    """Return how the model's output after this prompt is to be parsed."""
     reasoning, tools = model.reasoning_format, valid.tools
     tool_format = model.tool_format if tools is None else tools.tool_format
     is_prompted = tool_format is not None and tool_format.is_opened_by_prompt
@@ -249,7 +249,7 @@ async def _whole(output_format: OutputFormat, run: Run) -> bytes:
 
 
 def _message(message: ParsedMessage, output_format: OutputFormat) -> schema.ChatMessage:
-    """The message with what there is in it; a model with reasoning always says whether it reasoned."""
+    """The message with all its parts; a model with reasoning always reports whether it reasoned."""
     reasoning: str | None = None
     if output_format.reasoning is not None and output_format.include_reasoning:
         reasoning = message.reasoning or None

@@ -24,12 +24,12 @@ from penstock.ipc.messages import TokenLogprobs
 _encode = msgspec.json.encode
 
 MAX_TOLD_TOKENS = 1 << 19
-"""Of echoed prompts and their ids, in one answer."""
+"""Limit for echoed prompts and prompt ids in one answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt as it runs, and what of it stands before each output: nothing, or its text if it is echoed."""
+    """A submitted prompt, and what is shown of it before each output: its text if it is echoed, else nothing."""
 
     token_ids: list[int]
     echo: str
@@ -60,12 +60,12 @@ completions = partial(run, schema.COMPLETION, _validated)
 
 
 def _check_told(valid: ValidCompletion, prompts: list[list[int]]) -> None:
-    """Refuse to repeat more of the prompts than one answer should hold."""
+    """Refuse to return more of the prompts than one answer should hold."""
     num_told = sum(map(len, prompts)) * valid.common.n * (valid.echo + valid.common.return_token_ids)
     if num_told > MAX_TOLD_TOKENS:
         raise InvalidRequest(
-            f"echo and return_token_ids: {num_told} tokens of prompts would be told, for all choices together; "
-            f"at most {MAX_TOLD_TOKENS} are told in one answer"
+            f"echo and return_token_ids: the answer would hold {num_told} prompt tokens, over all choices; "
+            f"at most {MAX_TOLD_TOKENS} are allowed"
         )
 
 
@@ -169,7 +169,7 @@ class CompletionChunks(ChunkWriter):
 
 
 async def _opening(run: Run, valid: ValidCompletion, prompts: list[_Prompt], chunks: CompletionChunks) -> bytes:
-    """The chunks before any output: echoed prompts, and prompt ids if they were asked for."""
+    """The chunks before any output: echoed prompts, and prompt ids if requested."""
     service, common = run.service, valid.common
     if not (valid.echo or common.return_token_ids):
         return b""
@@ -188,7 +188,7 @@ async def _opening(run: Run, valid: ValidCompletion, prompts: list[_Prompt], chu
 
 
 class _Scored:
-    """A prompt with all that is told of it, for its choices."""
+    """A prompt with everything returned about it, for its choices."""
 
     def __init__(self, run: Run, valid: ValidCompletion, prompt: _Prompt, told: list[TokenLogprobs]) -> None:
         self._valid = valid

@@ -1,6 +1,6 @@
 """Log-probabilities as clients read them: OpenAI's shapes for chat and completions, vLLM's `prompt_logprobs`.
 
-What is written of a prompt may be hundreds of thousands of numbers: that is done in a thread of the tokenizer's.
+Those of a prompt may be hundreds of thousands of numbers, so they are written in one of the tokenizer's threads.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from penstock.frontend.validation.common import ValidLogprobs
 from penstock.ipc.messages import TokenLogprobs
 
 LEAST = -9999.0
-"""Stands for minus infinity, which JSON cannot write; vLLM's choice."""
+"""Replaces minus infinity, which JSON cannot express; vLLM's choice."""
 
 
 class ScoreWriter:
     """Writes one request's log-probabilities.
 
-    A token is named by its text; one that is no whole character by its bytes, as in `bytes:\\xe2\\x82`; one that the
-    tokenizer does not know, and every one if `as_token_ids`, as in `token_id:7`.
+    A token is named by its text. One that is not a whole character is named by its bytes, as in `bytes:\\xe2\\x82`; one
+    that the tokenizer does not know, and every one with `as_token_ids`, as in `token_id:7`.
     """
 
     def __init__(self, tokenizer: TextTokenizer, num_best: int, *, as_token_ids: bool = False) -> None:
@@ -42,7 +42,7 @@ class ScoreWriter:
     def completion(
         self, tokens: Sequence[ShownToken], start: int = 0, prompt: CompletionLogprobs | None = None
     ) -> CompletionLogprobs:
-        """The tokens of a text that begins `start` characters into the choice's, behind an echoed prompt's if given."""
+        """The tokens of a text that starts at character `start` of the choice, after an echoed prompt if given."""
         before = prompt or CompletionLogprobs([], [], [], [])
         return CompletionLogprobs(
             text_offset=before.text_offset + [start + token.offset for token in tokens],
@@ -66,7 +66,7 @@ class ScoreWriter:
         return [None, *(self.ranked(score) for score in _together(pieces))]
 
     def ranked(self, score: TokenScore) -> dict[int, PromptLogprob]:
-        """One position: the most likely tokens and its own, by their ids."""
+        """One position: the most likely tokens and the actual one, by id."""
         best = [(token_id, value, rank) for rank, (token_id, value) in enumerate(score.best[: self._num_best], 1)]
         return {
             token_id: PromptLogprob(max(logprob, LEAST), rank, self._name(token_id))
@@ -122,7 +122,7 @@ class ScoreWriter:
 def prompt_logprobs(
     tokenizer: TextTokenizer, asked: ValidLogprobs, pieces: list[TokenLogprobs]
 ) -> PromptLogprobs | None:
-    """An answer's `prompt_logprobs`, if they were asked for."""
+    """An answer's `prompt_logprobs`, if requested."""
     if asked.prompt < 0:
         return None
     return ScoreWriter(tokenizer, asked.prompt, as_token_ids=asked.as_token_ids).prompt(pieces)

@@ -1,4 +1,4 @@
-"""What operators, probes and clients ask of the server itself: models, health, metrics; and the reset of its cache."""
+"""Routes about the server itself, for operators, probes and clients: models, health, metrics, resetting the cache."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.ipc.version import NAME, VERSION
 
 _SILENT_TIMEOUTS = 3
-"""Heartbeat timeouts: one for a scheduler to count as silent, and as much again for another one to come."""
+"""Heartbeat timeouts: one until a scheduler counts as silent, and another one for its restart."""
 
 
 async def list_models(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -43,11 +43,11 @@ def _card(service: Service, name: str) -> schema.ModelCard:
 
 
 async def health(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """GET /health: this process answers, and gets on with what it has to do. Restart it if it does not.
+    """GET /health: this process answers, and makes progress with its work. If it does not, it should be restarted.
 
     Raises:
-        Unavailable: if an engine that says it is ready has not computed a step for too long, or has gone silent and
-            does not come back, and there is work for it.
+        Unavailable: if there is work, and an engine that says it is ready has not computed a step for too long, or has
+            gone silent and does not come back.
     """
     seconds, limit = service.engine.stuck_seconds, service.config.frontend.health_timeout
     if seconds > limit:
@@ -59,7 +59,7 @@ async def health(service: Service, record: RequestRecord, body: bytes) -> Reply:
 
 
 async def ready(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """GET /ready: requests would be served now.
+    """GET /ready: whether requests would be served now.
 
     Raises:
         ShuttingDown, Unavailable: if they would not.
@@ -81,7 +81,7 @@ async def show_metrics(service: Service, record: RequestRecord, body: bytes) -> 
 
 
 async def reset_prefix_cache(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """POST /reset_prefix_cache: forget all cached prompts that no request uses now.
+    """POST /reset_prefix_cache: drop all cached prompts that no request uses now.
 
     Raises:
         Unavailable: if no engine is there.
@@ -91,7 +91,7 @@ async def reset_prefix_cache(service: Service, record: RequestRecord, body: byte
 
 
 async def index(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """GET /: where to go from here."""
+    """GET /: a list of routes."""
     routes = {
         "POST /v1/chat/completions": "answer a conversation",
         "POST /v1/completions": "continue texts",

@@ -1,10 +1,10 @@
-"""The grammar of a whole output: reasoning first, then calls, a form, or text.
+"""The grammar of a whole output: reasoning first, then calls, structured output, or text.
 
-    reasoning? (calls | form)                  a forced choice leaves only calls, no tools only the form
-    reasoning? text (call text)*               free text whose calls are of strict tools
+    reasoning? (calls | form)                  a forced choice leaves only calls, without tools only the form
+    reasoning? text (call text)*               free text with calls of strict tools
 
-Calls are written the way the model's chat template teaches: `ToolFormat` knows it. What is asked of the answer
-is not asked of the reasoning before it.
+`ToolFormat` knows how calls are written, which is how the model's chat template teaches it. Constraints on the answer
+do not apply to the reasoning before it.
 """
 
 from dataclasses import replace
@@ -27,14 +27,14 @@ _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 def output_grammar_of(
     common: ValidRequest, output_format: OutputFormat, tokenizer: TextTokenizer
 ) -> GrammarSource | None:
-    """The grammar of a request's output, if that must have a form, or has forced calls or strict tools.
+    """Return the grammar of a request's output, if its form is constrained, calls are forced, or tools are strict.
 
     Raises:
         InvalidParameter: if the output cannot end.
     """
     tools, form = output_format.tools, common.grammar
     if tools is not None and tools.is_forced:
-        form = None  # calls are what is asked for now
+        form = None  # only calls are allowed now
     if form is None and (tools is None or not (tools.is_forced or tools.has_strict)):
         return None
     field, what = form.field if form is not None else "", "a form"
@@ -43,7 +43,7 @@ def output_grammar_of(
     if common.bad_words or common.user_stop_token_ids.issuperset(common.sampling.stop_token_ids):
         raise InvalidParameter(f"{what} excludes ignore_eos and bad_words", param=field)
     if tools is None and form is not None and (output_format.reasoning is None or output_format.is_reasoning_over):
-        return form  # the form is all there is
+        return form  # the form is the only constraint
     rules = Rules(tokenizer)
     try:
         functions, warnings = _functions(tools)
@@ -53,7 +53,7 @@ def output_grammar_of(
         ).decode()
         if rules.not_enforced:
             keywords = ", ".join(keyword[:32] for keyword in list(rules.not_enforced)[:16])
-            warnings.append(f"tools: this model's way of writing calls is not held to {keywords}")
+            warnings.append(f"tools: this model's format for calls cannot enforce {keywords}")
     except RecursionError:
         raise InvalidParameter("tools: a schema is nested too deeply", param="tools") from None
     source = GrammarSource("calls", text, field, warnings=tuple(warnings))
@@ -63,7 +63,7 @@ def output_grammar_of(
 
 
 def _functions(tools: ValidTools | None) -> tuple[list[Function], list[str]]:
-    """The tools that may be called, and what is to be told of them: too large schemas are not enforced."""
+    """Return the tools that may be called, and warnings: schemas that are too large are not enforced."""
     functions: list[Function] = []
     warnings: list[str] = []
     room = MAX_GRAMMAR_BYTES
@@ -76,7 +76,7 @@ def _functions(tools: ValidTools | None) -> tuple[list[Function], list[str]]:
             if room < 0:
                 arguments = _ANY_ARGUMENTS
                 warnings.append(
-                    f"tools: the arguments of {function['name']!r} are not held to their schema: schemas may have "
+                    f"tools: the schema of {function['name']!r} is not enforced: schemas may have "
                     f"{MAX_GRAMMAR_BYTES} bytes together"
                 )
         functions.append(Function(function["name"], arguments))

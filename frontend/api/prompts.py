@@ -1,9 +1,9 @@
-"""Prompts to token ids, off the event loop: rendering a chat template and tokenizing.
+"""From prompts to token ids, off the event loop: renders chat templates and tokenizes.
 
-A chat template is always rendered in a process that can be killed: it is a program, and nothing short of running
-it tells whether it ends. The way there and back costs about 0.2 milliseconds more than a thread would.
-Short texts are tokenized in a thread, which takes a bounded time (64 KiB are read in well under a second by any
-tokenizer); longer ones in the process too.
+A chat template is always rendered in a process that can be killed: it is a program, and only running it shows
+whether it ends. That costs about 0.2 milliseconds more than a thread would.
+Short texts are tokenized in a thread, which takes a bounded time (any tokenizer reads 64 KiB in well under a
+second); longer ones in the process too.
 """
 
 from pathlib import Path
@@ -23,10 +23,10 @@ MAX_RENDER_SECONDS = 5.0
 MAX_ENCODE_SECONDS = 10.0
 
 SHORT_TEXT = 64 << 10
-"""Characters that are tokenized in a thread at most."""
+"""The longest text that is tokenized in a thread, in characters."""
 
 _MAX_PROCESSES = 2
-_MAX_QUEUED = 8192  # as many as there may be connections
+_MAX_QUEUED = 8192  # the largest possible number of connections
 _MAX_ANSWER_BYTES = 256 << 20
 
 
@@ -36,7 +36,7 @@ class PromptReader:
     def __init__(
         self, model: Path, template_file: str, tokenizer: TextTokenizer, *, parse_special_tokens: bool = False
     ) -> None:
-        """`model` is the checkpoint's path; `template_file` and `parse_special_tokens` are options of these names."""
+        """`model` is the checkpoint's path; `template_file` and `parse_special_tokens` are options."""
         self._tokenizer = tokenizer
         self._children = ChildPool(
             "penstock.frontend.text.child",
@@ -47,7 +47,7 @@ class PromptReader:
         )
 
     async def warm(self) -> None:
-        """Start a process before the first request comes."""
+        """Start a process before the first request arrives."""
         await self._children.warm()
 
     async def close(self) -> None:
@@ -57,17 +57,17 @@ class PromptReader:
     async def render_and_encode(
         self, conversation: ValidConversation, rules: Rules, *, add_special_tokens: bool = False
     ) -> list[int]:
-        """A conversation's prompt. Templates write their own special tokens, so none are added by default.
+        """Render and tokenize a conversation. Templates write their own special tokens, so none are added by default.
 
         Raises:
-            TemplateFailed: if the template refuses the messages, or does not come to an end.
+            TemplateFailed: if the template refuses the messages, or does not end.
             ContextLengthExceeded: if the text cannot fit, whatever its tokens.
         """
         text, seam = await self._render(conversation, rules)
         check_text_size("messages", text, rules)
         [token_ids] = await self.encode_all([text], field="messages", add_special_tokens=add_special_tokens, seam=seam)
         if not token_ids:
-            raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
+            raise InvalidRequest("the chat template turns these messages into an empty prompt", param="messages")
         return token_ids
 
     async def encode_prompts(self, completion: ValidCompletion) -> list[list[int]]:
@@ -88,7 +88,7 @@ class PromptReader:
     async def encode_all(
         self, texts: list[str], *, field: str, add_special_tokens: bool, seam: str = ""
     ) -> list[list[int]]:
-        """Texts to ids; those of the seam are left out.
+        """Tokenize texts, without the seam's tokens.
 
         Raises:
             InvalidParameter: if it takes too long.
@@ -105,7 +105,7 @@ class PromptReader:
         except ChildTooSlowError:
             error = f"it takes longer than {MAX_ENCODE_SECONDS:g} seconds"
         except ChildDiedError:
-            error = "it takes too much memory, or cannot be read at all"
+            error = "it takes too much memory, or crashes the tokenizer"
         except ChildUnusableError as unusable:
             error = str(unusable)
         if error:
@@ -123,15 +123,15 @@ class PromptReader:
             error = f"the chat template takes longer than {MAX_RENDER_SECONDS:g} seconds on these messages"
         except ChildDiedError:
             log.warning("chat template process died")
-            error = "the chat template takes too much memory on these messages, or cannot be rendered at all"
+            error = "the chat template takes too much memory on these messages, or crashes"
         except ChildUnusableError as unusable:
             error = str(unusable)
         if error:
             raise TemplateFailed(error, param="messages")
         if rendered is None:
             raise ContextLengthExceeded(
-                f"the chat template writes more than {limit} characters of these messages; "
-                f"{rules.max_model_len} tokens of context take at most {limit} bytes",
+                f"the chat template turns these messages into more than {limit} characters; "
+                f"{rules.max_model_len} tokens of context hold at most {limit} bytes",
                 param="messages",
             )
         text, seam = rendered

@@ -1,10 +1,10 @@
 """Responses kept for `previous_response_id`, GET and DELETE: a SQLite file that all frontends of a launch share.
 
-    put, find, delete ──▶ a thread of its own ──▶ the file: in the launch's own folder, or --response-store
+    put, find, delete ──▶ its own thread ──▶ the file: in the launch's folder, or --response-store
 
-So it does not matter which frontend answers, and one that dies takes no response along. A response is its owner's
-(`RequestRecord.key_id`, an API key's id): for anybody else it is not there, and each owner has a number and bytes of
-his own, beyond which his own least recently used ones go.
+So it does not matter which frontend answers, and no response is lost when a frontend dies. A response belongs to its
+owner (`RequestRecord.key_id`, an API key's id): nobody else can see it. Each owner has its own limits of responses and
+bytes, beyond which its least recently used ones are dropped.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ IN_MEMORY = ":memory:"
 FILE_NAME = "responses.sqlite"
 
 _LOCK_SECONDS = 10.0
-"""How long a write waits for those of other frontends; each takes milliseconds."""
+"""How long a write waits for other frontends' writes; each takes milliseconds."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -54,12 +54,12 @@ class StoredResponse:
 
     response: bytes
     items: bytes
-    num_values: int  # lists, objects and texts in the items
+    num_values: int  # lists, objects and strings in the items
     num_before: int  # items before its own input
     num_inputs: int
 
     def conversation(self) -> list[Item]:
-        """All items up to and including the response. Bounded by what was put in: see `ResponseStore.put`."""
+        """All items up to and including the response. Their size was checked by `ResponseStore.put`."""
         return _items.decode(self.items)
 
     def inputs(self) -> list[Item]:
@@ -68,9 +68,9 @@ class StoredResponse:
 
 
 def store_path(config: Config) -> str:
-    """Where this frontend keeps responses: what --response-store says, else beside the launch's sockets.
+    """Where this frontend stores responses: --response-store, or else the folder with the launch's sockets.
 
-    A frontend that is reached by TCP has no such folder: its responses are in memory.
+    A frontend that connects by TCP has no such folder: it stores responses in memory.
     """
     if config.frontend.response_store:
         return config.frontend.response_store
@@ -82,9 +82,9 @@ class ResponseStore:
     """The responses of one launch; lives in a running event loop until `close`."""
 
     def __init__(self, path: str, max_count: int, max_bytes: int) -> None:
-        """`max_count` and `max_bytes` are each owner's; with 0 of them nothing is kept.
+        """`max_count` and `max_bytes` apply to each owner; if one is 0, nothing is stored.
 
-        Where the disk is full, a frontend that is started again goes on with what it can keep in memory.
+        If the disk is full, a restarted frontend continues with an empty store in memory.
 
         Raises:
             ConfigError: if the file cannot be used.
@@ -98,16 +98,16 @@ class ResponseStore:
             if not _is_disk_full(error):
                 self._thread.shutdown()
                 raise ConfigError(f"--response-store: {path!r} cannot be used: {error}") from None
-            log.error("responses are kept in memory: no room on the disk", file=path, reason=str(error))
+            log.error("responses are stored in memory: the disk is full", file=path, reason=str(error))
             self._file = self._thread.submit(_open, IN_MEMORY).result()
 
     async def put(
         self, owner: str, response_id: str, response: bytes, items: list[Item], *, num_before: int, num_inputs: int
     ) -> None:
-        """Keep a response; its owner's least recently used ones make room. One that is too large is not kept.
+        """Store a response, dropping its owner's least recently used ones if needed. Too large ones are not stored.
 
         The first `num_before` items are those of earlier responses, then come `num_inputs` of this one's input.
-        A disk that is full, or away, is told of in the log: the answer itself has nothing to do with it.
+        A full or missing disk is only logged: the answer itself does not depend on it.
         """
         encoded = msgspec.json.encode(items)
         num_bytes = len(response) + len(encoded)
@@ -126,8 +126,8 @@ class ResponseStore:
 
         try:
             await self._do(work)
-        except (sqlite3.Error, TooManyValuesError) as error:  # the latter for what the output adds
-            log.error("a response is not kept", id=response_id, reason=str(error))
+        except (sqlite3.Error, TooManyValuesError) as error:  # the latter if the output adds too many
+            log.error("a response is not stored", id=response_id, reason=str(error))
 
     def _drop_oldest(self, owner: str) -> None:
         kept_bytes = 0
@@ -141,10 +141,10 @@ class ResponseStore:
                 return
 
     async def get(self, owner: str, response_id: str) -> StoredResponse:
-        """A response, from now on the most recently used one of its owner.
+        """Return a response, and make it its owner's most recently used one.
 
         Raises:
-            ResponseNotFound: if it is not here (any more).
+            ResponseNotFound: if it is not, or no longer, stored.
         """
         found = await self._do(lambda: self._get(owner, response_id))
         if found is None:
@@ -152,10 +152,10 @@ class ResponseStore:
         return found
 
     async def previous(self, owner: str, response_id: str) -> StoredResponse:
-        """A response that another one goes on from.
+        """Return a response that another one continues.
 
         Raises:
-            PreviousResponseNotFound: if it is not here (any more).
+            PreviousResponseNotFound: if it is not, or no longer, stored.
         """
         found = await self._do(lambda: self._get(owner, response_id))
         if found is None:
@@ -171,12 +171,12 @@ class ResponseStore:
         try:
             with self._file:
                 self._file.execute(f"UPDATE responses SET used = {_NOW} WHERE owner = ? AND id = ?", key)
-        except sqlite3.Error as error:  # it is there all the same
-            log.warning("a response's use is not noted", reason=str(error))
+        except sqlite3.Error as error:  # the response is found all the same
+            log.warning("a response's use could not be recorded", reason=str(error))
         return StoredResponse(*row)
 
     async def items(self, owner: str, item_ids: list[str]) -> dict[str, Item]:
-        """Items of the owner's stored conversations, by id; those that are not there are left out."""
+        """Items of the owner's stored conversations, by id; those not found are left out."""
 
         def work() -> dict[str, Item]:
             found: dict[str, Item] = {}
@@ -195,10 +195,10 @@ class ResponseStore:
         return await self._do(work)
 
     async def delete(self, owner: str, response_id: str) -> None:
-        """Forget a response.
+        """Delete a response.
 
         Raises:
-            ResponseNotFound: if it is not here (any more).
+            ResponseNotFound: if it is not, or no longer, stored.
         """
 
         def work() -> int:
@@ -210,7 +210,7 @@ class ResponseStore:
             raise ResponseNotFound(_not_here(response_id), param="response_id")
 
     def close(self) -> None:
-        """Close the file; what is in it stays."""
+        """Close the file; its content stays."""
         self._thread.shutdown()
         self._file.close()
 
@@ -219,15 +219,15 @@ class ResponseStore:
 
 
 _NOW = "(SELECT coalesce(max(used), 0) + 1 FROM responses)"
-"""A moment later than all others, whatever the clocks say."""
+"""Later than all others, whatever the clocks say."""
 
 
 def _open(path: str) -> sqlite3.Connection:
     if path != IN_MEMORY:
         Path(path).touch(mode=0o600)
-    file = sqlite3.connect(path, timeout=_LOCK_SECONDS, check_same_thread=False)  # another one closes it
+    file = sqlite3.connect(path, timeout=_LOCK_SECONDS, check_same_thread=False)  # another thread closes it
     file.execute("PRAGMA journal_mode = WAL")
-    file.execute("PRAGMA synchronous = OFF")  # a response may get lost when the machine dies, not when a process does
+    file.execute("PRAGMA synchronous = OFF")  # a crash of the machine may lose responses, one of a process does not
     file.executescript(_SCHEMA)
     return file
 

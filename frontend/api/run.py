@@ -1,8 +1,8 @@
-"""A request for output, from its body to the end of its answer: the same course for chats, completions and responses.
+"""A request for output, from its body to the end of its answer: the same path for chats, completions and responses.
 
     body --decode, admit, validate--> Job --prompts, grammar--> Prepared --submit--> Run --stream or gather--> answer
 
-What is special to one kind of API is in the functions that `Job` and `Prepared` hold, and in its `Chunks`.
+What is specific to one API is in the functions that `Job` and `Prepared` hold, and in its `Chunks`.
 """
 
 import asyncio
@@ -41,32 +41,32 @@ MAX_PROMPT_LOGPROBS = 1 << 19
 """Of all prompts of a request, best ones included: some 50 MB and a second of work while the answer is written."""
 
 FIRST_TOKEN_WAIT_SECONDS = 1.0
-"""How long a stream's status line waits, so that a refusal by the engine can still be a status code."""
+"""How long a stream's status line waits, so that a refusal by the engine can still become a status code."""
 
 
 class Chunks(Protocol):
-    """Makes the bytes of one stream."""
+    """Produces the bytes of one stream."""
 
     async def opening(self) -> bytes:
-        """What comes before any output."""
+        """The bytes before any output."""
         ...
 
     def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
-        """The chunk of an event; empty if it shows nothing."""
+        """The chunk of an event; empty if there is nothing to show."""
         ...
 
     async def end(self, usage: schema.Usage | None) -> bytes:
-        """What ends a complete stream; with the whole request's usage, if it is given."""
+        """The end of a complete stream; with the whole request's usage, if given."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
-        """What ends a stream that fails."""
+        """The end of a stream that fails."""
         ...
 
 
 @dataclass(slots=True)
 class Answer:
-    """One sequence's text, ids and end."""
+    """One sequence's text, ids and finish reason."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -96,14 +96,14 @@ class Run:
     generation: Generation
 
     def score_writer(self) -> ScoreWriter | None:
-        """What writes the answer's `logprobs`, if they were asked for."""
+        """Return the writer of the answer's `logprobs`, if requested."""
         asked = self.ready.valid.logprobs
         if asked.output < 0:
             return None
         return ScoreWriter(self.service.model.tokenizer, asked.output, as_token_ids=asked.as_token_ids)
 
     def usage(self) -> schema.Usage:
-        """Tokens so far; prompts count once however many sequences they have."""
+        """Tokens so far; each prompt counts once, however many sequences it has."""
         record, progress = self.record, self.generation.progress
         num_reasoning = record.num_reasoning_tokens
         return schema.Usage(
@@ -116,7 +116,7 @@ class Run:
         )
 
     async def answers(self) -> list[Answer]:
-        """Wait for the end of all sequences; their answers in order of index.
+        """Wait for the end of all sequences; return their answers in order of index.
 
         Raises:
             ApiError: if the generation failed.
@@ -137,7 +137,7 @@ class Run:
         return answers
 
     async def schema_error(self, text: str, finish_reason: str) -> str:
-        """What is wrong with a finished text, where its form could not be enforced as a whole; else empty."""
+        """Validate a finished text whose schema could not be fully enforced; return the mismatch, or ""."""
         checked_schema = self.ready.grammar.checked_schema
         if not checked_schema or finish_reason != "stop":
             return ""
@@ -147,14 +147,14 @@ class Run:
         return wrong
 
     def finish(self) -> None:
-        """Close the generation and note what became of it. Idempotent."""
+        """Close the generation and record its outcome. Idempotent."""
         generation, record, progress = self.generation, self.record, self.generation.progress
         generation.close()
         if not self.service.generations.remove(generation):
             return
         self.service.engine.queue.ended(generation.num_sequences)
         if record.error is None and not generation.is_finished:
-            record.error = generation.error  # nobody may have been there to read of it
+            record.error = generation.error  # the client may not have read it
         record.num_output_tokens = progress.num_output_tokens
         record.num_cached_tokens = progress.num_cached_tokens
         record.first_token_at = progress.first_token_at
@@ -162,7 +162,7 @@ class Run:
         record.submitted_at = progress.submitted_at
         record.queue_seconds = progress.queue_seconds
         reasons = progress.finish_reasons
-        for _ in range(record.num_calling):  # to the engine they just stopped
+        for _ in range(record.num_calling):  # sequences ended by tool calls count as "stop" for the engine
             reasons[reasons.index("stop")] = "tool_calls"
         record.finish_reasons = reasons + ["abort"] * (generation.num_sequences - len(reasons))
 
@@ -238,15 +238,15 @@ class Prepared:
 
     prompts: list[list[int]]
     grammar: GrammarSource | None
-    chunks: Callable[[Run], Chunks]  # of a stream
-    whole: Callable[[Run], Awaitable[bytes]]  # the body of a whole answer
+    chunks: Callable[[Run], Chunks]  # for a stream
+    whole: Callable[[Run], Awaitable[bytes]]  # the body of a complete answer
     shown: frozenset[int] = frozenset()
     is_prompt_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that is valid."""
+    """A validated request."""
 
     valid: ValidRequest
     prepare: Callable[[], Awaitable[Prepared]]
@@ -254,7 +254,7 @@ class Job:
 
 
 Validate = Callable[[Service, RequestRecord, Q, Rules, int], Awaitable[Job]]
-"""Takes a request as it was sent, and the bytes that it came in."""
+"""Takes a request as it was sent, and its body's bytes."""
 
 
 async def run(
@@ -276,7 +276,7 @@ async def run(
         ready = await make_ready(service, job.valid, prepared.prompts, record, prepared.grammar)
         shown, is_prompt_only = prepared.shown, prepared.is_prompt_only
         task = submit(service, record, ready, shown=shown, is_prompt_only=is_prompt_only)
-    del job  # so may be its conversation, and the generation takes its time
+    del job  # its conversation may be large too, and generating takes long
     try:
         if ready.valid.stream:
             chunks = prepared.chunks(task)
@@ -286,7 +286,7 @@ async def run(
         answer = await prepared.whole(task)
         task.finish()
         return Reply(answer)
-    except BaseException:  # also a cancellation: the client has left
+    except BaseException:  # including a cancellation: the client has left
         task.finish()
         raise
 
@@ -365,11 +365,11 @@ def submit(
 ) -> Run:
     """Send a request to the engine: one AddRequest per prompt. The caller finishes the run on every path.
 
-    The special tokens in `shown` stay in the text in any case. If `is_prompt_only`, nothing of the output is told.
+    The special tokens in `shown` always stay in the text. If `is_prompt_only`, nothing of the output is returned.
 
     Raises:
         RateLimitExceeded: if the API key's tokens are used up.
-        Unavailable: if the engine's queue is not reachable.
+        Unavailable: if the engine's queue cannot be reached.
     """
     valid, tokenizer, key_use = ready.valid, service.model.tokenizer, record.key_use
     name, group = service.engine.name, service.generations.num_made
@@ -417,11 +417,11 @@ def submit(
 
 
 async def _stream(task: Run, chunks: Chunks, opening: bytes) -> AsyncGenerator[bytes, None]:
-    """A stream's course: opening, chunks as they come, usage, [DONE]."""
+    """The parts of a stream: opening, chunks as they come, usage, [DONE]."""
     generation, valid, pending = task.generation, task.ready.valid, opening
     try:
         if not generation.has_news:
-            yield pending or sse.KEEP_ALIVE  # the client may know that its request was taken in
+            yield pending or sse.KEEP_ALIVE  # shows the client that its request was accepted
             pending = b""
         while not generation.is_finished:
             events = await generation.next_events()

@@ -1,4 +1,4 @@
-"""What all handlers work with: the model's text tools, the engine, and the requests that are under way."""
+"""What all handlers share: the model's text tools, the engine, and the requests in progress."""
 
 import asyncio
 import hashlib
@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 BASE_BODY_BYTES = 2 << 20
 BODY_BYTES_PER_TOKEN = 32
-"""A body may have this much, and this much for each token of context: tokens are a few bytes, escapes are more."""
+"""A body may have this many bytes, plus these for each token of context: tokens are a few bytes, escapes are more."""
 
 READY_WAIT_SECONDS = 10.0
 """How long a request waits for an engine that is not ready."""
@@ -39,11 +39,11 @@ KEEP_ALIVE_SECONDS = 15.0
 
 
 class Generations:
-    """The requests between their submission and their end."""
+    """The requests from their submission to their end."""
 
     def __init__(self) -> None:
         self.is_draining = False
-        self.num_made = 0  # requests to the engine
+        self.num_made = 0  # requests sent to the engine
         self._live: dict[int, Generation] = {}
         self._idle = asyncio.Event()
 
@@ -54,23 +54,23 @@ class Generations:
         return iter(list(self._live.values()))
 
     def next_number(self) -> int:
-        """The number of another request to the engine."""
+        """Return the number of a new request to the engine."""
         self.num_made += 1
         return self.num_made
 
     def add(self, generation: Generation) -> None:
-        """It is about to start."""
+        """Add one that is about to start."""
         self._live[id(generation)] = generation
 
     def remove(self, generation: Generation) -> bool:
-        """It has ended; False if that is known already."""
+        """Remove one that has ended; False if it was removed already."""
         is_known = self._live.pop(id(generation), None) is not None
         if not self._live:
             self._idle.set()
         return is_known
 
     async def keep_alive(self) -> None:
-        """Let silent streams show that they live, for as long as the process runs."""
+        """Keep silent streams alive, for as long as the process runs."""
         while True:
             await asyncio.sleep(KEEP_ALIVE_SECONDS)
             silent_since = time.monotonic() - KEEP_ALIVE_SECONDS
@@ -79,7 +79,7 @@ class Generations:
                     generation.tick()
 
     async def drain(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Take no new work; let running requests finish for so long, or until `hurry`, then end them with an error."""
+        """Let running requests finish for this many seconds, or until `hurry`, then end them with an error."""
         self.is_draining = True
         log.info("draining", num_requests=len(self), seconds=seconds)
         if self._live:
@@ -124,7 +124,7 @@ class Service:
         )
 
     async def admit(self, record: RequestRecord) -> Rules:
-        """Let a request in, before anything costly is done for it; the rules to validate it by.
+        """Accept a request before anything expensive is done for it; return the rules to validate it by.
 
         Raises:
             ShuttingDown, Unavailable, Overloaded: if it cannot be served now.
@@ -139,17 +139,17 @@ class Service:
     def reserve(
         self, record: RequestRecord, valid: ValidRequest, num_bytes: int, num_prompts: int
     ) -> AbstractContextManager[None]:
-        """Room in the queue while a request's prompts are made. No text has more tokens than bytes.
+        """Reserve room in the queue while a request's prompts are tokenized. No text has more tokens than bytes.
 
         Raises:
-            InvalidParameter: the request has more sequences than one may have here, or with its API key.
-            RateLimitExceeded: its API key may not have so many more now.
+            InvalidParameter: the request has more sequences than allowed here, or for its API key.
+            RateLimitExceeded: its API key may not start that many now.
             Overloaded: when entered, if there is no room.
         """
         num_seqs, most = num_prompts * valid.num_sequences, self.config.frontend.max_request_seqs
         if num_seqs > most:
             raise InvalidParameter(
-                f"a request may have {most} sequences at most, this one has {num_seqs}: {num_prompts} prompts, "
+                f"a request may have at most {most} sequences, this one has {num_seqs}: {num_prompts} prompts, "
                 f"{valid.num_sequences} sequences each",
                 param="n" if num_prompts == 1 else "prompt",
             )
@@ -160,7 +160,7 @@ class Service:
         return self.engine.queue.reserve(num_seqs, num_tokens * valid.num_sequences, record.tenant)
 
     def rules(self) -> Rules:
-        """This server's limits, and the model's facts as far as the engine has told them."""
+        """This server's limits, and the model's facts as far as the engine has reported them."""
         facts = self.engine.last_facts
         return Rules(
             model_names=self.model.names,
@@ -174,7 +174,7 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """What an equal answer to an equal seeded request takes: this program, weights, device and precision."""
+        """Everything that a seeded answer depends on besides the request: this program, weights, device and dtype."""
         facts = self.engine.last_facts
         if facts is None:
             return f"fp_{VERSION}"
@@ -183,20 +183,20 @@ class Service:
 
     @property
     def max_model_len(self) -> int | None:
-        """Prompt plus output tokens of one sequence; None as long as no engine has said."""
+        """Prompt plus output tokens of one sequence; None until an engine has reported it."""
         facts = self.engine.last_facts
         return facts.max_model_len if facts is not None else None
 
     @property
     def max_body_bytes(self) -> int:
-        """The most that a request's body may have: as configured, else what a prompt that fits can need."""
+        """The largest body allowed: as configured, or else what a prompt that fits can need."""
         given = self.config.frontend.max_body_bytes
         return given or BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * (self.max_model_len or 0)
 
     async def close(self) -> None:
-        """Fail what still runs, leave the engine, and end helper processes and threads."""
+        """Fail what still runs, disconnect from the engine, and end helper processes and threads."""
         for generation in self.generations:
-            generation.fail(ShuttingDown("it was closed before the request was finished", retry_after=5))
+            generation.fail(ShuttingDown("the server closed before the request was finished", retry_after=5))
         await self.engine.close()
         await self.grammars.close()
         await self.prompts.close()

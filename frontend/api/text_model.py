@@ -1,4 +1,4 @@
-"""What the frontend knows of the served model: its names and its text tools, read once from the checkpoint."""
+"""The text side of the served model: its names, tokenizer and templates, read once from the checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ def load_text_model(config: Config) -> TextModel:
 
 
 def _sampling_defaults(checkpoint: Checkpoint) -> SamplingDefaults:
-    """generation_config.json's say on sampling; absent fields keep the neutral values."""
+    """Sampling defaults from generation_config.json; absent fields get neutral values."""
     found = JsonFields("generation_config.json", checkpoint.generation_config)
     neutral = SamplingDefaults()
     names = ("temperature", "top_p", "min_p", "repetition_penalty")

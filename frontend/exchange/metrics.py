@@ -1,7 +1,7 @@
 """Prometheus metrics, named in vLLM's style.
 
-What requests bring is counted here; what the engine says of itself (queue, rows, pages) is read from
-its latest `EngineStats` when somebody scrapes. Several frontends on one port share their counts (`metrics_board.py`),
+What requests produce is counted here; what the engine reports (queue, rows, pages) is read from
+its latest `EngineStats` at each scrape. Several frontends on one port share their counts (`metrics_board.py`),
 so that any of them answers for all.
 """
 
@@ -34,7 +34,7 @@ _TOKEN_BUCKETS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0,
 
 
 class Histogram:
-    """Counts values by size. Cheap enough for what happens per token: prometheus_client's own costs five times that."""
+    """A histogram cheap enough to use per token: prometheus_client's own costs five times as much."""
 
     def __init__(self, name: str, about: str, bounds: tuple[float, ...]) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class Histogram:
         self._sum += value
 
     def family(self) -> Metric:
-        """All values so far, as the text format has them."""
+        """All values so far, in the text format's terms."""
         names = [*(floatToGoString(bound) for bound in self._bounds), "+Inf"]
         buckets = list(zip(names, accumulate(self._counts), strict=True))
         return HistogramMetricFamily(self._name, self._about, buckets=buckets, sum_value=self._sum)
@@ -59,7 +59,7 @@ class Metrics:
     """All metrics of one frontend process."""
 
     def __init__(self, engines: Callable[[], Mapping[str, EngineStats]], board: MetricsBoard | None = None) -> None:
-        """`engines` gives the latest word of each engine, by its label; `board` is shared with siblings."""
+        """`engines` returns the latest statistics of each engine, by its label; `board` is shared with siblings."""
         self._engine_collector = EngineCollector(engines)
         self._board = board
         registry = CollectorRegistry()  # what this process counts
@@ -70,7 +70,7 @@ class Metrics:
         )
         self.closed_connections = Counter(
             "penstock_http_connections_closed",
-            "Connections that were closed because they exceeded a bound, by which.",
+            "Connections closed because they exceeded a limit, by limit.",
             ["reason"],
             registry=registry,
         )
@@ -84,44 +84,42 @@ class Metrics:
         )
         self._num_dropped_log_lines = 0
         self.sequences = Counter(
-            "penstock_request_success", "Sequences by what ended them.", ["finished_reason"], registry=registry
+            "penstock_request_success", "Finished sequences by finish reason.", ["finished_reason"], registry=registry
         )
-        self.prompt_tokens = Counter("penstock_prompt_tokens", "Tokens of all prompts.", registry=registry)
+        self.prompt_tokens = Counter("penstock_prompt_tokens", "Prompt tokens of all requests.", registry=registry)
         self.generation_tokens = Counter("penstock_generation_tokens", "Tokens generated.", registry=registry)
         self.cached_tokens = Counter(
             "penstock_prompt_tokens_cached", "Prompt tokens found in the prefix cache.", registry=registry
         )
-        self.live_requests = Gauge(
-            "penstock_num_requests_in_frontend", "HTTP requests being answered.", registry=registry
-        )
+        self.live_requests = Gauge("penstock_num_requests_in_frontend", "HTTP requests in progress.", registry=registry)
         self.time_to_first_token = self._histogram(
-            "penstock_time_to_first_token_seconds", "From a request's arrival to its first token.", _TTFT_BUCKETS
+            "penstock_time_to_first_token_seconds", "Time from arrival to first token.", _TTFT_BUCKETS
         )
         self.inter_token_latency = self._histogram(
-            "penstock_inter_token_latency_seconds", "Between two tokens of a sequence.", _ITL_BUCKETS
+            "penstock_inter_token_latency_seconds", "Time between two tokens of a sequence.", _ITL_BUCKETS
         )
         self.e2e_latency = self._histogram(
-            "penstock_e2e_request_latency_seconds", "From a request's arrival to the end of its answer.", _E2E_BUCKETS
+            "penstock_e2e_request_latency_seconds", "Time from arrival to the end of the answer.", _E2E_BUCKETS
         )
         self.time_per_output_token = self._histogram(
             "penstock_request_time_per_output_token_seconds",
-            "Of a request's tokens after the first: its decode time by their number in one sequence.",
+            "Decode time of a request per token of a sequence, the first one left out.",
             _ITL_BUCKETS,
         )
         self.queue_time = self._histogram(
-            "penstock_request_queue_time_seconds", "From the engine's queue to the first row.", _PHASE_BUCKETS
+            "penstock_request_queue_time_seconds", "Time from the engine's queue to the first row.", _PHASE_BUCKETS
         )
         self.prefill_time = self._histogram(
-            "penstock_request_prefill_time_seconds", "From the first row to the first token.", _PHASE_BUCKETS
+            "penstock_request_prefill_time_seconds", "Time from the first row to the first token.", _PHASE_BUCKETS
         )
         self.decode_time = self._histogram(
-            "penstock_request_decode_time_seconds", "From the first token to the last.", _PHASE_BUCKETS
+            "penstock_request_decode_time_seconds", "Time from the first token to the last.", _PHASE_BUCKETS
         )
         self.request_prompt_tokens = self._histogram(
-            "penstock_request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS
+            "penstock_request_prompt_tokens", "Prompt tokens per request.", _TOKEN_BUCKETS
         )
         self.request_generation_tokens = self._histogram(
-            "penstock_request_generation_tokens", "Tokens generated for a request.", _TOKEN_BUCKETS
+            "penstock_request_generation_tokens", "Generated tokens per request.", _TOKEN_BUCKETS
         )
 
     def _histogram(self, name: str, about: str, bounds: tuple[float, ...]) -> Histogram:
@@ -156,14 +154,14 @@ class Metrics:
             self.time_per_output_token.note(decode_seconds / num_later_tokens)
 
     def exposition(self) -> bytes:
-        """All metrics as Prometheus' text: of all frontends that share a board."""
+        """All metrics in Prometheus' text format: those of all frontends that share a board."""
         self._bring_up_to_date()
         shown = CollectorRegistry(auto_describe=False)
         shown.register(self._engine_collector)
         if self._board is None:
             shown.register(_Families(self._families()))
         else:
-            # Published first: whoever is asked next must not tell less than this one does now.
+            # Published first: the frontend asked next must not report less than this one does now.
             families = self._publish(self._board)
             add(families, self._board.others())
             shown.register(_Families(families))
@@ -191,7 +189,7 @@ class Metrics:
 
 
 class _Families(Collector):
-    """Metrics that are there already."""
+    """Metrics that exist already."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -201,7 +199,7 @@ class _Families(Collector):
 
 
 def _without_times(families: Iterable[Metric]) -> list[Metric]:
-    """Leave out when each counter was made: of several processes' counters that means nothing."""
+    """Remove the creation times of counters, which mean nothing for counters of several processes."""
     found = list(families)
     for family in found:
         family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
@@ -209,7 +207,7 @@ def _without_times(families: Iterable[Metric]) -> list[Metric]:
 
 
 def add(families: list[Metric], snapshots: list[Snapshot]) -> None:
-    """Add what others counted to `families`."""
+    """Add the counts of other frontends to `families`."""
     for family in families:
         sums = {(sample.name, *sample.labels.items()): sample for sample in family.samples}
         for snapshot in snapshots:
@@ -224,7 +222,7 @@ def add(families: list[Metric], snapshots: list[Snapshot]) -> None:
 
 
 class EngineCollector(Collector):
-    """The engines' counters, as of their latest `EngineStats`. With several, each has a label of its own."""
+    """The engines' counters, as of their latest `EngineStats`. With several engines, each has its own label."""
 
     def __init__(self, engines: Callable[[], Mapping[str, EngineStats]]) -> None:
         self._engines = engines
@@ -264,8 +262,8 @@ _GAUGES: dict[str, tuple[str, _Value]] = {
     "penstock_num_requests_paused": ("Requests whose clients do not read.", lambda s: s.num_paused),
     "penstock_num_rows": ("Rows of the worker, in use or free.", lambda s: s.num_rows),
     "penstock_num_pages": ("Pages of the KV pool.", lambda s: s.num_pages),
-    "penstock_num_free_pages": ("Pages that hold nothing.", lambda s: s.num_free_pages),
-    "penstock_num_cached_pages": ("Pages owned by the prefix cache alone.", lambda s: s.num_cached_pages),
+    "penstock_num_free_pages": ("Free pages.", lambda s: s.num_free_pages),
+    "penstock_num_cached_pages": ("Pages owned only by the prefix cache.", lambda s: s.num_cached_pages),
     "penstock_num_used_pages": ("Pages in a running sequence's page table.", lambda s: s.num_used_pages),
     "penstock_kv_cache_usage_perc": (
         "Share of the pages that running sequences use (1 is all).",
@@ -276,25 +274,28 @@ _GAUGES: dict[str, tuple[str, _Value]] = {
         lambda s: s.num_unfilled_slots / max(s.num_page_slots, 1),
     ),
     "penstock_device_memory_used_bytes": (
-        "Memory of the worker's device that is in use; on a CPU by the worker.",
+        "Memory in use on the worker's device; on a CPU, by the worker.",
         lambda s: s.device_memory_used,
     ),
-    "penstock_device_memory_total_bytes": ("All memory of the worker's device.", lambda s: s.device_memory_total),
-    "penstock_engine_ready": ("1 while a worker serves.", lambda s: int(s.is_ready)),
+    "penstock_device_memory_total_bytes": ("Total memory of the worker's device.", lambda s: s.device_memory_total),
+    "penstock_engine_ready": ("1 while a worker is serving.", lambda s: int(s.is_ready)),
 }
 
 _COUNTERS: dict[str, tuple[str, _Value]] = {
     "penstock_engine_steps": ("Forward passes.", lambda s: s.num_steps),
     "penstock_invalid_logits": (
-        "Sequences that ended because no token could be drawn from the model's logits.",
+        "Sequences that ended because no token could be sampled from the model's logits.",
         lambda s: s.num_invalid_logits,
     ),
-    "penstock_num_preemptions": ("Running sequences whose pages were taken back.", lambda s: s.num_preemptions),
+    "penstock_num_preemptions": (
+        "Preemptions: sequences that lost their pages and were recomputed.",
+        lambda s: s.num_preemptions,
+    ),
     "penstock_engine_prompt_tokens": ("Prompt tokens admitted.", lambda s: s.num_prompt_tokens),
     "penstock_prefix_cache_hits": ("Prompt tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
     "penstock_engine_generation_tokens": ("Tokens generated.", lambda s: s.num_output_tokens),
     "penstock_engine_dropped_tokens": (
-        "Tokens that were computed for sequences that had ended or lost their row in the meantime.",
+        "Tokens computed for sequences that had ended or lost their row in the meantime.",
         lambda s: s.num_dropped_tokens,
     ),
 }
@@ -304,7 +305,7 @@ _LABELLED: tuple[
 ] = (
     (
         GaugeMetricFamily, "penstock_num_requests_waiting_by_reason",
-        "Sequences that wait for a row, by the reason.", "reason", lambda s: s.waiting_reasons or {},
+        "Sequences that wait for a row, by reason.", "reason", lambda s: s.waiting_reasons or {},
     ),
     (
         CounterMetricFamily, "penstock_engine_dropped_messages",
@@ -316,7 +317,7 @@ _LABELLED: tuple[
     ),
     (
         CounterMetricFamily, "penstock_engine_log_lines_dropped",
-        "Log lines that could not be written or that nobody read, by the process of the engine.", "process",
+        "Log lines that could not be written or that nobody read, by engine process.", "process",
         lambda s: {"scheduler": s.num_log_lines_dropped, "worker": s.num_log_lines_dropped_by_worker},
     ),
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""aiohttp: sockets, connections, bodies, routes."""
+"""The aiohttp side: sockets, connections, bodies, routes."""

@@ -1,11 +1,10 @@
-"""The aiohttp application: the exchange's routes, requests in within bounds, answers out.
+"""The aiohttp application: serves the exchange's routes, reads requests within limits, sends answers.
 
-Whom a request is addressed to, and which page in a browser it comes from, keeps pages from driving a server that
-listens on its own machine alone. A page may give its own name the address 127.0.0.1 (DNS rebinding) and then asks with
-that name as Host, as if the server were its own. So a server without keys answers to localhost, to addresses, and to
-the names that --allowed-hosts gives, if it listens on a loopback address or if that option is given. Any page may also
-send simple requests without asking: they carry its Origin, and routes that change something for nothing but a POST
-refuse one that is not allowed.
+Checks of Host and Origin keep web pages from using a server that listens only on its own machine. A page may give its
+own host name the address 127.0.0.1 (DNS rebinding) and then send requests with that name as Host, as if the server were
+its own. So a server without keys that listens on a loopback address, or was given --allowed-hosts, answers only to
+localhost, to IP addresses, and to the names of that option. Any page may also send simple requests without a preflight:
+they carry its Origin, and routes where an empty POST changes something refuse origins that are not allowed.
 """
 
 import ipaddress
@@ -45,18 +44,18 @@ from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.ipc.version import NAME
 
 Part = Literal["all", "public", "admin"]
-"""Which routes a listener has; those for probes are always among them."""
+"""Which routes a listener has; those for probes are always included."""
 
 SMALL_BODY_BYTES = 4096
-"""What so few bytes say is soon read, whatever it is: most bodies need not be measured."""
+"""Bodies this small are cheap to decode, whatever they contain: most bodies need not be measured."""
 
 MAX_HELD_BODIES = 32
-"""Bodies of the greatest size that may be held half-read: a client may take its time with each last byte."""
+"""How many bodies of the largest size may be held half-read: a client may take its time with each last byte."""
 
 _RETRY_SECONDS = 5
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
-_SERVER = {"Server": NAME}  # aiohttp's own would tell versions
+_SERVER = {"Server": NAME}  # aiohttp's own header would tell versions
 
 
 def make_app(service: Service, part: Part = "all") -> web.Application:
@@ -93,7 +92,7 @@ class _Mount:
         self._bodies = BodyReader(lambda: service.max_body_bytes)
 
     async def answer(self, route: Route, asked: web.Request) -> web.StreamResponse:
-        """One request from its body to the end of its answer."""
+        """Handle one request from its body to the end of its answer."""
         request = self._request(route, asked)
         try:
             async with self._exchange.answer(route, request) as reply:
@@ -105,11 +104,11 @@ class _Mount:
                     headers={"Content-Type": reply.content_type, **_SERVER, **reply.headers},
                 )
                 if isinstance(request.error, MalformedRequest | UnsupportedTransfer):
-                    response.force_close()  # where its body ends is not certain
+                    response.force_close()  # it is not certain where the request's body ends
                 await response.prepare(asked)
                 await response.write_eof()
                 return response
-        except ConnectionError:  # noticed while writing; the handler's own end has aborted the work
+        except ConnectionError:  # noticed while writing; the handler's cleanup has aborted the work
             raise CancelledError from None
 
     def _request(self, route: Route, asked: web.Request) -> Request:
@@ -132,7 +131,7 @@ class _Mount:
         )
 
     async def refuse(self, asked: web.Request, unrouted: web.HTTPException) -> web.StreamResponse:
-        """The answer to a request without a route, in the API's own error shape."""
+        """Answer a request that has no route, in the API's own error shape."""
         error: ApiError = RouteNotFound(f"there is nothing at {asked.path[:256]!r}")
         if isinstance(unrouted, web.HTTPMethodNotAllowed):
             allowed = ", ".join(sorted(unrouted.allowed_methods))
@@ -160,11 +159,11 @@ async def _send_stream(reply: StreamReply, asked: web.Request) -> web.StreamResp
     return response
 
 
-# --- a request on its way in: its head is checked, its body is read within bounds ----------------
+# --- a request on its way in: its head is checked, its body is read within limits ----------------
 
 
 class Origins:
-    """The rules of one listener."""
+    """The Host and Origin rules of one listener."""
 
     def __init__(self, host: str, options: FrontendOptions) -> None:
         """`host` is the address that it listens on."""
@@ -173,18 +172,18 @@ class Origins:
         self._pages = frozenset(options.cors_origins)
 
     def check(self, request: web.Request, route: Route, *, has_keys: bool) -> None:
-        """Raise unless the request's head is one to answer.
+        """Raise unless the request's head is acceptable.
 
         Args:
             request: only its head is looked at.
-            route: the one that it asks for.
-            has_keys: requests need API keys here.
+            route: the requested route.
+            has_keys: whether requests need API keys here.
 
         Raises:
-            MalformedRequest: its Host is none, or its body has a coding that its version of HTTP does not know.
-            UnsupportedTransfer: the body is coded in a way that is not supported.
-            HostNotAllowed: the request is for somebody else.
-            OriginNotAllowed: a page in a browser sends it that may not.
+            MalformedRequest: its Host is invalid, or its body has a coding that its version of HTTP does not know.
+            UnsupportedTransfer: the body's transfer coding is not supported.
+            HostNotAllowed: the request is addressed to another host.
+            OriginNotAllowed: the request comes from a web page whose origin is not allowed.
         """
         _check_framing(request)
         host = request.headers.get("Host")
@@ -218,14 +217,14 @@ def _check_framing(request: web.Request) -> None:
 
 @lru_cache(256)
 def _name_of(host: str) -> str:
-    """The name, or address, of a Host header, in lower case; empty if it is none."""
+    """The name, or address, of a Host header, in lower case; empty if it is invalid."""
     found = _HOST.fullmatch(host)
     return found[1].lower().rstrip(".") if found is not None else ""
 
 
 @lru_cache(256)
 def _is_safe(name: str) -> bool:
-    """No page can come to this machine under it: it needs no name server, or means this machine everywhere."""
+    """Whether no page can reach this machine under this name: it needs no name server, or always means this machine."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
@@ -239,19 +238,19 @@ class BodyReader:
     """Reads the bodies of one process."""
 
     def __init__(self, max_bytes: Callable[[], int]) -> None:
-        """`max_bytes` tells the most that one body may have now."""
+        """`max_bytes` returns the largest size that a body may have now."""
         self._max_bytes = max_bytes
-        self._num_held = 0  # bytes of bodies that are not whole yet
+        self._num_held = 0  # bytes of incomplete bodies
 
     async def read(self, request: web.Request) -> bytes:
-        """A JSON request's body, which nothing but the caller refers to.
+        """Read a JSON request's body; the caller gets the only reference.
 
         Raises:
-            UnsupportedMediaType: it is something else, or compressed.
+            UnsupportedMediaType: it is not JSON, or is compressed.
             BodyTooLarge: it has too many bytes.
-            TooManyValues: it would be too many objects, or too deep ones.
-            MalformedBody: its transfer is no HTTP.
-            Unavailable: too much is held for others already.
+            TooManyValues: it contains too many values, or too deeply nested ones.
+            MalformedBody: it is not valid HTTP.
+            Unavailable: too much memory is held for other bodies.
         """
         _check_type(request)
         max_bytes = self._max_bytes()
@@ -282,7 +281,7 @@ class BodyReader:
 
 
 def _too_large(max_bytes: int, got: str) -> BodyTooLarge:
-    return BodyTooLarge(f"the body may have {max_bytes} bytes at most, got {got}")
+    return BodyTooLarge(f"the body may have at most {max_bytes} bytes, got {got}")
 
 
 def _check_type(request: web.Request) -> None:

@@ -1,14 +1,14 @@
-"""Bounds on what a connection may do before and beside its requests: what aiohttp itself leaves open.
+"""Limits on what a connection may do before and beside its requests: those that aiohttp itself does not set.
 
     connected -> head -> body -> answer -> idle -> head -> ...
                   |       |         |      `-- aiohttp: closed after KEEPALIVE_SECONDS
-                  |       |         `-- the client takes nothing for slow_reader_timeout: closed
+                  |       |         `-- the client reads nothing for slow_reader_timeout: closed
                   |       `-- no byte for body_timeout: closed
-                  `-- not whole after head_timeout, however many bytes come: closed
+                  `-- incomplete after head_timeout, however many bytes have come: closed
 
-aiohttp bounds the size and the number of header fields, and stops reading while MAX_MSG_QUEUE_SIZE pipelined
-requests wait. Deadlines are looked at once a second for all connections together: a timer each would cost
-more than the requests. A connection beyond max_connections is told so in one line, and closed.
+aiohttp limits the size and the number of header fields, and stops reading while MAX_MSG_QUEUE_SIZE pipelined
+requests wait. Deadlines are checked once a second for all connections together: a timer for each would cost
+more than the requests. A connection beyond max_connections gets a one-line answer, and is closed.
 """
 
 import asyncio
@@ -34,37 +34,37 @@ WATCH_SECONDS = 1.0
 
 MAX_HEADER_FIELDS = 128
 MAX_HEADER_BYTES = 8190
-"""Of the request line, and of each field."""
+"""For the request line, and for each field."""
 
 READING_BYTES = 16 << 10
-"""Whoever has not even taken so many of the bytes that wait for him in slow_reader_timeout does not read."""
+"""A client that takes less than this of its waiting bytes within slow_reader_timeout counts as not reading."""
 
 WRITE_BUFFER_BYTES = 8 << 10
-"""What waits here for a client before its stream is held up. TLS would take sixty times as much by itself."""
+"""How much is buffered here for a client before its stream is held up. TLS would buffer sixty times as much."""
 
 OTHER_DESCRIPTORS = 128
 """Open files of a frontend besides its clients' connections, with room to spare: sockets, pipes, helper processes."""
 
 NO_DESCRIPTORS_SECONDS = 60.0
-"""Between two log lines that no connection can be taken."""
+"""Between two log lines about connections that cannot be accepted."""
 
 LISTEN_BACKLOG = 4096
 """Connections that may wait to be accepted: a thousand clients may come at once."""
 
 SEND_BUFFER_BYTES, UNSENT_BYTES = 64 << 10, 4 << 10
-"""What the system buffers for a client: in all, and of that not even sent, for want of room at the other side.
-By itself it would take megabytes: minutes of output."""
+"""What the system buffers for a client: in total, and the part not yet sent because the other side has no room.
+By default it would be megabytes: minutes of output."""
 
 TLS_SHUTDOWN_SECONDS = 5.0
-"""How long the end of a TLS connection waits for the client's word."""
+"""How long closing a TLS connection waits for the client."""
 
 CountClosed = Callable[[str], None]
-"""Told why a connection was closed: "head_timeout", "body_timeout", "slow_reader_timeout" or "max_connections"."""
+"""Gets why a connection was closed: "head_timeout", "body_timeout", "slow_reader_timeout" or "max_connections"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """What a client must do in time, in seconds."""
+    """Time limits for clients, in seconds."""
 
     head: float
     body: float
@@ -72,7 +72,7 @@ class Timeouts:
 
 
 def connections_within_limit(wanted: int) -> int:
-    """How many connections the process's limit of open files allows, after raising it as far as it may be."""
+    """Return how many connections the process's limit of open files allows, after raising it as far as possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -88,7 +88,7 @@ def connections_within_limit(wanted: int) -> int:
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's protocol, which also knows since when it waits for its client: to send, or to read."""
+    """aiohttp's protocol, which also records how long it has been waiting for its client: to send, or to read."""
 
     __slots__ = (
         "_body", "_count_closed", "_head_is_due", "_heard_at", "_max_connections", "_num_heads", "_num_unread",
@@ -102,11 +102,11 @@ class Connection(web.RequestHandler):
         super().__init__(server, loop=loop, **options)
         self._max_connections = max_connections
         self._count_closed = count_closed
-        self._body: StreamReader = EMPTY_PAYLOAD  # of the last request whose head is whole
+        self._body: StreamReader = EMPTY_PAYLOAD  # of the last request with a complete head
         self._num_heads = 0
         self._head_is_due = True  # the first byte of a head has come (or the connection, for the first one)
         self._heard_at = monotonic()  # when the head began, or the last byte of the body came
-        self._num_unread = 0  # bytes that waited for the client when it last took some
+        self._num_unread = 0  # bytes that were waiting for the client when it last took some
         self._unread_since = 0.0
         self.was_too_slow = False
 
@@ -125,12 +125,12 @@ class Connection(web.RequestHandler):
         was_in_body = not self._body.is_eof()
         super().data_received(data)
         if self._request_count != self._num_heads:
-            if not self._body.is_eof():  # no message comes before the end of the last one: this is aiohttp's error
+            if not self._body.is_eof():  # no new message can come before the last one ends: this is aiohttp's error
                 self._break_body()
             self._num_heads = self._request_count
             self._head_is_due = False
             self._heard_at = monotonic()
-            if self._messages:  # the last of them; its handler runs in a later turn of the loop
+            if self._messages:  # take the last one; its handler runs in a later turn of the loop
                 self._body = self._messages[-1][1]
         elif was_in_body:
             self._heard_at = monotonic()
@@ -139,8 +139,8 @@ class Connection(web.RequestHandler):
             self._heard_at = monotonic()
 
     def _break_body(self) -> None:
-        """What came is no HTTP: whoever reads the body is told, and after his answer the connection ends."""
-        self._body.set_exception(BadHttpMessage("the rest of it is no HTTP"))
+        """The bytes received are not HTTP: fail the reader of the body; after its answer the connection ends."""
+        self._body.set_exception(BadHttpMessage("the rest of it is not HTTP"))
         self._body.feed_eof()
         self.close()
 
@@ -150,12 +150,12 @@ class Connection(web.RequestHandler):
         self._unread_since = monotonic()
 
     async def drained(self) -> None:
-        """Wait until the client has taken what waits for it; at once if it keeps up. aiohttp asks every 64 KiB only."""
+        """Wait until the client has taken what is buffered; at once if it keeps up. aiohttp waits every 64 KiB."""
         if self._paused:
             await self._drain_helper()
 
     def close_if_late(self, now: float, timeouts: Timeouts) -> None:
-        """Close this connection if what it sends is overdue (not while it is we who do not read), or does not read."""
+        """Close this connection if its client is late in sending (unless we do not read), or does not read."""
         if self._paused:
             self._drop_if_unread(now, timeouts.reading)
         if self._reading_paused or self._buffer_paused or self._force_close:
@@ -179,7 +179,7 @@ class Connection(web.RequestHandler):
             self.was_too_slow = True
             self._count_closed("slow_reader_timeout")
             if self.transport is not None:
-                self.transport.abort()  # to close it would wait until all is read
+                self.transport.abort()  # a normal close would wait until all is read
 
     def _num_buffered(self) -> int:
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
@@ -191,9 +191,9 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The API's error body for what is no HTTP; and none of the client's bytes in it."""
+        """Answer invalid HTTP with the API's error body, which contains none of the client's bytes."""
         response = super().handle_error(request, status, exc, message)
-        error = MalformedBody("this is no HTTP request") if status < 500 else ServerError("internal error")
+        error = MalformedBody("this is not a valid HTTP request") if status < 500 else ServerError("internal error")
         answer = web.Response(status=response.status, body=error_body(error), content_type="application/json")
         answer.headers["Server"] = NAME
         answer.force_close()
@@ -201,7 +201,7 @@ class Connection(web.RequestHandler):
 
 
 class BoundedRunner(web.AppRunner):
-    """aiohttp's runner of one application, with bounded connections. `watch` must run beside it."""
+    """aiohttp's runner of one application, with limits on connections. `watch` must run beside it."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class BoundedRunner(web.AppRunner):
         **options: Any,
     ) -> None:
         """`options` are those of aiohttp's protocol."""
-        # A client that leaves ends its handler, which aborts its work.
+        # If a client leaves, its handler ends, which aborts its work.
         super().__init__(app, shutdown_timeout=shutdown_timeout, handler_cancellation=True)
         self._timeouts = timeouts
         self._listening: asyncio.Server | None = None
@@ -228,9 +228,9 @@ class BoundedRunner(web.AppRunner):
         }
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Take connections from a bound socket; call `setup` before.
+        """Accept connections from a bound socket; call `setup` before.
 
-        A TLS handshake has only so many seconds, because before it ends there is no `Connection` to watch.
+        A TLS handshake has a time limit, because before it ends there is no `Connection` to watch.
         """
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit both
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
@@ -247,27 +247,27 @@ class BoundedRunner(web.AppRunner):
         )
 
     async def cleanup(self) -> None:
-        """Take no more connections, and end those that there are."""
+        """Accept no more connections, and end existing ones."""
         if self._listening is not None:
             self._listening.close()
         await super().cleanup()
 
     async def watch(self) -> None:
-        """Close what is late, for as long as the process runs."""
+        """Close late connections, for as long as the process runs."""
         told_at = -NO_DESCRIPTORS_SECONDS
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = monotonic()
             if now - told_at >= NO_DESCRIPTORS_SECONDS and not _has_descriptors():
                 told_at = now
-                log.error("no file can be opened any more: new connections are closed at once")
+                log.error("no more files can be opened: new connections are closed at once")
             for connection in self.server.connections if self.server is not None else ():
                 if isinstance(connection, Connection):
                     connection.close_if_late(now, self._timeouts)
 
 
 def _has_descriptors() -> bool:
-    """Connections can be taken. The event loop does not say when they cannot."""
+    """Whether connections can be accepted. The event loop does not report when they cannot."""
     try:
         os.close(os.open("/dev/null", os.O_RDONLY))
     except OSError:
@@ -276,18 +276,18 @@ def _has_descriptors() -> bool:
 
 
 def drain(request: web.BaseRequest) -> Callable[[], Awaitable[None]]:
-    """Return what to await between a stream's pieces, so that no more waits than WRITE_BUFFER_BYTES and a piece."""
+    """Return what to await between a stream's pieces, so that at most WRITE_BUFFER_BYTES and a piece wait."""
     protocol = request.protocol
     return protocol.drained if isinstance(protocol, Connection) else protocol._drain_helper
 
 
 def was_too_slow(request: web.BaseRequest) -> bool:
-    """The request's connection was closed, for its client did not read."""
+    """Whether the request's connection was closed because its client did not read."""
     return isinstance(request.protocol, Connection) and request.protocol.was_too_slow
 
 
 def _refusal(max_connections: int) -> bytes:
-    body = error_body(Unavailable(f"{max_connections} connections are open, the most that this process takes"))
+    body = error_body(Unavailable(f"{max_connections} connections are open, the most that this process accepts"))
     head = (
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
         f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"

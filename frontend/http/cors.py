@@ -1,7 +1,7 @@
-"""Which web pages may ask this server from a browser, by the CORS protocol of https://fetch.spec.whatwg.org.
+"""Which web pages may use this server from a browser, by the CORS protocol of https://fetch.spec.whatwg.org.
 
-A page of another origin is told nothing, and its browser keeps the answer from it. Credentials that a browser adds by
-itself (cookies) are never allowed: a key is a header that the page must know.
+A page of another origin gets no CORS headers, so its browser hides the answer from it. Credentials that a browser adds
+by itself (cookies) are never allowed: a key is a header that the page must know.
 """
 
 import re
@@ -23,7 +23,7 @@ def allow_origins(app: web.Application, origins: tuple[str, ...]) -> None:
         return
 
     async def tell(request: web.Request, response: web.StreamResponse) -> None:
-        response.headers.add("Vary", "Origin")  # or a cache gives one origin's answer to another
+        response.headers.add("Vary", "Origin")  # otherwise a cache would give one origin's answer to another
         origin = request.headers.get("Origin")
         if origin in origins:
             response.headers["Access-Control-Allow-Origin"] = origin
@@ -33,13 +33,13 @@ def allow_origins(app: web.Application, origins: tuple[str, ...]) -> None:
     async def preflight(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """A browser asks whether a page may ask: without a key, and the same answer whatever the path is."""
+        """Answer a preflight: without a key, and in the same way for all paths."""
         is_asked = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
         if not is_asked or request.headers.get("Origin") not in origins:
             return await handler(request)
         headers = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": str(_MAX_AGE_SECONDS)}
         names = request.headers.get("Access-Control-Request-Headers", "")
-        if _HEADER_NAMES.fullmatch(names):  # clients' libraries add their own: whichever the page wants
+        if _HEADER_NAMES.fullmatch(names):  # client libraries add their own: allow whichever the page wants
             headers["Access-Control-Allow-Headers"] = names
         return web.Response(status=204, headers=headers | {"Server": NAME})
 

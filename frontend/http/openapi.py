@@ -1,4 +1,4 @@
-"""The API's description, made from its routes and the structs that requests and answers really are."""
+"""The API's description, generated from its routes and the actual structs of requests and answers."""
 
 from functools import cache
 from typing import Any
@@ -20,17 +20,17 @@ _REQUIRED: dict[type, tuple[str, ...]] = {
     schema.DetokenizeRequest: ("tokens",),
     responses.ResponsesRequest: ("input",),
 }
-"""Fields that a request cannot do without. On the wire any may be missing, so that its absence is our own error."""
+"""Fields that a request must have. The structs make them optional, so that their absence is our own error."""
 
 _REASONS = {
     400: "The request must be changed.",
-    404: "There is no such thing here: a model, or a stored response.",
+    404: "There is no such model, or no such stored response.",
     413: "The body is too large.",
     415: "The body is not plain application/json in UTF-8.",
     429: "The queue is full, or a limit of the API key is reached; see Retry-After.",
     500: "The server failed.",
-    503: "No engine serves now.",
-    504: "The request took longer than it may.",
+    503: "No engine is serving now.",
+    504: "The request took longer than allowed.",
 }
 
 _SERVER_SENT_EVENT = {

@@ -1,6 +1,6 @@
-"""What this package reaches into privately: checked when a frontend starts, so that nothing vanishes silently.
+"""The private parts of libraries that this package uses: checked when a frontend starts.
 
-The bounds in pyproject.toml keep other releases out; who installs one nevertheless is told which part it lacks.
+The version bounds in pyproject.toml exclude other releases. Whoever installs one anyway is told which part is missing.
 """
 
 import inspect
@@ -24,7 +24,7 @@ _PARTS: dict[str, dict[type, tuple[str, ...]]] = {
 
 
 def check_private_parts() -> None:
-    """Look for every private part that is used.
+    """Check every private part that is used.
 
     Raises:
         ConfigError: naming the library's version and what it lacks.
@@ -35,7 +35,7 @@ def check_private_parts() -> None:
             if absent:
                 raise ConfigError(
                     f"{library} {version(library)} has no {owner.__name__}.{absent[0]}, which Penstock needs; "
-                    f"install a release that Penstock allows: pip install --force-reinstall penstock"
+                    f"install a release that Penstock supports: pip install --force-reinstall penstock"
                 )
 
 

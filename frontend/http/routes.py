@@ -1,4 +1,4 @@
-"""The routes, declared once: listeners and the API's description (`openapi.py`) are made from them."""
+"""The routes, declared once: listeners and the API's description (`openapi.py`) are generated from them."""
 
 import msgspec
 
@@ -87,15 +87,15 @@ ROUTES = (
     ),
     Route("GET", "/tokenizer_info", tokenization.tokenizer_info, "The tokenizer's configuration", errors=(500,)),
     Route(
-        "GET", "/health", operations.health, "This process answers and gets on",
+        "GET", "/health", operations.health, "Whether this process makes progress",
         Health, errors=(500, 503), aliases=("/v1/health", "/ping"), scope="", is_quiet=True,
     ),
     Route(
-        "GET", "/ready", operations.ready, "Requests would be served now",
+        "GET", "/ready", operations.ready, "Whether requests would be served now",
         Health, errors=(500, 503), scope="", is_quiet=True,
     ),
     Route(
-        "GET", "/metrics", operations.show_metrics, "Figures in Prometheus' text format", errors=(500,),
+        "GET", "/metrics", operations.show_metrics, "Metrics in Prometheus' text format", errors=(500,),
         content_type=metrics.CONTENT_TYPE, aliases=("/metrics/",), scope="metrics", is_quiet=True,
     ),
     Route("GET", "/version", operations.version, "The server's version", Version, errors=(500,)),

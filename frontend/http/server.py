@@ -27,11 +27,11 @@ from penstock.ipc import process
 log = structlog.get_logger()
 
 KEEPALIVE_SECONDS = 75.0
-_SHARE_SECONDS = 1.0  # how old the figures of other frontends may be
+_SHARE_SECONDS = 1.0  # how old other frontends' metrics may be
 
 
 class Server:
-    """Make it inside a running event loop, `start`, wait for `stopped`, `close`."""
+    """Create it inside a running event loop, `start`, wait for `stopped`, `close`."""
 
     def __init__(self, config: Config, name: str, board: MetricsBoard | None = None) -> None:
         """Load the text side of the model and connect to the scheduler. `board`: for metrics, with several frontends.
@@ -42,7 +42,7 @@ class Server:
         self._config = config
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.stopped = asyncio.Event()
-        """Set by whoever wants the server to end (a signal, a refusal by the scheduler)."""
+        """Set when the server should end (by a signal, or a refusal by the scheduler)."""
         self._hurry = asyncio.Event()
         self.exit_code = 0
         self._tls = load_tls(config.frontend)
@@ -74,13 +74,13 @@ class Server:
             count_closed=lambda reason: self.service.metrics.closed_connections.labels(reason).inc(),
             access_log=None,
             keepalive_timeout=KEEPALIVE_SECONDS,
-            shutdown_timeout=1.0,  # handlers that are still there after the drain
+            shutdown_timeout=1.0,  # for handlers that still run after the drain
             auto_decompress=False,
             logger=_http_logger(),
         )
 
     async def start(self, *listeners: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Serve on bound sockets: the one for all, and the administrators' if the options name one.
+        """Serve on bound sockets: the public one, and the administrators' one if the options name it.
 
         `on_ready` is called once, when requests can be served.
         """
@@ -98,13 +98,13 @@ class Server:
         self._tasks.append(asyncio.create_task(self._share_metrics()))
 
     def end(self, *, at_once: bool) -> None:
-        """Begin to stop: running streams get time to finish, or an error now if `at_once`, also in a drain's middle."""
+        """Begin to stop: running streams may finish, or get an error now if `at_once`, even during a drain."""
         if at_once:
             self._hurry.set()
         self.stopped.set()
 
     def reload(self) -> None:
-        """Read the files of keys and certificate again; one that cannot be used changes nothing."""
+        """Read the key file and the certificate again; one that cannot be used changes nothing."""
         options = self._config.frontend
         if not has_files(options):
             log.info("nothing to reload: no key file, no certificate")
@@ -113,14 +113,14 @@ class Server:
                 self.service.access.change(load_api_keys(options.api_keys_file))
                 log.info("read the API keys again", file=options.api_keys_file)
         except ConfigError as error:
-            log.error("the API keys stay as they were", reason=str(error))
+            log.error("the API keys stay unchanged", reason=str(error))
         try:
             if self._tls is not None:
-                load_tls(options)  # on trial: a key that does not belong to the certificate would spoil both
+                load_tls(options)  # a trial: a key that does not belong to the certificate would break both
                 load_certificate(self._tls, options)
                 log.info("read the certificate again", file=options.tls_certificate)
         except ConfigError as error:
-            log.error("the certificate stays as it was", reason=str(error))
+            log.error("the certificate stays unchanged", reason=str(error))
 
     async def close(self) -> None:
         """Drain, then close everything."""
@@ -150,7 +150,7 @@ class Server:
 
 
 class _OneLine(logging.Handler):
-    """What aiohttp says (mostly of requests that are no HTTP), as one line of ours without a traceback."""
+    """Logs aiohttp's messages (mostly about invalid HTTP) as one of our lines, without a traceback."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None

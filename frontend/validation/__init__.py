@@ -1,1 +1,1 @@
-"""From a body as it came to a request that is valid."""
+"""From a decoded body to a valid request."""

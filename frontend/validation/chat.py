@@ -17,20 +17,20 @@ from penstock.frontend.validation.tools import validate_tools
 MAX_MESSAGES = 2048
 MAX_TOOL_CALLS = 128
 MAX_ARGUMENT_NUMBERS = 65_536
-"""In the arguments of all past calls together."""
+"""For the arguments of all past calls together."""
 
 MAX_TEMPLATE_VARIABLES = 32
 
 _FIELD = "chat_template_kwargs"
 _THINKING = ("enable_thinking", "thinking")
-"""Names under which templates that know no effort switch reasoning on and off."""
+"""Variables with which templates that know no effort switch reasoning on and off."""
 
 _MESSAGE_FIELDS = frozenset(
     ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 )
 
 _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of parts that are texts, in chats and in responses, and where the text stands."""
+"""Types of text parts, in chats and in responses, and the field with the text."""
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -66,7 +66,7 @@ def validate_chat(request: ChatRequest, rules: Rules, template: ChatTemplate | N
         num_best=max(num_best, 0) if request.logprobs else -1,
     )
     if request.store:
-        note = "store: no effect, chat completions are not kept; /v1/responses keeps responses"
+        note = "store: no effect, chat completions are not stored; /v1/responses stores responses"
         common = replace(common, warnings=(*common.warnings, note))
     tools = None
     if request.tools is not None or request.tool_choice is not None:
@@ -100,7 +100,7 @@ def validate_conversation(
     variables: dict[str, Any] | None,
     tools: list[dict[str, Any]] | None = None,
 ) -> ValidConversation:
-    """Check messages and template variables, also those of /tokenize."""
+    """Check messages and template variables, including those of /tokenize."""
     if template is None:
         raise InvalidRequest("this model has no chat template; use /v1/completions, or serve it with --chat-template")
     if messages is None:
@@ -109,7 +109,7 @@ def validate_conversation(
         raise InvalidParameter("messages is empty", param="messages")
     if len(messages) > MAX_MESSAGES:
         raise InvalidParameter(
-            f"messages may hold {MAX_MESSAGES} messages at most, got {len(messages)}", param="messages"
+            f"messages may hold at most {MAX_MESSAGES} messages, got {len(messages)}", param="messages"
         )
     if continue_final_message and add_generation_prompt:
         raise InvalidParameter(
@@ -136,11 +136,11 @@ def validate_conversation(
 
 
 def _message(field: str, message: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
-    """A message as the template sees it. Unknown fields go along if the template has their name in it."""
+    """A message as the template sees it. Unknown fields are passed on if the template contains their name."""
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise InvalidParameter(
-            f"{field}.role must be a name such as 'user' (letters, digits, '_' and '-', 64 at most)",
+            f"{field}.role must be a name such as 'user' (letters, digits, '_' and '-', at most 64)",
             param=f"{field}.role",
         )
     if role == "developer" and "developer" not in template.source:
@@ -153,11 +153,11 @@ def _message(field: str, message: dict[str, Any], template: ChatTemplate) -> dic
 
 
 def _content(field: str, content: Any) -> str | None:
-    """Content is a text, or a list of parts of type text (joined with line breaks)."""
+    """Content is a string, or a list of parts of type text (joined with line breaks)."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidParameter(f"{field}: expected a text or a list of parts", param=field)
+        raise InvalidParameter(f"{field}: expected a string or a list of parts", param=field)
     texts = []
     for index, part in enumerate(content):
         if not isinstance(part, dict):
@@ -166,23 +166,23 @@ def _content(field: str, content: Any) -> str | None:
         key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
         if key is None:
             raise UnsupportedParameter(
-                f"{field}[{index}]: this model takes parts of type 'text' only", param=f"{field}[{index}].type"
+                f"{field}[{index}]: this model accepts only parts of type 'text'", param=f"{field}[{index}].type"
             )
         if not isinstance(part.get(key), str):
-            raise InvalidParameter(f"{field}[{index}].{key}: expected a text", param=f"{field}[{index}].{key}")
+            raise InvalidParameter(f"{field}[{index}].{key}: expected a string", param=f"{field}[{index}].{key}")
         texts.append(part[key])
     return "\n".join(texts)
 
 
 def _tool_calls(field: str, tool_calls: Any, size: JsonSize) -> list[Any]:
-    """Past calls of an assistant message. Templates want their arguments as objects, clients send JSON text.
+    """Past calls of an assistant message. Templates need their arguments as objects, clients send JSON text.
 
     `size` has counted the values of the messages before.
     """
     if not isinstance(tool_calls, list) or not all(isinstance(call, dict) for call in tool_calls):
         raise InvalidParameter(f"{field}: expected a list of objects", param=field)
     if len(tool_calls) > MAX_TOOL_CALLS:
-        raise InvalidParameter(f"{field} may hold {MAX_TOOL_CALLS} at most, got {len(tool_calls)}", param=field)
+        raise InvalidParameter(f"{field} may hold at most {MAX_TOOL_CALLS} calls, got {len(tool_calls)}", param=field)
     calls: list[Any] = []
     for call in tool_calls:
         function = call.get("function")
@@ -194,7 +194,7 @@ def _tool_calls(field: str, tool_calls: Any, size: JsonSize) -> list[Any]:
 
 
 def _arguments(field: str, text: str, size: JsonSize) -> Any:
-    """What the text says, or the text if that is no JSON."""
+    """Return the decoded arguments, or the text if it is not JSON."""
     written = text.encode(errors="replace")
     try:
         size.begin()
@@ -202,28 +202,28 @@ def _arguments(field: str, text: str, size: JsonSize) -> Any:
         with without_collecting():
             return msgspec.json.decode(written)
     except TooManyValuesError as error:
-        raise TooManyValues(f"{field}: in the messages together {error}", param=field) from None
+        raise TooManyValues(f"{field}: over all messages, {error}", param=field) from None
     except (msgspec.DecodeError, RecursionError):
         return text
 
 
 def with_fields(variables: dict[str, Any] | None, **fields: str | None) -> dict[str, Any] | None:
-    """The request's variables and those of its fields that are set; what a variable says goes before its field."""
+    """Merge the request's variables with those of its fields that are set; a variable wins over its field."""
     given = {name: value for name, value in fields.items() if value is not None}
     return {**given, **(variables or {})} if given else variables
 
 
 def settings_for(template: ChatTemplate, variables: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The variables that this template reads, and warnings of those that it does not.
+    """Return the variables that this template reads, and warnings about those that it does not.
 
-    An effort is passed on where the template reads one; else it says whether to reason at all, if that can be said.
+    An effort is passed on if the template reads one; otherwise it decides whether to reason at all, if possible.
 
     Raises:
-        InvalidParameter: if there are too many, or one is no plain value or no variable of any template.
+        InvalidParameter: there are too many, or one is not a plain value, or not a variable of any template.
     """
     if len(variables) > MAX_TEMPLATE_VARIABLES:
         raise InvalidParameter(
-            f"{_FIELD} may hold {MAX_TEMPLATE_VARIABLES} entries at most, got {len(variables)}", param=_FIELD
+            f"{_FIELD} may hold at most {MAX_TEMPLATE_VARIABLES} entries, got {len(variables)}", param=_FIELD
         )
     known = template.extra_variables
     settings: dict[str, Any] = {}
@@ -232,9 +232,9 @@ def settings_for(template: ChatTemplate, variables: dict[str, Any]) -> tuple[dic
         if name in known:
             settings[name] = _plain(name, value)
         elif name in RESERVED:
-            raise InvalidParameter(f"{_FIELD}.{name} cannot be set: it is no variable of a chat template", param=_FIELD)
+            raise InvalidParameter(f"{_FIELD}.{name} cannot be set: chat templates have no such variable", param=_FIELD)
         elif name == "verbosity":
-            if value != "medium":  # which is to say nothing
+            if value != "medium":  # the default
                 warnings.append("verbosity: no effect, this model's chat template does not read it")
         elif name != "reasoning_effort":
             listed = ", ".join(sorted(known)) or "none"
@@ -251,5 +251,5 @@ def settings_for(template: ChatTemplate, variables: dict[str, Any]) -> tuple[dic
 
 def _plain(name: str, value: Any) -> Any:
     if value is not None and not isinstance(value, str | int | float | bool):
-        raise InvalidParameter(f"{_FIELD}.{name} must be a text, a number or a boolean", param=_FIELD)
+        raise InvalidParameter(f"{_FIELD}.{name} must be a string, a number or a boolean", param=_FIELD)
     return value

@@ -1,4 +1,4 @@
-"""From a request as sent (`schema.py`) to one that can be run: another type, which only this module makes.
+"""From a request as sent (`schema.py`) to a valid one: another type, which only this module creates.
 
 Every bound is checked here, before anything is tokenized, queued or allocated; the messages name the
 field, the limit and the value.
@@ -33,14 +33,14 @@ MAX_BYTES_PER_TOKEN = 16
 """A prompt with more bytes than this times the context length is refused before it is tokenized."""
 
 GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them would overflow."""
+"""Temperatures below this are greedy: dividing by them would overflow."""
 
 _MAX_INT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What applies where a request says nothing; from the checkpoint's generation_config.json."""
+    """Defaults for absent sampling fields, from the checkpoint's generation_config.json."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -51,7 +51,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a request is held against: this server's limits and the model's facts."""
+    """What requests are checked against: this server's limits and the model's facts."""
 
     model_names: tuple[str, ...]
     max_n: int
@@ -59,12 +59,12 @@ class Rules:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
-    tool_format: ToolFormat | None = None  # None: no tools here
+    tool_format: ToolFormat | None = None  # None: tools are not available
 
 
 @dataclass(frozen=True, slots=True)
 class ValidLogprobs:
-    """What is told of how many best tokens: -1 is nothing, 0 the token itself alone."""
+    """How many best tokens are returned: -1 for nothing, 0 for the token itself only."""
 
     output: int = -1
     prompt: int = -1  # in vLLM's `prompt_logprobs`
@@ -73,20 +73,20 @@ class ValidLogprobs:
 
     @property
     def asks(self) -> bool:
-        """Anything is told at all."""
+        """Whether any log-probabilities are requested."""
         return max(self.output, self.prompt) >= 0
 
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """What a client asked for, checked: all that the kinds of requests have in common.
+    """A checked request: the fields that all kinds of requests share.
 
-    It becomes a `ReadyRequest` once its prompts are known in tokens.
+    It becomes a `ReadyRequest` once its prompts are tokenized.
     """
 
     model: str  # as the client wrote it
     n: int
-    num_sequences: int  # per prompt; more than n if the best n of them are the answers
+    num_sequences: int  # per prompt; more than n if only the best n of them are returned
     sampling: Sampling
     max_tokens: int | None  # None: the rest of the context
     max_model_len: int
@@ -105,13 +105,13 @@ class ValidRequest:
     logprobs: ValidLogprobs
     bad_words: tuple[str, ...]
     num_kept_prompt_tokens: int | None  # the last ones; -1: as many as leave room for the output; None: all
-    keeps_prompt_start: bool = False  # of a prompt that is too long
+    keeps_prompt_start: bool = False  # when a prompt is truncated
     prompt_field: str = "prompt"
     grammar: GrammarSource | None = None  # what the output must match, as the client wrote it
     warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`
 
     def truncated(self, prompt: list[int]) -> list[int]:
-        """What is kept of a prompt."""
+        """Return the part of a prompt that is kept."""
         kept = self.num_kept_prompt_tokens
         if kept is None:
             return prompt
@@ -121,7 +121,7 @@ class ValidRequest:
         return prompt[:kept] if self.keeps_prompt_start else prompt[-kept:]
 
     def max_tokens_after(self, num_prompt_tokens: int, *, is_strict: bool = False) -> int:
-        """How many tokens may follow a prompt of this length: not more than the context has room for.
+        """Return how many tokens may follow a prompt of this length, limited by the context.
 
         Raises:
             ContextLengthExceeded: if the prompt does not fit into the context, or `is_strict` and the output does not.
@@ -130,19 +130,19 @@ class ValidRequest:
         if num_prompt_tokens >= limit:
             raise ContextLengthExceeded(
                 f"the context length is {limit} tokens, the prompt has {num_prompt_tokens} "
-                "and needs room for one more at least",
+                "and must leave room for at least one more",
                 param=self.prompt_field,
             )
         room = limit - num_prompt_tokens
         if is_strict and self.max_tokens is not None and self.max_tokens > room:
             raise ContextLengthExceeded(
-                f"the context length is {limit} tokens, but {num_prompt_tokens + self.max_tokens} were asked for: "
+                f"the context length is {limit} tokens, but {num_prompt_tokens + self.max_tokens} were requested: "
                 f"{num_prompt_tokens} in the prompt and {self.max_tokens} in {self.max_tokens_field}",
                 param=self.max_tokens_field,
             )
         if self.sampling.min_tokens > room:
             raise ContextLengthExceeded(
-                f"min_tokens is {self.sampling.min_tokens}, but after the prompt there is room for {room} tokens",
+                f"min_tokens is {self.sampling.min_tokens}, but the prompt leaves room for {room} tokens",
                 param="min_tokens",
             )
         return min(self.max_tokens or room, room)
@@ -160,7 +160,7 @@ def validate_common(
 ) -> ValidRequest:
     """Check the fields of `SamplingRequest`.
 
-    `num_best` is how many best tokens are told for each token of the output, or -1 for no log-probabilities.
+    `num_best` is the number of best tokens to return for each output token, or -1 for no log-probabilities.
 
     Raises:
         InvalidRequest: one of its kinds (see `errors.py`).
@@ -173,7 +173,7 @@ def validate_common(
     num_best_of_prompt = check_num_best("prompt_logprobs", request.prompt_logprobs, rules)
     if num_best_of_prompt >= 0 and request.stream:
         raise InvalidParameter("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
-    if max_tokens == -1:  # how some clients say: as many as there is room for
+    if max_tokens == -1:  # some clients send this for as many as there is room for
         max_tokens = None
     if max_tokens is not None:
         max_tokens = integer(max_tokens_field, max_tokens, 1, 1, _MAX_INT)
@@ -242,10 +242,10 @@ def validate_common(
 
 
 def check_drawable(sampling: Sampling, bad_words: tuple[tuple[int, ...], ...] = ()) -> None:
-    """Refuse limits that leave no token to draw; `bad_words` in tokens, once they are known.
+    """Refuse limits that leave no token to sample; `bad_words` as tokens, once they are known.
 
     Raises:
-        InvalidParameter: naming the limits that contradict each other.
+        InvalidParameter: naming the limits that conflict.
     """
     if not sampling.allowed_token_ids:
         return
@@ -258,7 +258,7 @@ def check_drawable(sampling: Sampling, bad_words: tuple[tuple[int, ...], ...] = 
         limits.append("bad_words forbids some")
     if not drawable:
         raise InvalidParameter(
-            f"allowed_token_ids leaves no token to draw: of its {len(sampling.allowed_token_ids)} tokens "
+            f"allowed_token_ids leaves no token to sample: of its {len(sampling.allowed_token_ids)} tokens "
             f"{' and '.join(limits)}",
             param="allowed_token_ids",
         )
@@ -273,17 +273,17 @@ def _keeps_start(request: SamplingRequest) -> bool:
 
 
 def _without_effect(request: SamplingRequest) -> tuple[str, ...]:
-    """Warnings of what is accepted and cannot change the answer."""
+    """Return warnings about accepted fields that cannot change the answer."""
     if request.service_tier in (None, "auto", "default"):
         return ()
-    return ("service_tier: no effect, all requests are of one tier",)
+    return ("service_tier: no effect, there is only one tier",)
 
 
 def check_model(model: str | None, rules: Rules) -> str:
-    """The name to answer under; a request may leave the model out.
+    """Return the name to answer under; a request may omit the model.
 
     Raises:
-        ModelNotFound: if it names one that is not served.
+        ModelNotFound: if it names a model that is not served.
     """
     if model is None:
         return rules.model_names[0]
@@ -299,7 +299,7 @@ def check_text_size(field: str, text: str, rules: Rules) -> None:
     limit = MAX_BYTES_PER_TOKEN * rules.max_model_len
     if len(text) > limit or (len(text) * 4 > limit and len(text.encode(errors="replace")) > limit):
         raise ContextLengthExceeded(
-            f"{field} has {len(text)} characters; {rules.max_model_len} tokens of context take at most {limit} bytes",
+            f"{field} has {len(text)} characters; {rules.max_model_len} tokens of context hold at most {limit} bytes",
             param=field,
         )
 
@@ -316,7 +316,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"), (0,)),
     **dict.fromkeys(("top_a", "smoothing_factor"), (0,)),
 }
-"""Values of refused fields that ask for nothing, besides null and false."""
+"""Values of unsupported fields that ask for nothing, in addition to null and false."""
 
 
 @cache
@@ -325,7 +325,7 @@ def _unsupported_fields(request_type: type[SamplingRequest]) -> tuple[str, ...]:
 
 
 def refuse_unsupported(request: SamplingRequest) -> None:
-    """Refuse what is known but not honoured, rather than ignore it."""
+    """Refuse known but unsupported fields, rather than ignore them."""
     for field in _unsupported_fields(type(request)):
         value = getattr(request, field)
         if value is None or value is False or any(value == off for off in _OFF.get(field, ())):
@@ -342,11 +342,11 @@ _INSTEAD = {
     "format": "response_format",
     "options": "the fields of this API",
 }
-"""What this API calls the same, or nearly the same."""
+"""The name of the same, or nearly the same, in this API."""
 
 
 def _best_of(request: SamplingRequest, n: int, max_n: int) -> int:
-    """How many sequences are generated for `n` answers; more than `n` for whole completions only."""
+    """Return how many sequences are generated for `n` answers; more than `n` only for whole completions."""
     best_of = request.best_of
     assert best_of is not None
     if not isinstance(request, CompletionRequest):
@@ -361,20 +361,22 @@ def _best_of(request: SamplingRequest, n: int, max_n: int) -> int:
 
 
 def check_num_best(field: str, value: int | None, rules: Rules) -> int:
-    """How many best tokens are told; -1 if the field is left out."""
+    """Return how many best tokens are requested; -1 if the field is absent."""
     return integer(field, value, -1, 0, min(MAX_LOGPROBS, rules.vocab_size))
 
 
 def _bad_words(words: list[str]) -> tuple[str, ...]:
-    """Texts that must not be generated; they become token sequences in `bad_word_tokens`."""
+    """Strings that must not be generated; they become token sequences in `bad_word_tokens`."""
     if len(words) > MAX_BAD_WORDS:
-        raise InvalidParameter(f"bad_words may hold {MAX_BAD_WORDS} texts at most, got {len(words)}", param="bad_words")
+        raise InvalidParameter(
+            f"bad_words may hold at most {MAX_BAD_WORDS} strings, got {len(words)}", param="bad_words"
+        )
     _check_texts("bad_words", [word if word.strip() else "" for word in words], MAX_BAD_WORD_CHARACTERS)
     return tuple(dict.fromkeys(words))
 
 
 def _truncation(value: int | None, max_model_len: int) -> int | None:
-    """How many of a prompt's last tokens are kept: -1 for as many as fit, None for all."""
+    """Return how many of a prompt's last tokens are kept: -1 for as many as fit, None for all."""
     if value is not None and value != -1 and not 1 <= value <= max_model_len:
         raise InvalidParameter(
             f"truncate_prompt_tokens must be -1 or between 1 and {max_model_len}, got {shown(value)}",
@@ -403,7 +405,7 @@ def number(
 
 
 def shown(value: int) -> str:
-    """A number for a message: a client may send thousands of digits."""
+    """Format a number for a message: a client may send thousands of digits."""
     return str(value) if -(2**63) <= value < 2**64 else "a number beyond 64 bits"
 
 
@@ -418,7 +420,7 @@ def _seed(seed: int | None) -> int:
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop or []
     if len(stops) > MAX_STOP_STRINGS:
-        raise InvalidParameter(f"stop may hold {MAX_STOP_STRINGS} strings at most, got {len(stops)}", param="stop")
+        raise InvalidParameter(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(stops)}", param="stop")
     _check_texts("stop", stops, MAX_STOP_CHARACTERS)
     return tuple(dict.fromkeys(stops))
 
@@ -429,13 +431,13 @@ def _check_texts(field: str, texts: list[str], max_characters: int) -> None:
             raise InvalidParameter(f"{field}[{index}] is empty", param=field)
         if len(text) > max_characters:
             raise InvalidParameter(
-                f"{field}[{index}] may have {max_characters} characters at most, got {len(text)}", param=field
+                f"{field}[{index}] may have at most {max_characters} characters, got {len(text)}", param=field
             )
 
 
 def check_token_ids(field: str, token_ids: list[int], vocab_size: int, max_count: int | None = None) -> list[int]:
     if max_count is not None and len(token_ids) > max_count:
-        raise InvalidParameter(f"{field} may hold {max_count} ids at most, got {len(token_ids)}", param=field)
+        raise InvalidParameter(f"{field} may hold at most {max_count} ids, got {len(token_ids)}", param=field)
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
         raise InvalidParameter(
@@ -450,7 +452,7 @@ def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> tuple[tuple
         return ()
     if len(biases) > MAX_LOGIT_BIAS:
         raise InvalidParameter(
-            f"logit_bias may hold {MAX_LOGIT_BIAS} entries at most, got {len(biases)}", param="logit_bias"
+            f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries, got {len(biases)}", param="logit_bias"
         )
     checked: dict[int, float] = {}
     for key, bias in biases.items():
@@ -483,7 +485,7 @@ def _stream_options(request: SamplingRequest) -> StreamOptions:
 def _return_timings(request: SamplingRequest, options: StreamOptions) -> bool:
     if request.return_timings and request.stream and not options.include_usage:
         raise InvalidParameter(
-            "return_timings: timings come with usage, which a stream has only with stream_options.include_usage",
+            "return_timings: timings are part of usage, which a stream has only with stream_options.include_usage",
             param="return_timings",
         )
     return bool(request.return_timings)

@@ -22,12 +22,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class ValidCompletion:
-    """A completions request, checked; its texts are not tokenized yet."""
+    """A checked completions request; its texts are not tokenized yet."""
 
     common: ValidRequest
     prompts: list[str] | list[list[int]]
     echo: bool
-    is_prompt_only: bool  # no output is wanted, only what is told of the prompt
+    is_prompt_only: bool  # no output is wanted, only information about the prompt
     add_special_tokens: bool
 
 
@@ -36,7 +36,7 @@ def validate_completion(request: CompletionRequest, rules: Rules) -> ValidComple
     max_tokens = request.max_tokens
     is_prompt_only = max_tokens == 0 and bool(request.echo)
     if is_prompt_only:
-        max_tokens = 1  # the engine draws one in any case; it is not shown
+        max_tokens = 1  # the engine samples one in any case; it is not shown
     elif max_tokens is None:
         max_tokens = max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0)
     num_best = check_num_best("logprobs", request.logprobs, rules)
@@ -56,7 +56,7 @@ def validate_completion(request: CompletionRequest, rules: Rules) -> ValidComple
 
 
 def _prompts(prompt: str | list[str | int | list[int]], rules: Rules) -> list[str] | list[list[int]]:
-    """A prompt is a text, a list of texts, token ids, or a list of token id lists."""
+    """A prompt is a string, a list of strings, token ids, or a list of token id lists."""
     if isinstance(prompt, str):
         check_text_size("prompt", prompt, rules)
         return [prompt]
@@ -64,14 +64,14 @@ def _prompts(prompt: str | list[str | int | list[int]], rules: Rules) -> list[st
         raise InvalidParameter("prompt is empty", param="prompt")
     kind = type(prompt[0])
     if kind is not int and len(prompt) > MAX_PROMPTS:
-        raise InvalidParameter(f"prompt may hold {MAX_PROMPTS} prompts at most, got {len(prompt)}", param="prompt")
+        raise InvalidParameter(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompt)}", param="prompt")
     if len(set(map(type, prompt))) > 1:
         index = next(i for i, part in enumerate(prompt) if type(part) is not kind)
         raise InvalidParameter(
-            f"prompt[{index}] must be of prompt[0]'s kind: all texts, all token ids or all lists of token ids",
+            f"prompt[{index}] must be of the kind of prompt[0]: all strings, all token ids or all lists of token ids",
             param="prompt",
         )
-    if kind is int:  # all are, and there may be many: no loop of our own
+    if kind is int:  # all are, and there may be many: no Python loop
         return [check_token_ids("prompt", cast("list[int]", prompt), rules.vocab_size)]
     texts = [part for part in prompt if isinstance(part, str)]
     for index, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""Checks of what the output must match: small enough to be read at all. `grammars/reader.py` has it read."""
+"""Checks of output grammars: whether they are small enough to be parsed. `grammars/reader.py` parses them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,17 +17,17 @@ GRAMMAR_FIELDS = (
     *("response_format", "structured_outputs", "guided_json", "json_schema", "guided_regex", "regex"),
     *("guided_grammar", "grammar", "ebnf", "guided_choice"),
 )
-"""The fields of `SamplingRequest` that say what the output must match."""
+"""The fields of `SamplingRequest` that constrain the output."""
 
 _ANY_OBJECT = '{"type":"object"}'
 
 
 def check_grammar(request: SamplingRequest, eos_token_ids: tuple[int, ...]) -> GrammarSource | None:
-    """What a request's output must match, in whichever way it says so; None if the output is free.
+    """Return the request's grammar, whichever field gives it; None if the output is free.
 
     Raises:
         InvalidParameter: with the field, the limit and the value.
-        UnsupportedParameter: if it cannot be honoured together with the rest of the request.
+        UnsupportedParameter: if it cannot be combined with the rest of the request.
     """
     sources = [source for source in _sources(request) if source is not None]
     if len(sources) > 1:
@@ -60,14 +60,14 @@ def _sources(request: SamplingRequest) -> Iterator[GrammarSource | None]:
 
 
 def check_ending(request: SamplingRequest, field: str, eos_token_ids: tuple[int, ...]) -> None:
-    """Refuse a grammar where nothing can end the text that matches it."""
+    """Refuse a grammar if nothing can end a text that matches it."""
     if request.ignore_eos:
         raise InvalidParameter(
             f"{field} and ignore_eos exclude each other: a text that matches ends with EOS", param="ignore_eos"
         )
     if request.bad_words:
         raise InvalidParameter(
-            f"{field} and bad_words exclude each other: a bad word may be all that matches", param="bad_words"
+            f"{field} and bad_words exclude each other: a bad word may be the only match", param="bad_words"
         )
     if not eos_token_ids:
         raise UnsupportedParameter(
@@ -76,7 +76,7 @@ def check_ending(request: SamplingRequest, field: str, eos_token_ids: tuple[int,
 
 
 def response_format_source(response_format: ResponseFormat) -> GrammarSource | None:
-    """The grammar of `response_format`: OpenAI's types, and those of others that hold one grammar."""
+    """The grammar of `response_format`: OpenAI's types, and other engines' types that hold one grammar."""
     own = response_format.json_schema
     match response_format.type:
         case "text":
@@ -106,7 +106,7 @@ def response_format_source(response_format: ResponseFormat) -> GrammarSource | N
 
 
 def schema_source(field: str, schema: dict[str, Any] | str | None, *, is_strict: bool = False) -> GrammarSource:
-    """The grammar of a JSON schema, as an object or as JSON text; None is one of any object."""
+    """The grammar of a JSON schema, given as an object or as JSON text; None means any object."""
     if schema is None:
         return GrammarSource("json", _ANY_OBJECT, field)
     try:
@@ -147,9 +147,9 @@ def _structured_outputs(wanted: StructuredOutputs) -> GrammarSource | None:
 
 def _choice(field: str, choices: list[str]) -> GrammarSource:
     if not choices or not all(choices):
-        raise InvalidParameter(f"{field} must hold at least one text, and no empty one", param=field)
+        raise InvalidParameter(f"{field} must hold at least one string, and no empty one", param=field)
     if len(choices) > MAX_CHOICES:
-        raise InvalidParameter(f"{field} may hold {MAX_CHOICES} texts at most, got {len(choices)}", param=field)
+        raise InvalidParameter(f"{field} may hold at most {MAX_CHOICES} strings, got {len(choices)}", param=field)
     return _source("choice", field, msgspec.json.encode(choices).decode())
 
 
@@ -158,9 +158,9 @@ def _source(kind: GrammarKind, field: str, text: str) -> GrammarSource:
         raise InvalidParameter(f"{field} is empty", param=field)
     num_bytes = len(text.encode(errors="replace"))
     if num_bytes > MAX_GRAMMAR_BYTES:
-        raise InvalidParameter(f"{field} may have {MAX_GRAMMAR_BYTES} bytes at most, got {num_bytes}", param=field)
+        raise InvalidParameter(f"{field} may have at most {MAX_GRAMMAR_BYTES} bytes, got {num_bytes}", param=field)
     if "\0" in text or not _is_unicode(text):
-        raise InvalidParameter(f"{field} holds a character that is none (NUL, or half of a pair)", param=field)
+        raise InvalidParameter(f"{field} contains an invalid character (NUL, or an unpaired surrogate)", param=field)
     return GrammarSource(kind, text, field)
 
 

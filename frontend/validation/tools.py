@@ -1,4 +1,4 @@
-"""Checks of tools and of how they may be used. See `common.py`."""
+"""Checks of tools and of tool_choice. See `common.py`."""
 
 import re
 from typing import Any
@@ -41,30 +41,30 @@ def validate_tools(
     if not tools:
         raise InvalidParameter(f"tool_choice {choice!r} needs tools", param="tool_choice")
     if len(tools) > MAX_TOOLS:
-        raise InvalidParameter(f"tools may hold {MAX_TOOLS} tools at most, got {len(tools)}", param="tools")
+        raise InvalidParameter(f"tools may hold at most {MAX_TOOLS} tools, got {len(tools)}", param="tools")
     names = [_check_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InvalidParameter(f"tools: {twice!r} is there twice", param="tools")
+        raise InvalidParameter(f"tools: {twice!r} is listed twice", param="tools")
     if choice == "none":
         return None
     unknown = next((name for name in wanted if name not in names), None)
     if unknown is not None:
-        raise InvalidParameter(f"tool_choice names {unknown!r}, which is none of the tools", param="tool_choice")
+        raise InvalidParameter(f"tool_choice names {unknown!r}, which is not one of the tools", param="tool_choice")
     if choice == "named":
         return ValidTools(tools, frozenset(wanted), False, tool_format, is_forced)
-    if wanted:  # the model is not told of the others
+    if wanted:  # the model is not offered the others
         tools = [tool for tool in tools if tool["function"]["name"] in wanted]
     return ValidTools(tools, frozenset(wanted or names), parallel is not False, tool_format, is_forced)
 
 
 def check_tool_choice(choice: ToolChoice | None) -> tuple[str, tuple[str, ...]]:
-    """What the model may do, and the names of the tools that the choice is limited to; none of them for all.
+    """Return what the model may do, and the names of the tools that the choice is limited to (empty for all).
 
     It is "auto", "none", "required", "named" (the one tool must be called), "allowed_auto" or "allowed_required".
 
     Raises:
-        InvalidParameter: for a choice that is none of these.
+        InvalidParameter: for any other choice.
     """
     if isinstance(choice, dict):
         if choice.get("type") == "allowed_tools":
@@ -82,7 +82,7 @@ def check_tool_choice(choice: ToolChoice | None) -> tuple[str, tuple[str, ...]]:
 
 
 def _allowed_tools(choice: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """OpenAI's choice among some of the tools; chat completions put its fields into an object of its own."""
+    """OpenAI's choice among some of the tools; chat completions put its fields into a nested object."""
     allowed = choice.get("allowed_tools", choice)
     mode, tools = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
     if mode not in ("auto", "required"):
@@ -97,7 +97,7 @@ def _allowed_tools(choice: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 def _tool_name(tool: Any) -> str | None:
-    """The name in what refers to a function; chat completions put it inside, responses do not."""
+    """The name in a reference to a function; chat completions nest it, responses do not."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         return None
     function = tool.get("function", tool)
@@ -125,7 +125,7 @@ def check_function(field: str, function: dict[str, Any]) -> None:
     description = function.get("description")
     if description is not None and (not isinstance(description, str) or len(description) > MAX_DESCRIPTION_CHARACTERS):
         raise InvalidParameter(
-            f"{field}.description must be a text of {MAX_DESCRIPTION_CHARACTERS} characters at most",
+            f"{field}.description must be a string of at most {MAX_DESCRIPTION_CHARACTERS} characters",
             param=f"{field}.description",
         )
     parameters = function.get("parameters")

@@ -168,7 +168,7 @@ def test_many_sequences_of_one_request(live: LiveServer) -> None:
     error = error_of(ask(live, "rare", n=3), 400)
     assert "requests_per_minute = 2, and the request has 3 sequences" in error["message"]
     error = error_of(ask(live, "free", prompt=["a"] * 64, n=60), 400)
-    assert "1024 sequences at most, this one has 3840: 64 prompts, 60 sequences each" in error["message"]
+    assert "at most 1024 sequences, this one has 3840: 64 prompts, 60 sequences each" in error["message"]
     assert not live.scheduler.added
     assert ask(live, "free", prompt=["a", "b"], n=3).status == 200
     assert {(request.tenant, request.n) for request in live.scheduler.added} == {("free", 3)}

@@ -268,7 +268,7 @@ def test_truncate_prompt_tokens(live: LiveServer) -> None:
 def test_too_much_of_prompts_is_refused(live: LiveServer) -> None:
     prompts = [[5] * 500] * 100
     error = error_of(complete(live, prompts, echo=True, logprobs=20, max_tokens=1), 400)
-    assert "1050000 are asked for" in error["message"]
+    assert "1050000 requested" in error["message"]
     assert "524288" in error["message"]
     assert live.scheduler.added == []
     choices = complete(live, prompts, echo=True, logprobs=5, max_tokens=0).json()["choices"]

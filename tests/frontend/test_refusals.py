@@ -168,7 +168,7 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
     ([5, 384], "prompt[1] must be a token id between 0 and 383, got 384"),
     ([[5], [5, 2**63]], "prompt[1][1]"),
     ([2**400], "64 bits"),
-    (["a"] * 129, "128 prompts at most, got 129"),
+    (["a"] * 129, "at most 128 prompts, got 129"),
     ([[["a"]]], "prompt[0][0]"),
     ({"a": 1}, "prompt"),
 ]

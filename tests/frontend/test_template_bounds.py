@@ -53,7 +53,7 @@ def _text_processes() -> set[int]:
         ("for ever", "takes longer than"),
         ("power", "takes longer than"),
         ("memory", "memory"),
-        ("output", "writes more than"),
+        ("output", "more than"),
         ("range", "Range too big"),
         ("escape", "unsafe"),
         ("globals", "unsafe"),

@@ -103,7 +103,7 @@ def test_more_output_than_the_context_has_room_for(live: LiveServer, field: str)
     added = live.scheduler.added[-1]
     room = CONTEXT - len(prompt_ids(added))
     assert added.sampling.max_tokens == room
-    assert response.headers[HEADER] == f"{field}: {room} in place of 32000, for more the context has no room"
+    assert response.headers[HEADER] == f"{field}: {room} instead of 32000, because the context has no room for more"
     assert HEADER not in chat(live, **{field: room}).headers
     assert HEADER not in chat(live, **{field: -1}).headers
     assert live.scheduler.added[-1].sampling.max_tokens == room

@@ -78,7 +78,7 @@ def test_two_groups_share_one_memory() -> None:
         for page, source in zip((0, 1, 2) if i in every.layers else (3, 4, 5), pages, strict=True):
             assert (layer.keys[page] == 10 * i + source).all()
             assert (layer.values[page] == -10 * i - source).all()
-    with pytest.raises(ValueError, match="one size"):
+    with pytest.raises(ValueError, match="the same size"):
         KVPool((every, recent._replace(page_size=4)), 6, torch.float32, torch.device("cpu"))
 
 
@@ -107,7 +107,7 @@ def test_what_does_not_fit_names_the_flags(tmp_path: Path, model: ModelConfig) -
         plan_pool(make_config(tmp_path, num_pages=0), model, groups, torch.float32, 100)
     with pytest.raises(ConfigError, match=r"--max-model-len 200 exceeds the KV pool's 160 tokens.*--num-pages"):
         plan_pool(make_config(tmp_path, num_pages=10, max_model_len=200), model, groups, torch.float32, 0)
-    with pytest.raises(ConfigError, match="--max-model-len 2000 exceeds the 1000 positions"):
+    with pytest.raises(ConfigError, match="--max-model-len 2000 exceeds the model.s 1000 positions"):
         plan_pool(make_config(tmp_path, max_model_len=2000), model, groups, torch.float32, GIB)
 
 
