@@ -50,7 +50,7 @@ def check_pattern(pattern: str) -> None:
         GrammarError: with the limit and the value.
     """
     if len(pattern) > MAX_PATTERN_CHARACTERS:
-        raise GrammarError(f"a pattern may have {MAX_PATTERN_CHARACTERS} characters at most, got {len(pattern)}")
+        raise GrammarError(f"a pattern may have at most {MAX_PATTERN_CHARACTERS} characters, got {len(pattern)}")
     check_repetitions(pattern)
 
 
@@ -64,7 +64,7 @@ def check_repetitions(pattern: str) -> None:
     size = max(_written_out(pattern), _written_out(pattern.replace("[", " ")))
     if size > MAX_PATTERN_REPEATS:
         raise GrammarError(
-            f"a pattern may have {MAX_PATTERN_REPEATS} characters at most with its repetitions written out, got {size}"
+            f"a pattern may have at most {MAX_PATTERN_REPEATS} characters with its repetitions written out, got {size}"
         )
 
 
@@ -74,9 +74,9 @@ def _check_size(root: Any) -> None:
         depth += 1
         num_values += len(level)
         if depth > MAX_DEPTH:
-            raise GrammarError(f"a schema may be {MAX_DEPTH} levels deep at most")
+            raise GrammarError(f"a schema may be at most {MAX_DEPTH} levels deep")
         if num_values > MAX_VALUES:
-            raise GrammarError(f"a schema may hold {MAX_VALUES} values at most")
+            raise GrammarError(f"a schema may hold at most {MAX_VALUES} values")
         level = [
             child
             for value in level

@@ -220,7 +220,7 @@ def _tool_choice(choice: ToolChoice | None, warnings: list[str]) -> ToolChoice |
 
 def _identifier(field: str, value: str | None) -> str | None:
     if value is not None and len(value) > MAX_IDENTIFIER:
-        raise InvalidParameter(f"{field} may have {MAX_IDENTIFIER} characters at most, got {len(value)}", param=field)
+        raise InvalidParameter(f"{field} may have at most {MAX_IDENTIFIER} characters, got {len(value)}", param=field)
     return value
 
 
@@ -234,7 +234,7 @@ def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
 def _metadata(metadata: dict[str, str] | None) -> dict[str, str]:
     found = metadata or {}
     if len(found) > MAX_METADATA:
-        raise InvalidParameter(f"metadata may hold {MAX_METADATA} entries at most, got {len(found)}", param="metadata")
+        raise InvalidParameter(f"metadata may hold at most {MAX_METADATA} entries, got {len(found)}", param="metadata")
     for key, value in found.items():
         if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
             raise InvalidParameter(

@@ -141,12 +141,12 @@ def test_made_keys_are_read(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("keys = 3", "[[keys]] tables"),
-        ("[[keys", "no TOML"),
+        ("[[keys", "not valid TOML"),
         ("", "[[keys]] tables"),
         ('[[keys]]\nid = "a"\nsha256 = "12"', "64 hexadecimal"),
         (entry("a", "k", "root"), "scopes must be some of"),
-        (entry("a", "k", "infer") + entry("a", "l", "infer"), "two keys of one id"),
-        (entry("a", "k", "infer") + "limit = 3", "all that may be given"),
+        (entry("a", "k", "infer") + entry("a", "l", "infer"), "two keys with the same id"),
+        (entry("a", "k", "infer") + "limit = 3", "only id, sha256"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, reason: str) -> None:

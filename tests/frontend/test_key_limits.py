@@ -265,7 +265,7 @@ def test_a_key_shares_cached_prompts_only_if_that_is_configured() -> None:
         ('namespace = ""', "namespace must be"),
         ('namespace = "a b"', "namespace must be"),
         ("namespace = 3", "namespace must be"),
-        ("tokens_per_hour = 3", "are all that may be given"),
+        ("tokens_per_hour = 3", "only id, sha256"),
     ],
 )
 def test_a_wrong_limit_is_refused(tmp_path: Path, line: str, reason: str) -> None:

@@ -240,7 +240,7 @@ def test_limits_that_leave_no_token_are_refused(live: LiveServer) -> None:
     [spaced] = live.tokenizer.encode(" a", add_special_tokens=False)[:1]
     error = error_of(complete(live, allowed_token_ids=[a], bad_words=["a"]), 400)
     assert error["param"] == "allowed_token_ids"
-    assert "leaves no token to draw" in error["message"]
+    assert "leaves no token to sample" in error["message"]
     assert "bad_words forbids some" in error["message"]
     assert complete(live, allowed_token_ids=[a, spaced + 1, 9], bad_words=["a"]).status == 200
     error = error_of(complete(live, allowed_token_ids=[0, 9], stop_token_ids=[9], min_tokens=2, max_tokens=4), 400)

@@ -110,7 +110,7 @@ def test_more_output_than_the_context_has_room_for(live: LiveServer, field: str)
 
 
 def test_more_output_of_other_routes(live: LiveServer) -> None:
-    assert complete(live, [5] * 500, max_tokens=13).headers[HEADER].startswith("max_tokens: 12 in place of 13")
+    assert complete(live, [5] * 500, max_tokens=13).headers[HEADER].startswith("max_tokens: 12 instead of 13")
     complete(live, [5] * 500, max_tokens=-1)
     assert live.scheduler.added[-1].sampling.max_tokens == 12
     response = post(live, "/v1/responses", {"input": "Hi", "max_output_tokens": 9999})
@@ -124,7 +124,7 @@ def test_strict_requests(checkpoint: Path, sockets: Path) -> None:
     with live_server(checkpoint, sockets, frontend={"strict_requests": True}) as live:
         error = error_of(complete(live, [5] * 500, max_tokens=13), 400)
         assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
-        assert "513 were asked for" in error["message"]
+        assert "513 were requested" in error["message"]
         for fields, param in (({"store": True}, "store"), ({"verbosity": "low"}, "verbosity")):
             error = error_of(chat(live, **fields), 400)
             assert (error["code"], error["param"]) == ("unsupported_parameter", param)
