@@ -128,7 +128,7 @@ class ChatChunks(ChunkWriter):
         return opening
 
     def delta(self, index: int, delta: bytes, usage: schema.Usage | None = None) -> bytes:
-        """A chunk with a delta that is JSON already."""
+        """A chunk with a delta that is already JSON."""
         choice = b'{"index":%d,"delta":' % index + delta + b',"logprobs":null,"finish_reason":null}'
         return self._head + b',"choices":[' + choice + b"]" + self._tail(usage)
 
@@ -156,7 +156,7 @@ class ChatChunks(ChunkWriter):
 
 
 class ParsedChatChunks(ChatChunks):
-    """chat.completion.chunk events of outputs that hold more than content: reasoning and tool calls."""
+    """chat.completion.chunk events of outputs with more than content: reasoning and tool calls."""
 
     def __init__(self, run: Run, output_format: OutputFormat) -> None:
         super().__init__(run)
@@ -166,7 +166,7 @@ class ParsedChatChunks(ChatChunks):
         self._num_reasoning_tokens = [0 for _ in sequences]
 
     def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
-        """As many chunks as the event has parts; empty if nothing is certain yet."""
+        """One chunk for each part of the event; empty if nothing is certain yet."""
         index = event.index
         parser = self._parsers[index]
         self._num_reasoning_tokens[index] = self._counters[index].feed(event.token_ids)
@@ -179,7 +179,7 @@ class ParsedChatChunks(ChatChunks):
             parts += parser.finish()
             reason = parser.end(reason)
             self.run.record.num_calling += reason == "tool_calls"
-        # What belongs to the tokens goes first, in a chunk without text; then the parts; then the end.
+        # The log-probabilities go first, in a chunk without text; then the parts; then the end.
         chunks = super().event(replace(event, text="", finish_reason=None), usage)
         for part in parts:
             if isinstance(part, Content):

@@ -122,14 +122,14 @@ class CompletionChunks(ChunkWriter):
     nothing: ClassVar[dict[str, object]] = {"text": ""}
 
     def __init__(self, run: Run, write_prompts: Callable[["CompletionChunks"], Awaitable[bytes]]) -> None:
-        """`write_prompts` makes the opening: what is told of the prompts, written by `prompt`."""
+        """`write_prompts` produces the opening: echoed prompts and prompt ids, written by `prompt`."""
         super().__init__(run)
         self._write_prompts = write_prompts
         self._starts: dict[int, int] = {}  # characters of an echoed prompt before a choice's output
         self._after = b',"logprobs":null,"finish_reason":null}]' + self._no_usage
 
     async def opening(self) -> bytes:
-        """What is told of the prompts."""
+        """Echoed prompts and prompt ids."""
         return await self._write_prompts(self)
 
     def prompt(
@@ -139,7 +139,7 @@ class CompletionChunks(ChunkWriter):
         prompt_token_ids: list[int] | None,
         logprobs: schema.CompletionLogprobs | None = None,
     ) -> bytes:
-        """A choice's first chunk when its prompt is echoed, or its prompt's ids were asked for."""
+        """A choice's first chunk, if its prompt is echoed or its prompt ids are requested."""
         self._starts[index] = len(text)
         ids = b"" if prompt_token_ids is None else b',"prompt_token_ids":' + _encode(prompt_token_ids)
         rest = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":null' + ids + b"}]" + self._no_usage

@@ -38,7 +38,7 @@ Q = TypeVar("Q")
 _encode = msgspec.json.encode
 
 MAX_PROMPT_LOGPROBS = 1 << 19
-"""Of all prompts of a request, best ones included: some 50 MB and a second of work while the answer is written."""
+"""For all prompts of a request, best tokens included: about 50 MB and a second of work when the answer is written."""
 
 FIRST_TOKEN_WAIT_SECONDS = 1.0
 """How long a stream's status line waits, so that a refusal by the engine can still become a status code."""
@@ -78,7 +78,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ReadyRequest:
-    """All that the engine is to be told of a request."""
+    """Everything that the engine is told about a request."""
 
     valid: ValidRequest
     prompts: list[list[int]]
@@ -176,7 +176,7 @@ class ChunkWriter:
 
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
-    nothing: ClassVar[dict[str, object]]  # of a choice without news
+    nothing: ClassVar[dict[str, object]]  # the fields of a choice without news
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -191,20 +191,20 @@ class ChunkWriter:
         self._head = sse.PREFIX + _encode(head)[:-1]  # without the closing brace
         self._no_usage = b',"usage":null}' + sse.SUFFIX if valid.include_usage else b"}" + sse.SUFFIX
         self._token_ids = valid.return_token_ids
-        self._scores = run.score_writer()  # None: nobody asked for them
-        self._before: dict[int, bytes] = {}  # what stands before a choice's text
+        self._scores = run.score_writer()  # None: not requested
+        self._before: dict[int, bytes] = {}  # the bytes before a choice's text
         self._is_checked = bool(run.ready.grammar.checked_schema)
         self._texts: dict[int, list[str]] = {}
         self._finish_reasons: dict[int, str] = {}
 
     def _collect(self, event: SequenceEvent) -> None:
-        """Take down what goes out: at the end it is checked, because not all of its form could be enforced."""
+        """Record the output: it is checked at the end, because its schema could not be fully enforced."""
         self._texts.setdefault(event.index, []).append(event.text)
         if event.finish_reason is not None:
             self._finish_reasons[event.index] = event.finish_reason
 
     def _choice(self, event: SequenceEvent, fields: Mapping[str, object]) -> bytes:
-        """A choice with its end, if it has come to it."""
+        """A choice with its end, if it has one."""
         choice = {"index": event.index, "logprobs": None, **fields, "finish_reason": event.finish_reason}
         if event.finish_reason is not None:
             choice["stop_reason"] = event.stop_reason
@@ -214,9 +214,9 @@ class ChunkWriter:
         return self._no_usage if usage is None else b',"usage":' + _encode(usage) + b"}" + sse.SUFFIX
 
     async def end(self, usage: schema.Usage | None) -> bytes:
-        """The mark of a complete stream.
+        """The end of a complete stream.
 
-        Before it a chunk for each finished text that does not match its schema; if it is wanted, one with usage.
+        Before it, a chunk for each finished text that does not match its schema, and one with usage if requested.
         """
         end = b""
         for index, reason in sorted(self._finish_reasons.items()):
@@ -294,16 +294,16 @@ async def run(
 async def make_ready(
     service: Service, valid: ValidRequest, prompts: list[list[int]], record: RequestRecord, source: GrammarSource | None
 ) -> ReadyRequest:
-    """Fit what a client asked for to its prompts, and read its grammar.
+    """Combine a valid request with its prompts, and parse its grammar.
 
-    What the client should be warned of is noted; if requests are strict here, the first warning refuses the request.
+    Warnings for the client are recorded; if requests are strict here, the first one refuses the request.
 
     Raises:
         ContextLengthExceeded: if a prompt is too long.
-        InvalidParameter: if nothing is left to draw.
-        InvalidRequest: if the grammar cannot be used, or too much is to be told of the prompts.
-        UnsupportedParameter: if requests are strict and there is something to warn of.
-        Overloaded: if too many grammars wait to be read.
+        InvalidParameter: if no token is left to sample.
+        InvalidRequest: if the grammar cannot be used, or too many log-probabilities of prompts are requested.
+        UnsupportedParameter: if requests are strict and there is a warning.
+        Overloaded: if too many grammars wait to be parsed.
     """
     grammar = Grammar() if source is None else await service.grammars.read(source, record.tenant)
     warnings, is_strict = record.warnings, service.config.frontend.strict_requests
@@ -322,19 +322,19 @@ async def make_ready(
     for limit in limits:
         if valid.max_tokens is not None and limit < valid.max_tokens:
             field, asked = valid.max_tokens_field, valid.max_tokens
-            warnings.append(f"{field}: {limit} in place of {asked}, for more the context has no room")
+            warnings.append(f"{field}: {limit} instead of {asked}, because the context has no room for more")
     sampling = [SamplingParams(max_tokens=limit, **fields) for limit in limits]
     return ReadyRequest(valid, prompts, sampling, grammar)
 
 
 def _check_prompt_size(asked: ValidLogprobs, prompts: list[list[int]], n: int) -> None:
-    """Refuse to tell more of prompts than one answer should hold."""
+    """Refuse more log-probabilities of prompts than one answer should hold."""
     num_best = max(asked.prompt, asked.echo)
     total = sum(map(len, prompts)) * (1 + num_best) * n
     if num_best >= 0 and total > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
-            f"log-probabilities of prompts: {total} are asked for ({1 + num_best} for each token of each choice), "
-            f"at most {MAX_PROMPT_LOGPROBS} are told in one answer"
+            f"log-probabilities of prompts: {total} requested ({1 + num_best} for each token of each choice); "
+            f"one answer holds at most {MAX_PROMPT_LOGPROBS}"
         )
 
 
