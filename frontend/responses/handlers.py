@@ -7,9 +7,8 @@ import msgspec
 
 from penstock.frontend import schema
 from penstock.frontend.api.chat import prepared_chat
-from penstock.frontend.api.prompts import PromptReader
 from penstock.frontend.api.run import Job, Prepared, Run, run
-from penstock.frontend.api.service import Service
+from penstock.frontend.api.service import PromptReader, Service
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ContextLengthExceeded, TooManyValues
 from penstock.frontend.exchange.replies import Reply, RequestRecord

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from penstock import demo
 from penstock.core.config import ConfigError
-from penstock.frontend.api import prompts as text_prompt
+from penstock.frontend.api import service
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError
 from tests.frontend.checkpoint_folder import CHATML, write_checkpoint
@@ -36,7 +36,7 @@ TRAPS = (
 def trapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = write_checkpoint(tmp_path_factory.mktemp("trapped"), chat_template=TRAPS + CHATML)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_prompt, "MAX_RENDER_SECONDS", 0.7)
+        patch.setattr(service, "MAX_RENDER_SECONDS", 0.7)
         sockets = tmp_path_factory.mktemp("s")
         with live_server(folder, sockets) as live:
             yield live
@@ -90,9 +90,9 @@ def test_long_texts_give_the_same_tokens(
 ) -> None:
     text = "Water runs down the pipe \u4e2d\u6587 \U0001f600 " * 20
     before = post(trapped, "/tokenize", {"prompt": text}).json()["tokens"]
-    monkeypatch.setattr(text_prompt, "SHORT_TEXT", 10)
+    monkeypatch.setattr(service, "SHORT_TEXT", 10)
     assert post(trapped, "/tokenize", {"prompt": text}).json()["tokens"] == before
-    monkeypatch.setattr(text_prompt, "MAX_ENCODE_SECONDS", 0.0)
+    monkeypatch.setattr(service, "MAX_ENCODE_SECONDS", 0.0)
     error = error_of(complete(trapped, text), 400)
     assert error["param"] == "prompt"
     assert "takes longer than" in error["message"]
