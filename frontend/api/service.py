@@ -64,9 +64,6 @@ KEEP_ALIVE_SECONDS = 15.0
 """Silence after which a stream gets a comment, so that no proxy takes it for dead."""
 
 
-log = structlog.get_logger()
-
-
 class PromptReader:
     """Makes prompts for one model; lives in a running event loop until `close`."""
 
