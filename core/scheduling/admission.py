@@ -1,4 +1,4 @@
-"""Admission: which waiting sequences enter a row in this step. It never preempts anybody."""
+"""Admission: which waiting sequences enter a row in this step. It never preempts a sequence."""
 
 from penstock.core.kv.kv_pages import KVPages, Start, find_start, is_sibling_ready
 from penstock.core.scheduling.grammar_gate import GrammarGate
@@ -37,26 +37,26 @@ class Admissions:
         self._grammars = grammars
         self._newcomers: list[Sequence] = []
         self._is_held = False
-        self._favoured: Sequence | None = None  # others were preempted for it: it need not wait for one that leaves
+        self._favoured: Sequence | None = None  # others were preempted for it: it need not wait until one leaves
         self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
 
     def hold(self) -> None:
-        """Somebody was preempted: nobody enters until somebody has left. Without this, sequences that do
+        """Admit nothing until a sequence has left, because one was preempted. Otherwise sequences that do
         not fit together would take turns at being preempted and recomputed."""
         self._is_held = True
 
     @property
     def is_held(self) -> bool:
-        """Nobody enters before somebody has left."""
+        """Whether nothing is admitted until a sequence has left."""
         return self._is_held
 
     def take_newcomers(self) -> list[Sequence]:
-        """Those that got their first row since the last call."""
+        """Return the sequences that got their first row since the last call."""
         newcomers, self._newcomers = self._newcomers, []
         return newcomers
 
     def favour(self, seq: Sequence) -> None:
-        """Somebody was preempted for this one."""
+        """Sequences were preempted for this one."""
         self._favoured = seq
         self._blocked = None
 
@@ -76,14 +76,14 @@ class Admissions:
         return num_available - self._headroom() < self._num_new_pages(seq, start)
 
     def sequence_left(self) -> None:
-        """A sequence has ended: there may be room, and the head may be another one."""
+        """A sequence has ended: there may be room now, and another head."""
         self._is_held = False
         self._blocked = None
 
     def admit(self, builder: PlanBuilder, room: Room, admitted: list[Admission], *, is_stalled: bool) -> str:
         """Admit what fits and add it to `admitted`; return why the next one waits ("" if none does).
 
-        `is_stalled`: a running sequence lacks a page already.
+        `is_stalled`: a running sequence already lacks a page.
         """
         waiting = self._waiting
         suspects = self._suspects if self._suspects.groups else None
@@ -122,27 +122,27 @@ class Admissions:
         return ""
 
     def _num_new_pages(self, seq: Sequence, start: Start) -> int:
-        """Of the first group for all known tokens; of each group with a window one: the others come with the chunks."""
+        """Pages of the first group for all known tokens, and one per group with a window: more come with chunks."""
         return self._kv.pages_for(seq.num_tokens) - len(start.page_ids) + len(self._kv.windows)
 
     def _give_up_grammar(self, request: Request) -> None:
-        """It waits until others were tried, and they may need the room of its grammar: it asks again in its turn."""
+        """The request waits until others were tried, which may need its grammar's room: it asks again in its turn."""
         if request.grammar_id and not request.running:
             self._grammars.leave(request)
 
     def _headroom(self) -> int:
-        """Pages to leave for the running rows, so that a newcomer is not preempted for their next tokens."""
+        """Pages kept free for the running rows, so that a new sequence is not preempted for their next tokens."""
         sizes = (self._kv.page_size, *(group.page_size for group in self._kv.windows))
         pages_per_row = sum(max(1, 16 // size) for size in sizes)
         return min(len(self._running) * pages_per_row, self._kv.pool.num_pages // 8)
 
     def _lacks_pages_still(self, seq: Sequence) -> bool:
-        # Spares looking up the head's prefix again in each step in which it cannot be admitted anyway.
+        # Saves looking up the head's prefix again in each step in which it cannot be admitted anyway.
         blocked = self._blocked
         return blocked is not None and blocked[0] is seq and self._kv.num_available - self._headroom() < blocked[1]
 
     def _enter(self, seq: Sequence, start: Start, builder: PlanBuilder) -> bool:
-        """Give a waiting sequence a row and pages for all tokens known now, if there are enough."""
+        """Give a waiting sequence a row, and pages for all tokens known now, if there are enough."""
         kv = self._kv
         num_available = kv.num_available
         cursor = kv.hold(seq.request.namespace, start.hit)

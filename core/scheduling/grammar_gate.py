@@ -1,13 +1,13 @@
-"""Which waiting requests may enter a row as far as their grammars go: those whose grammar the worker has ready.
+"""Which waiting requests may enter a row as far as grammars go: those whose grammar the worker has prepared.
 
     head of the queue ── admits? ──▶ ready: it enters
                              │ not yet: the worker is asked once per text, the request is held beside the queue
                              ▼
-    PrepareGrammar ──▶ worker, off its steps ──▶ GrammarPrepared: who was held for it is queued again
+    PrepareGrammar ──▶ worker, beside its steps ──▶ GrammarPrepared: held requests are queued again
 
-A grammar is live from the moment when the worker is asked until no request wants it any more. Live grammars are bounded
-in number and in bytes, so that no load makes the worker's memory explode; whoever finds no room is held until some is
-free. Pure bookkeeping, like the scheduler that owns it.
+A grammar is live from the request to the worker until no request needs it any more. Live grammars are limited in number
+and in bytes, to bound the worker's memory; a request that finds no room is held until there is some. Pure bookkeeping,
+like the scheduler that owns it.
 
 A worker that dies may have died of the grammar that it was making, or of the step that it computed meanwhile. So that
 grammar is suspected, and is made next time while no step is planned (`trial`): if a worker dies of it again, with
@@ -21,16 +21,16 @@ from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar
 
 MAX_BYTES = 1 << 30
-"""Of all live grammars in the worker, as they are estimated."""
+"""Limit over all live grammars in the worker, by their estimated sizes."""
 
 BYTES_IN_USE = 4 << 20
-"""What an ordinary grammar's automaton grows to while rows follow it, beside its size when it is new."""
+"""How much an ordinary grammar's automaton grows while rows use it, in addition to its initial size."""
 
 Messages = list[PrepareGrammar | DropGrammar]
 
 
 class _Live:
-    """A grammar that the worker has, or is to make."""
+    """A grammar that the worker has, or is preparing."""
 
     __slots__ = ("grammar_id", "is_ready", "num_bytes", "text", "users")
 
@@ -43,7 +43,7 @@ class _Live:
 
 
 class GrammarGate:
-    """The live grammars of one scheduler. Requests that are paused or have ended `leave`."""
+    """The live grammars of one scheduler. Requests that are paused or have ended must `leave`."""
 
     __slots__ = (
         "_ids",
@@ -61,9 +61,9 @@ class GrammarGate:
     def __init__(self, waiting: WaitingQueue, max_live: int) -> None:
         self._waiting = waiting
         self._max_live = max_live
-        self._live: dict[str, _Live] = {}  # by text, in the order in which the worker was asked
+        self._live: dict[str, _Live] = {}  # by text, in the order of the requests to the worker
         self._ids: dict[int, _Live] = {}
-        self._num_made = 0  # an id is never used again
+        self._num_made = 0  # ids are never reused
         self._num_bytes = 0
         self._no_room: deque[Request] = deque()  # held without a live grammar; may have left since
         self.messages: Messages = []  # for the worker, until they are taken
@@ -75,7 +75,7 @@ class GrammarGate:
         return len(self._live)
 
     def admits(self, request: Request) -> bool:
-        """Whether the request at the head of the queue may enter a row; else it is held, and no longer the head."""
+        """Return whether the request at the head of the queue may enter a row; otherwise it is held, off the queue."""
         sampling = request.sampling
         live = self._live.get(sampling.grammar)
         if live is None:
@@ -96,10 +96,10 @@ class GrammarGate:
         return live.is_ready
 
     def prepared(self, message: GrammarPrepared) -> list[Request]:
-        """The worker has a grammar ready: who was held for it is queued. Returned is who cannot use it: it failed."""
+        """Queue the requests held for a grammar that is now ready, or return them if it cannot be used."""
         live = self._ids.get(message.grammar_id)
         if live is None or live.is_ready:
-            return []  # nobody wants it any more
+            return []  # no request needs it any more
         self._suspected.discard(live.text)
         self._end_trial(live)
         if message.error:
@@ -110,7 +110,7 @@ class GrammarGate:
         return []
 
     def leave(self, request: Request) -> None:
-        """A request has ended, or is paused: it wants its grammar no more."""
+        """A request has ended, or is paused: it no longer needs its grammar."""
         live = self._ids.get(request.grammar_id)
         request.grammar_id = 0
         if live is not None:
@@ -121,26 +121,26 @@ class GrammarGate:
             self._num_bytes -= live.num_bytes
             self.messages.append(DropGrammar(live.grammar_id))
             self._end_trial(live)
-        # Also if it had none: it may have been the one that was to use the room of somebody who left before.
+        # Even without a grammar of its own: it may have been next to use the room of a request that left before.
         while self._no_room and len(self._live) < self._max_live:
             if self._waiting.release(self._no_room.popleft()):
                 return  # at the head it asks again
 
     def take_messages(self) -> Messages:
-        """What the worker is to be told now, in this order."""
+        """Return the pending messages for the worker, in order."""
         messages, self.messages = self.messages, []
         return messages
 
     def reset(self, max_live: int, *, has_died: bool, was_idle: bool) -> list[Request]:
-        """Another worker is there, and has no grammar: all are asked for again when their requests' turn comes.
+        """Forget the old worker's grammars: all are requested again when their requests' turn comes.
 
         Args:
             max_live: how many the new worker may have.
-            has_died: the old one has, of whatever.
-            was_idle: it had no step to compute.
+            has_died: whether the old one died, for whatever reason.
+            was_idle: whether it had no step to compute.
 
         Returns:
-            Who wants the grammar that it died of.
+            The requests that need the grammar that killed it.
         """
         self._max_live = max_live
         culprits: list[Request] = []

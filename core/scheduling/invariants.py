@@ -9,11 +9,11 @@ from penstock.core.sequences.sequence import Sequence
 
 
 class InvariantError(AssertionError):
-    """The scheduler's books do not agree with each other."""
+    """The scheduler's bookkeeping is inconsistent."""
 
 
 def check_invariants(scheduler: Scheduler) -> None:
-    """Recompute owners, rows, counters and queues; O(everything).
+    """Recompute owners, rows, counters and queues, and compare; O(everything).
 
     Raises:
         InvariantError: with the first disagreement. (Not an assert statement: it must hold under -O too.)

@@ -24,7 +24,7 @@ MAX_STEPS_AHEAD = 64
 
 
 class UnexpectedResultError(ValueError):
-    """A result that is not for the oldest step in flight, or not of its size. Nothing was changed."""
+    """A result that is not for the oldest step in flight, or has the wrong size. Nothing was changed."""
 
 
 def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_size: int) -> tuple[list[int], list[int]]:
@@ -36,8 +36,8 @@ def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_siz
         UnexpectedResultError: it is not that step's result.
     """
     if len(result.token_ids) % 4:
-        raise UnexpectedResultError(f"the tokens are no int32 buffer: {len(result.token_ids)} bytes")
-    # Read as unsigned numbers, a negative one is far too large: one look at all of them is enough.
+        raise UnexpectedResultError(f"the tokens are not an int32 buffer: {len(result.token_ids)} bytes")
+    # Read as unsigned, a negative number is far too large: one comparison is enough for all of them.
     tokens: list[int] = memoryview(unpack_int32(result.token_ids)).cast("B").cast("I").tolist()
     if not in_flight or in_flight[0].step_id != result.step_id:
         raise UnexpectedResultError(f"result of step {result.step_id}, which is not the oldest in flight")
@@ -45,10 +45,10 @@ def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_siz
     counts = _checked_counts(step, result.num_tokens) if result.num_tokens else []
     num_due = sum(counts) if counts else step.num_samples
     if len(tokens) != num_due:
-        raise UnexpectedResultError(f"step {result.step_id} brings {num_due} tokens, got {len(tokens)}")
+        raise UnexpectedResultError(f"step {result.step_id} should return {num_due} tokens, got {len(tokens)}")
     if tokens and max(tokens) >= vocab_size:
         raise UnexpectedResultError(
-            f"step {result.step_id} brings a token outside the vocabulary of {vocab_size} tokens"
+            f"step {result.step_id} returned a token outside the vocabulary of {vocab_size} tokens"
         )
     if step.has_logprobs and (error := check_logprobs(step, result, counts)):
         raise UnexpectedResultError(error)
@@ -61,7 +61,7 @@ def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_siz
 
 
 def _checked_counts(step: InFlightStep, num_tokens: bytes) -> list[int]:
-    """How many tokens each row brings: one, or as many as its drafts allow."""
+    """How many tokens each row returns: one, or as many as its drafts allow."""
     if len(num_tokens) != 4 * step.num_samples:
         raise UnexpectedResultError(
             f"step {step.step_id} samples {step.num_samples} rows, got {len(num_tokens)} bytes of counts"
@@ -69,16 +69,16 @@ def _checked_counts(step: InFlightStep, num_tokens: bytes) -> list[int]:
     counts = unpack_int32(num_tokens).tolist()
     most = [*step.decode_sizes, *[1] * (step.num_samples - len(step.decodes.seqs))]
     if not all(count == 1 or 0 <= count <= size > 1 for count, size in zip(counts, most, strict=True)):
-        raise UnexpectedResultError(f"step {step.step_id} brings other numbers of tokens than its drafts allow")
+        raise UnexpectedResultError(f"step {step.step_id} returned more or fewer tokens than its drafts allow")
     return counts
 
 
 class SettleCalendar:
-    """Step id -> sequences for which its result may bring more than a token: a page to cache, the full length.
+    """Step id -> sequences for which its result may mean more than a token: a page to cache, the full length.
 
-    A sequence settles one token a step, so it cannot reach its `settle_event` before the step that it is entered for.
-    It may be later (it was left out of a step); then it is entered again. A step with drafts is looked at row by row:
-    whatever settles more in it is entered anew, for an earlier step.
+    A sequence settles one token per step, so it cannot reach its `settle_event` before the step that it is entered for.
+    It may be later (if a step left it out); then it is entered again. After a step with drafts each row is checked, and
+    a sequence that settled more tokens is entered again, for an earlier step.
     """
 
     __slots__ = ("_due",)
@@ -87,11 +87,11 @@ class SettleCalendar:
         self._due: dict[int, list[tuple[Sequence, int]]] = {}
 
     def enter(self, seq: Sequence, step_id: int) -> None:
-        """Look at the sequence again when its settle_event can be reached, counted from the result of `step_id`.
+        """Check the sequence again when it can reach its settle_event, counted from the result of `step_id`.
 
-        Or earlier, if that is far off: entries of sequences that end meanwhile should not stay for long.
+        Or earlier, if that is far off: entries of sequences that end in the meantime should not stay for long.
         """
-        # The settled tokens' number and the lesser of two, without calls: with `KVPages`, 4 % of a step of 256 rows.
+        # `num_settled_tokens` and `min` are written out: the calls cost 4 % of a step of 256 rows with `KVPages`.
         num_steps = seq.settle_event - (len(seq.token_ids) - seq.num_unsettled_tokens)
         if num_steps > MAX_STEPS_AHEAD:
             num_steps = MAX_STEPS_AHEAD
@@ -103,14 +103,14 @@ class SettleCalendar:
             entries.append((seq, seq.epoch))
 
     def take(self, step_id: int) -> Collection[Sequence]:
-        """Return what to look at with the result of this step, each once; entries made void since are dropped."""
+        """Return the sequences to check with the result of this step, each once; outdated entries are dropped."""
         entries = self._due.pop(step_id, None)
         if entries is None:
             return ()
         return {seq: None for seq, epoch in entries if seq.running_epoch == epoch and seq.due_step == step_id}
 
     def has(self, seq: Sequence) -> bool:
-        """Tell whether the sequence will be looked at again; for checks."""
+        """Whether the sequence will be checked again; for checks."""
         return (seq, seq.epoch) in self._due.get(seq.due_step, ())
 
 
@@ -267,7 +267,7 @@ class Settling:
         for seq, error in failed:
             if error.code == "invalid_logits":
                 self._totals.num_invalid_logits += 1
-            if seq.row >= 0:  # else that token was its last one
+            if seq.row >= 0:  # otherwise that token was its last one
                 self._remove(seq)
             deltas = output.setdefault(seq.owner, [])
             name = seq.request_id, seq.sequence_idx
@@ -287,19 +287,19 @@ def _up_to_stop(seq: Sequence, new: tuple[int, ...]) -> int:
     stop_token_ids = seq.stop_token_ids
     if stop_token_ids.isdisjoint(new):
         return 0
-    # Up to min_tokens the worker's sampler masks stop tokens; one that comes nevertheless does not stop.
+    # Up to min_tokens the worker's sampler masks stop tokens; if one comes anyway, it does not stop.
     first = max(0, seq.request.sampling.min_tokens - 1 - (seq.num_outputs - len(new)))
     return next((i + 1 for i in range(first, len(new)) if new[i] in stop_token_ids), 0)
 
 
 def _failed_sequences(step: InFlightStep, result: StepResult) -> list[tuple[Sequence, RowError]]:
-    """Return the failed sequences that live on in the epoch of the step, each with its error.
+    """Return the failed sequences that are still in the step's epoch, each with its error.
 
-    To be asked before the result is applied; the result has passed `checked_tokens`.
+    Call this before the result is applied, and after `checked_tokens`.
     """
     sampling = [
         *zip(step.decodes.seqs, step.decodes.epochs, strict=True),
         *((chunk.seq, chunk.epoch) for chunk in step.chunks if chunk.samples),
     ]
-    errors = {error.sample_idx: error for error in reversed(result.row_errors)}  # one end for each: the first
+    errors = {error.sample_idx: error for error in reversed(result.row_errors)}  # the first error of each row
     return [(seq, errors[i]) for i, (seq, epoch) in enumerate(sampling) if i in errors and seq.running_epoch == epoch]

@@ -8,7 +8,7 @@ from penstock.core.steps.plan_builder import DecodeBatch
 
 
 class RunningSet:
-    """Rows 0 .. max_num_seqs-1 and who is in them.
+    """Rows 0 .. max_num_seqs-1 and the sequences in them.
 
     A sequence enters as a prefill, is a decode from its first launched sample on, and drains once
     its last sample is launched. (Dicts serve as ordered sets: batch order is the order of entry.)
@@ -20,7 +20,7 @@ class RunningSet:
     )  # fmt: skip
 
     def __init__(self, max_num_seqs: int, num_parts: int = 1) -> None:
-        """Of `num_parts` disjoint parts of the decodes a plan takes one."""
+        """The decodes are in `num_parts` disjoint parts; each plan takes one part."""
         self._free_rows = list(range(max_num_seqs))
         heapify(self._free_rows)
         self.prefills: dict[Sequence, None] = {}
@@ -82,22 +82,22 @@ class RunningSet:
         seq.clear()
 
     def to_decode(self, seq: Sequence) -> None:
-        """The sequence's first sample is launched; or drafts that were thought to be its last are not."""
+        """The sequence's first sample is launched, or drafts assumed to be its last were rejected."""
         del (self.prefills if seq in self.prefills else self.draining)[seq]
         self.decodes[seq] = None
         self._forget_batch(seq)
 
     def to_draining(self, seq: Sequence) -> None:
-        """The sequence's last sample is launched; only results are awaited."""
+        """The sequence's last sample is launched; only results are missing."""
         del self.decodes[seq]
         self.draining[seq] = None
         self._forget_batch(seq)
 
     def decode_batch(self) -> DecodeBatch:
-        """Return the decodes that the next plan takes: those of the part whose turn it is.
+        """Return the decodes for the next plan: those of the part whose turn it is.
 
-        The same object while nobody joins or leaves the part. With one part, each step waits for the one before it.
-        With more, steps that follow each other have no row in common: each stage of a pipeline can hold one of them.
+        The same object as long as no sequence joins or leaves the part. With one part, each step waits for the one
+        before it. With more, consecutive steps have no row in common, so each stage of a pipeline can hold one.
         """
         part = self._next_part
         batch = self._batches[part]

@@ -4,8 +4,8 @@
                                ▲                       │
                                └────── preempted ◀─────┘
 
-One rule: each step computes the next chunk of what is known, or will be when the steps in flight
-return, but is not computed yet. Up to `pipeline_depth` steps are planned ahead of the results.
+One rule: each step computes the next chunk of what is known (or will be when the steps in flight
+return) but not computed yet. Up to `pipeline_depth` steps are planned ahead of the results.
 """
 
 from collections import deque
@@ -49,7 +49,7 @@ class Scheduler:
     def __init__(
         self, options: SchedulerOptions, limits: WorkerLimits, *, drafter: Drafter | None = None, num_parts: int = 1
     ) -> None:
-        """`drafter` guesses tokens of decodes. The decodes are in `num_parts` parts, of which each plan takes one."""
+        """`drafter` guesses tokens for decodes. The decodes are in `num_parts` parts; each plan takes one part."""
         self._options = options
         self.pipeline_depth = options.pipeline_depth
         self.drafter = drafter
@@ -60,8 +60,8 @@ class Scheduler:
         self.totals = Totals()
         self.suspects = Suspects()
         self.step_size = StepSize(options)
-        self.max_turns = 0  # that may come before a new request's; 0: any number
-        self._num_requeued = 0  # sequences that a death put back into the queue, and that may be there still
+        self.max_turns = 0  # turns that may come before a new request's own; 0: unlimited
+        self._num_requeued = 0  # sequences put back into the queue by a worker's death, and possibly still there
         self._pace = PrefillPace(options.max_prefill_ms)
         self.grammars = GrammarGate(self.waiting, limits.max_num_seqs)
         self._set_limits(limits)
@@ -82,16 +82,16 @@ class Scheduler:
         self.running = RunningSet(limits.max_num_seqs, self._num_parts)
         self.in_flight: deque[InFlightStep] = deque()
         self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals, self.suspects, self.grammars)
-        self._nobody_yields_to: tuple[Sequence | None, int, int, int] = (None, 0, 0, 0)  # until somebody comes or goes
+        self._nobody_yields_to: tuple[Sequence | None, int, int, int] = (None, 0, 0, 0)  # until sequences come or go
         self._blocked_by = ""  # why the head of the queue waits, as of the last step
-        self._is_stalled = False  # in this step, a decode waits for pages of sequences that end for sure
+        self._is_stalled = False  # in this step, a decode waits for pages of sequences that are about to end
         self._preempted: list[Preemption] = []  # since the last record
         self.settling = Settling(self.kv, self.running, self.totals, self._remove)
 
     # --- requests ---------------------------------------------------------------------------
 
     def add_request(self, message: AddRequest, owner: Owner, now: float = 0.0) -> Refusal | None:
-        """Take a request in: all its sequences wait. A refusal leaves everything unchanged."""
+        """Accept a request: all its sequences wait. A refusal leaves everything unchanged."""
         if message.request_id in self.requests:
             return Refusal("internal", f"request id {message.request_id!r} is in use by a live request")
         refusal = check_request(message, self.limits, self.waiting, self._options, self._turns_allowed())
@@ -109,11 +109,11 @@ class Scheduler:
         request = self.requests.get(request_id)
         for seq in [] if request is None else [*request.running, *request.waiting]:
             if sequence_idx in (-1, seq.sequence_idx):
-                self.totals.num_completed += sequence_idx >= 0 and seq.row >= 0  # a stop string of the frontend's
+                self.totals.num_completed += sequence_idx >= 0 and seq.row >= 0  # the frontend found a stop string
                 self._remove(seq)
 
     def pause(self, request_id: str) -> None:
-        """Take a request out of the batch until `resume`: only its tokens stay. Unknown ids are fine."""
+        """Take a request out of the batch until `resume`: only its tokens are kept. Unknown ids are fine."""
         request = self.requests.get(request_id)
         if request is not None and not request.is_paused:
             for seq in list(request.running):
@@ -124,15 +124,15 @@ class Scheduler:
                 self.grammars.leave(request)
 
     def resume(self, request_id: str) -> None:
-        """Let a paused request go on, after those that wait already. Unknown ids are fine."""
+        """Continue a paused request, after those that are waiting already. Unknown ids are fine."""
         request = self.requests.get(request_id)
         if request is not None and request.is_paused:
             self.waiting.resume(request)
 
     def expire_queued(self, now: float) -> Deltas:
-        """End the requests that have waited for their first row for longer than `queue_timeout`; the deltas say so.
+        """End the requests that have waited for their first row for longer than `queue_timeout`; return their deltas.
 
-        Requests that have had a row once were admitted: they are not judged, nor are those that came from elsewhere.
+        Requests that once had a row were admitted and do not expire, nor do requests of an earlier scheduler.
         """
         deltas: Deltas = {}
         seconds = self._options.queue_timeout
@@ -152,12 +152,12 @@ class Scheduler:
         return len(request_ids)
 
     def reset_worker(self, hello: WorkerHello | None = None, *, has_died: bool = True) -> Deltas:
-        """The worker is gone, or another one is there: nothing that it held exists any more.
+        """The worker is gone, or another one is there: everything that it held is lost.
 
         Running sequences wait again at their places in the order and will be recomputed from their
-        tokens; steps in flight are forgotten, the prefix cache is empty. With a hello the new worker's
-        sizes apply. Returned are the ends of sequences that are too long for it, and of a request that ends workers:
-        if this one `has_died`, what it had in flight is suspected of it.
+        tokens; steps in flight are forgotten, and the prefix cache is empty. With a hello, the new worker's
+        sizes apply. Returns the ends of sequences that are too long for it, and of a request found to crash workers:
+        if the worker `has_died`, what it had in flight is suspected.
         """
         culprit = self.suspects.blame(self.in_flight) if has_died else None
         if culprit is not None:
@@ -179,12 +179,12 @@ class Scheduler:
                 seq.limit_length(request.max_len)
                 if seq.num_tokens >= seq.max_len:
                     self._remove(seq)
-                    error = f"the sequence has {seq.num_tokens} tokens; the worker that is there now takes {max_len}"
+                    error = f"the sequence has {seq.num_tokens} tokens; the current worker's limit is {max_len}"
                     deltas.setdefault(request.owner, []).append(seq.error_delta(error))
         return deltas
 
     def grammar_prepared(self, message: GrammarPrepared) -> Deltas:
-        """A grammar is ready, or will never be; return the ends of the sequences that wanted it then."""
+        """A grammar is ready, or cannot be used; in that case return the ends of the sequences that need it."""
         deltas: Deltas = {}
         for request in self.grammars.prepared(message):
             self._end(request, message.error, "grammar", deltas)
@@ -198,18 +198,18 @@ class Scheduler:
 
     @property
     def can_schedule(self) -> bool:
-        """The pipeline takes one more step. (Whether there is something to compute is another matter.)"""
+        """Whether the pipeline has room for another step. (There may still be nothing to compute.)"""
         return len(self.in_flight) <= self.pipeline_depth
 
     @property
     def has_work(self) -> bool:
-        """Some request is not finished."""
+        """Whether some request is not finished."""
         return bool(self.requests)
 
     def schedule(self, now: float = 0.0, *, with_record: bool = False) -> ScheduledStep | None:
         """Plan the next step: running decodes, then chunks of running prefills, then admissions.
 
-        `now` is for policies whose keys change: seconds, by the clock that `add_request` was told.
+        `now` is for policies whose keys change: seconds, by the same clock as in `add_request`.
         Returns None if the pipeline is full or there is nothing to compute before a result comes.
         """
         if not self.can_schedule or self.grammars.trial is not None:
@@ -224,7 +224,7 @@ class Scheduler:
         admitted: list[Admission] = []
         self._is_stalled = False
         decodes, starts = self._place_decodes(builder)
-        if not starts and self._num_parts > 1:  # where one part has nothing to compute, another one may
+        if not starts and self._num_parts > 1:  # if one part has nothing to compute, another one may
             decodes, starts = self._place_another_part(builder)
         num_drafts: list[int] = []
         if self.drafter is not None:
@@ -272,10 +272,10 @@ class Scheduler:
         return next((each for each in parts if each[1]), (DecodeBatch([]), []))
 
     def _place_decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
-        """Launch one token of each decode; return who that was, and each one's position."""
+        """Launch one token of each decode; return those decodes, and each one's position."""
         batch = self.running.decode_batch()
         seqs = batch.seqs
-        # No budget to check here: admissions take only what all running rows have left over, so there
+        # No budget check is needed here: admissions only use what all running rows leave over, so there
         # are never more running rows than tokens in a step.
         num_preemptions = self.totals.num_preemptions
         starts: list[int] = []
@@ -295,7 +295,7 @@ class Scheduler:
         return batch, starts
 
     def _extend(self, seq: Sequence, builder: PlanBuilder) -> bool:
-        """Give a decode the pages that its next position needs; False if it computes nothing in this step."""
+        """Give a decode the pages for its next position; False if it computes nothing in this step."""
         running, kv = self.running, self.kv
         if seq.row < 0:
             return False  # preempted a moment ago
@@ -304,12 +304,12 @@ class Scheduler:
             return False
         while not kv.reserve_next(seq):
             if running.draining or (kv.windows and seq.num_inflight_tokens):
-                # Theirs, or its own behind a window, come back with the results in flight: cheaper than preempting.
+                # Their pages, or its own behind a window, come back with results in flight: cheaper than preempting.
                 self._is_stalled = True
                 return False
             victim = self.policy.victim(running)
             if victim.num_computed_tokens >= victim.max_computed_tokens:
-                self._is_stalled = True  # this one is about to drain
+                self._is_stalled = True  # the victim is about to end
                 return False
             self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
             if victim is seq:
@@ -330,9 +330,9 @@ class Scheduler:
             if num_tokens <= 0:
                 if builder.chunks or room.num_tokens <= 0:
                     break
-                num_tokens = min(MIN_TOKENS, room.num_tokens)  # far into a prompt even a few are dear: it goes on
+                num_tokens = min(MIN_TOKENS, room.num_tokens)  # expensive far into a prompt, but it must go on
             end = min(start + num_tokens, seq.num_tokens)
-            if end > seq.launch_limit:  # only of groups with a window: they get pages chunk by chunk
+            if end > seq.launch_limit:  # only for groups with a window: they get pages chunk by chunk
                 num_tokens = min(end, self._grow(seq, end, builder, is_first)) - start
                 if seq.row < 0:
                     continue
@@ -342,9 +342,9 @@ class Scheduler:
             room.use(start, builder.add_next_chunk(seq, num_tokens))
 
     def _grow(self, seq: Sequence, end: int, builder: PlanBuilder, is_first: bool) -> int:
-        """Give a prefill pages for positions before `end`, or for as many as there are pages for; return how many.
+        """Give a prefill pages for positions before `end`, or as many as there are; return how many positions.
 
-        What is in this step already, or in flight, is not preempted for them: its pages come back, or it goes on.
+        Nothing in this step or in flight is preempted for them: its pages come back anyway, or it continues.
         """
         pages = self.kv.grow(seq, end)
         is_first = is_first and not builder.chunks and not self.in_flight
@@ -365,15 +365,15 @@ class Scheduler:
             self._nobody_yields_to = (None, 0, 0, 0)
 
     def _make_way(self) -> None:
-        """Take rows, and pages, from those that yield to the head of the queue (`yielding.py`)."""
+        """Take rows, and pages, from sequences that yield to the head of the queue (`yielding.py`)."""
         running, head = self.running, self.waiting.head()
         state = (head, running.num_entered, running.num_left, self.waiting.num_line_ups)
         if head is None or state == self._nobody_yields_to or running.draining:
-            return  # who drains leaves its row in a moment
+            return  # a draining sequence leaves its row in a moment
         if self.policy.preempts:
             while (victim := by_level(head, running, self.policy)) is not None and self._admissions.lacks_room(head):
                 if head.request.sampling.grammar and not self.grammars.admits(head.request):
-                    return  # it is held, and its turn comes again
+                    return  # its grammar is not ready: it is held until its turn comes again
                 self._preempt(victim, f"{head.request_id}/{head.sequence_idx} has a higher priority")
                 self._admissions.favour(head)
             if victim is not None:
@@ -391,7 +391,7 @@ class Scheduler:
         self._nobody_yields_to = state
 
     def _preempt(self, seq: Sequence, reason: str, *, at_end: bool = False) -> None:
-        """Take a running sequence's pages back. Its settled full pages are in the prefix cache already."""
+        """Take back a running sequence's pages. Its settled full pages are in the prefix cache already."""
         self.totals.num_preemptions += 1
         if not at_end:
             self._admissions.hold()
@@ -422,7 +422,7 @@ class Scheduler:
         return self.settling.apply(step, result, tokens, counts)
 
     def _remove(self, seq: Sequence) -> None:
-        """A sequence ends, for whatever reason: row and pages come back, its request forgets it."""
+        """A sequence ends, for whatever reason: free its row and pages, and remove it from its request."""
         request = seq.request
         if seq.row >= 0:
             self.kv.release(seq)
@@ -436,7 +436,7 @@ class Scheduler:
                 self.grammars.leave(request)
 
     def _end(self, request: Request, error: str, code: ErrorCode, deltas: Deltas) -> None:
-        """All sequences of a request that waits end with an error."""
+        """End all sequences of a waiting request with an error."""
         for seq in list(request.waiting):
             self._remove(seq)
             deltas.setdefault(seq.owner, []).append(seq.error_delta(error, code))
@@ -451,6 +451,6 @@ class Scheduler:
         return replace(stats, waiting_tenants=self.waiting.tenants(), max_turns=self._turns_allowed())
 
     def _turns_allowed(self) -> int:
-        """Who ran when a process died is no sign of a long queue: it counts beside those that may wait."""
+        """Sequences that ran when a process died do not mean a long queue: they count on top of the queue's limit."""
         self._num_requeued = min(self._num_requeued, self.waiting.num_seqs)
         return self.max_turns and self.max_turns + self._num_requeued

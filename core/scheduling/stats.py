@@ -12,17 +12,17 @@ from penstock.ipc.messages import EngineStats
 
 @dataclass(slots=True)
 class Totals:
-    """Counted since the scheduler's start; they survive workers. Each only grows."""
+    """Totals since the scheduler's start; they survive workers and only grow."""
 
     num_steps: int = 0
     num_preemptions: int = 0
     num_admitted: int = 0  # sequences, at their first admission
-    num_completed: int = 0  # sequences that ended in their row; not those whose clients left
+    num_completed: int = 0  # sequences that ended in their row, without those whose clients left
     num_prompt_tokens: int = 0  # of sequences at their first admission
     num_cached_tokens: int = 0  # of these, not computed: prefix cache, or a sibling's prompt
     num_output_tokens: int = 0
-    num_invalid_logits: int = 0  # sequences that ended because no token could be drawn from their logits
-    num_dropped_tokens: int = 0  # sampled for sequences that were gone, or had left their row since
+    num_invalid_logits: int = 0  # sequences that ended because no token could be sampled from their logits
+    num_dropped_tokens: int = 0  # sampled for sequences that had ended, or left their row, in the meantime
 
 
 def engine_stats(
@@ -35,7 +35,7 @@ def engine_stats(
     *,
     is_ready: bool,
 ) -> EngineStats:
-    """Return the present counts and the totals since the start; `blocked_by` is why the head of the queue waits."""
+    """Return the current counts and the totals since the start; `blocked_by` is why the head of the queue waits."""
     num_pages = num_filled = 0
     for seq in running:
         num_pages += len(seq.page_ids)

@@ -1,4 +1,4 @@
-"""The scheduler's part of the step trace: what one step does and why. Made only when a trace is written.
+"""The scheduler's part of the step trace: what one step does and why. Created only while a trace is written.
 
 A sequence is named by its request id and its index.
 """
@@ -18,7 +18,7 @@ MAX_WAITING_SHOWN = 64
 SIBLING = "sibling's prompt"
 IN_LINE = "behind the first"
 JUST_CAME = "just came"
-GRAMMAR = "its grammar is being made ready"
+GRAMMAR = "its grammar is being prepared"
 ON_TRIAL = "a worker died: others are tried first"
 
 
@@ -34,7 +34,7 @@ class Admission(Struct, frozen=True, gc=False):
 
 
 class Preemption(Struct, frozen=True, gc=False):
-    """A running sequence whose pages were taken back."""
+    """A running sequence that lost its pages."""
 
     request_id: str
     sequence_idx: int
@@ -42,7 +42,7 @@ class Preemption(Struct, frozen=True, gc=False):
 
 
 class StepRecord(Struct, frozen=True):
-    """Everything about one step but the times, which the engine loop knows."""
+    """Everything about one step except the times, which the engine loop knows."""
 
     num_rows: int
     num_tokens: int
@@ -55,11 +55,11 @@ class StepRecord(Struct, frozen=True):
     num_waiting: int
     waiting: list[tuple[str, int, str]]  # (request id, index, reason), the first MAX_WAITING_SHOWN in policy order
     waiting_reasons: dict[str, int]  # of all
-    predicted_us: int  # of a step with prompts, under --max-prefill-ms; 0: not known. What it took is `forward_us`
+    predicted_us: int  # time of a step with prompts, under --max-prefill-ms; 0: unknown. `forward_us` is the actual one
 
 
 class ScheduledStep(NamedTuple):
-    """A plan for the worker, its record if one was wanted, and who got its first row."""
+    """A plan for the worker, its record if requested, and the sequences that got their first row."""
 
     plan: StepPlan
     record: StepRecord | None

@@ -1,12 +1,12 @@
-"""Who may have ended a worker: the requests in flight at its death, told apart by replaying them in halves.
+"""Which request crashed a worker: the requests in flight at its death are replayed in halves until one is left.
 
-    a death     those in flight are suspects, in groups: the first is on trial, and nobody else is admitted
-    passed      on trial, all that was in flight has been computed once more: the next group joins
-    a death     of a trial: its group is split in two, and the first half tried alone
-    guilty      alone in flight at a death, and a suspect already
+    a death     requests in flight become suspects, in groups: the first is on trial, and nothing else is admitted
+    passed      the group on trial has recomputed all that was in flight: the next group joins
+    a death     during a trial: the group is split in two, and the first half tried alone
+    guilty      a suspect that is alone in flight at a death
 
-Not every death is somebody's fault, so a first one costs its suspects no more than a few steps of waiting. One request
-among n that ends every worker is found after about log2(n) + 1 deaths.
+Not every death is caused by a request, so a first one costs its suspects only a few steps of waiting. One request
+among n that crashes every worker is found after about log2(n) + 1 deaths.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ ENDS_WORKERS = "the worker died whenever it computed this request, and with this
 
 
 class Suspects:
-    """All groups, the one on trial first. Pure bookkeeping: whoever schedules asks `may_run`."""
+    """All groups, the one on trial first. Pure bookkeeping: the scheduler asks `may_run`."""
 
     __slots__ = ("_marks", "groups")
 
@@ -87,7 +87,7 @@ class Suspects:
 
 
 def _launched(in_flight: Iterable[InFlightStep]) -> dict[Request, dict[Sequence, int]]:
-    """The live sequences of these steps, by request, with the positions launched of each."""
+    """The live sequences of these steps, by request, with the launched positions of each."""
     found: dict[Request, dict[Sequence, int]] = {}
     for step in in_flight:
         members = [*zip(step.decodes.seqs, step.decodes.epochs, strict=True), *((c.seq, c.epoch) for c in step.chunks)]
@@ -98,10 +98,10 @@ def _launched(in_flight: Iterable[InFlightStep]) -> dict[Request, dict[Sequence,
 
 
 class Culprits:
-    """Requests that ended workers, remembered for a while, so that one like them is refused without another death.
+    """Requests that crashed workers, remembered for a while, so that a repeat is refused without another death.
 
-    What is kept are hashes. The seed is not part of them: a request without one gets another each time, and what ends a
-    worker is hardly the noise.
+    Only hashes are kept. They leave out the seed: a request without one gets a new seed each time, and the noise is
+    hardly what crashes a worker.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Culprits:
         """Hash -> until when, in this order. Usually there is none, and nobody need ask."""
 
     def note(self, prompt_token_ids: ListOf[int], sampling: SamplingParams, now: float) -> None:
-        """A request with this prompt and these parameters has ended workers."""
+        """Record that a request with this prompt and these parameters crashed workers."""
         fingerprint = _fingerprint(pack_int32(prompt_token_ids), sampling)
         self.known.pop(fingerprint, None)
         self.known[fingerprint] = now + _SECONDS

@@ -1,11 +1,11 @@
-"""Who gives its row to a sequence that waits for one. There are two reasons.
+"""Which running sequence gives its row to a waiting one. There are two reasons.
 
-By level: under a policy that preempts, its victim yields if that is of a higher level.
+By level: under a policy that preempts, its victim yields if it has a higher level.
 
-By share: rows of sequences that run long come free seldom. So that nobody keeps all others from a first token with
-them, a tenant that has no row takes one from the tenant that has most, and a group without one from the largest group
-of its tenant; from one that has many, and more than its share. There the sequence that has had its row for longest
-yields and goes to the end of the line, so that all of them get on.
+By share: rows of long sequences rarely become free. So that nobody keeps all others from a first token with them, a
+tenant without a row takes one from the tenant with the most rows, and a group without one from the largest group of its
+tenant, provided that the loser has many rows, and more than its share. The sequence that has had its row for the
+longest time yields and goes to the end of the line, so that all of them make progress.
 """
 
 from operator import attrgetter
@@ -16,7 +16,7 @@ from penstock.core.sequences.sequence import Sequence
 
 _LEAST_ROWS = 2
 _LEAST_PART = 8
-"""Whoever has less than an eighth of all rows keeps nobody waiting."""
+"""A tenant with less than an eighth of all rows makes nobody wait."""
 
 _order = attrgetter("order")
 
@@ -51,11 +51,11 @@ def by_share(head: Sequence, running: RunningSet) -> Sequence | None:
         for seq in (*running.decodes, *running.prefills)
         if seq.request.tenant == tenant and seq.request.group == group
     ]
-    # Levels come first: what runs on a lower one than the newcomer's keeps its row.
+    # Levels come first: a sequence of a lower level than the new one keeps its row.
     candidates = [seq for seq in candidates if seq.request.level >= request.level]
     return min(candidates, key=_order, default=None)
 
 
 def _many(num_rows: int, num_holders: int) -> int:
-    """So many rows are more than a share of these, with one holder more."""
+    """The number of rows that is more than a share of these, with one more holder."""
     return max(_LEAST_ROWS, num_rows // _LEAST_PART, num_rows // (num_holders + 1) + 1)

@@ -1,1 +1,1 @@
-"""What a step is: its plan, its size, its expected time, its result."""
+"""A step's parts: its plan, its size, its expected time, its result."""

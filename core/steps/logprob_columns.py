@@ -1,16 +1,16 @@
 """From a result's columns of log-probabilities to each sequence's delta.
 
-Output tokens: a delta has the log-probabilities of its tokens, if the sequence asks for them. A token that is dropped
-takes its own along.
+Output tokens: a delta has the log-probabilities of its tokens, if the sequence asks for them. A dropped token's are
+dropped too.
 
-Prompt tokens: position p gives the log-probability of token p + 1, whenever a chunk computes p; so a sequence
-that owes them begins, with or without a prefix hit, at `num_prompt_logprobs_sent` at the latest:
+Prompt tokens: position p gives the log-probability of token p + 1 whenever a chunk computes p. So a sequence
+that still owes some starts, with or without a prefix hit, at `num_prompt_logprobs_sent` at the latest:
 
     positions   0 ........ start ....... sent ......................... num_prompt_tokens - 1
                 [ reused )[ computed again )[ computed for the first time )
-                                            [ told                        )
+                                            [ sent                        )
 
-Hence each is told once, in order, however often the sequence was preempted in between.
+Hence each is sent once, in order, however often the sequence was preempted in between.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def attach_logprobs(
 ) -> None:
     """Give the deltas that this result made their log-probabilities; prompt chunks that made none get one.
 
-    The result has passed `check_logprobs` and was applied: what was dropped has no delta in `output`.
+    The result has passed `check_logprobs` and was applied: dropped tokens have no delta in `output`.
     """
     places = {
         (delta.request_id, delta.sequence_idx): (deltas, i)
@@ -91,13 +91,13 @@ def attach_logprobs(
 def _sampling(step: InFlightStep, counts: list[int]) -> Iterator[tuple[Sequence, int]]:
     """The step's sampling sequences that ask for log-probabilities, and their numbers of tokens, as in the plan."""
     if step.decodes.has_logprobs:
-        each = zip(step.decodes.seqs, counts or repeat(1), strict=False)  # those of the chunks follow
+        each = zip(step.decodes.seqs, counts or repeat(1), strict=False)  # followed by those of the chunks
         yield from ((seq, count) for seq, count in each if seq.num_logprobs >= 0)
     yield from ((chunk.seq, 1) for chunk in step.chunks if chunk.samples and chunk.seq.num_logprobs >= 0)
 
 
 def _of_prompt(table: TokenLogprobs, first: int, chunk: Chunk) -> TokenLogprobs | None:
-    """What a chunk brings that was not told before."""
+    """The entries of a chunk that were not sent before."""
     known = max(0, chunk.seq.num_prompt_logprobs_sent - chunk.start)
     if known >= chunk.num_prompt_logprobs:
         return None

@@ -16,7 +16,7 @@ from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import NewRow, StepPlan, TokenColumns
 
 Parts = tuple[float, float, float, float, float]
-"""What a step's time is predicted from (`prefill_pace.py`)."""
+"""The inputs of a step's predicted time (`prefill_pace.py`)."""
 
 
 class _Members(NamedTuple):
@@ -28,7 +28,7 @@ class _Members(NamedTuple):
 
 
 class Audience:
-    """The owners of a batch's sequences. Made once, for all steps in which the batch stays as it is."""
+    """The owners of a batch's sequences. Made once, for all steps in which the batch stays the same."""
 
     __slots__ = ("_members", "_seqs")
 
@@ -40,12 +40,12 @@ class Audience:
         self._members = {owner: self._choose(chosen) for owner, chosen in positions.items()}
 
     def columns(self, token_ids: bytes, apart: AbstractSet[int], counts: list[int]) -> dict[Owner, TokenColumns]:
-        """Return what each owner is told.
+        """Return each owner's columns.
 
         Args:
-            token_ids: int32[at least as many as the batch brings], in its order.
-            apart: positions that are told in another way, or not at all.
-            counts: how many tokens each position brings; empty: one each.
+            token_ids: int32[at least as many as the batch returns], in its order.
+            apart: positions that are reported in another way, or not at all.
+            counts: how many tokens each position returns; empty: one each.
         """
         told: dict[Owner, TokenColumns] = {}
         ends = list(accumulate(counts)) if counts else None
@@ -59,7 +59,7 @@ class Audience:
             elif len(members.positions) == len(self._seqs):
                 tokens = token_ids[: 4 * len(self._seqs)]
             else:
-                numbers = memoryview(token_ids).cast("i")  # as they are: they only change places
+                numbers = memoryview(token_ids).cast("i")  # raw: they are only rearranged
                 tokens = array("i", [numbers[position] for position in members.positions]).tobytes()
             if members.positions:
                 told[owner] = TokenColumns(members.request_ids, members.sequence_idxs, tokens, num_tokens)
@@ -73,8 +73,8 @@ class Audience:
 
 
 class DecodeBatch:
-    """Sequences that compute their next token, in batch order. Never changed after it is made:
-    while nobody joins or leaves, all steps in flight and the next ones share it."""
+    """Sequences that compute their next token, in batch order. Never changed after its creation:
+    while no sequence joins or leaves, all steps in flight and the next ones share it."""
 
     __slots__ = (
         "audience",
@@ -110,11 +110,11 @@ class Chunk(NamedTuple):
     start: int
     num_new: int
     samples: bool  # reaches the last known token
-    num_prompt_logprobs: int  # of its first positions the result says how likely the next prompt token was
+    num_prompt_logprobs: int  # for this many of its first positions the result scores the next prompt token
 
 
 class InFlightStep(NamedTuple):
-    """What a result of this step is for; in the order of the plan's rows: decodes, then chunks."""
+    """What is needed to apply a step's result; in the order of the plan's rows: decodes, then chunks."""
 
     step_id: int
     decodes: DecodeBatch
@@ -123,7 +123,7 @@ class InFlightStep(NamedTuple):
     num_left: int  # sequences that had left the running set when it was planned
     has_logprobs: bool  # of some output or prompt token
     num_drafts: ListOf[int] = ()  # of each decode; empty: none
-    predicted: tuple[Parts, int] | None = None  # what it consists of, and microseconds that it should take; 0: unknown
+    predicted: tuple[Parts, int] | None = None  # its parts, and its expected microseconds; 0: unknown
 
     @property
     def decode_sizes(self) -> list[int]:
@@ -137,7 +137,7 @@ class InFlightStep(NamedTuple):
 
 
 class PlanBuilder:
-    """Collects what one plan says beside its decodes."""
+    """Collects the parts of one plan besides its decodes."""
 
     __slots__ = (
         "_copy_dst", "_copy_src", "_new_pages", "_new_rows", "_window_pages", "chunks", "drafts", "has_logprobs",
@@ -145,7 +145,7 @@ class PlanBuilder:
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
-        self.drafts: Drafts | None = None  # None: no decode has any, and all starts are sure
+        self.drafts: Drafts | None = None  # None: no decode has any, and all starts are exact
         self.has_logprobs = False  # in some chunk
         self._new_pages: list[tuple[Sequence, int]] = []
         self._new_rows: list[NewRow] = []
@@ -162,7 +162,7 @@ class PlanBuilder:
         self._window_pages += [(seq, seq.epoch, page) for page in window_pages]
 
     def add_row(self, seq: Sequence) -> None:
-        """A sequence enters a row with all tokens known now, and the pages that it has."""
+        """A sequence enters a row with all tokens known now, and its pages."""
         for group, table in enumerate(seq.window_tables, 1):
             self.add_pages(seq, (), [NewPage(group, table.first + i, page) for i, page in enumerate(table.page_ids)])
         self._new_rows.append(
@@ -187,7 +187,7 @@ class PlanBuilder:
         remaining = seq.num_tokens - start
         num_new = min(remaining, budget)
         samples = num_new == remaining
-        # Those that a row begins with stay due until the chunk with the last one has returned; later chunks have none.
+        # Log-probabilities owed at a row's start stay due until the chunk with the last of them has returned.
         num_prompt_logprobs = max(0, min(start + num_new, seq.num_prompt_logprobs_due) - start)
         if not seq.owes_prompt_logprobs:
             num_prompt_logprobs = 0
@@ -198,7 +198,7 @@ class PlanBuilder:
         return num_new
 
     def add_drafts(self, drafter: Drafter, decodes: DecodeBatch, kv: KVPages, num_tokens: int) -> list[int]:
-        """Launch guesses beside the decodes' own tokens, at most so many; return how many of each (empty: none).
+        """Launch guesses beside the decodes' own tokens, at most `num_tokens`; return how many of each (empty: none).
 
         No sequence is preempted for their pages.
         """
@@ -226,7 +226,7 @@ class PlanBuilder:
         return counts if token_ids else []
 
     def build(self, step_id: int, decodes: DecodeBatch, decode_starts: list[int], freed_rows: list[int]) -> StepPlan:
-        """Return the message. Pages given to a sequence that was preempted afterwards are left out."""
+        """Return the plan. Pages of a sequence that was preempted later in this step are left out."""
         chunks = self.chunks
         rows, start, num_new, samples = decodes.rows, pack_int32(decode_starts), decodes.num_new, decodes.samples
         num_drafts = draft_token_ids = start_bounds = b""
@@ -244,7 +244,7 @@ class PlanBuilder:
         if self._new_pages:
             pages = [(seq.row, page_id) for seq, page_id in self._new_pages if seq.row >= 0]
             counts = [1] * len(pages)
-            if self.drafts is not None:  # then a row may have got more than one
+            if self.drafts is not None:  # a row may have got several
                 pages.sort(key=itemgetter(0))  # stable: its pages stay in order
                 counts = list(Counter(row for row, _ in pages).values())
             page_rows = pack_int32(dict.fromkeys([row for row, _ in pages]))

@@ -1,8 +1,8 @@
-"""How much of prompts may go beside decodes, so that whoever streams does not wait long for the next token.
+"""How many prompt tokens may go beside decodes, so that streams do not wait long for their next token.
 
-What a step will take is predicted from what is in it (`StepTime`), so it does not matter that others are under way
-whose times are not known yet. Before anything is known, and wherever a prediction would be far from what has been seen,
-chunks grow by a factor from the largest one that has come back.
+A step's time is predicted from its parts (`StepTime`), so it does not matter that other steps are in flight whose times
+are not known yet. Before anything is known, and wherever a prediction would be far from past steps, chunks grow by a
+factor from the largest one that has returned.
 """
 
 from math import sqrt
@@ -10,32 +10,32 @@ from math import sqrt
 from penstock.core.steps.plan_builder import Chunk, DecodeBatch, InFlightStep, Parts
 from penstock.ipc.messages import StepResult
 
-MIN_TOKENS = 16  # prompts go on, however slow the device is
+MIN_TOKENS = 16  # prompts make progress, however slow the device is
 _FIRST_TOKENS = 64
 _GROWTH = 4
 _DECODES_BETWEEN = 64
-"""Of steps without prompts one in so many is learned from."""
+"""Of steps without prompts, one in this many is used for learning."""
 
 _TOLERANCE = 1.1
 _SPREAD_UP, _SPREAD_DOWN, _MAX_RATIO = 0.25, 0.02, 4.0
-"""Steps vary: the longer ones of them should keep the bound, so what is rarely exceeded counts, not the mean."""
+"""Steps vary: even the longer ones should keep the bound, so what is rarely exceeded counts, not the mean."""
 
 _SCALES = (1.0, 1 / 64, 1 / 65536, 1 / 256, 1 / 262144)
-"""They bring the parts of usual steps to the size of one."""
+"""These scale the parts of usual steps to the size of one."""
 
 _FORGETTING = 0.97
 _RIDGE = 1e-3
 _NUM_SWEEPS = 4
 _MAX_SURPRISE = 3.0
-"""A step that takes many times as long as was thought tells of something else: a stopped process, a page that was read
-from disk. It counts as this many times as long."""
+"""A step that takes many times as long as predicted has another cause: a stopped process, a page read from disk. It
+counts as this many times as long."""
 
 _NUM_FIRST = 4
-"""So many steps are believed whatever they took."""
+"""This many first steps are believed whatever they took."""
 
 
 def parts_of(num_decodes: int, num_context_tokens: int, chunks: list[tuple[int, int]]) -> Parts:
-    """Return what the weights are for; `chunks` are (start, number of tokens)."""
+    """Return the weights' inputs; `chunks` are (start, number of tokens)."""
     num_tokens = sum(num_new for _, num_new in chunks)
     num_pairs = sum(num_new * (start + num_new / 2) for start, num_new in chunks)
     one, rows, context, tokens, pairs = _SCALES
@@ -43,16 +43,16 @@ def parts_of(num_decodes: int, num_context_tokens: int, chunks: list[tuple[int, 
 
 
 class StepTime:
-    """How long a step takes, learned from the steps' times on this machine.
+    """How long a step takes, learned from earlier steps on this machine.
 
         microseconds = w0 + w1 rows that decode + w2 tokens in their contexts + w3 prompt tokens
                        + w4 (token, context) pairs
 
-    The last part is what makes a chunk dearer the further it stands in its prompt: each of its tokens looks at all
-    before it. The weights are least squares over the latest steps, none of them negative; older steps count less and
+    The last part makes a chunk more expensive the further into its prompt it is: each of its tokens attends to all
+    tokens before it. The weights are least squares over recent steps, none of them negative; older steps count less and
     less.
 
-    `learn` costs some ten microseconds: it is for steps with prompts, and a few others.
+    `learn` costs about ten microseconds: it is used for steps with prompts, and a few others.
     """
 
     __slots__ = ("_num_learned", "_products", "_targets", "_weights")
@@ -66,18 +66,18 @@ class StepTime:
 
     @property
     def is_known(self) -> bool:
-        """Enough steps have been seen to believe it."""
+        """Whether enough steps have been seen."""
         return self._num_learned >= _NUM_FIRST
 
     def learn(self, parts: Parts, num_us: float) -> None:
-        """A step with these parts took so long."""
+        """Learn from a step with these parts that took this long."""
         expected = num_us
         if self.is_known:
             expected = max(self.predict(parts), 1.0)
             num_us = min(num_us, _MAX_SURPRISE * expected)
         self._num_learned += 1
-        # An error counts by its share, so that a long step does not outweigh many short ones. Its share of what was
-        # expected: of what it took, the quick ones among equal steps would count for more.
+        # Relative errors count, so that a long step does not outweigh many short ones. They are relative to the
+        # expected time: relative to the actual one, the quicker of equal steps would count for more.
         weight = 1 / max(expected, 1.0) ** 2
         for i, row in enumerate(self._products):
             part = parts[i] * weight
@@ -87,14 +87,14 @@ class StepTime:
         self._solve()
 
     def _solve(self) -> None:
-        """Gauss and Seidel's steps from the weights of before, each held at zero or more."""
+        """Gauss-Seidel iterations from the previous weights, each kept at zero or above."""
         weights, ridge = self._weights, _RIDGE * max(self._products[i][i] for i in range(len(_SCALES)))
         for _ in range(_NUM_SWEEPS):
             for i, row in enumerate(self._products):
                 if row[i] <= 0:
                     continue
                 others = sum(row[j] * weights[j] for j in range(len(row))) - row[i] * weights[i]
-                # The ridge pulls to the weight of before: what the latest steps do not tell stays as it was.
+                # The ridge pulls towards the previous weight: what recent steps do not determine stays as it was.
                 weights[i] = max(0.0, (self._targets[i] - others + ridge * weights[i]) / (row[i] + ridge))
 
     def predict(self, parts: Parts) -> float:
@@ -102,7 +102,7 @@ class StepTime:
         return sum(weight * part for weight, part in zip(self._weights, parts, strict=True))
 
     def tokens_within(self, num_us: float, start: int) -> int:
-        """Return how many tokens from position `start` on a chunk may have to add no more than this to a step."""
+        """Return how many tokens a chunk from position `start` on may have to add at most this much to a step."""
         per_pair = self._weights[4] * _SCALES[4]
         per_token = self._weights[3] * _SCALES[3] + per_pair * start
         if num_us <= 0:
@@ -113,18 +113,18 @@ class StepTime:
 
 
 class Room:
-    """What a step still has room for."""
+    """The room left in a step."""
 
     __slots__ = ("_num_us", "_pace", "num_tokens")
 
     def __init__(self, num_tokens: int, num_us: float | None = None, pace: "PrefillPace | None" = None) -> None:
-        """`num_us`: for prompts, beside decodes; None for any time."""
+        """`num_us`: time for prompts, beside decodes; None for unlimited."""
         self.num_tokens = num_tokens
         self._num_us = num_us
         self._pace = pace
 
     def tokens_from(self, start: int) -> int:
-        """Return how many tokens a chunk from this position may have; none if there is no more room."""
+        """Return how many tokens a chunk from this position may have; 0 if there is no room."""
         if self._num_us is None or self._pace is None:
             return self.num_tokens
         return min(self.num_tokens, self._pace.tokens_within(self._num_us, start))
@@ -142,16 +142,16 @@ class PrefillPace:
     __slots__ = ("_largest", "_max_us", "_num_decodes_since", "_spread", "_time", "_us_per_token")
 
     def __init__(self, max_ms: int) -> None:
-        """`max_ms`: what a step with prompts should take at most; 0 for any time."""
+        """`max_ms`: longest time for a step with prompts; 0 for unlimited."""
         self._max_us = max_ms * 1000
         self._time = StepTime()
-        self._largest = 0  # prompt tokens of a step that has come back
-        self._us_per_token = 0.0  # of the last step with prompts, all that it took
-        self._spread = 1.0  # of a step's time to its prediction
+        self._largest = 0  # most prompt tokens of a returned step
+        self._us_per_token = 0.0  # of the last step with prompts, over its whole time
+        self._spread = 1.0  # ratio of a step's time to its prediction
         self._num_decodes_since = 0
 
     def room(self, num_tokens: int, starts: list[int]) -> Room:
-        """Return the room of a step with these decodes, by their positions; `num_tokens` is what else bounds it."""
+        """Return the room of a step with these decodes, given by their positions; `num_tokens` is its other limit."""
         if not starts or not self._max_us:
             return Room(num_tokens)
         num_tokens = min(num_tokens, max(_FIRST_TOKENS, _GROWTH * self._largest))
@@ -161,11 +161,11 @@ class PrefillPace:
             return Room(num_tokens)
         decodes_us = self._time.predict(parts_of(len(starts), sum(starts), []))
         num_us = self._max_us * _TOLERANCE / self._spread - decodes_us
-        # Some go in any case, whatever that takes.
+        # Some tokens are always allowed, however long they take.
         return Room(num_tokens, max(num_us, self.chunk_us(0, MIN_TOKENS)), self)
 
     def tokens_within(self, num_us: float, start: int) -> int:
-        """Return how many tokens a chunk may have; once there is less room than for a few, none."""
+        """Return how many tokens a chunk may have; 0 if there is room only for very few."""
         return num if (num := self._time.tokens_within(num_us, start)) >= MIN_TOKENS else 0
 
     def chunk_us(self, start: int, num_new: int) -> float:
@@ -173,7 +173,7 @@ class PrefillPace:
         return self._time.predict((0.0, *parts_of(0, 0, [(start, num_new)])[1:]))
 
     def predicted(self, starts: list[int], chunks: list[Chunk]) -> tuple[Parts, int] | None:
-        """Return a step's parts and its predicted microseconds, 0 if that is not known yet; None if nobody asks."""
+        """Return a step's parts and its predicted microseconds (0 if unknown); None if there is no limit."""
         if not self._max_us or not chunks:
             return None
         parts = parts_of(len(starts), sum(starts), [(chunk.start, chunk.num_new) for chunk in chunks])

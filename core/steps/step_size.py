@@ -1,4 +1,4 @@
-"""How large steps may be: as the options say, or less after a device ran out of memory in one."""
+"""How large steps may be: as the options say, or smaller after a device ran out of memory."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from penstock.core.config.options import SchedulerOptions
 from penstock.core.steps.plan_builder import InFlightStep
 
 _MAX_CUTS = 3
-"""A step that is too large at an eighth of its size is not too large: something in it is wrong."""
+"""A step that still fails at an eighth of its size is not too large: something else is wrong."""
 
 
 class StepSize:
-    """The options that bound steps, and how often they were cut."""
+    """The options that limit steps, and how often they were halved."""
 
     __slots__ = ("_num_cuts", "_original", "options")
 
@@ -22,7 +22,7 @@ class StepSize:
         self.options = options
 
     def cut(self, in_flight: Sequence[InFlightStep]) -> bool:
-        """The oldest of these ran out of memory: allow steps of half its size. False if that would not help."""
+        """The oldest of these ran out of memory: halve the size of steps. False if that would not help."""
         if not in_flight or self._num_cuts == _MAX_CUTS:
             return False
         step, options = in_flight[0], self.options
