@@ -15,10 +15,10 @@ from typing import Any, Literal, Self
 import structlog
 
 from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.located import located
 from penstock.core.checkpoint.registry import open_model
 from penstock.core.checkpoint.source import fingerprint
 from penstock.core.config import ConfigError
-from penstock.core.config.located import located
 from penstock.engine_processes import EngineProcesses
 from penstock.engine_thread import EngineThread
 from penstock.frontend.api.logprobs import prompt_logprobs
@@ -63,10 +63,11 @@ class AsyncLLM:
             raise ConfigError(f"engine must be 'thread' or 'process', got {engine!r}")
         if engine == "thread" and (surplus := APART_ONLY & options.keys()):
             raise ConfigError(f"{min(surplus)} has an effect only with engine='process'")
-        self.config = located(config_of({"model": str(model)} | options))
-        has_weights = self.config.worker.load_format != "dummy"
+        config = config_of({"model": str(model)} | options)
+        quiet(config.log.log_level)
+        has_weights = config.worker.load_format != "dummy"
+        self.config = located(config, with_weights=has_weights)
         check_checkpoint(open_model(self.config), with_weights=has_weights, with_tokenizer=True)
-        quiet(self.config.log.log_level)
         self._engine = EngineThread(self.config) if engine == "thread" else EngineProcesses(self.config)
         self._start = asyncio.Lock()
         self._service: Service | None = None

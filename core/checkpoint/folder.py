@@ -1,6 +1,7 @@
 """A checkpoint as Hugging Face publishes it: a folder of JSON files and safetensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from fnmatch import fnmatch
 from functools import cache, cached_property, partial
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Any, Self
 
 import msgspec
 
-from penstock.core.checkpoint.source import LoadError, StoredTensor
+from penstock.core.checkpoint.source import Incomplete, LoadError, StoredTensor
 from penstock.core.config.options import ConfigError
 
+WEIGHT_INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"
 _OLD_QUANTIZED = {"quantize_config.json": "GPTQ, as quantize_config.json says", "quant_config.json": "AWQ"}
 _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")
@@ -43,8 +45,7 @@ class HuggingFaceFolder:
         """config.json, and what older quantized checkpoints say beside it."""
         path = self.path / "config.json"
         if not path.is_file():
-            found = [said for name, said in _OTHER_FOLDERS.items() if any(self.path.glob(name))]
-            raise ConfigError(f"{str(self.path)!r} is no checkpoint folder: {[*found, 'it has no config.json'][0]}")
+            raise no_config(str(self.path), self._names())
         _refuse_pointer(path)
         for name, method in _OLD_QUANTIZED.items():
             if (self.path / name).is_file():
@@ -73,7 +74,7 @@ class HuggingFaceFolder:
             return path.read_bytes()
         other = next((found.name for name in _OTHER_TOKENIZERS for found in sorted(self.path.glob(name))), None)
         if other is None:
-            raise ConfigError(f"{str(self.path)!r} has no tokenizer.json: a checkpoint needs one to be served")
+            raise Incomplete(f"{str(self.path)!r} has no tokenizer.json: a checkpoint needs one to be served")
         raise ConfigError(
             f"{str(self.path)!r} has {other} and no tokenizer.json, which alone is read: transformers can write one "
             "(AutoTokenizer.from_pretrained(folder).save_pretrained(folder)) if tokenizer_config.json is there too; "
@@ -101,40 +102,56 @@ class HuggingFaceFolder:
     def tensors(self) -> dict[str, StoredTensor]:
         """Those of all weight files. A file is mapped into memory when its first tensor is read."""
         found: dict[str, StoredTensor] = {}
-        for path in self._weight_files():
-            found |= _tensors_of(path)
+        for name in self.weight_files():
+            found |= _tensors_of(self.path / name)
         return found
 
-    def _weight_files(self) -> list[Path]:
-        folder = self.path
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            _refuse_pointer(index)
-            try:
-                names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                raise LoadError(f"{str(index)!r} is no index of weight files") from None
-            files = [folder / Path(name).name for name in sorted(names)]
-        elif (folder / "model.safetensors").is_file():
-            return [folder / "model.safetensors"]
-        else:
-            files = sorted(folder.glob("*.safetensors"))
-        absent = [file.name for file in files if not file.is_file()]
-        if absent:
-            shown = ", ".join(absent[:3])
-            raise LoadError(f"weight files named by the index are missing: {shown}; is the download complete?")
-        if files:
-            return files
-        if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
-            raise LoadError(
-                f"{str(folder)!r} has only pickled weights (.bin), which can run code when read; "
-                "convert them to safetensors"
-            )
-        if any(folder.glob("*.gguf")):
-            raise LoadError(
-                f"{str(folder)!r} has only GGUF weights, which are not supported yet; safetensors are served"
-            )
-        raise LoadError(f"{str(folder)!r} has no .safetensors files; is the download complete?")
+    def weight_files(self) -> list[str]:
+        """The names of the files that hold the weights. See the function of this name."""
+        return weight_files(str(self.path), self._names(), self.path / WEIGHT_INDEX)
+
+    def _names(self) -> set[str]:
+        return {path.name for path in self.path.iterdir() if path.is_file()}
+
+
+def no_config(where: str, names: Collection[str]) -> ConfigError:
+    """What to say of a place with these files and no config.json."""
+    said = next((said for kind, said in _OTHER_FOLDERS.items() if any(fnmatch(name, kind) for name in names)), "")
+    kind = ConfigError if said else Incomplete
+    return kind(f"{where!r} is no checkpoint folder: {said or 'it has no config.json'}")
+
+
+def weight_files(where: str, names: Collection[str], index: Path) -> list[str]:
+    """Which of the files at a place hold the weights. `index` is read if `names` has it.
+
+    Raises:
+        Incomplete: some are missing, or all.
+        LoadError: the weights are in another format, or the index is damaged.
+    """
+    if WEIGHT_INDEX in names:
+        _refuse_pointer(index)
+        try:
+            listed = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise LoadError(f"{str(index)!r} is no index of weight files") from None
+        files = sorted(Path(name).name for name in listed)
+    elif "model.safetensors" in names:
+        return ["model.safetensors"]
+    else:
+        files = sorted(name for name in names if name.endswith(".safetensors"))
+    absent = [name for name in files if name not in names]
+    if absent:
+        shown = ", ".join(absent[:3])
+        raise Incomplete(f"weight files named by the index are missing: {shown}; is the download complete?")
+    if files:
+        return files
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
+        raise LoadError(
+            f"{where!r} has only pickled weights (.bin), which can run code when read; convert them to safetensors"
+        )
+    if any(name.endswith(".gguf") for name in names):
+        raise LoadError(f"{where!r} has only GGUF weights, which are not supported yet; safetensors are served")
+    raise Incomplete(f"{where!r} has no .safetensors files; is the download complete?")
 
 
 class _Index(msgspec.Struct):

@@ -19,6 +19,10 @@ class LoadError(ConfigError):
     """A checkpoint's weights cannot be loaded; the message is one clear sentence."""
 
 
+class Incomplete(LoadError):
+    """Files are missing that a download would bring."""
+
+
 class StoredTensor(NamedTuple):
     """A tensor as it is stored."""
 

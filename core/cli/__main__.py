@@ -2,26 +2,28 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 
 from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.located import located
 from penstock.core.checkpoint.registry import open_model
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses
 from penstock.core.config.flags import add_flags, config_from, flags
 from penstock.core.config.foreign_flags import unknown_flag, unknown_variables, without_foreign_flags
 from penstock.core.config.listening import check_listening
-from penstock.core.config.located import located
 from penstock.core.launch.output_files import check_output_files
 from penstock.core.sequences.policy import make_policy
 from penstock.ipc import process
 from penstock.ipc.addresses import AddressError, private_dir
+from penstock.ipc.logs import flush_logs, setup_logging
 from penstock.ipc.version import VERSION
 
-_MODEL_HELP = "checkpoint folder, or ORG/NAME of one that `hf download` has put into the local cache"
+_MODEL_HELP = "checkpoint folder, or ORG/NAME[@REVISION] of the Hugging Face hub: in the local cache, else downloaded"
 
 # command -> (help, option groups, takes MODEL)
 _SERVERS: dict[str, tuple[str, tuple[str, ...], bool]] = {
@@ -38,6 +40,7 @@ _SERVERS: dict[str, tuple[str, tuple[str, ...], bool]] = {
 _TOOLS = {
     "keys": ("make an API key, or the keys of tcp:// channels", "penstock.core.cli.make_key"),
     "probe": ("ask a scheduler whether it answers (a health check)", "penstock.core.launch.probe"),
+    "models": ("list the checkpoints on this machine, and what each needs", "penstock.core.cli.models"),
     "chat": ("talk to a server in the terminal", "penstock.core.cli.chat"),
     "bench serve": ("put load on an OpenAI endpoint and measure it", "penstock.bench.load.serve"),
 }
@@ -45,9 +48,9 @@ _TOOLS = {
 
 # command of another engine -> what to do here
 _OTHER_COMMANDS = {
-    "pull": "`hf download ORG/NAME` downloads a checkpoint; then `penstock serve ORG/NAME`",
+    "pull": "`penstock serve ORG/NAME` downloads a checkpoint and serves it; `hf download ORG/NAME` downloads it alone",
     "run": "`penstock serve MODEL` serves a checkpoint; `penstock chat` talks to it",
-    "list": "a server serves one checkpoint folder; `hf cache ls` lists what has been downloaded",
+    "list": "`penstock models` lists the checkpoints on this machine",
     "launch": "`penstock serve MODEL` serves a checkpoint",
     "complete": "`penstock serve MODEL` serves a checkpoint; `penstock chat` talks to it",
 }
@@ -66,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, AddressError) as error:
         _complain(str(error))
         return process.EXIT_CONFIG
+    except KeyboardInterrupt:  # while a checkpoint is downloaded: the server has its own way to end
+        _complain("stopped; the same command goes on with the download")
+        return 128 + signal.SIGINT
 
 
 def _run(arguments: list[str]) -> int:
@@ -131,12 +137,16 @@ def _run_server(command: str, config: Config) -> int:
     if sys.platform != "linux":
         raise ConfigError(f"`penstock {command}` needs Linux; `penstock chat --url URL` can talk to a server from here")
     if command != "scheduler":
-        config = located(config)
+        with_weights = command != "frontend" and config.worker.load_format != "dummy"
+        with_tokenizer = command != "worker"
+        config = located(
+            config,
+            with_weights=with_weights,
+            with_tokenizer=with_tokenizer,
+            before_download=lambda: setup_logging("penstock", config.log.log_level, config.log.log_format),
+        )
         check_checkpoint(
-            open_model(config),
-            config.model.model_impl,
-            with_weights=command != "frontend" and config.worker.load_format != "dummy",
-            with_tokenizer=command != "worker",
+            open_model(config), config.model.model_impl, with_weights=with_weights, with_tokenizer=with_tokenizer
         )
     if command in ("serve", "scheduler"):
         make_policy(config.scheduler.scheduling_policy)  # fails here, with a sentence, rather than in a child
@@ -161,6 +171,7 @@ def _become(module: str, config: Config) -> int:
     """Replace this process by one that runs `module`, so that it gets signals and sets the exit code directly."""
     descriptor = process.pass_config(config)
     os.set_inheritable(descriptor, True)
+    flush_logs()  # of a download
     os.execv(sys.executable, [sys.executable, "-m", module, "--config-fd", str(descriptor)])
 
 

@@ -27,7 +27,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ModelOptions(Options, frozen=True):
     """Which checkpoint, and under which names."""
 
-    model: Annotated[str, Meta(description="Hugging Face checkpoint folder. Empty: the bundled demo model.")] = ""
+    model: Annotated[
+        str,
+        Meta(description="Checkpoint folder, or ORG/NAME[@REVISION] of the Hugging Face hub. Empty: the demo model."),
+    ] = ""
     served_model_name: Annotated[
         tuple[str, ...], Meta(description="Names of the model in the API. The first one is reported.")
     ] = ()

@@ -17,10 +17,10 @@ from penstock.core.checkpoint.check import check_checkpoint
 from penstock.core.checkpoint.families.clockwork import CLOCKWORK
 from penstock.core.checkpoint.families.dense import DenseConfig
 from penstock.core.checkpoint.families.registry import ARCHITECTURES, expected_tensors, parse_model_config
+from penstock.core.checkpoint.located import hub_cache, located
 from penstock.core.checkpoint.registry import open_checkpoint, open_model, served_model_names
 from penstock.core.cli.__main__ import main
 from penstock.core.config import Config, ConfigError, ModelOptions
-from penstock.core.config.located import hub_cache, located
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -306,7 +306,7 @@ def test_another_system_is_told_first(
 
 
 def named(model: str | Path, **environment: str) -> tuple[Path, tuple[str, ...]]:
-    config = located(Config(model=ModelOptions(model=str(model))), environment)
+    config = located(Config(model=ModelOptions(model=str(model))), environment | {"HF_HUB_OFFLINE": "1"})
     return Path(config.model.model), served_model_names(config)
 
 

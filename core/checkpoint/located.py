@@ -1,0 +1,168 @@
+"""What MODEL means: a path, or the name of a checkpoint of the Hugging Face hub, ORG/NAME or ORG/NAME@REVISION.
+
+A name is looked up in the local cache of the hub, and downloaded into it if it is not there, or not all of it.
+
+    CACHE/models--org--name/refs/main              names the snapshot
+    CACHE/models--org--name/snapshots/<revision>/  is the checkpoint folder
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from penstock.core.checkpoint.folder import HuggingFaceFolder
+from penstock.core.checkpoint.hub import download
+from penstock.core.checkpoint.source import Incomplete
+from penstock.core.config.options import Config, ConfigError
+
+_HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
+_LEAST_DIGITS = 7  # of a commit
+_ON = {"1", "on", "yes", "true"}  # as the library reads its variables
+
+
+def located(
+    config: Config,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    with_weights: bool = True,
+    with_tokenizer: bool = True,
+    before_download: Callable[[], None] = lambda: None,
+) -> Config:
+    """Replace MODEL by the path that it means, and serve it under the name that was given.
+
+    Done once, before any process starts: all must read the same files, whatever is downloaded in the meantime. Only
+    what is needed is downloaded, with progress on a terminal or in the log, which `before_download` may set up.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or it cannot be downloaded; the message says what to do.
+    """
+    given = config.model.model
+    if not given:
+        return config
+    folder, name, revision = find_local(given, environment)
+    if name and Path(given).name != f"models--{name.replace('/', '--')}":
+        lacks = _lacks(folder, with_weights, with_tokenizer) if folder is not None else ""
+        if (folder is None or lacks) and not _is_offline(environment) and "/" in name:
+            before_download()
+            try:
+                folder = download(
+                    name, revision, hub_cache(environment), environment.get("HF_ENDPOINT", ""), config.model.model_impl,
+                    with_weights=with_weights, with_tokenizer=with_tokenizer,
+                )  # fmt: skip
+            except ConfigError as error:
+                raise ConfigError(f"{lacks}; {error}" if lacks else str(error)) from None
+    if folder is None:
+        raise ConfigError(
+            f"no checkpoint folder at {given!r}, and no download of that name in {str(hub_cache(environment))!r}; "
+            f"`{_hf_download(name, revision)}` fetches it" + (" (HF_HUB_OFFLINE is set)" * _is_offline(environment))
+        )
+    names = config.model.served_model_name or ((name,) if name else ())
+    return msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, model=str(folder), served_model_name=names)
+    )
+
+
+def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where downloads from the hub are kept; reads the same variables as the `hf` command."""
+    for name, rest in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
+        if environment.get(name):
+            return Path(environment[name]).expanduser() / rest
+    home = Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return home / "huggingface" / "hub"
+
+
+def find_local(given: str, environment: Mapping[str, str] = os.environ) -> tuple[Path | None, str, str]:
+    """Return the path (None: not on this machine), the name to serve it under if that is not the path, the revision.
+
+    Raises:
+        ConfigError: it is neither a path nor a valid name; or which snapshot is meant is ambiguous.
+    """
+    path = Path(given).expanduser()
+    if _is_folder(path) and _is_there(path / "snapshots") and not _is_there(path / "config.json"):
+        return _snapshot(path), hub_name(path.resolve()), ""
+    if _is_there(path):
+        return path, "" if path == Path(given) else given, ""
+    found = _HUB_NAME.fullmatch(given)
+    if found is None or ".." in given:
+        raise ConfigError(f"no checkpoint folder at {given!r}")
+    name, revision = found["name"], found["revision"] or ""
+    cached = hub_cache(environment) / f"models--{name.replace('/', '--')}"
+    if not _is_there(cached / "snapshots"):
+        return None, name, revision
+    if revision:
+        return _of_revision(cached, revision), name, revision
+    has_any = any((cached / "snapshots").iterdir())
+    return _snapshot(cached) if has_any or _is_offline(environment) else None, name, ""
+
+
+def hub_name(cached: Path) -> str:
+    """ORG/NAME of a folder of the cache."""
+    return cached.name.removeprefix("models--").replace("--", "/")
+
+
+def _lacks(folder: Path, with_weights: bool, with_tokenizer: bool) -> str:
+    """What an unfinished download left out; empty if nothing. Other faults are not looked for."""
+    checkpoint = HuggingFaceFolder(folder)
+    try:
+        _ = checkpoint.config
+        if with_tokenizer:
+            checkpoint.tokenizer()
+        if with_weights:
+            checkpoint.weight_files()
+    except Incomplete as error:
+        return str(error)
+    except ConfigError:
+        pass
+    return ""
+
+
+def _is_offline(environment: Mapping[str, str]) -> bool:
+    said = environment.get("HF_HUB_OFFLINE") or environment.get("TRANSFORMERS_OFFLINE") or ""
+    return said.lower() in _ON
+
+
+def _hf_download(name: str, revision: str) -> str:
+    return f"hf download {name}" + (f" --revision {revision}" if revision else "")
+
+
+def _is_folder(path: Path) -> bool:
+    with suppress(OSError, ValueError):
+        return path.is_dir()
+    return False
+
+
+def _is_there(path: Path) -> bool:
+    """Whether this file or folder exists; false if the name is invalid (too long, or with a zero byte)."""
+    with suppress(OSError, ValueError):
+        return path.exists()
+    return False
+
+
+def _of_revision(cached: Path, revision: str) -> Path | None:
+    """The snapshot that a branch, a tag or a commit means, if it is in the cache."""
+    with suppress(OSError, UnicodeDecodeError):
+        commit = (cached / "refs" / revision).read_text().strip()
+        if commit and "/" not in commit and (cached / "snapshots" / commit).is_dir():
+            return cached / "snapshots" / commit
+    found = [path for path in (cached / "snapshots").iterdir() if path.is_dir() and path.name.startswith(revision)]
+    return found[0] if len(found) == 1 and len(revision) >= _LEAST_DIGITS else None
+
+
+def _snapshot(cached: Path) -> Path:
+    """The checkpoint folder within a model's folder of the cache.
+
+    Raises:
+        ConfigError: there is none, or it is ambiguous.
+    """
+    if main := _of_revision(cached, "main"):
+        return main
+    found = sorted(path for path in (cached / "snapshots").iterdir() if path.is_dir())
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ConfigError(f"{str(cached)!r} contains no snapshot; `hf download {hub_name(cached)}` completes it")
+    raise ConfigError(f"{str(cached)!r} has {len(found)} snapshots and no refs/main; give the folder of one of them")

@@ -1,0 +1,236 @@
+"""`penstock models`: the checkpoints on this machine, and what each needs. Reads JSON files and headers of weights."""
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from rich.console import Console, JustifyMethod
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.families.by_transformers import TransformersConfig
+from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.located import find_local, hub_cache, hub_name
+from penstock.core.checkpoint.registry import model_path, open_checkpoint
+from penstock.core.checkpoint.source import Incomplete
+from penstock.core.config import Config, ConfigError
+from penstock.ipc.process import EXIT_CONFIG
+
+_KV_TOKENS = 1024
+_MAX_PHRASE = 60
+_FOLDERS = re.compile(r"'[^']*/([^'/]*)'")
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_HEADERS = ("name", "architecture", "params", "type", "on disk", "memory", "served by")
+_TO_THE_RIGHT = {"params", "on disk", "memory"}
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """What is known of one checkpoint; None: it does not say, or cannot be read."""
+
+    name: str
+    path: str
+    revision: str | None = None
+    architecture: str | None = None
+    parameters: int | None = None
+    dtype: str | None = None  # torch's name of most weights' type, else safetensors' name
+    bytes_on_disk: int = 0
+    max_model_len: int | None = None
+    kv_bytes_per_token: int | None = None
+    memory_bytes: int | None = None  # the weights, and the KV of 1,024 tokens
+    served_by: str | None = None  # "own code", "transformers"; None: it cannot be served
+    reason: str | None = None  # why not
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """List all, or tell about one; returns the exit code (2: there is no such one)."""
+    parser = argparse.ArgumentParser(
+        prog="penstock models",
+        description="List the demo model and the checkpoints in the local cache of the Hugging Face hub: parameters, "
+        f"size, and the memory for the weights and the KV of {_KV_TOKENS:,} tokens, in the type that is stored.",
+    )
+    parser.add_argument("model", nargs="?", help="tell about this one alone: a folder, or ORG/NAME[@REVISION]")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    try:
+        models = [_one(args.model)] if args.model else list(_all())
+    except ConfigError as error:
+        print(f"penstock models: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(models[0] if args.model else models), indent=2).decode())
+    elif args.model:
+        _print_one(models[0])
+    elif sys.stdout.isatty():
+        _print_table(models)
+    else:
+        _print_plain([_HEADERS, *(_row(model) for model in models)])
+    return 0
+
+
+def _one(given: str) -> Model:
+    path, name, revision = find_local(given)
+    if path is None and "/" not in given:
+        raise ConfigError(f"no checkpoint folder at {given!r}")
+    if path is None:
+        raise ConfigError(f"{given} is not on this machine; `penstock serve {given}` downloads it and serves it")
+    open_checkpoint(path)  # raises where it is none
+    return look(path, name or given, revision or _commit(path))
+
+
+def _all() -> Iterator[Model]:
+    with suppress(ConfigError):  # it is not installed
+        yield look(model_path(Config()), "penstock-demo")
+    for cached in sorted(hub_cache().glob("models--*")):
+        snapshots = sorted(path for path in (cached / "snapshots").glob("*") if path.is_dir())
+        for snapshot in snapshots:
+            yield look(snapshot, hub_name(cached), ", ".join(_refs(cached, snapshot.name)) or snapshot.name)
+        if not snapshots:
+            yield Model(name=hub_name(cached), path=str(cached), reason="incomplete: nothing has been downloaded yet")
+
+
+def _commit(path: Path) -> str | None:
+    return path.name if path.parent.name == "snapshots" else None
+
+
+def _refs(cached: Path, commit: str) -> list[str]:
+    """The branches and tags that mean a commit."""
+    found = []
+    for ref in sorted(path for path in (cached / "refs").rglob("*") if path.is_file()):
+        try:
+            if ref.read_text().strip() == commit:
+                found.append(str(ref.relative_to(cached / "refs")))
+        except (OSError, UnicodeDecodeError):
+            continue
+    return found
+
+
+def look(path: Path, name: str, revision: str | None = None) -> Model:
+    """What there is to know of the checkpoint at `path`. Faults of it are told, not raised."""
+    model = Model(name=name, path=str(path), revision=revision)
+    try:
+        model.bytes_on_disk = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        _read(path, model)
+    except Incomplete as error:
+        model.reason = f"incomplete: {error}"
+    except (ConfigError, OSError) as error:
+        model.reason = str(error)
+    return model
+
+
+def _read(path: Path, model: Model) -> None:
+    checkpoint = open_checkpoint(path)
+    named = checkpoint.config.get("architectures")
+    model.architecture = str(named[0]) if isinstance(named, list) and named else None
+    config = None
+    try:
+        config = parse_model_config(checkpoint.config)
+    finally:  # what can be told of the weights, whatever the architecture
+        num_bytes = _weigh(path, model)
+    model.max_model_len = config.max_model_len
+    kv_size = _BYTES.get({name: key for key, name in _TORCH_NAMES.items()}.get(config.checkpoint_dtype, ""), 2)
+    model.kv_bytes_per_token = config.num_layers * config.num_kv_heads * config.head_dim * 2 * kv_size
+    check_checkpoint(checkpoint)
+    model.memory_bytes = num_bytes + _KV_TOKENS * model.kv_bytes_per_token
+    model.served_by = "transformers" if isinstance(config, TransformersConfig) else "own code"
+
+
+def _weigh(path: Path, model: Model) -> int:
+    """Count parameters, if the weights are all there and readable; returns their bytes."""
+    try:
+        tensors = open_checkpoint(path).tensors().values()
+    except ConfigError:
+        return 0  # the check says so
+    of_types: Counter[str] = Counter()
+    for tensor in tensors:
+        of_types[tensor.dtype] += tensor.num_elements
+    if of_types:
+        most = of_types.most_common(1)[0][0]
+        model.dtype = _TORCH_NAMES.get(most, most)
+        model.parameters = of_types.total() if of_types.keys() <= _BYTES.keys() else None  # packed ones do not tell
+    return sum(tensor.num_bytes for tensor in tensors)
+
+
+def _typed(model: Model) -> str:
+    """What to type for it."""
+    if model.revision is None or "main" in model.revision.split(", "):
+        return model.name
+    return f"{model.name}@{model.revision.split(', ')[0][:12]}"
+
+
+def _row(model: Model) -> tuple[str, ...]:
+    return (
+        _typed(model),
+        (model.architecture or "-").removesuffix("ForCausalLM"),
+        "-" if model.parameters is None else _count(model.parameters),
+        model.dtype or "-",
+        _size(model.bytes_on_disk),
+        "-" if model.memory_bytes is None else _size(model.memory_bytes),
+        model.served_by or f"no: {_phrase(model.reason or 'unknown')}",
+    )
+
+
+def _print_table(models: list[Model]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for header in _HEADERS:
+        width = {"name": 13, "served by": 12}.get(header)  # these two alone may take several lines
+        justify: JustifyMethod = "right" if header in _TO_THE_RIGHT else "left"
+        table.add_column(header, justify=justify, overflow="fold", no_wrap=width is None, min_width=width)
+    for model in models:
+        table.add_row(*map(escape, _row(model)), style="" if model.served_by else "dim")
+    Console(highlight=False).print(table)
+
+
+def _print_plain(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            word.rjust(width) if header in _TO_THE_RIGHT else word.ljust(width)
+            for word, width, header in zip(row, widths, _HEADERS, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _print_one(model: Model) -> None:
+    told = [
+        ("name", model.name),
+        ("revision", model.revision or "-"),
+        *zip(_HEADERS[1:-1], _row(model)[1:-1], strict=True),
+    ]
+    if model.kv_bytes_per_token is not None:
+        told.append(("KV of a token", _size(model.kv_bytes_per_token)))
+    if model.max_model_len is not None:
+        told.append(("longest sequence", f"{model.max_model_len:,} tokens"))
+    told += [("served by", model.served_by or f"no: {model.reason}"), ("path", model.path)]
+    for header, text in told:
+        if text != "-":
+            print(f"{header:<17} {text}")
+
+
+def _phrase(sentence: str) -> str:
+    """The beginning of a reason, for a table."""
+    if sentence.startswith("incomplete"):
+        return "incomplete"
+    phrase = _FOLDERS.sub(r"\1", sentence.split("; ")[0].split(" (")[0].split(", and ")[0])
+    phrase = phrase.removeprefix("this checkpoint ").removeprefix("is ")
+    return phrase if len(phrase) <= _MAX_PHRASE else phrase[: _MAX_PHRASE - 1] + "…"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.2f} M"
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes >= 1e8:
+        return f"{num_bytes / 1e9:.2f} GB"
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""Downloads from a hub: what comes, in which order, and what is said when it cannot."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.located import located
+from penstock.core.checkpoint.registry import open_model, served_model_names
+from penstock.core.config import Config, ConfigError, ModelOptions
+from tests.core.fake_hub import COMMIT, FakeHub
+from tests.e2e.checkpoints import make_checkpoint
+
+NAME = "org/some-model"
+SMALL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in several files, as `transformers` writes it, and what repositories have besides."""
+    folder = tmp_path_factory.mktemp("made")
+    make_checkpoint(folder).save_pretrained(folder / "shards", max_shard_size="200KB")
+    (folder / "model.safetensors").unlink()
+    for path in (folder / "shards").iterdir():
+        path.replace(folder / path.name)
+    (folder / "shards").rmdir()
+    for name in (
+        "pytorch_model.bin",
+        "model.pt",
+        "modeling.py",
+        "tokenizer.py",
+        "README.md",
+        "consolidated.safetensors",
+    ):
+        (folder / name).write_bytes(b"not to be fetched")
+    return folder
+
+
+@pytest.fixture
+def source(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "source"))
+
+
+@pytest.fixture
+def hub(source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN_PATH", "/nowhere")
+    with FakeHub() as hub:
+        hub.repositories[NAME] = source
+        yield hub
+
+
+def weights(source: Path) -> set[str]:
+    return {path.name for path in source.glob("model-*.safetensors")}
+
+
+def find(cache: Path, endpoint: str, name: str = NAME, **environment: str) -> Config:
+    config = Config(model=ModelOptions(model=name))
+    found = located(config, {"HF_HUB_CACHE": str(cache), "HF_ENDPOINT": endpoint} | environment)
+    check_checkpoint(open_model(found))
+    return found
+
+
+def refusal(cache: Path, endpoint: str, name: str = NAME, **environment: str) -> str:
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        find(cache, endpoint, name, **environment)
+    assert time.monotonic() - began < 15
+    said = str(caught.value)
+    assert "\n" not in said
+    assert not said.endswith(".")
+    return said
+
+
+def test_what_is_needed_comes_and_is_found_from_then_on(hub: FakeHub, source: Path, tmp_path: Path) -> None:
+    found = find(tmp_path / "cache", hub.url)
+    folder = Path(found.model.model)
+    assert served_model_names(found) == (NAME,)
+    assert {path.name for path in folder.iterdir()} == SMALL | weights(source) | {"model.safetensors.index.json"}
+    assert len(weights(source)) > 1
+    for path in folder.iterdir():
+        assert path.read_bytes() == (source / path.name).read_bytes()
+    assert hub.fetched()[0] == "config.json"
+    hub.asked.clear()
+    assert find(tmp_path / "cache", hub.url) == found
+    assert find(tmp_path / "cache", hub.url, f"{NAME}@{COMMIT}") == found
+    assert hub.asked == []
+
+
+def test_a_revision_may_be_named(hub: FakeHub, tmp_path: Path) -> None:
+    found = find(tmp_path, hub.url, f"{NAME}@v1")
+    assert served_model_names(found) == (NAME,)
+    assert (tmp_path / "models--org--some-model/refs/v1").read_text() == COMMIT
+    assert not (tmp_path / "models--org--some-model/refs/main").exists()
+    said = refusal(tmp_path, hub.url, f"{NAME}@v2")
+    assert "no such branch, tag or commit" in said
+    assert f"`hf download {NAME} --revision v2`" in said
+
+
+def test_a_transfer_that_breaks_off_goes_on_where_it_was(
+    hub: FakeHub, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1024)  # what has come is kept by chunks
+    cut = min(weights(source))
+    hub.cuts[cut] = 1
+    find(tmp_path, hub.url)
+    begins = [asked.begin for asked in hub.asked if asked.method == "GET" and asked.path.endswith(cut)]
+    assert len(begins) == 2
+    assert begins[0] == 0
+    assert begins[1] > 0
+
+
+def test_a_download_that_has_ended_early_goes_on_with_the_files_that_lack(
+    hub: FakeHub, source: Path, tmp_path: Path
+) -> None:
+    last = max(weights(source))
+    hub.refused.add(last)
+    said = refusal(tmp_path, hub.url)
+    assert "403" in said
+    hub.refused.clear()
+    kept = {path.name for path in (tmp_path / f"models--org--some-model/snapshots/{COMMIT}").iterdir()}
+    assert last not in kept
+    assert "config.json" in kept
+    offline = refusal(tmp_path, hub.url, HF_HUB_OFFLINE="1")
+    assert "is the download complete?" in offline
+    hub.asked.clear()
+    find(tmp_path, hub.url)
+    assert last in hub.fetched()
+    assert not set(hub.fetched()) & kept
+
+
+@pytest.mark.parametrize("token", ["", "bad"])
+def test_no_such_repository(hub: FakeHub, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    said = refusal(tmp_path, hub.url, "org/other")
+    assert "no repository" in said
+    assert "hf download org/other" in said
+
+
+@pytest.mark.parametrize("token", ["", "bad"])
+def test_a_gated_repository(hub: FakeHub, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.gated.add(NAME)
+    monkeypatch.setenv("HF_TOKEN", token)
+    said = refusal(tmp_path, hub.url)
+    assert "gated" in said
+    assert "HF_TOKEN" in said
+    assert "hf download" in said
+    monkeypatch.setenv("HF_TOKEN", "good")
+    find(tmp_path, hub.url)
+
+
+def test_no_network(tmp_path: Path, hub: FakeHub) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        closed = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    began = time.monotonic()
+    said = refusal(tmp_path, closed)
+    assert time.monotonic() - began < 8
+    assert closed in said
+    assert f"hf download {NAME}" in said
+
+
+def test_a_hub_that_does_not_answer(tmp_path: Path, hub: FakeHub) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        said = refusal(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert "the download from" in said
+
+
+def test_offline_nobody_is_asked(hub: FakeHub, tmp_path: Path) -> None:
+    said = refusal(tmp_path, hub.url, HF_HUB_OFFLINE="1")
+    assert f"`hf download {NAME}`" in said
+    assert "HF_HUB_OFFLINE" in said
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM is not supported"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized (fp8)"),
+        ({"auto_map": {"AutoModel": "modeling.Model"}}, "remote code is never run"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_its_weights(
+    hub: FakeHub, source: Path, tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    config = source / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    assert words in refusal(tmp_path, hub.url)
+    assert hub.fetched() == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("file", "becomes", "words"),
+    [
+        ("tokenizer.json", "tokenizer.model", "tokenizer.model and no tokenizer.json"),
+        ("config.json", "adapter_config.json", "LoRA adapter"),
+        ("config.json", "other.json", "no config.json"),
+        ("model.safetensors.index.json", "other.json", ""),
+    ],
+)
+def test_the_list_of_files_tells(
+    hub: FakeHub, source: Path, tmp_path: Path, file: str, becomes: str, words: str
+) -> None:
+    (source / file).rename(source / becomes)
+    if not words:
+        for name in [*weights(source), "consolidated.safetensors"]:
+            (source / name).unlink()
+        words = "pickled weights"
+    assert words in refusal(tmp_path, hub.url)
+    assert not weights(source) & set(hub.fetched())
+
+
+def test_a_disk_without_room(hub: FakeHub, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.claimed_size[max(weights(source))] = 1 << 60
+    said = refusal(tmp_path, hub.url)
+    assert "not enough disk space" in said
+    assert " free)" in said
+    assert not weights(source) & set(hub.fetched())
+    del hub.claimed_size[max(weights(source))]
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("penstock.core.checkpoint.hub.shutil.disk_usage", lambda path: usage(1 << 20))
+    assert "not enough disk space" in refusal(tmp_path, hub.url)
+
+
+def test_a_cache_that_is_not_ours(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "hf download" in refusal(tmp_path / "file", hub.url)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress_is_told(
+    hub: FakeHub, tmp_path: Path, is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("penstock.core.checkpoint.hub._LOG_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.core.checkpoint.hub._WORTH_TELLING", 0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    with structlog.testing.capture_logs() as logged:
+        find(tmp_path, hub.url)
+    if is_terminal:
+        assert logged == []
+        assert f"downloading {NAME}" in capfd.readouterr().err
+    else:
+        assert {(line["event"], line["model"]) for line in logged} == {("downloading", NAME)}
+        assert logged[-1]["received"] == logged[-1]["of"]
+
+
+def test_a_frontend_needs_no_weights(hub: FakeHub, source: Path, tmp_path: Path) -> None:
+    environment = {"HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": hub.url}
+    config = Config(model=ModelOptions(model=NAME))
+    located(config, environment, with_weights=False)
+    assert not weights(source) & set(hub.fetched())
+    find(tmp_path, hub.url)
+    assert weights(source) <= set(hub.fetched())
+
+
+def test_the_command_refuses_with_one_sentence(hub: FakeHub, tmp_path: Path) -> None:
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": hub.url}
+    command = [sys.executable, "-m", "penstock.core.cli", "serve", "org/other"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("penstock: there is no folder 'org/other' here")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,136 @@
+"""`penstock models`: what is said of the checkpoints on this machine."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.cli.models import look, main
+from tests.e2e.checkpoints import make_checkpoint
+
+COMMITS = [f"{digit}" * 40 for digit in range(8)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    make_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture
+def cache(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the hub with one checkpoint for each thing that can be said."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    add(tmp_path, made, "good")
+    cached = tmp_path / "models--org--good"
+    shutil.copytree(made, cached / "snapshots" / COMMITS[1])  # an older one, which no branch means
+    change(add(tmp_path, made, "by-transformers"), architectures=["GPTNeoXForCausalLM"])
+    change(add(tmp_path, made, "unknown"), architectures=["BertModel"])
+    change(add(tmp_path, made, "quantized"), quantization_config={"quant_method": "gptq"})
+    (add(tmp_path, made, "half") / "model.safetensors").unlink()
+    (add(tmp_path, made, "broken") / "model.safetensors").write_bytes(b"\xff" * 64)
+    (add(tmp_path, made, "no-json") / "config.json").write_text("{")
+    (tmp_path / "models--org--begun").mkdir()
+    (tmp_path / "datasets--org--other/snapshots").mkdir(parents=True)
+    return tmp_path
+
+
+def add(cache: Path, made: Path, name: str) -> Path:
+    cached = cache / f"models--org--{name}"
+    snapshot = Path(shutil.copytree(made, cached / "snapshots" / COMMITS[0]))
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text(COMMITS[0])
+    return snapshot
+
+
+def change(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def listed(*arguments: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_all_are_listed_whatever_their_state(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = {(model["name"], model["revision"]): model for model in listed(capsys=capsys)}
+    assert next(iter(models)) == ("penstock-demo", None)
+    by_name = {name.removeprefix("org/"): model for (name, _), model in models.items()}
+    assert ("org/good", "main") in models
+    assert ("org/good", COMMITS[1]) in models
+    assert {name: model["served_by"] for name, model in by_name.items()} == {
+        "penstock-demo": "own code", "good": "own code", "by-transformers": "transformers", "unknown": None,
+        "quantized": None, "half": None, "broken": None, "no-json": None, "begun": None,
+    }  # fmt: skip
+    words = {
+        "unknown": "BertModel is not supported",
+        "quantized": "quantized (gptq)",
+        "half": "incomplete: ",
+        "broken": "no readable safetensors file",
+        "no-json": "not a JSON object",
+        "begun": "incomplete: ",
+    }
+    assert [name for name, said in words.items() if said not in by_name[name]["reason"]] == []
+
+
+def test_the_figures(made: Path) -> None:
+    model = look(made, "m")
+    config = json.loads((made / "config.json").read_text())
+    num_bytes = 4 * (model.parameters or 0)
+    header = (made / "model.safetensors").stat().st_size - num_bytes
+    assert 8 < header < 10_000
+    assert model.dtype == "float32"
+    assert model.architecture == "LlamaForCausalLM"
+    per_token = config["num_hidden_layers"] * config["num_key_value_heads"] * (64 // 4) * 2 * 4
+    assert model.kv_bytes_per_token == per_token
+    assert model.memory_bytes == num_bytes + 1024 * per_token
+    assert model.bytes_on_disk == sum(path.stat().st_size for path in made.iterdir())
+
+
+def test_text_for_people(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main([]) == 0
+    plain = capsys.readouterr().out.splitlines()
+    assert plain[0].split() == ["name", "architecture", "params", "type", "on", "disk", "memory", "served", "by"]
+    assert len(plain) == 11
+    assert any(line.startswith(f"org/good@{COMMITS[1][:12]} ") for line in plain)
+    assert any(line.startswith("org/quantized ") and line.endswith("no: quantized") for line in plain)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([]) == 0
+    table = capsys.readouterr().out
+    assert "penstock-demo" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ["org/good", f"org/good@{COMMITS[1][:12]}", "folder"])
+def test_one(cache: Path, made: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(made) if name == "folder" else name]) == 0
+    said = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert said["architecture"] == "Llama"
+    assert said["type"] == "float32"
+    assert "longest" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("org/other", "`penstock serve org/other` downloads it"), ("other", "no checkpoint folder")]
+)
+def test_one_that_is_not_there(cache: Path, name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_command_needs_no_torch(cache: Path) -> None:
+    program = (
+        "import sys\nfrom penstock.core.cli.models import main\ncode = main([])\n"
+        "assert not {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()\nsys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert subprocess.run([sys.executable, "-m", "penstock.core.cli", "models", "org/good"]).returncode == 0
