@@ -179,9 +179,8 @@ def _row(model: Model) -> tuple[str, ...]:
 def _print_table(models: list[Model]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for header in _HEADERS:
-        width = {"name": 13, "served by": 12}.get(header)  # these two alone may take several lines
         justify: JustifyMethod = "right" if header in _TO_THE_RIGHT else "left"
-        table.add_column(header, justify=justify, overflow="fold", no_wrap=width is None, min_width=width)
+        table.add_column(header, justify=justify, overflow="fold", no_wrap=header not in ("name", "served by"))
     for model in models:
         table.add_row(*map(escape, _row(model)), style="" if model.served_by else "dim")
     Console(highlight=False).print(table)
