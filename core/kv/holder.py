@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-from penstock.core.kv.prefix_cache import CacheNode
+from penstock.core.kv.page_pool import CacheNode
 from penstock.core.kv.window_pages import WindowTable
 
 

@@ -28,8 +28,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from penstock.core.kv.holder import Holder, Siblings
-from penstock.core.kv.page_pool import PagePool
-from penstock.core.kv.prefix_cache import CacheNode, PrefixCache
+from penstock.core.kv.page_pool import CacheNode, PagePool, PrefixCache
 from penstock.core.kv.window_pages import WindowPages, WindowTable
 
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from penstock.core.kv.holder import Holder
 from penstock.core.kv.kv_pages import KVPages, NewPage, PrefixHit
-from penstock.core.kv.prefix_cache import CacheNode
+from penstock.core.kv.page_pool import CacheNode
 from penstock.core.kv.window_pages import WindowPages, WindowTable
 from penstock.ipc.messages import WindowGroup
 

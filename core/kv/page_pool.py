@@ -1,6 +1,22 @@
-"""The scheduler's count of KV pages: which are free, and how many owners each other one has."""
+"""KV pages and their owners: page tables, which the pool counts, and the prefix cache.
 
-from collections.abc import Iterable
+The prefix cache is a radix tree over page-sized runs of tokens whose nodes own pages:
+
+    root("") ──[t0 t1 t2 t3]──▶ page 7 ──[t4 t5 t6 t7]──▶ page 2      cursor of sequence A
+                                      └──[t4 t5 t9 t9]──▶ page 5      nobody: evictable
+    root("salt") ──[t0 t1 t2 t3]──▶ page 9                            never shared with the root above
+
+An edge is the tokens of one page themselves (as bytes in a dict), so a hit compares tokens; the
+dict's hash only finds the candidate. Each running sequence has a cursor: the node up to which its
+own pages are in the tree. A node is in use when a cursor is at it or a child of it is in use, so the
+nodes not in use are closed downwards, all of them can be evicted, leaves first, and their number
+is exact. (The locked root paths of SGLang's RadixCache, with the walk up cut short where the path is
+in use already.)
+"""
+
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from heapq import heappop, heappush
 
 
 class OutOfPagesError(RuntimeError):
@@ -109,3 +125,174 @@ class PagePool:
     def free_page_ids(self) -> list[int]:
         """Return the free pages; for checks."""
         return self._free[:]
+
+
+class CacheNode:
+    """One page-sized run of tokens after its parent's. A root has no parent and no page."""
+
+    __slots__ = ("children", "is_queued", "key", "num_users", "page_id", "parent", "released_at", "serial")
+
+    def __init__(self, parent: "CacheNode | None", key: Hashable, page_id: int, serial: int) -> None:
+        self.parent = parent
+        self.key = key  # bytes of int32[page_size]; of a root: its namespace
+        self.page_id = page_id
+        self.children: dict[bytes, CacheNode] = {}
+        self.num_users = 0  # cursors at this node + children in use
+        self.released_at = 0  # the cache's counter when it was last in use
+        self.serial = serial  # breaks ties in the eviction heap
+        self.is_queued = False  # has its (only) entry in the eviction heap
+
+
+class PrefixCache:
+    """Finds and keeps the pages of settled prefixes. One tree per namespace (salt, adapter)."""
+
+    __slots__ = (
+        "_heap", "_page_bytes", "_pool", "_roots", "clock", "given_up", "num_evictable", "num_nodes",
+    )  # fmt: skip
+
+    def __init__(self, pool: PagePool, page_size: int) -> None:
+        self._pool = pool
+        self._page_bytes = page_size * 4
+        self._roots: dict[Hashable, CacheNode] = {}
+        self._heap: list[tuple[int, int, CacheNode]] = []
+        self.clock = 0  # goes on with every node that is made or released
+        self.num_nodes = 0
+        self.given_up: Callable[[CacheNode], None] | None = None
+        """Is told of each node that is evicted, while it has its page and its parents: what else belongs to the node
+        goes with it, and a lower tier would take over what it holds."""
+        self.num_evictable = 0  # nodes not in use = pages that `evict` can free
+
+    def match(self, namespace: Hashable, token_ids: "array[int]", max_pages: int) -> tuple[CacheNode | None, list[int]]:
+        """Find the longest cached prefix, at most `max_pages` long.
+
+        Returns:
+            The deepest node (None for no hit) and the page ids from the root to it. Nothing is kept
+            from eviction by this: `acquire` the node before anything else happens.
+        """
+        root = self._roots.get(namespace)
+        if root is None or not max_pages:
+            return None, []
+        width = self._page_bytes
+        data = token_ids[: max_pages * width // 4].tobytes()
+        node = root
+        pages: list[int] = []
+        for offset in range(0, max_pages * width, width):
+            child = node.children.get(data[offset : offset + width])
+            if child is None:
+                break
+            node = child
+            pages.append(node.page_id)
+        return (node, pages) if pages else (None, [])
+
+    def acquire(self, namespace: Hashable, node: CacheNode | None) -> CacheNode:
+        """Put a cursor at the node (None: at the namespace's root); its path is then in use."""
+        if node is None:
+            node = self._roots.get(namespace)
+            if node is None:
+                node = self._roots[namespace] = self._new_node(None, namespace, -1)
+        self._use(node)
+        return node
+
+    def release(self, node: CacheNode) -> None:
+        """Take a cursor away; what nobody uses any more becomes evictable, as the most recently used."""
+        self.clock += 1
+        walk: CacheNode | None = node
+        while walk is not None:
+            walk.num_users -= 1
+            if walk.num_users:
+                return
+            parent = walk.parent
+            if parent is None:
+                self._drop_empty_root(walk)
+                return
+            self.num_evictable += 1
+            walk.released_at = self.clock
+            if not walk.children:
+                self._queue(walk)
+            walk = parent
+
+    def extend(self, node: CacheNode, tokens: bytes, page_id: int) -> CacheNode:
+        """Move a cursor from `node` to its child for `tokens` (int32[page_size]), O(1).
+
+        If the child is new, it takes `page_id` into its ownership. If it is there already (the same
+        content was computed twice), it keeps its own page and the caller's stays the caller's.
+        """
+        child = node.children.get(tokens)
+        if child is None:
+            child = node.children[tokens] = self._new_node(node, tokens, page_id)
+            child.num_users = 1
+            self.num_nodes += 1
+            self._pool.cache(page_id)
+            return child  # node loses the cursor and gains a child in use: its count stays
+        self._use(child)
+        node.num_users -= 1
+        return child
+
+    def evict(self, count: int) -> int:
+        """Free the pages of up to `count` least recently used leaves; return how many it were."""
+        heap = self._heap
+        num_freed = 0
+        while num_freed < count and heap:
+            released_at, _, node = heappop(heap)
+            node.is_queued = False
+            if node.num_users or node.children:
+                continue  # queued again when it becomes an unused leaf again
+            if node.released_at != released_at:
+                self._queue(node)  # was used since it was queued
+                continue
+            parent = node.parent
+            assert parent is not None
+            assert isinstance(node.key, bytes)
+            del parent.children[node.key]
+            if self.given_up is not None:
+                self.given_up(node)
+            self._pool.uncache(node.page_id)
+            self.num_nodes -= 1
+            self.num_evictable -= 1
+            num_freed += 1
+            if parent.parent is None:
+                self._drop_empty_root(parent)
+            elif not parent.children and not parent.num_users:
+                self._queue(parent)
+        return num_freed
+
+    @property
+    def coldest(self) -> int:
+        """When the node that `evict` would take first was used last, or earlier; without one, the time now."""
+        return self._heap[0][0] if self._heap else self.clock + 1
+
+    def nodes(self) -> Iterator[CacheNode]:
+        """Yield every node, roots included, parents first; for checks."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    @property
+    def heap_size(self) -> int:
+        return len(self._heap)
+
+    def _new_node(self, parent: CacheNode | None, key: Hashable, page_id: int) -> CacheNode:
+        self.clock += 1
+        return CacheNode(parent, key, page_id, self.clock)
+
+    def _use(self, node: CacheNode) -> None:
+        walk: CacheNode | None = node
+        while walk is not None:
+            walk.num_users += 1
+            if walk.num_users > 1 or walk.parent is None:
+                return
+            self.num_evictable -= 1
+            walk = walk.parent
+
+    def _queue(self, node: CacheNode) -> None:
+        # One entry per node at most, so the heap never outgrows the tree, however often a leaf is reused.
+        if not node.is_queued:
+            node.is_queued = True
+            heappush(self._heap, (node.released_at, node.serial, node))
+
+    def _drop_empty_root(self, root: CacheNode) -> None:
+        # Salts are the clients' strings: a namespace without content must not stay.
+        if not root.children and not root.num_users:
+            del self._roots[root.key]

@@ -15,8 +15,7 @@ prefix can be reused up to each border before which a whole window is left.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from penstock.core.kv.page_pool import PagePool
-from penstock.core.kv.prefix_cache import CacheNode
+from penstock.core.kv.page_pool import CacheNode, PagePool
 from penstock.ipc.messages import WindowGroup
 
 

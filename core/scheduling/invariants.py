@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 
-from penstock.core.kv.prefix_cache import CacheNode
+from penstock.core.kv.page_pool import CacheNode
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.sequences.sequence import Sequence
 

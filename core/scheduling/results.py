@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import accumulate
 
 from penstock.core.kv.kv_pages import KVPages
-from penstock.core.scheduling.running_set import RunningSet
+from penstock.core.scheduling.running import RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.sequences.sequence import Owner, Sequence
 from penstock.core.steps.logprob_columns import attach_logprobs, check_logprobs

@@ -14,10 +14,9 @@ from msgspec.structs import replace
 
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.kv.page_groups import make_pages
-from penstock.core.scheduling.admission import Admissions
 from penstock.core.scheduling.grammar_gate import GrammarGate
 from penstock.core.scheduling.results import Deltas, Settling, UnexpectedResultError, checked_tokens
-from penstock.core.scheduling.running_set import RunningSet
+from penstock.core.scheduling.running import Admissions, RunningSet
 from penstock.core.scheduling.stats import Totals, engine_stats
 from penstock.core.scheduling.step_record import Admission, Preemption, ScheduledStep, make_record
 from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects
@@ -446,7 +445,7 @@ class Scheduler:
     def stats(self, *, is_ready: bool = True) -> EngineStats:
         """Return the counters as they are sent to the frontends."""
         stats = engine_stats(
-            self.limits, self.waiting, self.running, self.kv, self.totals, self._blocked_by, is_ready=is_ready
+            self.limits, self.waiting, list(self.running), self.kv, self.totals, self._blocked_by, is_ready=is_ready
         )
         return replace(stats, waiting_tenants=self.waiting.tenants(), max_turns=self._turns_allowed())
 

@@ -1,11 +1,12 @@
 """The scheduler's counters, and how they are sent to the frontends."""
 
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
 from penstock.core.kv.kv_pages import KVPages
-from penstock.core.scheduling.running_set import RunningSet
 from penstock.core.scheduling.step_record import waiting_reasons
 from penstock.core.sequences.intake import WorkerLimits
+from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.messages import EngineStats
 
@@ -28,7 +29,7 @@ class Totals:
 def engine_stats(
     limits: WorkerLimits,
     waiting: WaitingQueue,
-    running: RunningSet,
+    running: ListOf[Sequence],
     kv: KVPages,
     totals: Totals,
     blocked_by: str,

@@ -10,7 +10,7 @@ longest time yields and goes to the end of the line, so that all of them make pr
 
 from operator import attrgetter
 
-from penstock.core.scheduling.running_set import RunningSet
+from penstock.core.scheduling.running import RunningSet
 from penstock.core.sequences.policy import Policy
 from penstock.core.sequences.sequence import Sequence
 

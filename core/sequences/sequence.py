@@ -24,7 +24,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from penstock.core.kv.prefix_cache import CacheNode
+from penstock.core.kv.page_pool import CacheNode
 from penstock.core.kv.window_pages import WindowTable
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams, SequenceDelta, SequenceProgress

@@ -4,8 +4,7 @@ from array import array
 
 import pytest
 
-from penstock.core.kv.page_pool import OutOfPagesError, PagePool
-from penstock.core.kv.prefix_cache import CacheNode, PrefixCache
+from penstock.core.kv.page_pool import CacheNode, OutOfPagesError, PagePool, PrefixCache
 from penstock.ipc.codec import unpack_int32
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
