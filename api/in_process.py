@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core.config import Config
 from penstock.core.scheduling.scheduler import Refusal, Scheduler
 from penstock.gpu_worker.startup.start import start
-from penstock.gpu_worker.steps.results import PendingStep
+from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc.codec import deltas_of
 from penstock.ipc.messages import AddRequest, PrepareGrammar, SamplingParams, SequenceDelta, StepPlan, StepResult
 

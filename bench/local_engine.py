@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.gpu_worker.steps.results import PendingStep
+from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.in_process import InProcessEngine
 from penstock.ipc.messages import SamplingParams, StepPlan
 from penstock.options import config_of

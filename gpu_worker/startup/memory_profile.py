@@ -12,7 +12,8 @@ from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool, cpu_budget, page_groups
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.gpu_worker.steps.input_batch import HostBatch, make_inputs
+from penstock.gpu_worker.steps.host_step import HostBatch
+from penstock.gpu_worker.steps.input_batch import make_inputs
 
 
 def pool_budget(config: Config, model: Model, dtype: torch.dtype, device: Device) -> int:

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from penstock.gpu_worker.devices.device import Download, IntArray
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.gpu_worker.steps.input_batch import HostBatch
-from penstock.gpu_worker.steps.results import drawn_tokens
+from penstock.gpu_worker.steps.host_step import HostBatch, drawn_tokens
 from penstock.ipc.messages import RowError, StepPlan, StepResult
 
 _NO_DRAFT = -(2**31)

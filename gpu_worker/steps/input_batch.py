@@ -1,27 +1,15 @@
-"""One step's batch, from the plan's host arrays and the row state."""
+"""A step's tensors on the device, from its batch and the row state."""
 
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.model import ForwardInputs, GroupInputs
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.ipc.messages import StepPlan
+from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.kernels.prepare_inputs import prepare_inputs
-
-Int32Array = npt.NDArray[np.int32]
-
-
-class HostBatch(NamedTuple):
-    """A plan's batch as arrays (N rows, S of them sample)."""
-
-    rows: Int32Array  # [N]
-    start: Int32Array  # [N]
-    num_new: Int32Array  # [N]
-    sample_idx: npt.NDArray[np.int64]  # [S], indices into the batch
 
 
 class SamplingRows(NamedTuple):
@@ -30,16 +18,6 @@ class SamplingRows(NamedTuple):
     logits_indices: Tensor  # int32[S], into the step's tokens
     rows: Tensor  # int64[S]
     positions: Tensor  # int64[S], where the sampled tokens go
-
-
-def host_batch(plan: StepPlan) -> HostBatch:
-    """View the plan's buffers as arrays."""
-    return HostBatch(
-        np.frombuffer(plan.rows, dtype=np.int32),
-        np.frombuffer(plan.start, dtype=np.int32),
-        np.frombuffer(plan.num_new, dtype=np.int32),
-        np.frombuffer(plan.samples, dtype=np.uint8).nonzero()[0],
-    )
 
 
 def make_inputs(

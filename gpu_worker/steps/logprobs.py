@@ -1,7 +1,5 @@
 """Log-probabilities of sampled tokens and of prompt tokens, sent to the host in one buffer with the tokens."""
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,24 +7,11 @@ from torch import Tensor
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.gpu_worker.steps.input_batch import HostBatch
+from penstock.gpu_worker.steps.host_step import HostBatch, TokenScores
 from penstock.kernels.top_logprobs import token_ranks, top_logprobs
 
 _LOGITS_BYTES = 64 << 20
 """Limit for fp32 logits of prompt positions held at once: those of a long chunk over a large vocabulary take GiB."""
-
-
-class TokenScores(NamedTuple):
-    """The log-probabilities of K tokens, each with its position's most likely ones (column 0: the token itself)."""
-
-    token_ids: Tensor  # int32[K, 1 + n]
-    logprobs: Tensor  # fp32[K, 1 + n]
-    ranks: Tensor  # int32[K]
-
-    @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All parts as int32, in the order in which they are sent."""
-        return self.token_ids, self.logprobs.view(torch.int32), self.ranks
 
 
 def score(logits: Tensor, token_ids: Tensor, num_best: int) -> TokenScores:

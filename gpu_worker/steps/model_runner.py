@@ -14,9 +14,9 @@ from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.cuda_graphs import DecodeGraphs
 from penstock.gpu_worker.steps.drafts import Drafts
-from penstock.gpu_worker.steps.input_batch import HostBatch, SamplingRows, host_batch, make_inputs
-from penstock.gpu_worker.steps.logprobs import TokenScores, prompt_scores, score
-from penstock.gpu_worker.steps.results import PendingStep, StepOutput, pack
+from penstock.gpu_worker.steps.host_step import HostBatch, PendingStep, StepOutput, TokenScores, host_batch, pack
+from penstock.gpu_worker.steps.input_batch import SamplingRows, make_inputs
+from penstock.gpu_worker.steps.logprobs import prompt_scores, score
 from penstock.ipc.messages import RowError, StepPlan
 from penstock.kernels.sampling import sample
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.gpu_worker.steps.cuda_graphs import graph_sizes, is_decode, padded_batch
-from penstock.gpu_worker.steps.input_batch import HostBatch
+from penstock.gpu_worker.steps.host_step import HostBatch
 
 
 def batch(rows: list[int], num_new: list[int] | None = None, sample_idx: list[int] | None = None) -> HostBatch:

@@ -13,7 +13,7 @@ from penstock.core.steps.drafts import Drafter
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.drafts import Drafts
-from penstock.gpu_worker.steps.input_batch import host_batch
+from penstock.gpu_worker.steps.host_step import host_batch
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import RowError, SamplingParams, StepPlan, StepResult
 from tests.gpu_worker.checkpoints import prompts

@@ -12,8 +12,8 @@ import structlog
 from penstock.core.checkpoint.folder import HuggingFaceFolder
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.grammars.store import GrammarStore
+from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.gpu_worker.steps.model_runner import ModelRunner
-from penstock.gpu_worker.steps.results import PendingStep
 from penstock.gpu_worker.worker_loop import _LOOK_AT_GRAMMARS_MS, EXIT_REFUSED, run_worker
 from penstock.ipc.messages import (
     GrammarPrepared,

@@ -1,17 +1,19 @@
-"""What a step sends to the host, in one buffer, and the result that is made of it there."""
+"""The host's side of a step: its batch, read from the plan, and its result, made from what the device sends."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.gpu_worker.devices.device import Download, Mark
-from penstock.gpu_worker.steps.logprobs import TokenScores
-from penstock.ipc.messages import RowError, StepResult
+from penstock.ipc.messages import RowError, StepPlan, StepResult
 from penstock.kernels.sampling_state import NOT_FINITE, NOTHING_LEFT
+
+Int32Array = npt.NDArray[np.int32]
 
 _REASONS = {
     NOT_FINITE: "the model's logits are not finite numbers: its weights are damaged, or --dtype is too narrow for it",
@@ -19,11 +21,43 @@ _REASONS = {
 }
 
 
+class HostBatch(NamedTuple):
+    """A plan's batch as arrays (N rows, S of them sample)."""
+
+    rows: Int32Array  # [N]
+    start: Int32Array  # [N]
+    num_new: Int32Array  # [N]
+    sample_idx: npt.NDArray[np.int64]  # [S], indices into the batch
+
+
+class TokenScores(NamedTuple):
+    """The log-probabilities of K tokens, each with its position's most likely ones (column 0: the token itself)."""
+
+    token_ids: Tensor  # int32[K, 1 + n]
+    logprobs: Tensor  # fp32[K, 1 + n]
+    ranks: Tensor  # int32[K]
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All parts as int32, in the order in which they are sent."""
+        return self.token_ids, self.logprobs.view(torch.int32), self.ranks
+
+
 class StepOutput(NamedTuple):
     """Everything that a step sends to the host, as int32."""
 
     values: Tensor  # int32[sum of the sizes]
     sizes: tuple[int, ...] = ()  # bytes of each part, as in `StepResult` without its times; empty: only token ids
+
+
+def host_batch(plan: StepPlan) -> HostBatch:
+    """View the plan's buffers as arrays."""
+    return HostBatch(
+        np.frombuffer(plan.rows, dtype=np.int32),
+        np.frombuffer(plan.start, dtype=np.int32),
+        np.frombuffer(plan.num_new, dtype=np.int32),
+        np.frombuffer(plan.samples, dtype=np.uint8).nonzero()[0],
+    )
 
 
 def pack(tokens: Tensor | None, drawn: TokenScores | None, prompt: TokenScores | None) -> StepOutput | None:
