@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,6 +131,7 @@ class _Progress:
         self._shown, self._num_bytes = shown, num_bytes
         self._num_come = 0
         self._lock = threading.Lock()
+        self._context = copy_context()  # what each log line of this thread says
         self._stack = ExitStack()
         self._advance: Callable[[float], None] = self._log
         self._logged = self._began = time.monotonic()
@@ -160,7 +162,7 @@ class _Progress:
         self._logged = now
         rate = _gb(self._num_come / (now - self._began))
         come, of = _gb(self._num_come), _gb(self._num_bytes)
-        log.info("downloading", model=self._shown, received=come, of=of, per_second=rate)
+        self._context.run(log.info, "downloading", model=self._shown, received=come, of=of, per_second=rate)
 
     def _add(self, count: float) -> None:
         if self.is_stopped:

@@ -60,9 +60,8 @@ class FakeHub:
 
     def fetched(self) -> list[str]:
         """The files of which bytes have been asked for."""
-        return [
-            asked.path.rsplit("/", 1)[1] for asked in self.asked if asked.method == "GET" and "/api/" not in asked.path
-        ]
+        gets = [asked.path for asked in self.asked if asked.method == "GET" and "/resolve/" in asked.path]
+        return [path.rsplit("/", 1)[1] for path in gets]
 
     def _answer(self, request: Any, method: str) -> None:
         begin = int(request.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
@@ -72,6 +71,8 @@ class FakeHub:
         words = path.strip("/").split("/")
         if words[:2] == ["api", "models"]:
             name, revision = "/".join(words[2:4]), words[5] if words[4:5] == ["revision"] else "main"
+        elif words[2:3] != ["resolve"]:  # what the library asks beside
+            return _send(request, 404, {})
         else:  # org/name/resolve/revision/file
             name, revision = "/".join(words[:2]), words[3]
         folder = self.repositories.get(name)

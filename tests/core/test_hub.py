@@ -11,6 +11,7 @@ from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 import structlog
 
@@ -20,6 +21,7 @@ from penstock.core.checkpoint.registry import open_model, served_model_names
 from penstock.core.config import Config, ConfigError, ModelOptions
 from tests.core.fake_hub import COMMIT, FakeHub
 from tests.e2e.checkpoints import make_checkpoint
+from tests.e2e.servers import serving
 
 NAME = "org/some-model"
 SMALL = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -262,6 +264,16 @@ def test_a_frontend_needs_no_weights(hub: FakeHub, source: Path, tmp_path: Path)
     assert not weights(source) & set(hub.fetched())
     find(tmp_path, hub.url)
     assert weights(source) <= set(hub.fetched())
+
+
+async def test_a_name_is_downloaded_and_served(hub: FakeHub, tmp_path: Path) -> None:
+    body = {"prompt": "The gate", "max_tokens": 8, "model": NAME}
+    async with (
+        serving(NAME, HF_HUB_CACHE=str(tmp_path), HF_ENDPOINT=hub.url) as server,
+        aiohttp.ClientSession() as session,
+        session.post(f"{server.url}/v1/completions", json=body) as answer,
+    ):
+        assert (await answer.json())["model"] == NAME
 
 
 def test_the_command_refuses_with_one_sentence(hub: FakeHub, tmp_path: Path) -> None:
