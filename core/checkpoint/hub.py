@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from fnmatch import fnmatch
@@ -43,6 +43,8 @@ _ANSWER_SECONDS = 5.0
 """Timeout of a request for metadata. It does not bound the lookup of the host's address: see `_within`."""
 _LOG_SECONDS = 5.0
 _WORTH_TELLING = 1 << 20  # bytes
+_END_SECONDS = 5.0
+"""How long files under way get to notice that the download is over, and to tidy up."""
 _AT_ONCE = 4
 _SPARE_BYTES = 1 << 28
 """Disk space to leave free for whatever else is written meanwhile."""
@@ -108,15 +110,18 @@ class _Repository:
         needed, free = sum(absent.values()), shutil.disk_usage(self._folder.parent).free
         if needed + _SPARE_BYTES > free:
             raise OSError(errno.ENOSPC, f"{_gb(needed)} to download, {_gb(free)} free")
-        with _Progress(self._shown, needed) as progress, ThreadPoolExecutor(_AT_ONCE) as pool:
+        pool = ThreadPoolExecutor(_AT_ONCE)
+        with _Progress(self._shown, needed) as progress:
             fetched = [pool.submit(self._fetch_file, file, progress) for file in absent]
             try:
-                for future in fetched:
+                for future in as_completed(fetched):  # the first that fails ends them all
                     future.result()
             except BaseException:
                 progress.is_stopped = True
                 pool.shutdown(wait=False, cancel_futures=True)
+                wait(fetched, _END_SECONDS)
                 raise
+        pool.shutdown()
 
     def _fetch_file(self, file: str, progress: "_Progress") -> None:
         from huggingface_hub import hf_hub_download
@@ -176,6 +181,8 @@ class _Progress:
         add = self._add
 
         class Bar:
+            n, total = 0, None
+
             def __init__(self, *_: object, **__: object) -> None:
                 pass
 
@@ -187,6 +194,9 @@ class _Progress:
 
             def update(self, count: float | None = 1) -> None:
                 add(count or 0)
+
+            def update_transfer(self, count: float | None = 1) -> None:
+                """Bytes on the network, where they are not those of the file."""
 
             def __getattr__(self, name: str) -> Callable[..., None]:
                 return lambda *_, **__: None

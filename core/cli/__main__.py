@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return process.EXIT_CONFIG
     except KeyboardInterrupt:  # while a checkpoint is downloaded: the server has its own way to end
         _complain("stopped; the same command goes on with the download")
-        return 128 + signal.SIGINT
+        flush_logs()
+        os._exit(128 + signal.SIGINT)  # without waiting for the library's threads
 
 
 def _run(arguments: list[str]) -> int:

@@ -10,12 +10,14 @@ import time
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
 import structlog
 
 from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.hub import _Progress
 from penstock.core.checkpoint.located import located
 from penstock.core.checkpoint.registry import open_model, served_model_names
 from penstock.core.config import Config, ConfigError, ModelOptions
@@ -255,6 +257,21 @@ def test_progress_is_told(
     else:
         assert {(line["event"], line["model"]) for line in logged} == {("downloading", NAME)}
         assert logged[-1]["received"] == logged[-1]["of"]
+
+
+def test_progress_of_the_other_protocol(tmp_path: Path) -> None:
+    """Large files come over Xet, which has a way of its own to tell."""
+    reporting = pytest.importorskip("huggingface_hub.utils._xet_progress_reporting")
+    progress = _Progress(NAME, 100)
+    report = SimpleNamespace(
+        total_bytes=100, total_bytes_completed=40, total_bytes_completion_rate=1.0,
+        total_transfer_bytes_completed=30, total_transfer_bytes_completion_rate=None,
+    )  # fmt: skip
+    with reporting.XetDownloadProgressReporter(
+        reconstruction_desc="", total=100, log_level=0, name="x", tqdm_class=progress.bar()
+    ) as reporter:
+        reporter.update_progress(report)
+    assert progress._num_come == 40
 
 
 def test_a_frontend_needs_no_weights(hub: FakeHub, source: Path, tmp_path: Path) -> None:
