@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be served, said in milliseconds, before any process starts."""
+"""Whether a checkpoint can be served: checked in milliseconds, before any process starts."""
 
 from penstock.core.checkpoint.families.registry import expected_tensors, is_ignored, parse_model_config
 from penstock.core.checkpoint.model_config import ModelConfig, quantized
@@ -7,13 +7,13 @@ from penstock.core.config.options import ModelImpl
 
 _FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _OF_QUANTIZED = (".qweight", ".qzeros", ".scales", ".g_idx", ".SCB", ".absmax", ".weight_scale", ".weight_scale_inv")
-"""How the tensors end that formats of fewer bits bring along."""
+"""Name endings of the additional tensors in quantized formats."""
 
 
 def check_checkpoint(
     checkpoint: Checkpoint, impl: ModelImpl = "auto", *, with_weights: bool = True, with_tokenizer: bool = True
 ) -> None:
-    """Look at everything that can be known without reading a tensor.
+    """Check everything that can be known without reading a tensor.
 
     Raises:
         ConfigError: one clear sentence: what is not supported, missing or damaged, and what to do.
@@ -27,7 +27,7 @@ def check_checkpoint(
 
 
 def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, StoredTensor]:
-    """All tensors of the checkpoint, which are those that `config` asks for, if it says so.
+    """Return all tensors of the checkpoint, checked against those that `config` expects (if it lists them).
 
     Raises:
         LoadError: if tensors are missing, damaged, unexpected, quantized or of other shapes.
@@ -48,20 +48,20 @@ def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Stor
     for name, shape in expected.items():
         stored = found[name]
         if stored.shape != shape:
-            raise LoadError(f"tensor {name} has shape {list(stored.shape)}, and config.json asks for {list(shape)}")
+            raise LoadError(f"tensor {name} has shape {list(stored.shape)}, but config.json asks for {list(shape)}")
         if stored.dtype not in _FLOATS:
             raise LoadError(f"tensor {name} has dtype {stored.dtype}: quantized weights are not supported yet")
     return found
 
 
 def _explain(names: dict[str, StoredTensor]) -> None:
-    """Say what the checkpoint is, where its tensors tell."""
+    """Say what the checkpoint is, if its tensors show it."""
     if found := next((name for name in names if name.endswith(_OF_QUANTIZED)), None):
         raise LoadError(str(quantized(f"it has {found}")))
     if any(name.startswith(("language_model.", "model.language_model.", "vision_tower.", "visual.")) for name in names):
         raise LoadError(
             "these are the weights of a model that takes images or sound (language_model., vision_tower., ...); "
-            "models of text alone are served"
+            "only text models are served"
         )
     if any(".lora_A." in name or ".lora_B." in name for name in names):
         raise LoadError(

@@ -18,11 +18,11 @@ _OLD_QUANTIZED = {"quantize_config.json": "GPTQ, as quantize_config.json says", 
 _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
-# file that some other kind of folder has -> what to say of it
+# file that another kind of folder has -> what to say about it
 _OTHER_FOLDERS = {
     "adapter_config.json": "it holds a LoRA adapter, which is not supported yet; merge it into its model "
     "(PEFT: merge_and_unload) and serve the result",
-    "model_index.json": "it holds a pipeline of the diffusers library; models that generate text are served",
+    "model_index.json": "it holds a pipeline of the diffusers library; only models that generate text are served",
     "params.json": "it holds a model in its maker's own format; serve the one with a config.json",
     "*.gguf": "it holds GGUF files, which are not supported yet; serve the checkpoint in safetensors that they were "
     "made from",
@@ -37,12 +37,12 @@ class HuggingFaceFolder:
 
     @classmethod
     def at(cls, path: Path) -> Self | None:
-        """Any folder is one: what it lacks is said by the member that looks for it."""
+        """Any folder is accepted: the property that needs a missing file reports it."""
         return cls(path) if path.is_dir() else None
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.json, and what older quantized checkpoints say beside it."""
+        """config.json, and what older quantized checkpoints have beside it."""
         path = self.path / "config.json"
         if not path.is_file():
             raise no_config(str(self.path), self._names())
@@ -59,7 +59,7 @@ class HuggingFaceFolder:
 
     @cached_property
     def tokenizer_config(self) -> dict[str, Any]:
-        """tokenizer_config.json; what it does not say of special tokens is in special_tokens_map.json."""
+        """tokenizer_config.json; special tokens missing there are taken from special_tokens_map.json."""
         named = _read_json(self.path / "tokenizer_config.json")
         said = {name for name, value in named.items() if value is not None}
         absent = {*_TOKEN_LISTS} if said & {*_TOKEN_LISTS} else set()
@@ -82,7 +82,7 @@ class HuggingFaceFolder:
         )
 
     def chat_template(self) -> str | None:
-        """chat_template.jinja, else what tokenizer_config.json or chat_template.json says."""
+        """chat_template.jinja, else the template in tokenizer_config.json or chat_template.json."""
         path = self.path / "chat_template.jinja"
         if path.is_file():
             return read_text(path, "the chat template")
@@ -100,7 +100,7 @@ class HuggingFaceFolder:
         return found
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """Those of all weight files. A file is mapped into memory when its first tensor is read."""
+        """The tensors of all weight files. A file is mapped into memory when its first tensor is read."""
         found: dict[str, StoredTensor] = {}
         for name in self.weight_files():
             found |= _tensors_of(self.path / name)
@@ -171,7 +171,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; an absent file is an empty one."""
+    """Read a JSON object; an absent file is an empty one."""
     if not path.is_file():
         return {}
     try:
@@ -181,7 +181,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _refuse_pointer(path: Path) -> None:
-    """Make sure that a file is what it is called, and not what git has in the place of a large one."""
+    """Refuse a file that is only git's pointer to a large file."""
     try:
         with path.open("rb") as file:
             begin = file.read(len(_LFS_POINTER))
@@ -197,9 +197,9 @@ def _refuse_pointer(path: Path) -> None:
 def _tensors_of(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file: 8 bytes with the header's length, the header (JSON), and the data.
 
-    The library judges the file: sizes, gaps, overlaps, unknown dtypes. Then its header can be taken at its word.
+    The library validates the file: sizes, gaps, overlaps, unknown dtypes. After that its header can be trusted.
     """
-    from safetensors import SafetensorError, safe_open  # not for those who only ask for help
+    from safetensors import SafetensorError, safe_open  # slow to import, and not needed for --help
 
     _refuse_pointer(path)
     try:
@@ -207,7 +207,7 @@ def _tensors_of(path: Path) -> dict[str, StoredTensor]:
             begin = 8 + int.from_bytes(file.read(8), "little")
             header = msgspec.json.decode(file.read(begin - 8), type=dict[str, dict[str, Any]])
     except (SafetensorError, OSError, msgspec.MsgspecError) as error:
-        raise LoadError(f"{str(path)!r} is no readable safetensors file: {error}") from None
+        raise LoadError(f"{str(path)!r} is not a readable safetensors file: {error}") from None
     header.pop("__metadata__", None)
     mapped = cache(partial(_mapped, path))
     return {name: _stored(entry, begin, mapped) for name, entry in header.items()}
@@ -224,7 +224,7 @@ def _stored(entry: dict[str, Any], begin: int, mapped: Callable[[], memoryview])
 
 def _mapped(path: Path) -> memoryview:
     try:
-        with path.open("rb") as file:  # for private use: torch wants memory that may be written to
+        with path.open("rb") as file:  # a private mapping: torch requires writable memory
             return memoryview(mmap(file.fileno(), 0, access=ACCESS_COPY))
     except (OSError, ValueError) as error:  # it has changed since its header was read
-        raise LoadError(f"{str(path)!r} is no readable safetensors file: {error}") from None
+        raise LoadError(f"{str(path)!r} is not a readable safetensors file: {error}") from None

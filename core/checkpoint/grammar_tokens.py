@@ -1,7 +1,7 @@
-"""What the frontend, which checks a grammar, and the worker, which follows it, must agree on.
+"""What the frontend, which checks a grammar, and the worker, which uses it, must agree on.
 
-Both read grammars with llguidance, under the same limits and over the same tokens. Nothing of it is imported
-before a grammar is there.
+Both parse grammars with llguidance, under the same limits and over the same tokens. The library is imported only
+when there is a grammar.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_LEXER_STATES = 20_000
-"""Of the automaton that all copies of a matcher share; 1 to 2 kB each."""
+"""States of the automaton that all copies of a matcher share; 1 to 2 kB each."""
 
 
 def grammar_vocabulary(checkpoint: Checkpoint) -> LLTokenizer:
-    """The checkpoint's tokens, as a grammar sees them: their bytes, which are special, which one ends a text.
+    """The checkpoint's tokens as a grammar sees them: their bytes, which are special, and which one ends a text.
 
     Takes about half a second and 60 MB for 32,000 tokens.
 
@@ -45,10 +45,10 @@ def grammar_vocabulary(checkpoint: Checkpoint) -> LLTokenizer:
 
 
 def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher at the beginning of a text; `is_error` tells what is wrong with the grammar.
+    """Return a matcher at the start of a text; `is_error` tells whether the grammar is invalid.
 
-    The limits keep one mask's time to a few milliseconds, and the memory of what a matcher and its copies share to tens
-    of megabytes, whatever the grammar.
+    The limits keep the time for one mask to a few milliseconds, and the memory shared by a matcher and its copies to
+    tens of megabytes, whatever the grammar.
     """
     import llguidance
 

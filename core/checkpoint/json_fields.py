@@ -1,4 +1,4 @@
-"""Fields of a checkpoint's JSON files. Anybody may have written them: each is checked for its type when it is read."""
+"""Fields of a checkpoint's JSON files. They are untrusted: each field's type is checked when it is read."""
 
 import math
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ class JsonFields:
         self._fields = fields
 
     def raw(self, name: str) -> Any:
-        """The value as it is; None if it is absent."""
+        """The raw value; None if it is absent."""
         return self._fields.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether it is there, be it null."""
+        """Whether it is present, even as null."""
         return name in self._fields
 
     def whole(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 30) -> int:
         """An integer.
 
         Raises:
-            ConfigError: it is none, or beyond a bound, or absent without a default.
+            ConfigError: it is not an integer, out of bounds, or absent without a default.
         """
         value = self._fields.get(name)
         if value is None and default is not None:
@@ -39,7 +39,7 @@ class JsonFields:
         return value
 
     def number(self, name: str, default: float, *, least: float = 0.0) -> float:
-        """A finite number of at least `least`; an integer is one, too."""
+        """A finite number of at least `least`; an integer counts as one."""
         value = self._fields.get(name)
         if value is None:
             return default
@@ -96,5 +96,5 @@ class JsonFields:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         return False

@@ -1,4 +1,4 @@
-"""Which checkpoint a configuration means, and which form it has."""
+"""Which checkpoint a configuration means, and its form."""
 
 import importlib.util
 from collections.abc import Callable
@@ -9,14 +9,14 @@ from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config.options import Config, ConfigError
 
 FORMS: list[Callable[[Path], Checkpoint | None]] = [HuggingFaceFolder.at]
-"""Each looks at a path, and gives a checkpoint if what lies there is of its form. They are asked in this order."""
+"""Each checks a path, and returns a checkpoint if there is one of its form. They are tried in this order."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """What lies at `path`. Nothing of it has been read yet.
+    """Open the checkpoint at `path`, without reading anything of it yet.
 
     Raises:
-        ConfigError: it is nothing that can be read.
+        ConfigError: there is nothing that can be read.
     """
     found = next((found for form in FORMS if (found := form(path)) is not None), None)
     if found is not None:
@@ -32,12 +32,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def open_model(config: Config) -> Checkpoint:
-    """The checkpoint that is asked for, or the bundled demo model's."""
+    """Open the configured checkpoint, or the bundled demo model's."""
     return open_checkpoint(model_path(config))
 
 
 def model_path(config: Config) -> Path:
-    """Where that is."""
+    """Return its path."""
     if config.model.model:
         return Path(config.model.model)
     spec = importlib.util.find_spec("penstock.demo")

@@ -1,4 +1,4 @@
-"""What every process may want to know of a checkpoint, whatever form it comes in.
+"""What every process may need from a checkpoint, whatever its form.
 
 A form is one class in one file (`folder.py`), found in one registry (`registry.py`). Nothing here needs torch: a tensor
 is a shape, the name of its dtype, and bytes.
@@ -27,26 +27,26 @@ class StoredTensor(NamedTuple):
     """A tensor as it is stored."""
 
     shape: tuple[int, ...]
-    dtype: str  # as safetensors has it: "BF16"
+    dtype: str  # safetensors' name, such as "BF16"
     num_bytes: int
     read: Callable[[], memoryview]
-    """Gives the elements, row by row, little-endian: where that can be, a view of the file's own memory."""
+    """Returns the elements, row by row, little-endian: if possible, a view of the file's own memory."""
 
     @property
     def num_elements(self) -> int:
-        """Its numbers, quantized or not."""
+        """Number of elements, quantized or not."""
         return math.prod(self.shape)
 
 
 class Checkpoint(Protocol):
-    """One model. Objects are in the words of Hugging Face's files, and empty if the checkpoint has nothing of them.
+    """One model. Objects use the names of Hugging Face's files, and are empty if the checkpoint has no such file.
 
     Every member raises a ConfigError of one clear sentence if what it reads is missing or damaged.
     """
 
     @property
     def path(self) -> Path:
-        """Where it is: what another process opens it by."""
+        """Its location, by which another process opens it."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class Checkpoint(Protocol):
         ...
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """All tensors, by the names that `transformers` gives them. Reads headers alone.
+        """All tensors, by their names in `transformers`. Reads only headers.
 
         Raises:
             LoadError: there are none, or they cannot be read.
@@ -82,7 +82,7 @@ class Checkpoint(Protocol):
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
-    """16 hex digits that tell two checkpoints' architectures apart; peers compare them in their hello."""
+    """16 hex digits that identify the checkpoint's architecture; peers compare them in their hello."""
     return hashlib.sha256(msgspec.json.encode(checkpoint.config, order="sorted")).hexdigest()[:16]
 
 
@@ -90,7 +90,7 @@ def eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
     """The ids that end a sequence: those of the generation defaults, else the model's.
 
     Raises:
-        ConfigError: they are no ids.
+        ConfigError: they are not token ids.
     """
     for name, fields in (("generation_config.json", checkpoint.generation_config), ("config.json", checkpoint.config)):
         found = fields.get("eos_token_id")

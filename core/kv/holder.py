@@ -1,4 +1,4 @@
-"""What pages need to know of the sequences that hold them."""
+"""What the page bookkeeping must know about the sequences that hold pages."""
 
 from array import array
 from collections.abc import Hashable, Sequence
@@ -9,7 +9,7 @@ from penstock.core.kv.window_pages import WindowTable
 
 
 class Siblings(Protocol):
-    """Sequences of one prompt."""
+    """Sequences with a common prompt."""
 
     namespace: Hashable
     num_prompt_tokens: int
@@ -41,11 +41,11 @@ class Holder(Protocol):
 
     @property
     def num_settled_tokens(self) -> int:
-        """How many are computed and returned."""
+        """Number of tokens computed and returned."""
 
     @property
     def num_reusable_tokens(self) -> int:
-        """How many of the known tokens need not be computed if they are cached."""
+        """Number of known tokens that need not be computed if they are cached."""
 
     @property
     def owes_prompt_logprobs(self) -> bool:

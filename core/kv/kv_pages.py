@@ -7,20 +7,20 @@ A fork. P prompt tokens; the sibling S has settled at least positions [0, P), F 
     F's pages    [ the same pages, shared  ) [ page f', a copy of page f  )
     F computes                                             [P-1)
 
-  - Pages [0, f), f = (P-1) // page_size, lie fully below position P-1. Nobody writes them again
-    (S writes at P and above, F at P-1 and above), so both page tables hold them, by count.
-  - Page f, if it begins below P-1, holds prompt positions that F needs and others that S goes on
-    writing. F gets a page of its own and the plan that admits F copies f to f' before its forward pass.
-    What the copy brings beyond P-2 is overwritten by F itself before F reads it.
+  - Pages [0, f), f = (P-1) // page_size, lie entirely below position P-1. They are never written again
+    (S writes at P and above, F at P-1 and above), so both page tables contain them, counted twice.
+  - Page f, if it begins below P-1, holds prompt positions that F needs and others that S still
+    writes. F gets its own page, and the plan that admits F copies f to f' before its forward pass.
+    F itself overwrites what the copy contains beyond P-2 before F reads it.
   - The plans that wrote [0, P-1) were executed before: they are settled. S cannot lose page f before
-    the copy: it is released at the earliest after this plan was made, and the worker executes
-    plans in order, so whoever gets the page next writes it after the copy.
-  - F computes position P-1 itself because that gives the logits for its own first token.
+    the copy: it is released after this plan was made at the earliest, and the worker executes
+    plans in order, so the page's next owner writes it after the copy.
+  - F computes position P-1 itself, because that gives the logits for its own first token.
 
 Sharing waits for *settled*, not only launched, positions: then every shared page is in the prefix
 cache's tree (where there is one), F's cursor holds it there, and the count of evictable pages stays exact.
 
-Where some layers see a window only, the sibling has freed what lies behind its own: nobody forks then, but starts at
+If some layers see only a window, the sibling has freed what lies behind it. Then no sequence forks, but starts at
 the longest hit after the sibling has settled the prompt.
 """
 
@@ -37,14 +37,14 @@ class PrefixHit(NamedTuple):
 
     node: CacheNode | None
     page_ids: list[int]
-    window_page_ids: tuple[list[int], ...] = ()  # of each further group, those that the next position sees
+    window_page_ids: tuple[list[int], ...] = ()  # for each further group, the pages that the next position sees
 
 
 class NewPage(NamedTuple):
     """A page of one of the further groups that a sequence got."""
 
     group: int  # 1, 2, ...
-    place: int  # in the sequence's page table of that group
+    place: int  # index in the sequence's page table of that group
     page_id: int
 
 
@@ -61,7 +61,7 @@ class KVPages:
 
     @property
     def num_available(self) -> int:
-        """Pages that are free or can be made so by evicting."""
+        """Pages that are free, or can be freed by eviction."""
         cache = self.cache
         return self.pool.num_free + (cache.num_evictable if cache is not None else 0)
 
@@ -69,14 +69,14 @@ class KVPages:
         return -(-num_tokens // self.page_size)
 
     def reserve(self, count: int) -> bool:
-        """Make `count` pages free, evicting cold cache leaves if needed; False if there are not that many."""
+        """Make `count` pages free, evicting cold cache leaves if needed; False if there are not enough."""
         missing = count - self.pool.num_free
         if missing <= 0:
             return True
         return self.cache is not None and missing <= self.cache.num_evictable and self.cache.evict(missing) == missing
 
     def reserve_next(self, seq: Holder) -> bool:
-        """Make free what the first position without pages needs, as `reserve` does."""
+        """Make free what the first position without pages needs, like `reserve`."""
         return self.pool.num_free > 0 or self.reserve(1)
 
     def drop_cached(self) -> int:
@@ -91,7 +91,7 @@ class KVPages:
         return page_id
 
     def grow(self, seq: Holder, end: int) -> tuple[list[int], list[NewPage]]:
-        """Let positions before `end` have pages in every group, or as many of them as there are pages for.
+        """Give positions before `end` pages in every group, as far as there are pages.
 
         Returns:
             New pages of the first group, which has them from the admission on; and of the others.
@@ -106,14 +106,14 @@ class KVPages:
         seq.launch_limit = min(len(seq.page_ids) * self.page_size, seq.max_computed_tokens)
 
     def find_prefix(self, seq: Holder) -> PrefixHit:
-        """Look up the known tokens, but those that must be computed: the last one, at least."""
+        """Look up the known tokens, except those that must be computed (at least the last one)."""
         if self.cache is None:
             return PrefixHit(None, [])
         max_pages = seq.num_reusable_tokens // self.page_size
         return PrefixHit(*self.cache.match(seq.request.namespace, seq.token_ids, max_pages))
 
     def hold(self, namespace: Hashable, hit: PrefixHit) -> CacheNode | None:
-        """Keep a hit from eviction; return the cursor to `drop` or to give to a sequence."""
+        """Protect a hit from eviction; return the cursor to `drop` or to give to a sequence."""
         return None if self.cache is None else self.cache.acquire(namespace, hit.node)
 
     def drop(self, cursor: CacheNode | None, hit: PrefixHit) -> None:
@@ -122,12 +122,12 @@ class KVPages:
             self.cache.release(cursor)
 
     def settle(self, seq: Holder) -> None:
-        """Put the sequence's newly settled full pages into the prefix cache, O(1) a page."""
+        """Put the sequence's newly settled full pages into the prefix cache, O(1) per page."""
         node = seq.cache_node
         if node is None or self.cache is None:
             return
         page_size = self.page_size
-        # The property, written out: a call less for each page that fills.
+        # The property, inlined: saves a call for each page that fills.
         num_settled = len(seq.token_ids) - seq.num_unsettled_tokens
         for i in range(seq.num_tree_pages, num_settled // page_size):
             tokens = seq.token_ids[i * page_size : (i + 1) * page_size].tobytes()
@@ -143,14 +143,14 @@ class KVPages:
         return next_page if next_page < last else last
 
     def release(self, seq: Holder) -> None:
-        """Take the sequence's pages back; those in the prefix cache stay there until they are evicted."""
+        """Release the sequence's pages; those in the prefix cache stay there until they are evicted."""
         if self.cache is not None and seq.cache_node is not None:
             self.cache.release(seq.cache_node)
         self.pool.release(seq.page_ids)
 
 
 class Start(NamedTuple):
-    """What a sequence need not compute, and where that comes from."""
+    """The part that a sequence need not compute, and where it comes from."""
 
     num_tokens: int
     page_ids: list[int]  # shared pages, in order
@@ -162,12 +162,12 @@ class Start(NamedTuple):
 def find_start(seq: Holder, kv: KVPages) -> Start | None:
     """Choose the start that leaves the least to compute; None if a sibling's prompt is worth waiting for.
 
-    Nothing is taken or kept: the caller does that before the next change to the pages.
+    Nothing is taken or protected: the caller does that before the next change to the pages.
     """
     hit = kv.find_prefix(seq)
     page_size = kv.page_size
     num_hit_tokens = len(hit.page_ids) * page_size
-    # A sibling's prompt spares computing all positions but one: not if their logits are wanted.
+    # A sibling's prompt saves computing all positions but one: useless if their logits are needed.
     siblings = () if seq.owes_prompt_logprobs else seq.request.running
     last = seq.request.num_prompt_tokens - 1
     num_full_pages = last // page_size
@@ -178,7 +178,7 @@ def find_start(seq: Holder, kv: KVPages) -> Start | None:
             pages = hit.page_ids if kv.cache is not None else sibling.page_ids[:num_full_pages]
             copy_src = sibling.page_ids[num_full_pages] if last % page_size else -1
             return Start(last, pages, copy_src, hit, is_fork=True)
-        # A sibling that ends with its first token leaves nothing but what the prefix cache gets from it.
+        # A sibling that ends with its first token leaves only what the prefix cache gets from it.
         can_fork = seq.request.can_fork and not kv.windows
         if not settled and (len(hit.page_ids) < num_full_pages if kv.cache is not None else can_fork):
             return None
@@ -186,6 +186,6 @@ def find_start(seq: Holder, kv: KVPages) -> Start | None:
 
 
 def is_sibling_ready(request: Siblings) -> bool:
-    """Tell whether a parked request has nothing more to wait for."""
+    """Return whether a parked request has nothing more to wait for."""
     siblings = request.running
     return not siblings or any(sibling.num_settled_tokens >= request.num_prompt_tokens for sibling in siblings)

@@ -1,7 +1,7 @@
 """Several page groups in one pool: the first keeps all positions, the others a window each.
 
 A position can be computed when it has a page in every group, and a prefix be reused where every group can start. The
-first group's pages are taken at the admission; the others' chunk by chunk, as they are given back the same way.
+first group's pages are taken at admission, those of the others chunk by chunk, as they are also released.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -16,14 +16,14 @@ from penstock.ipc.messages import WindowGroup
 def make_pages(
     num_pages: int, page_size: int, windows: Sequence[WindowGroup], *, enable_prefix_caching: bool
 ) -> KVPages:
-    """The books of a pool; of one group they are kept with less work."""
+    """Return the bookkeeping for a pool; with a single group it takes less work."""
     if windows:
         return GroupedPages(num_pages, page_size, windows, enable_prefix_caching=enable_prefix_caching)
     return KVPages(num_pages, page_size, enable_prefix_caching=enable_prefix_caching)
 
 
 class GroupedPages(KVPages):
-    """As `KVPages`, with a page table more in each sequence for every further group."""
+    """Like `KVPages`, with another page table in each sequence for every further group."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class GroupedPages(KVPages):
         return super().num_available + sum(len(group.idle) for group in self.windows)
 
     def reserve(self, count: int) -> bool:
-        """Evict what was used longest ago, of any group."""
+        """Evict the least recently used pages, of any group."""
         if count > self.num_available:
             return False
         while self.pool.num_free < count:
@@ -98,7 +98,7 @@ class GroupedPages(KVPages):
             node = node.parent
         nodes.reverse()
         count, longest = -1, len(nodes)
-        while count != longest:  # where one group cannot start, another may not be able to, either
+        while count != longest:  # where one group cannot start, another may be unable to as well
             count = longest
             for group in self.windows:
                 longest = group.border(nodes, longest)
@@ -130,7 +130,7 @@ class GroupedPages(KVPages):
             group.free_behind(table, seq.num_settled_tokens, self._now)
 
     def next_settle_event(self, seq: Holder) -> int:
-        """Without a prefix cache, too, there is something to free when a page is full."""
+        """Even without a prefix cache there is something to free when a page is full."""
         return min((seq.num_settled_tokens // self.page_size + 1) * self.page_size, seq.max_computed_tokens)
 
     def release(self, seq: Holder) -> None:

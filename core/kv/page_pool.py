@@ -8,9 +8,9 @@ The prefix cache is a radix tree over page-sized runs of tokens whose nodes own 
 
 An edge is the tokens of one page themselves (as bytes in a dict), so a hit compares tokens; the
 dict's hash only finds the candidate. Each running sequence has a cursor: the node up to which its
-own pages are in the tree. A node is in use when a cursor is at it or a child of it is in use, so the
-nodes not in use are closed downwards, all of them can be evicted, leaves first, and their number
-is exact. (The locked root paths of SGLang's RadixCache, with the walk up cut short where the path is
+own pages are in the tree. A node is in use if a cursor is at it or one of its children is in use. So the
+unused nodes are closed downwards: all of them can be evicted, leaves first, and their number
+is exact. (Like the locked root paths of SGLang's RadixCache, but the walk up stops where the path is
 in use already.)
 """
 
@@ -20,15 +20,15 @@ from heapq import heappop, heappush
 
 
 class OutOfPagesError(RuntimeError):
-    """More pages were taken than are free: the caller did not look first."""
+    """More pages were requested than are free: the caller did not check first."""
 
 
 class PagePool:
-    """Free list and owners of `num_pages` pages, of whatever groups; every operation is O(1) per page.
+    """Free list and owners of `num_pages` pages of all groups; every operation is O(1) per page.
 
-    A page has two kinds of owners: the sequences whose page tables it is in (counted), and at most
-    one node of the prefix cache (a flag). It is free when it has neither. So that the three numbers
-    of the statistics need no search:
+    A page has two kinds of owners: the sequences whose page tables contain it (counted), and at most
+    one node of the prefix cache (a flag). It is free when it has neither. So the three numbers of the
+    statistics need no search:
 
         num_free + num_cached (prefix cache alone) + num_used (some page table) == num_pages
     """
@@ -48,7 +48,7 @@ class PagePool:
 
     @property
     def num_cached(self) -> int:
-        """Pages that the prefix cache alone owns."""
+        """Pages owned only by the prefix cache."""
         return self.num_pages - len(self._free) - self.num_used
 
     def allocate(self, count: int) -> list[int]:
@@ -75,7 +75,7 @@ class PagePool:
         return page_id
 
     def share(self, page_ids: Iterable[int]) -> None:
-        """Count one more page table that holds these pages (of another table, or of the cache)."""
+        """Count another page table for these pages (which are in a table, or in the cache, already)."""
         num_users = self._num_users
         for page_id in page_ids:
             if not num_users[page_id]:
@@ -83,12 +83,12 @@ class PagePool:
             num_users[page_id] += 1
 
     def release(self, page_ids: Iterable[int]) -> None:
-        """Count one page table less; a page without any owner is free at once.
+        """Remove one page table from the count; a page without any owner is free at once.
 
         Free at once is safe although steps in flight may still read or write the page: the worker
-        executes plans strictly in the order they were made, and whoever gets the page now writes it
+        executes plans strictly in the order they were made, and the page's next owner writes it
         in a plan that is made later. So the old owner's accesses all come before the new owner's.
-        A copy that runs beside the steps, on a stream of its own, breaks this: its source would have to
+        A copy that runs beside the steps, on its own stream, would break this: its source would have to
         keep an owner until a result says that the copy is done.
         """
         num_users = self._num_users
@@ -111,7 +111,7 @@ class PagePool:
             self._free.append(page_id)
 
     def num_users(self, page_id: int) -> int:
-        """Page tables that a page is in."""
+        """Number of page tables that contain a page."""
         return self._num_users[page_id]
 
     def user_counts(self) -> list[int]:
@@ -140,7 +140,7 @@ class CacheNode:
         self.num_users = 0  # cursors at this node + children in use
         self.released_at = 0  # the cache's counter when it was last in use
         self.serial = serial  # breaks ties in the eviction heap
-        self.is_queued = False  # has its (only) entry in the eviction heap
+        self.is_queued = False  # its (only) entry is in the eviction heap
 
 
 class PrefixCache:
@@ -155,19 +155,19 @@ class PrefixCache:
         self._page_bytes = page_size * 4
         self._roots: dict[Hashable, CacheNode] = {}
         self._heap: list[tuple[int, int, CacheNode]] = []
-        self.clock = 0  # goes on with every node that is made or released
+        self.clock = 0  # advances with every node that is created or released
         self.num_nodes = 0
         self.given_up: Callable[[CacheNode], None] | None = None
-        """Is told of each node that is evicted, while it has its page and its parents: what else belongs to the node
-        goes with it, and a lower tier would take over what it holds."""
+        """Called with each node that is evicted, while it still has its page and parents: other data of the node must go
+        with it, and a lower tier would take over its content."""
         self.num_evictable = 0  # nodes not in use = pages that `evict` can free
 
     def match(self, namespace: Hashable, token_ids: "array[int]", max_pages: int) -> tuple[CacheNode | None, list[int]]:
         """Find the longest cached prefix, at most `max_pages` long.
 
         Returns:
-            The deepest node (None for no hit) and the page ids from the root to it. Nothing is kept
-            from eviction by this: `acquire` the node before anything else happens.
+            The deepest node (None for no hit) and the page ids from the root to it. This protects nothing
+            from eviction: `acquire` the node before anything else happens.
         """
         root = self._roots.get(namespace)
         if root is None or not max_pages:
@@ -194,7 +194,7 @@ class PrefixCache:
         return node
 
     def release(self, node: CacheNode) -> None:
-        """Take a cursor away; what nobody uses any more becomes evictable, as the most recently used."""
+        """Remove a cursor; nodes no longer used become evictable, as the most recently used ones."""
         self.clock += 1
         walk: CacheNode | None = node
         while walk is not None:
@@ -214,8 +214,8 @@ class PrefixCache:
     def extend(self, node: CacheNode, tokens: bytes, page_id: int) -> CacheNode:
         """Move a cursor from `node` to its child for `tokens` (int32[page_size]), O(1).
 
-        If the child is new, it takes `page_id` into its ownership. If it is there already (the same
-        content was computed twice), it keeps its own page and the caller's stays the caller's.
+        If the child is new, it takes ownership of `page_id`. If it exists already (the same
+        content was computed twice), it keeps its own page and the caller keeps `page_id`.
         """
         child = node.children.get(tokens)
         if child is None:
@@ -229,7 +229,7 @@ class PrefixCache:
         return child
 
     def evict(self, count: int) -> int:
-        """Free the pages of up to `count` least recently used leaves; return how many it were."""
+        """Free the pages of up to `count` least recently used leaves; return how many were freed."""
         heap = self._heap
         num_freed = 0
         while num_freed < count and heap:
@@ -258,7 +258,7 @@ class PrefixCache:
 
     @property
     def coldest(self) -> int:
-        """When the node that `evict` would take first was used last, or earlier; without one, the time now."""
+        """When the node that `evict` would take first was last used, or earlier; without such a node, the time now."""
         return self._heap[0][0] if self._heap else self.clock + 1
 
     def nodes(self) -> Iterator[CacheNode]:
@@ -287,12 +287,12 @@ class PrefixCache:
             walk = walk.parent
 
     def _queue(self, node: CacheNode) -> None:
-        # One entry per node at most, so the heap never outgrows the tree, however often a leaf is reused.
+        # At most one entry per node, so the heap never outgrows the tree, however often a leaf is reused.
         if not node.is_queued:
             node.is_queued = True
             heappush(self._heap, (node.released_at, node.serial, node))
 
     def _drop_empty_root(self, root: CacheNode) -> None:
-        # Salts are the clients' strings: a namespace without content must not stay.
+        # Salts are strings from clients: an empty namespace must not stay.
         if not root.children and not root.num_users:
             del self._roots[root.key]

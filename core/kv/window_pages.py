@@ -1,15 +1,15 @@
-"""Pages of layers that see only a window of the last positions: taken as they are needed, freed behind the window.
+"""Pages of layers that see only a window of the last positions: taken as needed, and freed behind the window.
 
     pages of 4, a window of 6, 18 tokens settled
 
     positions    0    4    8    12   16   20
     table                       [ c )[ d )[ e )      position 18 sees 13 to 18: what is before page c is behind
-    tree         [ a )...[ b )[ c )[ d )             a lost its use first and was evicted; b may follow at any time
+    tree         [ a )...[ b )[ c )[ d )             a was unused first and is evicted; b may be evicted at any time
 
-All groups take their pages from one pool. What is behind the window of every position that may still be computed is
-freed: of all from the first position on that is not settled, so that steps in flight keep theirs. The prefix cache owns
-full pages here as it does those of the first group, but may give up any that no sequence holds, wherever its node is: a
-prefix can be reused up to each border before which a whole window is left.
+All groups take their pages from one pool. What lies behind the window of every position that may still be computed is
+freed: of all positions from the first unsettled one on, so that steps in flight keep their pages. As in the first
+group, the prefix cache owns full pages here, but it may give up any page that no sequence holds, wherever its node is:
+a prefix can be reused up to each border before which a whole window remains.
 """
 
 from collections import OrderedDict
@@ -30,12 +30,12 @@ class WindowTable:
 
     @property
     def num_pages(self) -> int:
-        """Those that were freed included."""
+        """Including those that were freed."""
         return self.first + len(self.page_ids)
 
 
 class WindowPages:
-    """One group's pages: which of them the prefix cache owns, and which of those nobody uses."""
+    """One group's pages: which of them the prefix cache owns, and which of those are unused."""
 
     __slots__ = ("_homes", "_node_size", "_of_node", "_pool", "idle", "page_size", "window")
 
@@ -47,7 +47,7 @@ class WindowPages:
         self.window = group.window
         self._homes: dict[int, tuple[CacheNode, int]] = {}  # cached page -> its node, and its index in a page table
         self._of_node: dict[CacheNode, dict[int, int]] = {}  # the same, the other way round
-        self.idle: OrderedDict[int, int] = OrderedDict()  # cached pages in no table -> when that began, oldest first
+        self.idle: OrderedDict[int, int] = OrderedDict()  # cached pages in no table -> since when, oldest first
 
     def first_needed(self, position: int) -> int:
         """Index of the first page that this position sees."""
@@ -60,13 +60,13 @@ class WindowPages:
         return page_id
 
     def share(self, page_ids: Iterable[int]) -> None:
-        """Count one more table that holds these cached pages."""
+        """Count another table that holds these cached pages."""
         for page_id in page_ids:
             self.idle.pop(page_id, None)
         self._pool.share(page_ids)
 
     def release(self, page_ids: Iterable[int], now: int) -> None:
-        """Count one table less; a cached page that is in no other table is idle from `now` on."""
+        """Remove one table from the count; a cached page in no other table is idle from `now` on."""
         self._pool.release(page_ids)
         for page_id in page_ids:
             if page_id in self._homes and not self._pool.num_users(page_id):
@@ -106,7 +106,7 @@ class WindowPages:
                 index -= 1
             if index == first:
                 return count
-            count = (index - 1) * self.page_size // self._node_size  # no border inside a page that is missing, or after
+            count = (index - 1) * self.page_size // self._node_size  # no border inside or after a missing page
         return 0
 
     def pages_at(self, nodes: Sequence[CacheNode]) -> list[int]:
@@ -119,7 +119,7 @@ class WindowPages:
         return self._of_node.get(node, {}).get(index, -1)
 
     def idle_since(self) -> int:
-        """When the page became idle that `evict` would free; there must be one."""
+        """When the page that `evict` would free became idle; there must be one."""
         return next(iter(self.idle.values()))
 
     def evict(self) -> None:
@@ -133,7 +133,7 @@ class WindowPages:
         self._pool.uncache(page_id)
 
     def forget(self, node: CacheNode) -> None:
-        """The prefix cache gives a node up, which nobody uses: its pages are free."""
+        """The prefix cache gives up an unused node: free its pages."""
         for page_id in self._of_node.pop(node, {}).values():
             del self._homes[page_id]
             del self.idle[page_id]

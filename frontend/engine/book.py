@@ -1,12 +1,12 @@
-"""The book of live requests: which engine has which, and all that another one needs to go on with it.
+"""The book of live requests: which engine has which, and what another engine needs to continue it.
 
     submitted --deltas--> submitted ... --> finished
         |  ^
-        |  | submitted again, to any engine that is ready, under a new id, with the tokens that arrived
+        |  | resubmitted to any engine that is ready, under a new id, with the tokens received so far
         v  |
        lost                                                 (its scheduler is gone)
 
-A lost request waits a bounded time for an engine; then it fails with `EngineLost`.
+A lost request waits for an engine for a limited time; then it fails with `EngineLost`.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ log = structlog.get_logger()
 _before_tokens = faults.point("frontend.tokens")
 
 RESUME_WAIT_SECONDS = 60.0
-"""How long a request that lost its scheduler waits for another one, and its worker."""
+"""How long a request that lost its scheduler waits for another scheduler and its worker."""
 
 MAX_LOSSES = 3
-"""A request that is lost so often without a token in between may itself be what ends the scheduler."""
+"""A request lost this often without a token in between may itself be what crashes the scheduler."""
 
 CLOSE_SECONDS = 0.05
-"""For the sockets' threads to write what is queued."""
+"""Time for the sockets' threads to send what is queued."""
 
 
 class DeltaSink(Protocol):
@@ -61,7 +61,7 @@ class DeltaSink(Protocol):
 
 
 class LiveRequest:
-    """A submitted request with unfinished sequences. What was pushed to the sink is never asked for again."""
+    """A submitted request with unfinished sequences. What was pushed to the sink is never requested again."""
 
     __slots__ = (
         "_num_prompt_logprobs",
@@ -84,9 +84,9 @@ class LiveRequest:
         self.sink = sink
         self.first_index = first_index
         self.unfinished = set(range(request.n))
-        self.wire_id = ""  # what the scheduler knows it by
-        self.link: EngineLink | None = None  # to the scheduler that knows of it; None: lost
-        self.is_paused = False  # its client does not keep up
+        self.wire_id = ""  # its id at the scheduler
+        self.link: EngineLink | None = None  # to the scheduler that has it; None: lost
+        self.is_paused = False  # its client reads too slowly
         self.lost_at = 0.0  # time of the first loss since its last token
         self.num_losses = 0  # since its last token
         self._num_submissions = 0
@@ -95,16 +95,16 @@ class LiveRequest:
         self._num_prompt_logprobs = 0
 
     def lose(self, now: float) -> None:
-        """No scheduler knows of it any more."""
+        """No scheduler has it any more."""
         self.link = None
         if not self.num_losses:
             self.lost_at = now
         self.num_losses += 1
 
     def message(self, now: float) -> AddRequest:
-        """The request as it must be submitted now, under an id of its own.
+        """Return the request as it must be submitted now, under a new id.
 
-        Whatever an earlier scheduler, or an earlier connection, still says of it is thereby nobody's.
+        Messages from an earlier scheduler or connection then match no request.
         """
         request_id = self.request.request_id
         self.wire_id = f"{request_id}#{self._num_submissions}" if self._num_submissions else request_id
@@ -120,7 +120,7 @@ class LiveRequest:
         return replace(self.request, request_id=self.wire_id, progress=progress, seconds_left=seconds_left)
 
     def take(self, delta: SequenceDelta) -> bool:
-        """Note a delta; False if its sequence has had its end already."""
+        """Record a delta; False if its sequence has ended already."""
         idx = delta.sequence_idx
         if idx not in self.unfinished:
             return False
@@ -134,7 +134,7 @@ class LiveRequest:
 
 
 Choose = Callable[[Sequence[EngineLink]], EngineLink | None]
-"""The engine for a request; None if it must wait. It is asked often, and only looks."""
+"""Returns the engine for a request; None if it must wait. Called often, and must have no side effects."""
 
 
 def first_ready(links: Sequence[EngineLink]) -> EngineLink | None:
@@ -178,41 +178,41 @@ class RequestBook:
 
     @property
     def last_facts(self) -> EngineReady | None:
-        """The same, also while none is ready any more."""
+        """The same, but kept while none is ready."""
         return self.link.last_facts
 
     @property
     def stats(self) -> EngineStats | None:
-        """What that engine told last."""
+        """The latest statistics of that engine."""
         return self.link.stats
 
     @property
     def all_stats(self) -> dict[str, EngineStats]:
-        """What each engine told last, by its label."""
+        """The latest statistics of each engine, by its label."""
         return {str(index): link.stats for index, link in enumerate(self._links) if link.stats is not None}
 
     @property
     def queue(self) -> QueueGate:
-        """What waits at that engine."""
+        """The gate to that engine's queue."""
         return self.link.queue
 
     @property
     def not_ready_reason(self) -> str:
-        """Why none is ready."""
+        """Why no engine is ready."""
         return self.link.not_ready_reason
 
     @property
     def stuck_seconds(self) -> float:
-        """How long an engine that says it is ready has computed nothing, though there is work for it here."""
+        """How long an engine that says it is ready has computed nothing although there is work for it here."""
         return max(link.stuck_seconds for link in self._links)
 
     @property
     def silent_seconds(self) -> float:
-        """How long nothing has been heard of an engine that was there once, though there is work and no other one."""
+        """How long an engine that was once there has been silent, although there is work and no other engine."""
         return 0.0 if self.ready.is_set() else max(link.silent_seconds for link in self._links)
 
     async def wait_ready(self, seconds: float) -> EngineReady:
-        """An engine's facts, waiting for them at most this long.
+        """Return an engine's facts, waiting for them at most this long.
 
         Raises:
             Unavailable: if no engine is ready by then.
@@ -231,7 +231,7 @@ class RequestBook:
         return facts
 
     def reset_prefix_cache(self) -> None:
-        """Let the schedulers drop all cached pages that no sequence uses.
+        """Make the schedulers drop all cached pages that no sequence uses.
 
         Raises:
             Unavailable: if no engine is there, or the queue to a scheduler is full.
@@ -243,7 +243,7 @@ class RequestBook:
     def submit(self, request: AddRequest, sink: DeltaSink, first_index: int = 0) -> None:
         """Send a request; its deltas go to `sink` until each sequence has finished or was aborted.
 
-        If no engine is ready at this moment, the first that is gets it.
+        If no engine is ready at this moment, the next one to become ready gets it.
 
         Raises:
             Unavailable: if the queue to the scheduler is full.
@@ -258,7 +258,7 @@ class RequestBook:
             raise Unavailable("the queue to the engine is full", retry_after=1)
 
     def abort(self, request_id: str, sequence_idx: int = -1) -> None:
-        """Stop a request, or one sequence of it; no delta of it is delivered any more. Idempotent."""
+        """Stop a request, or one sequence of it; none of its deltas is delivered any more. Idempotent."""
         live = self._live.get(request_id)
         if live is None or (sequence_idx >= 0 and sequence_idx not in live.unfinished):
             return
@@ -269,7 +269,7 @@ class RequestBook:
             live.link.send(AbortRequest(live.wire_id, sequence_idx))
 
     def pause(self, request_id: str) -> None:
-        """Let the engine give a request's rows and pages to others until `resume`. Idempotent."""
+        """Make the engine give a request's rows and pages to others until `resume`. Idempotent."""
         live = self._live.get(request_id)
         if live is not None and not live.is_paused:
             live.is_paused = True
@@ -277,7 +277,7 @@ class RequestBook:
                 live.link.send(PauseRequest(live.wire_id))
 
     def resume(self, request_id: str) -> None:
-        """Let a paused request go on. Idempotent."""
+        """Continue a paused request. Idempotent."""
         live = self._live.get(request_id)
         if live is not None and live.is_paused:
             self._begin_work(live.link)
@@ -286,7 +286,7 @@ class RequestBook:
                 live.link.send(ResumeRequest(live.wire_id))
 
     async def close(self) -> None:
-        """Say goodbye and close the links; what is still live gets no more deltas."""
+        """Say goodbye and close the links; live requests get no more deltas."""
         self._live.clear()
         self._submitted.clear()
         for link in self._links:
@@ -303,7 +303,7 @@ class RequestBook:
         for delta in deltas_of(batch):
             live = requests.get(delta.request_id)
             if live is None or not live.take(delta):
-                continue  # aborted here, while the delta was under way
+                continue  # aborted here while the delta was on its way
             if not live.unfinished:
                 self._forget(live)
             live.sink.push(live.first_index, delta)
@@ -322,14 +322,14 @@ class RequestBook:
             del self._submitted[live.wire_id]
             live.lose(now)
             if live.num_losses > MAX_LOSSES:
-                self._fail(live, f"the engine went away {live.num_losses} times without a token of the request")
+                self._fail(live, f"the engine was lost {live.num_losses} times without a token of the request")
         self._resubmit()
 
     def on_beat(self) -> None:
         now = self._loop.time()
         for live in list(self._live.values()):
             if live.link is None and now - live.lost_at > RESUME_WAIT_SECONDS:
-                self._fail(live, "the engine went away in the middle of the request and did not come back in time")
+                self._fail(live, "the engine was lost in the middle of the request and did not come back in time")
         self._resubmit()
 
     def is_waiting_for(self, link: EngineLink | None) -> bool:
@@ -352,7 +352,7 @@ class RequestBook:
         return True
 
     def _resubmit(self) -> None:
-        """Let engines that are ready go on with what was lost, in the order in which it was begun."""
+        """Let ready engines continue lost requests, oldest first."""
         if len(self._submitted) == len(self._live):
             return
         num_submitted = 0
@@ -362,7 +362,7 @@ class RequestBook:
                 break  # the queue is full, or there is no engine: the rest follows
             num_submitted += 1
         if num_submitted:
-            log.info("requests submitted again", num_requests=num_submitted)
+            log.info("requests resubmitted", num_requests=num_submitted)
 
     def _fail(self, live: LiveRequest, message: str) -> None:
         self._forget(live)

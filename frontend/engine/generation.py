@@ -1,9 +1,9 @@
-"""One HTTP request's generation: its sequences from engine deltas to text, its stops, its one end.
+"""One HTTP request's generation: its sequences from engine deltas to text, their stops, and its single end.
 
 AddRequest(s) --> engine          a request per prompt, `n` sequences each;
 deltas <--------- engine          global index = prompt index * n + sequence_idx
   |  push(): into a bounded buffer, by the book of live requests
-  v  next_events(): detokenize, look for stop strings, merge what has piled up
+  v  next_events(): detokenize, look for stop strings, merge what has accumulated
 SequenceEvents --> handler        one per sequence that has news
 close()                           aborts what is unfinished; runs on every path
 """
@@ -34,7 +34,7 @@ from penstock.ipc.messages import AddRequest, EngineStats, SequenceDelta, TokenL
 StopReason = str | int | None
 
 MAX_UNREAD_TOKENS, MAX_UNREAD_PER_SEQUENCE = 64, 4
-"""As events they are about 16 KiB. A request of many sequences has that many tokens in a single step."""
+"""As events they take about 16 KiB. A request with many sequences gets that many tokens in a single step."""
 
 
 @dataclass(slots=True)
@@ -58,11 +58,11 @@ class OutputRules:
     include_stop: bool = False
     min_tokens: int = 0
     reported_stop_token_ids: frozenset[int] = frozenset()
-    is_prompt_only: bool = False  # one token is drawn, and nobody is told of it
+    is_prompt_only: bool = False  # one token is sampled, but not returned
 
 
 class SequenceText:
-    """One sequence's way from token ids to text, up to its end."""
+    """One sequence's path from token ids to text, up to its end."""
 
     __slots__ = ("_detokenizer", "_matcher", "_num_shown", "_rules", "_scores", "finish_reason", "num_tokens")
 
@@ -76,7 +76,7 @@ class SequenceText:
         self.finish_reason: str | None = None
 
     def advance(self, index: int, delta: SequenceDelta) -> SequenceEvent:
-        """Take a delta; the event says what the client may see of it now."""
+        """Take a delta; return an event with what the client may see now."""
         if delta.logprobs is not None or self._rules.is_prompt_only:
             return self._advance_scored(index, delta)
         if len(delta.token_ids) == 1 and delta.finish_reason is None and self._matcher is None:  # nearly always
@@ -126,7 +126,7 @@ class SequenceText:
         return SequenceEvent(index, "".join(shown), list(delta.token_ids), self.finish_reason, stop_reason)
 
     def _show(self, text: str, shown: list[str]) -> str | None:
-        """Append what may be shown; the stop string, if one is complete."""
+        """Append what may be shown; return the stop string, if one is complete."""
         if not text:
             return None
         if self._matcher is None or self.num_tokens <= self._rules.min_tokens:
@@ -150,7 +150,7 @@ class Progress:
     finish_reasons: list[str] = field(default_factory=list)
 
     def timings(self, arrived: float) -> Timings:
-        """What a client may be told of a request that arrived then."""
+        """The timings for a client whose request arrived at this time."""
         now = monotonic()
         first = self.first_token_at
         return Timings(
@@ -161,12 +161,12 @@ class Progress:
 
 
 class SlowReader:
-    """The reader of one stream. One that does not keep up holds a bounded output, and nothing of the engine.
+    """The reader of one stream. A slow one holds a bounded output here, and nothing in the engine.
 
-    keeps up --MAX_UNREAD_TOKENS unread, and nobody takes them--> paused: row and pages go to others
-    paused   --what was unread is taken-->  keeps up              the engine goes on with the very next token
+    keeps up --MAX_UNREAD_TOKENS unread, and it does not read--> paused: row and pages go to others
+    paused   --it reads what was unread-->  keeps up            the engine continues with the very next token
 
-    A reader that reads nothing for too long is closed by the watch over all connections.
+    The watch over all connections closes a reader that reads nothing for too long.
     """
 
     __slots__ = ("_is_paused", "_max_unread", "_num_unread", "_pause", "_resume")
@@ -180,7 +180,7 @@ class SlowReader:
         self._is_paused = False
 
     def pushed(self, num_tokens: int, *, is_awaited: bool) -> None:
-        """Output has come; `is_awaited` if the reader waits for it. (A burst for a reader who waits is no delay.)"""
+        """Output has arrived; `is_awaited` if the reader waits for it. (A burst for a waiting reader is no delay.)"""
         self._num_unread += num_tokens
         if self._num_unread > self._max_unread and not is_awaited and not self._is_paused:
             self._is_paused = True
@@ -205,7 +205,7 @@ class Generation:
         on_gap: Callable[[float], None],
         on_tokens: Callable[[int], None] | None = None,
     ) -> None:
-        """`on_gap` is told the seconds between a sequence's tokens, `on_tokens` how many have come."""
+        """`on_gap` gets the seconds between a sequence's tokens, `on_tokens` the number that arrived."""
         self._engine = engine
         self._requests = requests
         self._n = requests[0].n
@@ -227,17 +227,17 @@ class Generation:
 
     @property
     def is_finished(self) -> bool:
-        """Every sequence has had its end."""
+        """Whether every sequence has ended."""
         return self._num_unfinished == 0
 
     @property
     def error(self) -> ApiError | None:
-        """What it failed of."""
+        """The error with which it failed."""
         return self._error
 
     @property
     def has_news(self) -> bool:
-        """`next_events` would return or raise at once."""
+        """Whether `next_events` would return or raise at once."""
         return bool(self._buffer) or self._error is not None
 
     @property
@@ -270,12 +270,12 @@ class Generation:
         self._wake()
 
     def end(self, error: ApiError) -> None:
-        """The same, and let the engine stop at once: rows and pages come back however late anybody reads on."""
+        """The same, and stop the engine at once: rows and pages are freed even if the client reads the rest late."""
         self.fail(error)
         self._abort_unfinished()
 
     def tick(self) -> None:
-        """Make a waiting `next_events` return with nothing, so that the handler can show that it lives."""
+        """Make a waiting `next_events` return nothing, so that the handler can send a keep-alive."""
         self._wake()
 
     async def wait_first(self, seconds: float) -> None:
@@ -301,7 +301,7 @@ class Generation:
             raise self._error
 
     async def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
-        """Wait for what was asked of the prompts: for each, one entry per token but the first, in pieces.
+        """Wait for the prompts' log-probabilities: for each, one entry per token but the first, in pieces.
 
         Raises:
             ApiError: if the generation failed.
@@ -357,7 +357,7 @@ class Generation:
     def _advance(self, index: int, delta: SequenceDelta) -> SequenceEvent | None:
         sequence = self._sequences[index]
         if sequence.finish_reason is not None:
-            return None  # it met a stop string while this was under way
+            return None  # it met a stop string while this was on its way
         if delta.finish_reason in ("error", "abort"):
             self.fail(self._failure_of(delta))  # raised once the events before it have been taken
             return None
@@ -427,7 +427,7 @@ _FAILURES: dict[str | None, type[ApiError]] = {
 
 
 def failure_of(delta: SequenceDelta, stats: EngineStats | None, num_seqs: int, num_tokens: int) -> ApiError:
-    """The error of a request of so many sequences and prompt tokens that the engine did not serve."""
+    """The error of a request with this many sequences and prompt tokens that the engine did not serve."""
     if delta.error_code == "queue_full":
         return Overloaded(delta.error, retry_after=retry_after(stats, num_seqs, num_tokens))
     if kind := _FAILURES.get(delta.error_code):

@@ -1,15 +1,15 @@
-"""The connection to one engine: hello, heartbeats, whether it is ready, how much waits there.
+"""The connection to one engine: hello, heartbeats, readiness, and how much is waiting there.
 
     connect --hello--> (nothing yet) --EngineReady--> ready <--> EngineNotReady: its requests stay where they are
                   ^                                     |
-                  `-- SayHello (a scheduler that does not know us), or silence for heartbeat_timeout
+                  `-- SayHello (the scheduler does not know us), or silence for heartbeat_timeout
                       (then over a new socket): the requests that it had are lost
 
-The scheduler may start later, go away and come back. What becomes of the requests is the book's to say (`book.py`).
+The scheduler may start later, disappear and come back. `book.py` decides what happens to the requests.
 
-The gate to its queue refuses a request before anything costly is done for it. The scheduler has the last word
-(`core/sequences/intake.py`). What it says of its queue is up to a fraction of a second old, so between two of its
-reports the gate adds what this frontend has let in since, and what is still being tokenized.
+The queue gate refuses a request before anything expensive is done for it. The scheduler has the last word
+(`core/sequences/intake.py`). Its reports about its queue are up to a fraction of a second old, so between two of them
+the gate adds what this frontend has admitted since, and what is still being tokenized.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """How to reach a scheduler and what to say to it."""
+    """How to reach a scheduler, and the content of the hello."""
 
     address: str
     name: str  # unique among frontends; also the socket's identity
@@ -68,12 +68,12 @@ class Channel(Protocol):
         ...
 
     def close(self) -> None:
-        """End it; idempotent."""
+        """Close it; idempotent."""
         ...
 
 
 Connect = Callable[[EngineAddress, Callable[[ToFrontend], None]], Channel]
-"""Connects to an address, and calls back for each message that comes."""
+"""Connects to an address; the callback gets each message."""
 
 
 def over_sockets(context: zmq.Context[Any], on_dropped: Callable[[], object] = lambda: None) -> Connect:
@@ -83,7 +83,7 @@ def over_sockets(context: zmq.Context[Any], on_dropped: Callable[[], object] = l
 
 
 class LinkUser(Protocol):
-    """Whoever has requests at an engine."""
+    """Whatever has requests at an engine."""
 
     def on_tokens(self, batch: TokenBatch) -> None:
         """Output of requests."""
@@ -94,11 +94,11 @@ class LinkUser(Protocol):
         ...
 
     def on_not_ready(self, link: "EngineLink") -> None:
-        """It takes no requests now. Those that it has, it keeps."""
+        """It accepts no requests now. It keeps those that it has."""
         ...
 
     def on_lost(self, link: "EngineLink") -> None:
-        """It has none of the requests that it was sent."""
+        """It has lost all requests that it was sent."""
         ...
 
     def on_beat(self) -> None:
@@ -106,7 +106,7 @@ class LinkUser(Protocol):
         ...
 
     def is_waiting_for(self, link: "EngineLink") -> bool:
-        """There is work for this engine."""
+        """Whether there is work for this engine."""
         ...
 
 
@@ -120,47 +120,47 @@ class EngineLink:
         connect: Connect,
         on_refused: Callable[[str], None],
     ) -> None:
-        """`limits` bound what waits there, until the engine tells its own."""
+        """`limits` bound the queue until the engine reports its own."""
         self.to = to
         self.facts: EngineReady | None = None
-        """The engine's facts while it is ready; None while no worker serves."""
+        """The engine's facts while it is ready; None while no worker is serving."""
         self.last_facts: EngineReady | None = None
-        """The same, also while it is not ready any more."""
+        """The same, but kept while it is not ready."""
         self.stats: EngineStats | None = None
         self.queue = QueueGate(limits, lambda: self.stats)
         self.not_ready_reason = "the engine has not answered yet"
         self._connect_to = connect
         self._on_refused = on_refused
         self._loop = asyncio.get_running_loop()
-        self._progress_at = self._loop.time()  # last sign that steps are computed, or that there was none to compute
-        self._silent_since: float | None = None  # the last word of a scheduler that has been given up since
-        self._is_missed = False  # there was work for it since
+        self._progress_at = self._loop.time()  # last sign that steps are computed, or that there was nothing to compute
+        self._silent_since: float | None = None  # last message of a scheduler that has been given up
+        self._is_missed = False  # there has been work for it since then
 
     def open(self, user: LinkUser) -> None:
-        """Connect; from now on `user` is told what happens."""
+        """Connect; from now on `user` gets the events."""
         self._user = user
         self._connect()
         self._heartbeats = asyncio.create_task(self._keep_alive())
 
     @property
     def stuck_seconds(self) -> float:
-        """How long an engine that says it is ready has computed nothing, though there is work for it here."""
+        """How long an engine that says it is ready has computed nothing although there is work for it here."""
         is_waited_for = self.facts is not None and self._user.is_waiting_for(self)
         return self._loop.time() - self._progress_at if is_waited_for else 0.0
 
     @property
     def silent_seconds(self) -> float:
-        """How long nothing has been heard of a scheduler that was there once, though there was work for it."""
+        """How long a scheduler that was once there has been silent although there was work for it."""
         if self._silent_since is None or not (self._is_missed or self._user.is_waiting_for(self)):
             return 0.0
         return self._loop.time() - self._silent_since
 
     def begin_work(self) -> None:
-        """Work comes where there was none: from now on there should be progress."""
+        """Work has arrived where there was none: from now on there should be progress."""
         self._progress_at = self._loop.time()
 
     def miss(self) -> None:
-        """Somebody waits for this engine to be ready."""
+        """A request is waiting for this engine to be ready."""
         self._is_missed = True
 
     def send(self, message: Message) -> bool:
@@ -169,7 +169,7 @@ class EngineLink:
         return self._channel.send(message)
 
     def stop(self) -> None:
-        """Say goodbye; `close` once there was time to write what is queued."""
+        """Say goodbye; call `close` after there was time to send what is queued."""
         self._heartbeats.cancel()
         self.send(Goodbye())
 
@@ -241,7 +241,7 @@ class EngineLink:
                 self.send(Heartbeat())
 
     def _on_silence(self) -> None:
-        """Give the connection up: what is queued in it must not reach another scheduler. Then begin anew."""
+        """Drop the connection, because what is queued in it must not reach another scheduler. Then reconnect."""
         if self._has_heard:
             log.warning("engine silent, reconnecting", seconds=self.to.heartbeat_timeout)
             self._silent_since, self._is_missed = self._last_heard, self._user.is_waiting_for(self)
@@ -251,13 +251,13 @@ class EngineLink:
         self._connect()
 
 
-# --- what waits there ------------------------------------------------------------------------------
+# --- the engine's queue ----------------------------------------------------------------------------
 
 UNKNOWN_RETRY_SECONDS, MAX_RETRY_SECONDS = 5, 120
 
 
 def retry_after(stats: EngineStats | None, num_seqs: int, num_tokens: int = 0) -> int:
-    """Whole seconds until so many sequences and tokens have left the queue at its present rate; at least 1."""
+    """Whole seconds until this many sequences and tokens have left the queue at its current rate; at least 1."""
     if stats is None:
         return 1
     rates = ((num_seqs, stats.drained_seqs_per_second), (num_tokens, stats.drained_tokens_per_second))
@@ -266,7 +266,7 @@ def retry_after(stats: EngineStats | None, num_seqs: int, num_tokens: int = 0) -
 
 
 class _Load:
-    """Requests that the scheduler has not told of yet."""
+    """Requests that are not in the scheduler's reports yet."""
 
     def __init__(self) -> None:
         self.groups: Counter[str] = Counter()  # by tenant
@@ -293,27 +293,27 @@ class QueueGate:
     """Counts by sequences, by prompt tokens (a prompt with `n` sequences counts `n` times), and by turns."""
 
     def __init__(self, options: SchedulerOptions, stats: Callable[[], EngineStats | None]) -> None:
-        """`options` hold until the engine tells its own; `stats` gives its latest word, None before the first."""
+        """`options` apply until the engine reports its own; `stats` returns its latest statistics, None before any."""
         self._max_seqs = options.max_num_queued_seqs
         self._max_tokens = options.max_num_queued_tokens
         self._stats = stats
         self._told: EngineStats | None = None
-        self._since = _Load()  # what came since the latest word
+        self._since = _Load()  # arrived since the latest statistics
         self._num_ended_since = 0  # sequences
-        self._reserved = _Load()  # let in, but not submitted yet
+        self._reserved = _Load()  # admitted, but not submitted yet
 
     def set_limits(self, facts: EngineReady) -> None:
-        """What the scheduler was started with counts; a frontend started by itself has no such options."""
+        """Use the scheduler's own limits; a frontend started on its own has no such options."""
         self._max_seqs = facts.max_num_queued_seqs or self._max_seqs
         self._max_tokens = facts.max_num_queued_tokens or self._max_tokens
 
     def check(self, num_seqs: int = 1, num_tokens: int = 0, tenant: str | None = None) -> None:
-        """Refuse what would not fit, or would wait too long for its turn. Without a tenant: that of whoever waits most.
+        """Refuse what would not fit, or would wait too long for its turn. Without a tenant: as the busiest one.
 
-        A request that finds the queue empty is let in, however many tokens it has.
+        A request that finds the queue empty is admitted, however many tokens it has.
 
         Raises:
-            Overloaded: with the seconds after which there should be room.
+            Overloaded: with the seconds until there should be room.
         """
         stats = self._latest()
         num_waiting, num_tokens_waiting = self._reserved.num_seqs, self._reserved.num_tokens
@@ -321,7 +321,7 @@ class QueueGate:
         if stats is not None:
             num_waiting += stats.num_waiting + self._since.num_seqs - self._num_ended_since
             num_tokens_waiting += stats.num_waiting_tokens + self._since.num_tokens
-            if not stats.num_waiting:  # newcomers went straight to the rows that were free
+            if not stats.num_waiting:  # newer requests went straight to free rows
                 num_free_rows = stats.num_rows - stats.num_running
                 num_waiting -= num_free_rows
                 num_tokens_waiting = num_tokens_waiting if num_waiting > 0 else 0
@@ -333,7 +333,7 @@ class QueueGate:
         excess = num_waiting + num_seqs - max_seqs
         if excess > 0:
             raise Overloaded(
-                f"the queue is full: {num_waiting} sequences wait, the limit is {max_seqs}",
+                f"the queue is full: {num_waiting} sequences are waiting, the limit is {max_seqs}",
                 retry_after=retry_after(stats, excess),
             )
         excess_tokens = num_tokens_waiting + num_tokens - self._max_tokens
@@ -346,17 +346,17 @@ class QueueGate:
             num_turns = turns_before(tenant, counts) - num_free_rows - self._num_ended_since
             if num_turns >= stats.max_turns:
                 raise Overloaded(
-                    f"the queue is too long: {num_turns} others would have their turn before, at most "
+                    f"the queue is too long: {num_turns} others would have their turn before; at most "
                     f"{stats.max_turns} may",
                     retry_after=retry_after(stats, num_turns + 1 - stats.max_turns),
                 )
 
     @contextmanager
     def reserve(self, num_seqs: int, num_tokens: int, tenant: str) -> Iterator[None]:
-        """Keep room while a request is tokenized; `num_tokens` is a bound, made from the bytes that it came in.
+        """Reserve room while a request is tokenized; `num_tokens` is an upper bound from its bytes.
 
         Raises:
-            Overloaded: if there is none.
+            Overloaded: if there is no room.
         """
         self.check(num_seqs, num_tokens, tenant)
         self._reserved.add(tenant, num_seqs, num_tokens)
@@ -366,17 +366,17 @@ class QueueGate:
             self._reserved.take(tenant, num_seqs, num_tokens)
 
     def submitted(self, num_seqs: int, num_tokens: int, tenant: str) -> None:
-        """A request goes to the engine, with the tokens that it really has."""
+        """A request goes to the engine, with its actual tokens."""
         self._latest()
         self._since.add(tenant, num_seqs, num_tokens)
 
     def ended(self, num_seqs: int) -> None:
-        """A submitted request has ended: somebody who waited, itself perhaps, waits no more."""
+        """A submitted request has ended: one less is waiting, perhaps itself."""
         self._latest()
         self._num_ended_since += num_seqs
 
     def _counts(self, stats: EngineStats | None) -> list[WaitingTenant]:
-        """What waits of each tenant, as far as is known here."""
+        """What each tenant has waiting, as far as known here."""
         groups, seqs = self._since.groups + self._reserved.groups, self._since.seqs + self._reserved.seqs
         for each in () if stats is None else stats.waiting_tenants:
             groups[each.tenant] += each.num_groups

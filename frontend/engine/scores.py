@@ -1,10 +1,10 @@
-"""How likely tokens were: from the engine's columns to one entry per token, given out along with the text.
+"""Log-probabilities: from the engine's columns to one entry per token, released together with the text.
 
     delta.logprobs --read_scores--> TokenScore --HeldScores--> ShownToken, in the event with its text
 
 A token's entry waits as long as its text does: for the rest of a character, or because the text may become a stop
-string. At the end of a sequence every token that was drawn has had its entry, as it has its id in `token_ids`: also
-those of a stop string, and the stop token.
+string. At the end of a sequence every sampled token has had its entry, as it has its id in `token_ids`, including those
+of a stop string, and the stop token.
 """
 
 import struct
@@ -15,7 +15,7 @@ from penstock.ipc.messages import TokenLogprobs
 
 
 class TokenScore(NamedTuple):
-    """One token's log-probability and those of the most likely tokens in its place, best first."""
+    """One token's log-probability and those of the most likely tokens at its position, best first."""
 
     token_id: int
     logprob: float
@@ -24,7 +24,7 @@ class TokenScore(NamedTuple):
 
 
 class ShownToken(NamedTuple):
-    """A token whose text has been given out."""
+    """A token whose text has been released."""
 
     score: TokenScore
     offset: int  # characters of the sequence's text before it
@@ -34,14 +34,14 @@ def read_scores(table: TokenLogprobs) -> list[TokenScore]:
     """One entry per token.
 
     Raises:
-        ValueError: if the columns do not fit each other.
+        ValueError: if the columns differ in length.
     """
     count = len(table.ranks) // 4
     if not count:
         return []
     width, rest = divmod(len(table.token_ids), 4 * count)
     if rest or not width or len(table.logprobs) != len(table.token_ids) or len(table.ranks) % 4:
-        raise ValueError("columns of log-probabilities of different lengths")
+        raise ValueError("columns of log-probabilities differ in length")
     ids = struct.unpack(f"<{count * width}i", table.token_ids)
     values = struct.unpack(f"<{count * width}f", table.logprobs)
     ranks = struct.unpack(f"<{count}i", table.ranks)
@@ -57,12 +57,12 @@ def read_scores(table: TokenLogprobs) -> list[TokenScore]:
 
 
 def num_scored(pieces: list[TokenLogprobs]) -> int:
-    """How many tokens they are about."""
+    """Return how many tokens they contain."""
     return sum(len(table.ranks) for table in pieces) // 4
 
 
 class HeldScores:
-    """One sequence's entries on their way out."""
+    """One sequence's entries that are not released yet."""
 
     __slots__ = ("_ends", "_held", "_num_characters")
 
@@ -72,7 +72,7 @@ class HeldScores:
         self._num_characters = 0
 
     def take(self, score: TokenScore, text: str) -> None:
-        """A token and the characters that it completes; without any, it goes out with the next ones."""
+        """Take a token and the characters that it completes; without any, it is released with the next ones."""
         self._held.append(ShownToken(score, self._num_characters))
         if text:
             self._num_characters += len(text)
@@ -95,5 +95,5 @@ class HeldScores:
 
 
 def mean_logprob(scores: list[ShownToken]) -> float:
-    """Per token, so that a longer text is not worse for its length; an empty one is the worst."""
+    """The mean per token, so that a longer text is not worse for its length; an empty one is the worst."""
     return sum(token.score.logprob for token in scores) / len(scores) if scores else float("-inf")

@@ -1,13 +1,13 @@
-"""Whether a request may be made, and what each API key may use of this process: requests and tokens a minute, and
-requests at once.
+"""Whether a request is allowed, and what each API key may use of this process: requests and tokens per minute, and
+concurrent requests.
 
-Each sequence of a request (its prompts times `n`) counts as a request: a hundred answers cost the same, asked for at
+Each sequence of a request (its prompts times `n`) counts as a request: a hundred answers cost the same, requested at
 once or one by one.
 
-A minute's worth is a leaky bucket: what was used drains evenly, a sixtieth of the limit each second, so that a whole
-minute's worth may come at once and no long stretch of time sees more. Tokens are counted as they come (a prompt when
-it is submitted, outputs when they are drawn), so a request that begins below the limit may end above it: it is served,
-and the next one waits until that has drained, too.
+Limits per minute are leaky buckets: usage drains evenly, a sixtieth of the limit each second, so a whole minute's worth
+may come at once, but the limit holds over any longer time. Tokens are counted when they occur (a prompt when it is
+submitted, outputs when they are sampled), so a request that begins below the limit may end above it: it is served, and
+the next one waits until the excess has drained too.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ from penstock.core.config.api_keys import ApiKey, find_key, kept_apart
 from penstock.frontend.errors import InvalidApiKey, InvalidParameter, PermissionDenied, RateLimitExceeded
 
 _BEARER = "bearer "
-_ROUNDING = 1e-6  # of sums of many small drains
+_ROUNDING = 1e-6  # error of sums of many small drains
 
 CONCURRENT_RETRY_SECONDS = 1
 """When one of a key's requests ends, its owner knows best; sooner it need not ask."""
 
 
 class _PerMinute:
-    """One leaky bucket; a limit of 0 is none."""
+    """One leaky bucket; a limit of 0 means none."""
 
     def __init__(self, name: str, limit: int, clock: Callable[[], float]) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class _PerMinute:
         self._used_at = clock()
 
     def check(self, amount: int = 1) -> None:
-        """Raise RateLimitExceeded unless so much more fits."""
+        """Raise RateLimitExceeded unless this much more fits."""
         excess = self._drained() + amount - self.limit
         if self.limit and excess > _ROUNDING:
             raise RateLimitExceeded(
@@ -48,7 +48,7 @@ class _PerMinute:
         self._used = self._drained() + amount
 
     def change(self, limit: int) -> None:
-        """From now on; what was used until now has drained by the old limit."""
+        """Change the limit; what was used until now has drained at the old rate."""
         self._drained()
         self.limit = limit
 
@@ -61,7 +61,7 @@ class _PerMinute:
 
 
 class KeyUse:
-    """What one key uses now."""
+    """The current usage of one key."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float] = monotonic) -> None:
         self.key = key
@@ -70,7 +70,7 @@ class KeyUse:
         self._tokens = _PerMinute("tokens_per_minute", key.tokens_per_minute, clock)
 
     def change(self, key: ApiKey) -> None:
-        """The key is the same, but what it may do has changed; what it has used still counts."""
+        """The key is the same, but its limits have changed; its usage still counts."""
         self.key = key
         self._requests.change(key.requests_per_minute)
         self._tokens.change(key.tokens_per_minute)
@@ -79,7 +79,7 @@ class KeyUse:
         """A request begins; `leave` must follow.
 
         Raises:
-            RateLimitExceeded: if it may not; then it does not count, and has not begun.
+            RateLimitExceeded: if the limit is reached; then it does not count, and has not begun.
         """
         most = self.key.max_concurrent
         if most and self._num_running >= most:
@@ -93,7 +93,7 @@ class KeyUse:
         self._num_running += 1
 
     def add_sequences(self, count: int) -> None:
-        """A request that has entered has so many sequences besides its first one; `leave` must count them, too.
+        """Count a request's sequences besides its first one; `leave` must count them too.
 
         Raises:
             InvalidParameter: it has more than the key may ever have at once, or in a minute.
@@ -130,16 +130,16 @@ class KeyUse:
         self._tokens.use(num_tokens)
 
     def use_outputs(self, num_tokens: int) -> None:
-        """Tokens have been drawn."""
+        """Tokens have been sampled."""
         self._tokens.use(num_tokens)
 
     def salted(self, cache_salt: str) -> str:
-        """What the prefix cache keeps apart: no client can write a salt that means another key's namespace."""
+        """Return a salt that keeps namespaces apart: no client can write one that means another key's namespace."""
         return f"{self.key.namespace}\n{cache_salt}" if self.key.namespace else cache_salt
 
 
 class Access:
-    """The keys of this server; without any, everybody may ask everything."""
+    """The keys of this server; without any, everyone may ask for everything."""
 
     def __init__(self, keys: tuple[ApiKey, ...], *, shares_prefix_cache: bool = False) -> None:
         self._shares_prefix_cache = shares_prefix_cache
@@ -149,7 +149,7 @@ class Access:
         self.change(keys)
 
     def change(self, keys: tuple[ApiKey, ...]) -> None:
-        """From now on these are the keys. What one that stays has used still counts."""
+        """Replace the keys. The usage of keys that stay still counts."""
         if not self._shares_prefix_cache:
             keys = kept_apart(keys)
         uses = {key.digest: self._uses.get(key.digest) or KeyUse(key) for key in keys}
@@ -165,14 +165,14 @@ class Access:
             authorization: all Authorization headers, or what stands for them (see `exchange.py`).
 
         Raises:
-            InvalidApiKey: there is no key, more than one, or none of ours.
+            InvalidApiKey: there is no key, more than one, or an unknown one.
             PermissionDenied: the key does not have the scope.
         """
         if len(authorization) != 1 or authorization[0][: len(_BEARER)].lower() != _BEARER:
-            raise InvalidApiKey("this server wants one header `Authorization: Bearer KEY` or `X-Api-Key: KEY`")
+            raise InvalidApiKey("this server needs one header `Authorization: Bearer KEY` or `X-Api-Key: KEY`")
         key = find_key(self._keys, authorization[0][len(_BEARER) :].strip())
         if key is None:
-            raise InvalidApiKey("the API key is not known here")
+            raise InvalidApiKey("the API key is unknown")
         if scope not in key.scopes:
             raise PermissionDenied(f"this API key lacks the scope {scope!r}")
         return self._uses[key.digest]

@@ -1,1 +1,1 @@
-"""Structured output: schemas and grammars, read in a helper process."""
+"""Structured output: schemas and grammars, parsed in a helper process."""

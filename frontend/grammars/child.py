@@ -1,8 +1,8 @@
-"""The process that reads grammars: `python -m penstock.frontend.grammars.child MODEL PARENT`.
+"""The process that parses grammars: `python -m penstock.frontend.grammars.child MODEL PARENT`.
 
-A grammar is code of a client's making: reading it may take for ever, eat the memory or crash. Hence this
-process of its own (see `child_pool.py`). [kind, text] is answered with [grammar, error, bytes of memory, what is not
-enforced]; ["check", schema, text] with [what is wrong with the text].
+A grammar is code written by a client: parsing it may take for ever, exhaust memory or crash. Hence this separate
+process (see `child_pool.py`). [kind, text] is answered with [grammar, error, bytes of memory, what is not enforced];
+["check", schema, text] with [what is wrong with the text].
 """
 
 import ctypes
@@ -33,36 +33,36 @@ _AS_MODELS_WRITE: dict[str, str | bool] = {
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-"""The blanks of JSON: one at most behind a comma or colon, as models and their training data write it on one line, or
-none. Where more are allowed small models go on with blanks, sometimes for ever."""
+"""JSON white space: at most one blank after a comma or colon, as models and their training data write it on one line.
+Where more are allowed, small models keep writing blanks, sometimes for ever."""
 
 _AS_TEMPLATES_WRITE: dict[str, str | bool] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-"""Calls come in the white space that models have learned them in."""
+"""Calls use the white space that models were trained on."""
 
 _PRIORITY = 10
-"""As `nice`: requests that run come first."""
+"""As `nice`: running requests come first."""
 
 _TRIED_TOKENS = 24
-"""Length of the text that is drawn on trial: a grammar that cannot go on, or not fast, mostly shows it there."""
+"""Length of the sample text: a grammar that gets stuck, or is slow, usually shows it within this length."""
 
 MAX_BYTES = 64 << 20
-"""Of memory that a grammar may take, made ready. Usual ones take a megabyte."""
+"""Largest memory of a prepared grammar. Usual ones take a megabyte."""
 
 
 class ReadGrammar(NamedTuple):
-    """A grammar that can be followed."""
+    """A grammar that can be used."""
 
     text: str  # as the worker's matcher reads it
-    not_enforced: tuple[str, ...]  # what it lets pass though it should not, in words for the client
-    num_bytes: int  # of memory that it takes, about
+    not_enforced: tuple[str, ...]  # what it accepts though it should not, in words for the client
+    num_bytes: int  # memory that it takes, about
 
 
 def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar:
-    """From a grammar as a client writes it to one that the worker can follow.
+    """Turn a client's grammar into one that the worker can use.
 
     Args:
         vocabulary: the model's tokens.
@@ -72,7 +72,7 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar
         text: the grammar.
 
     Raises:
-        GrammarError: if it cannot be read, has features that are not supported, or matches nothing.
+        GrammarError: if it cannot be parsed, has unsupported features, or matches nothing.
     """
     import llguidance
 
@@ -99,7 +99,7 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar
         raise
     except RecursionError:
         raise GrammarError("it is nested too deeply") from None
-    except Exception as error:  # the library has several kinds, of no common base
+    except Exception as error:  # the library raises several kinds without a common base
         raise GrammarError(_shortened(str(error))) from None
     matcher = make_matcher(vocabulary, grammar)
     if matcher.is_error():
@@ -112,7 +112,7 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar
 
 
 _LENIENT: dict[str, str | bool] = {"lenient": True}
-"""The library leaves out what it does not implement, and says so."""
+"""The library ignores what it does not implement, and reports it."""
 
 
 def _read_schema(vocabulary: "LLTokenizer", schema: Any, left_out: dict[str, None]) -> str:
@@ -122,7 +122,7 @@ def _read_schema(vocabulary: "LLTokenizer", schema: Any, left_out: dict[str, Non
 
 
 def _superset(vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], left_out: dict[str, None]) -> str:
-    """The grammar of all texts that match a schema, and few others. The schema is changed to what it describes."""
+    """The grammar of all texts that match a schema, and few others. The schema is changed to match."""
 
     def note(keyword: str) -> None:
         left_out.setdefault(f"{keyword} is not enforced while the text is written")
@@ -133,7 +133,7 @@ def _superset(vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bo
     grammar, error = _compiled(vocabulary, schema, blanks, note)
     if error:
         if "is not present in a registry" in error:
-            raise GrammarError(f"only references within the schema are followed, nothing is fetched: {error}")
+            raise GrammarError(f"only references within the schema are supported, nothing is fetched: {error}")
         if "nsatisfiable" in error or "does not exist" in error:
             raise GrammarError(error)
         check_is_schema(msgspec.json.decode(original))
@@ -149,7 +149,7 @@ def _superset(vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bo
 def _compiled(
     vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], note: Callable[[str], None]
 ) -> tuple[str, str]:
-    """A schema's grammar, or what is wrong with it. What the library leaves out is noted."""
+    """A schema's grammar, or what is wrong with it. What the library ignores is recorded."""
     import llguidance
 
     try:
@@ -179,7 +179,7 @@ class _Allocated(ctypes.Structure):
 
 
 def _allocated_bytes() -> int:
-    """Bytes that this process has allocated and not freed; 0 where the C library does not tell."""
+    """Bytes that this process has allocated and not freed; 0 if the C library does not report it."""
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
@@ -201,7 +201,7 @@ def _output_rules(vocabulary: "LLTokenizer", text: str, left_out: dict[str, None
             rule = _schema_rule(vocabulary, instead, _AS_TEMPLATES_WRITE, left_out)
         rules.append(f"{name}: {rule}")
     if form is not None:
-        read_grammar(vocabulary, *form)  # alone it shows better what is wrong with it
+        read_grammar(vocabulary, *form)  # on its own its errors are clearer
         rules.append(f"form: {_form_rule(vocabulary, *form, left_out)}")
     return "\n".join(rules) + "\n"
 
@@ -209,7 +209,7 @@ def _output_rules(vocabulary: "LLTokenizer", text: str, left_out: dict[str, None
 def _schema_rule(
     vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], left_out: dict[str, None]
 ) -> str:
-    """What stands in Lark for JSON that matches a schema, as far as it can be enforced."""
+    """The Lark expression for JSON that matches a schema, as far as it can be enforced."""
     if schema is True:
         schema = {}
     _superset(vocabulary, schema, blanks, left_out)
@@ -239,14 +239,14 @@ def _escaped_slash(found: re.Match[str]) -> str:
 
 
 def _try_out(matcher: "LLMatcher") -> None:
-    """Draw a short text, always the same one for the same grammar."""
+    """Generate a short text, always the same one for the same grammar."""
     draw = random.Random(0)
     for num_tokens in range(_TRIED_TOKENS):
         if matcher.is_stopped() and not matcher.is_error() and num_tokens:
             return
         mask = matcher.compute_bitmask()
         if matcher.is_error():
-            raise GrammarError(f"it cannot be followed: {_shortened(matcher.get_error())}")
+            raise GrammarError(f"it cannot be used: {_shortened(matcher.get_error())}")
         if matcher.is_stopped() and not num_tokens and not matcher.is_accepting():
             raise GrammarError("nothing matches it")
         candidates = [i for i, byte in enumerate(mask) if byte]
@@ -255,7 +255,7 @@ def _try_out(matcher: "LLMatcher") -> None:
         byte = draw.choice(candidates)
         token_id = 8 * byte + draw.choice([bit for bit in range(8) if mask[byte] >> bit & 1])
         if not matcher.consume_token(token_id):
-            raise GrammarError(f"it cannot be followed: {_shortened(matcher.get_error())}")
+            raise GrammarError(f"it cannot be used: {_shortened(matcher.get_error())}")
 
 
 def _shortened(message: str) -> str:
@@ -264,7 +264,7 @@ def _shortened(message: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Answer until stdin ends; the exit code."""
+    """Answer until stdin ends; return the exit code."""
     path, parent = argv
     process.end_with_parent(int(parent))
     process.begin("penstock-grammar", "warning")
@@ -285,9 +285,9 @@ def main(argv: list[str]) -> int:
                 read = read_grammar(vocabulary, kind, *texts)
                 answer([read.text, "", read.num_bytes, read.not_enforced])
         except GrammarError as error:
-            answer(["", str(error) or "it cannot be read", 0, ()])
+            answer(["", str(error) or "it cannot be parsed", 0, ()])
         except MemoryError:
-            answer(["", "reading it takes too much memory", 0, ()])
+            answer(["", "parsing it takes too much memory", 0, ()])
     return 0
 
 

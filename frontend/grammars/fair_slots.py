@@ -1,10 +1,10 @@
-"""A few slots for many clients: whoever has used them least goes first, and nobody can take them all.
+"""A few slots shared by many clients: the one that has used them least goes first, and none can take them all.
 
-    client asks ──▶ a slot is free, and it may have it ──▶ it holds it for some seconds, which are added to its account
+    client asks ──▶ a slot is free and it may have it ──▶ it holds the slot for some seconds, added to its account
                  └▶ it waits; the next free slot is for the waiting client whose account is lowest
 
-Accounts are halved every `HALVING_SECONDS`, so a client that leaves others alone for a while is as good as new. One
-whose account is above `LIGHT_SECONDS` never gets the last free slot: that one is for those who ask for little.
+Accounts are halved every `HALVING_SECONDS`, so a client that pauses for a while starts afresh. A client whose account
+is above `LIGHT_SECONDS` never gets the last free slot: that one is reserved for clients with little use.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class _Waiting(NamedTuple):
 
 
 class FairSlots:
-    """Lives in a running event loop. Clients are named by whoever asks: an API key's id, or an address."""
+    """Lives in a running event loop. The caller names clients: an API key's id, or an address."""
 
     def __init__(self, num_slots: int, max_waiting: int) -> None:
         self._num_free = num_slots
@@ -36,7 +36,7 @@ class FairSlots:
         self._max_waiting = max_waiting
         self._waiting: list[_Waiting] = []
         self._num_held: dict[str, int] = {}
-        self._accounts: dict[str, tuple[float, float]] = {}  # seconds used, and when that was
+        self._accounts: dict[str, tuple[float, float]] = {}  # seconds used, and when this was recorded
 
     @property
     def num_waiting(self) -> int:
@@ -58,11 +58,11 @@ class FairSlots:
             self._leave(client)
 
     async def _enter(self, client: str) -> None:
-        if self._may_have_one(client):  # then nobody waits who might have it: see `_hand_out`
+        if self._may_have_one(client):  # then nobody who might have it is waiting: see `_hand_out`
             self._take(client)
             return
         if len(self._waiting) >= self._max_waiting:
-            raise Overloaded(f"{self._max_waiting} requests wait for a grammar to be read", retry_after=1)
+            raise Overloaded(f"{self._max_waiting} requests wait for a grammar to be parsed", retry_after=1)
         waiting = _Waiting(client, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:

@@ -1,6 +1,6 @@
-"""Whether a finished text matches a JSON schema: for what a grammar cannot enforce while it is written.
+"""Whether a finished text matches a JSON schema: for what a grammar cannot enforce during generation.
 
-Runs in the process that reads grammars (`child.py`): a client's schema and patterns may make it slow.
+Runs in the process that parses grammars (`child.py`), because a client's schema and patterns may make it slow.
 """
 
 import re
@@ -17,7 +17,7 @@ def check_is_schema(schema: Schema) -> None:
     """Check a schema against the draft that it names, or 2020-12.
 
     Raises:
-        GrammarError: with the place and what is wrong there.
+        GrammarError: naming the place and the error.
     """
     from jsonschema.exceptions import SchemaError, best_match
 
@@ -27,7 +27,7 @@ def check_is_schema(schema: Schema) -> None:
     except SchemaError as unreadable:
         raise GrammarError(str(unreadable.message)[:_MAX_MESSAGE]) from None
     if error is not None:
-        raise GrammarError(f"it is no schema: {error.json_path}: {error.message[:_MAX_MESSAGE]}")
+        raise GrammarError(f"it is not a valid schema: {error.json_path}: {error.message[:_MAX_MESSAGE]}")
 
 
 def mismatch(schema_text: str, text: str) -> str:
@@ -43,7 +43,7 @@ def mismatch(schema_text: str, text: str) -> str:
     schema = msgspec.json.decode(schema_text)
     if isinstance(schema, bool):
         return "" if schema else "nothing matches the schema"
-    # The registry is empty and fetches nothing: what a schema refers to is in it.
+    # The registry is empty and fetches nothing: only references within the schema work.
     validator = _validator_type(schema)(schema, registry=Registry())
     try:
         error = best_match(validator.iter_errors(value))

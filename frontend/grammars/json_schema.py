@@ -1,6 +1,6 @@
-"""What is checked of a JSON schema before the grammar library sees it: its size, its references, its patterns, its end.
+"""Checks of a JSON schema before the grammar library sees it: its size, references, patterns, and termination.
 
-Runs in the process that reads grammars (`child.py`): a client's schema may make any of it slow.
+Runs in the process that parses grammars (`child.py`), because a client's schema may make any of it slow.
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ def check_schema(root: Any) -> None:
     for schema in schemas:
         _check_keywords(schema)
     if not _has_end(root, schemas):
-        raise GrammarError("no finite text matches it: it refers to itself without an end")
+        raise GrammarError("no finite text matches it: it refers to itself without end")
 
 
 def check_pattern(pattern: str) -> None:
@@ -60,7 +60,7 @@ def check_repetitions(pattern: str) -> None:
     Raises:
         GrammarError: with the limit and the value.
     """
-    # Twice: within quotes, as grammars have them, a bracket begins no set.
+    # Twice: within quotes, as in grammars, a bracket does not begin a set.
     size = max(_written_out(pattern), _written_out(pattern.replace("[", " ")))
     if size > MAX_PATTERN_REPEATS:
         raise GrammarError(
@@ -86,9 +86,9 @@ def _check_size(root: Any) -> None:
 
 
 def schemas_of(root: dict[str, Any]) -> list[dict[str, Any]]:
-    """The schema and all schemas in it, outer ones first; property names and example values are none.
+    """The schema and all schemas in it, outer ones first, without property names and example values.
 
-    What a reference names is one, wherever it stands.
+    The target of a reference is a schema, wherever it is.
     """
     found: list[dict[str, Any]] = []
     seen: set[int] = set()
@@ -114,7 +114,7 @@ def _check_keywords(schema: dict[str, Any]) -> None:
         raise GrammarError("the keyword x-guidance is not supported")
     for identifier in ("$id", "id"):
         if identifier in schema and not isinstance(schema[identifier], str):
-            raise GrammarError(f"{identifier} must be a text")
+            raise GrammarError(f"{identifier} must be a string")
     if isinstance(schema.get("pattern"), str):
         check_pattern(schema["pattern"])
     if isinstance(schema.get("patternProperties"), dict):
@@ -123,7 +123,7 @@ def _check_keywords(schema: dict[str, Any]) -> None:
 
 
 def _has_end(root: dict[str, Any], schemas: list[dict[str, Any]]) -> bool:
-    """Whether some finite value may match: the least fixed point of "all that is required has an end"."""
+    """Whether some finite value may match: the least fixed point of "all required parts are finite"."""
     ended: set[int] = set()
     inner_first = schemas[::-1]
     grows = True
@@ -166,7 +166,7 @@ def _ends(schema: dict[str, Any], root: dict[str, Any], ended: set[int]) -> bool
 
 
 def _target(root: dict[str, Any], reference: str) -> Any:
-    """What a JSON pointer names; None for another kind of reference, which the grammar library judges."""
+    """The target of a JSON pointer; None for other kinds of references, which the grammar library judges."""
     part: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")

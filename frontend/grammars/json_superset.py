@@ -1,8 +1,8 @@
-"""From a JSON schema to one that can be enforced token by token: what cannot be is left out, and noted.
+"""From a JSON schema to one that can be enforced token by token: what cannot be enforced is removed, and recorded.
 
-What is left out only ever lets more texts pass, so every text that the schema allows can be written; whether a finished
-text matches all of it is checked at the end (`json_check.py`). The grammar library leaves out the keywords that it does
-not know, and says which; here is what it would stumble over.
+Removing something only ever allows more texts, so every text that the schema allows can be written. Whether a finished
+text matches the whole schema is checked at the end (`json_check.py`). The grammar library ignores keywords that it does
+not know, and reports them; this file handles what the library would reject.
 """
 
 import re
@@ -12,7 +12,7 @@ from fractions import Fraction
 from penstock.frontend.grammars.json_schema import Schema, schemas_of
 
 MAX_MULTIPLE = 10_000
-"""A divisor's automaton has about so many states: 30 ms to make, 5 MB."""
+"""A divisor's automaton has about this many states: 30 ms to build, 5 MB."""
 
 MAX_PATTERN_PROPERTIES = 64
 """All pairs of them are compared."""
@@ -20,20 +20,20 @@ MAX_PATTERN_PROPERTIES = 64
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _PROPERTY_COUNTS = ("minProperties", "maxProperties")
 _UNREADABLE = re.compile(r"\(\?<?[=!]|\(\?P?[=>]|(?<!\\)(?:\\\\)*\\[bB1-9k]")
-"""What no automaton can do: looking around, words' borders, and references to what was matched."""
+"""What no automaton can do: look-around, word borders, and back-references."""
 
 Note = Callable[[str], None]
 
 
 def superset_of(root: Schema, note: Note) -> None:
-    """Leave out of a schema, in place, what cannot be enforced; `note` is told each keyword once or more."""
+    """Remove what cannot be enforced from a schema, in place; `note` gets each keyword at least once."""
     for schema in schemas_of(root):
         _tidy(schema)
         _relax(schema, note)
 
 
 def fallbacks(root: Schema, note: Note) -> Iterator[None]:
-    """Leave out more and more, in place, as long as the library does not take what is left: one step each time."""
+    """Remove more and more, in place, as long as the library rejects the rest: one step at a time."""
     steps: tuple[tuple[str, ...], ...] = (
         ("patternProperties", "additionalProperties", "minProperties", "maxProperties"),
         ("pattern", "multipleOf"),
@@ -51,7 +51,7 @@ def fallbacks(root: Schema, note: Note) -> Iterator[None]:
 
 
 def notes_of(warnings: Iterable[str], note: Note) -> None:
-    """What the library has left out, in its own words, to keywords. Formats that it does not know are annotations."""
+    """Map the library's own warnings to keywords. Formats that it does not know are annotations."""
     for warning in warnings:
         if found := re.match(r"Unimplemented keys: (\[.*?\])", warning):
             for keyword in re.findall(r'"([^"]*)"', found[1]):
@@ -65,7 +65,7 @@ def notes_of(warnings: Iterable[str], note: Note) -> None:
 
 
 def _tidy(schema: Schema) -> None:
-    """Write what means the same, or nothing, in the way that the library reads."""
+    """Rewrite equivalent, or meaningless, parts in the way that the library supports."""
     for keyword in _COUNTS:
         count = schema.get(keyword)
         if isinstance(count, float) and count.is_integer():
@@ -111,7 +111,7 @@ def _has_optional_properties(schema: Schema) -> bool:
 
 
 def _states(divisor: float) -> float:
-    """About how many states it takes to know a number's remainder: for powers of ten, the last digits tell."""
+    """About how many states are needed to track a number's remainder: for powers of ten, the last digits suffice."""
     if not divisor or divisor in (float("inf"), float("-inf")):
         return 0
     size = abs(Fraction(str(divisor)).numerator)

@@ -1,8 +1,8 @@
-"""Grammars are read off the event loop, in processes that can be killed (`child_pool.py`), and remembered.
+"""Grammars are parsed off the event loop, in processes that can be killed (`child_pool.py`), and cached.
 
-read ──▶ remembered, a refusal too: answered at once
-     └─▶ being read for somebody else: one question for all who ask
-     └─▶ a slot, fairly among clients (`fair_slots.py`) ──▶ a process ──▶ remembered
+read ──▶ cached, even a refusal: answered at once
+     └─▶ being parsed for another request: one question for all of them
+     └─▶ a slot, shared fairly among clients (`fair_slots.py`) ──▶ a process ──▶ cached
 """
 
 import asyncio
@@ -24,14 +24,14 @@ log = structlog.get_logger()
 GrammarKind = Literal["json", "regex", "choice", "grammar", "calls"]
 
 MAX_SECONDS = 2.0
-"""For reading one grammar. Usual ones take a few milliseconds."""
+"""Time limit for parsing one grammar. Usual ones take a few milliseconds."""
 
 MAX_QUEUED = 64
 MAX_CACHED = 1024
 MAX_CACHED_BYTES = 16 << 20
 
 GIVEN_UP_SECONDS = 60.0
-"""How long it is remembered that a grammar took too long: on a machine that was busy it may not do so again."""
+"""How long a timeout is cached: on a machine that was busy, the grammar may succeed later."""
 
 _MAX_PROCESSES = 3
 _MAX_ANSWER_BYTES = 4 << 20
@@ -39,24 +39,24 @@ _MAX_ANSWER_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A grammar as the client wrote it, small enough to be read."""
+    """A grammar as the client wrote it, small enough to be parsed."""
 
     kind: GrammarKind
     text: str
-    field: str  # of the request: named in errors
+    field: str  # of the request; named in errors
     is_strict: bool = False  # what cannot be enforced is refused
-    schema: str = ""  # JSON: what a finished text is held against, if not all of it can be enforced
+    schema: str = ""  # JSON: finished texts are checked against it if it cannot be fully enforced
     warnings: tuple[str, ...] = ()  # for the client
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that can be followed. The default lets anything pass."""
+    """A grammar that can be used. The default accepts any text."""
 
     text: str = ""  # as the worker takes it
     num_bytes: int = 0  # of memory that it takes
-    checked_schema: str = ""  # JSON: what finished texts are held against; empty: nothing
-    warnings: tuple[str, ...] = ()  # for the client: what it lets pass nevertheless
+    checked_schema: str = ""  # JSON: finished texts are checked against it; empty: no check
+    warnings: tuple[str, ...] = ()  # for the client: what it accepts although it should not
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class _Outcome:
     text: str = ""
     error: str = ""  # why it cannot be used
     num_bytes: int = 0  # of memory, made ready
-    not_enforced: tuple[str, ...] = ()  # what it lets pass nevertheless, in words for the client
-    is_given_up: bool = False  # it was not read to its end
-    until: float = float("inf")  # monotonic: remembered so long
+    not_enforced: tuple[str, ...] = ()  # what it accepts although it should not, in words for the client
+    is_given_up: bool = False  # parsing did not finish
+    until: float = float("inf")  # monotonic: end of its time in the cache
 
     @property
     def size(self) -> int:
@@ -74,7 +74,7 @@ class _Outcome:
 
 
 class _Reading:
-    """A question under way, and how many wait for its answer."""
+    """A question in progress, and how many wait for its answer."""
 
     def __init__(self, task: asyncio.Task[_Outcome]) -> None:
         self.task = task
@@ -82,10 +82,10 @@ class _Reading:
 
 
 class GrammarReader:
-    """Reads and remembers grammars for one model; lives in a running event loop until `close`."""
+    """Parses and caches grammars for one model; lives in a running event loop until `close`."""
 
     def __init__(self, model: Path, max_seconds: float = MAX_SECONDS) -> None:
-        """`model` is the checkpoint's path. No process is started before the first grammar comes."""
+        """`model` is the checkpoint's path. No process is started before the first grammar arrives."""
         self._max_seconds = max_seconds
         self._cache: OrderedDict[bytes, _Outcome] = OrderedDict()
         self._cached_bytes = 0
@@ -101,16 +101,16 @@ class GrammarReader:
 
     @property
     def process_ids(self) -> list[int]:
-        """The processes that wait for work."""
+        """The idle processes."""
         return self._children.process_ids
 
     async def read(self, source: GrammarSource, client: str = "") -> Grammar:
-        """The grammar as the worker takes it. `client` is whom the time for it is charged to.
+        """Return the grammar as the worker takes it. The time is charged to `client`.
 
         Raises:
             UnsupportedParameter: if the grammar, or this model with one, is not supported.
             InvalidParameter: if it takes too much time or memory.
-            Overloaded: if too many wait already.
+            Overloaded: if too many are waiting.
         """
         key = blake2b(f"{source.kind} {source.text}".encode(), digest_size=32).digest()
         outcome = self._cache.get(key)
@@ -136,7 +136,7 @@ class GrammarReader:
         return Grammar(outcome.text, outcome.num_bytes, checked_schema, tuple(warnings))
 
     async def mismatch(self, schema: str, text: str, client: str = "") -> str:
-        """What is wrong with a finished text, in one sentence; empty if it matches the schema."""
+        """Return what is wrong with a finished text, in one sentence; empty if it matches the schema."""
         try:
             async with self._slots.slot(client):
                 [wrong] = await self._children.ask(["check", schema, text], self._max_seconds)
@@ -152,7 +152,7 @@ class GrammarReader:
         await self._children.close()
 
     async def _read_once(self, key: bytes, source: GrammarSource, client: str) -> _Outcome:
-        """The outcome of one question, whoever else asks it meanwhile; it ends when nobody waits for it any more."""
+        """The outcome of one question, shared by all who ask it; cancelled when nobody waits for it any more."""
         reading = self._readings.get(key)
         if reading is None:
             reading = self._readings[key] = _Reading(asyncio.create_task(self._ask(source, client)))
@@ -182,11 +182,11 @@ class GrammarReader:
             )
         except ChildTooSlowError:
             log.warning("grammar given up", kind=source.kind, seconds=self._max_seconds)
-            error = f"reading it takes longer than {self._max_seconds:g} seconds"
+            error = f"parsing it takes longer than {self._max_seconds:g} seconds"
             return _Outcome(error=error, is_given_up=True, until=until)
         except ChildDiedError:
             log.warning("grammar process died", kind=source.kind)
-            error = "it takes too much memory, or cannot be read at all"
+            error = "it takes too much memory, or crashes the parser"
             return _Outcome(error=error, is_given_up=True, until=until)
         except ChildUnusableError as unusable:
             return _Outcome(error=str(unusable), until=0.0)

@@ -243,11 +243,11 @@ UNSUITABLE: dict[str, tuple[Callable[[Path], object], Iterable[str]]] = {
     "a pointer as tokenizer": (lambda f: (f / "tokenizer.json").write_text(POINTER), ("tokenizer.json", "Git LFS")),
     "a damaged header": (
         lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 100),
-        ("model.safetensors", "no readable safetensors file"),
+        ("model.safetensors", "not a readable safetensors file"),
     ),
     "a torn file": (
         lambda f: os.truncate(f / "model.safetensors", (f / "model.safetensors").stat().st_size - 1),
-        ("model.safetensors", "no readable safetensors file"),
+        ("model.safetensors", "not a readable safetensors file"),
     ),
     "pickled weights": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),

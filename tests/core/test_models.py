@@ -74,7 +74,7 @@ def test_all_are_listed_whatever_their_state(cache: Path, capsys: pytest.Capture
         "unknown": "BertModel is not supported",
         "quantized": "quantized (gptq)",
         "half": "incomplete: ",
-        "broken": "no readable safetensors file",
+        "broken": "not a readable safetensors file",
         "no-json": "not a JSON object",
         "begun": "incomplete: ",
     }

@@ -76,7 +76,7 @@ async def test_streams_go_on_after_the_scheduler_was_killed(checkpoint: Checkpoi
         assert not running.done()
         position = len(server.log)
         server.children()["penstock-scheduler"].kill()
-        again = await server.logged("requests submitted again", after=position)
+        again = await server.logged("requests resubmitted", after=position)
         assert again["num_requests"] == 16
         assert await asyncio.wait_for(running, 60) == expected
         await server.settled(http)

@@ -42,7 +42,7 @@ def test_a_burst_between_two_reports_does_not_overshoot() -> None:
         for _ in range(3):
             gate.check()
             gate.submitted(1, 10, "")
-        assert "10 sequences wait, the limit is 10" in refused(gate).message
+        assert "10 sequences are waiting, the limit is 10" in refused(gate).message
     gate.check(3)
     refused(gate, 4)
     gate.ended(2)
@@ -100,7 +100,7 @@ def test_who_would_wait_too_long_is_refused_and_nobody_else() -> None:
     heavy, few = WaitingTenant("heavy", 900, 6), WaitingTenant("few", 2, 2)
     stats = replace(BUSY, num_waiting=902, waiting_tenants=(heavy, few), max_turns=8, drained_seqs_per_second=2.0)
     gate = Told(stats).gate(max_seqs=1000)
-    with pytest.raises(Overloaded, match="8 others would have their turn before, at most 8 may") as caught:
+    with pytest.raises(Overloaded, match="8 others would have their turn before; at most 8 may") as caught:
         gate.check(tenant="heavy")
     assert caught.value.retry_after == 1
     with pytest.raises(Overloaded):

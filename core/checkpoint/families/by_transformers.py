@@ -1,7 +1,7 @@
 """Architectures without a family of their own, which `transformers`' modelling code computes.
 
-Only the worker imports `transformers`. Here its list of architectures is read from its source text: it takes
-milliseconds, where the import takes seconds and brings torch along.
+Only the worker imports `transformers`. Here its list of architectures is read from its source text, which takes
+milliseconds, while the import takes seconds and imports torch too.
 """
 
 import ast
@@ -23,9 +23,9 @@ _DEFAULT_LENGTH = 2048
 
 
 class TransformersConfig(ModelConfig, frozen=True, kw_only=True):
-    """What config.json says in the words that most architectures share.
+    """config.json's fields under the names that most architectures share.
 
-    The shapes of keys and values are the usual ones; the model that the worker has built knows its own.
+    The shapes of keys and values are the usual ones; the model built by the worker knows its own.
     """
 
     hidden_size: int
@@ -36,13 +36,13 @@ class TransformersConfig(ModelConfig, frozen=True, kw_only=True):
 
     @property
     def num_step_weights(self) -> int:
-        """About as many as most decoders have: 12 matrices of the hidden size's square in each layer, and the head."""
+        """About as many as in most decoders: 12 matrices of hidden_size squared in each layer, and the head."""
         return self.hidden_size * (12 * self.num_layers * self.hidden_size + self.vocab_size)
 
 
 @cache
 def architectures() -> dict[str, str]:
-    """All causal language models that the installed `transformers` has -> their type; empty if it is not there."""
+    """All causal language models in the installed `transformers`, with their types; empty if it is not installed."""
     tree = ast.parse(_source(_LIST[0]))
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == _LIST[1]:
@@ -59,14 +59,14 @@ def _source(file: str) -> str:
 
 
 def _lets_others_attend(architecture: str) -> bool:
-    """Whether the model takes its attention from outside; true where only the model itself can tell."""
+    """Whether the model accepts an external attention function; true if only the model itself can tell."""
     kind = architectures()[architecture].replace("-", "_")
     source = _source(f"models/{kind}/modeling_{kind}.py")
     return f"class {architecture}(" not in source or "_supports_attention_backend = True" in source
 
 
 def parse(architecture: str, fields: JsonFields) -> TransformersConfig:
-    """As `Family.parse`.
+    """Like `Family.parse`.
 
     Raises:
         ConfigError: the model keeps more than keys and values, or does not let others compute its attention.
@@ -100,10 +100,10 @@ def parse(architecture: str, fields: JsonFields) -> TransformersConfig:
 
 
 def _max_model_len(fields: JsonFields) -> int:
-    """As far as positions mean the same in any batch.
+    """The length up to which positions mean the same in any batch.
 
-    With these two kinds of rotary embedding `transformers` lets the longest row of a batch decide for all rows. Where
-    attention is local to chunks, it knows of them only through its masks.
+    With these two kinds of rotary embedding `transformers` lets the longest row of a batch decide for all rows. Models
+    with chunked attention define the chunks only through masks, which we do not use.
     """
     longest = _first(fields, _LENGTHS, _DEFAULT_LENGTH)
     rope = fields.object("rope_parameters") or fields.object("rope_scaling")

@@ -1,4 +1,4 @@
-"""A model for tests, whose tokens say whether pages and rows are kept right: `gpu_worker/models/clockwork.py`.
+"""A model for tests, whose tokens show whether pages and rows are kept correctly: `gpu_worker/models/clockwork.py`.
 
 config.json     {"architectures": ["ClockworkForCausalLM"], "step_seconds": 0.05, "token_seconds": 0.0, ...}
 """
@@ -9,10 +9,10 @@ from penstock.core.checkpoint.model_config import ModelConfig
 
 
 class ClockworkConfig(ModelConfig, frozen=True, kw_only=True):
-    """It has one layer of one head of two numbers, of which it uses one."""
+    """It has one layer with one head of two numbers, of which it uses one."""
 
-    step_seconds: float  # that a step lasts
-    token_seconds: float  # and more for each of its tokens
+    step_seconds: float  # duration of a step
+    token_seconds: float  # additional duration for each of its tokens
 
 
 def parse(architecture: str, fields: JsonFields) -> ClockworkConfig:

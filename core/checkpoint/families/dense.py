@@ -1,6 +1,6 @@
 """The dense decoder that Llama, Mistral, Qwen2 and Qwen3 share: its configuration, and the names of its tensors.
 
-What cannot be honoured is refused, never ignored.
+What cannot be supported is refused, never ignored.
 """
 
 from typing import Literal, NamedTuple
@@ -12,7 +12,7 @@ from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config.options import ConfigError
 
 _MAX_LAYERS = 4096
-"""Far more than anybody trains. What a config.json claims costs memory before the first weight is missed."""
+"""Far more than any real model. What config.json claims costs memory before the first missing weight is noticed."""
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 _ACTIVATIONS: dict[str, Activation] = {
@@ -25,14 +25,14 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 class _Variant(NamedTuple):
-    """What an architecture has of its own, and what transformers takes where config.json does not say."""
+    """An architecture's special features, and the defaults of transformers for fields missing in config.json."""
 
     num_kv_heads: int | None = None  # None: one for each query head
     head_dim: int | None = None  # None: hidden_size over the query heads
     max_len: int = 2048
     qkv_bias: bool = False  # always; else
     attention_bias: bool = False  # whether config.json may ask for biases of q, k, v and o
-    mlp_bias: bool = False  # whether it may ask for these
+    mlp_bias: bool = False  # whether config.json may ask for biases of the MLP
     qk_norm: bool = False
     windows: Literal["none", "all", "some"] = "none"  # which layers a sliding window may have
 
@@ -62,14 +62,14 @@ class DenseConfig(ModelConfig, frozen=True, kw_only=True):
 
     @property
     def num_step_weights(self) -> int:
-        """Weights of the matrices that a decode step reads: all but an embedding of its own."""
+        """Weights of the matrices that a decode step reads: all but a separate embedding."""
         attention = (2 * self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
         layer = self.hidden_size * (attention + 3 * self.intermediate_size)
         return self.num_layers * layer + self.vocab_size * self.hidden_size
 
 
 def parse(architecture: str, fields: JsonFields) -> DenseConfig:
-    """As `Family.parse`, for the architectures of this family."""
+    """Like `Family.parse`, for the architectures of this family."""
     variant = _VARIANTS[architecture]
     hidden_size, num_q_heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     num_layers = fields.whole("num_hidden_layers", most=_MAX_LAYERS)
@@ -111,7 +111,7 @@ def parse(architecture: str, fields: JsonFields) -> DenseConfig:
 
 def _windows(fields: JsonFields, kind: Literal["none", "all", "some"], num_layers: int) -> tuple[int | None, ...]:
     """Each layer's window."""
-    is_absent = not fields.has("sliding_window")  # null means that there is none
+    is_absent = not fields.has("sliding_window")  # null means no window
     default = 4096 if is_absent else None
     if kind == "none" or (fields.raw("sliding_window") is None and default is None):
         return (None,) * num_layers
@@ -161,7 +161,7 @@ def tensors(config: DenseConfig) -> dict[str, Shape]:
 
 
 def ignores(name: str, config: DenseConfig) -> bool:
-    """Whether a checkpoint's tensor is known to carry nothing: a saved rotary buffer, a tied output matrix."""
+    """Whether a checkpoint's tensor is known to be redundant: a saved rotary buffer, a tied output matrix."""
     return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tied_embeddings)
 
 

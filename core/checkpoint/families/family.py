@@ -1,4 +1,4 @@
-"""The interface that a family of models has: how its checkpoints are read, and what builds the model."""
+"""The interface of a model family: how its checkpoints are read, and what builds the model."""
 
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -11,17 +11,17 @@ Config = TypeVar("Config", bound=ModelConfig)
 
 
 class Family(NamedTuple, Generic[Config]):
-    """Architectures that are read, and built, in one way."""
+    """Architectures that are parsed and built in the same way."""
 
     architectures: tuple[str, ...]
-    """As config.json names them."""
+    """Their names in config.json."""
     parse: Callable[[str, JsonFields], Config]
-    """From an architecture's name and config.json's fields. Raises ConfigError for what is not supported."""
+    """Parses an architecture's name and config.json's fields. Raises ConfigError for what is not supported."""
     tensors: Callable[[Config], dict[str, Shape]] | None
-    """Every tensor that the checkpoint must have; a model without any has no weight files either. None: the builder
-    finds out by itself."""
+    """Returns every tensor that the checkpoint must have; a model without any has no weight files either. None: the
+    builder finds out by itself."""
     ignores: Callable[[str, Config], bool]
-    """Whether another tensor of the checkpoint is known to carry nothing."""
+    """Whether another tensor of the checkpoint is known to be redundant."""
     build: str
-    """"module:function" that makes the model: see `gpu_worker/models/model.py`. The worker alone imports it, because
-    it imports torch."""
+    """"module:function" that builds the model: see `gpu_worker/models/model.py`. Only the worker imports it, because it
+    imports torch."""

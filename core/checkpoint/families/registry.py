@@ -1,4 +1,4 @@
-"""The families that are known, found by the architecture that config.json names. Nothing else looks at that name."""
+"""The known families, found by the architecture that config.json names. Nothing else looks at that name."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from penstock.core.checkpoint.model_config import ModelConfig, quantized
 from penstock.core.config.options import ConfigError, ModelImpl
 
 TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
-"""Models for tests are known only where this variable is set: no checkpoint can ask for one by itself."""
+"""Test models are known only where this variable is set: a checkpoint cannot ask for one."""
 
 _FAMILIES: dict[str, Family[Any]] = {}
 _OTHER_SENSES = ("vision_config", "audio_config", "image_token_id", "image_token_index")
@@ -28,11 +28,11 @@ def register(family: Family[Any]) -> None:
 
 register(DENSE)
 ARCHITECTURES = tuple(_FAMILIES)
-"""That are served."""
+"""The supported architectures."""
 
 
 def family_of(config: ModelConfig) -> Family[Any]:
-    """The family that has parsed this."""
+    """The family that parsed this configuration."""
     return BY_TRANSFORMERS if isinstance(config, TransformersConfig) else _known()[config.architecture]
 
 
@@ -40,7 +40,7 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
     """Read config.json's object; `impl` says whose code may compute the model.
 
     Raises:
-        ConfigError: for an architecture or a setting that this engine does not have, or a field of a wrong type.
+        ConfigError: for an unsupported architecture or setting, or a field of the wrong type.
     """
     fields = JsonFields("config.json", raw)
     if fields.raw("auto_map"):
@@ -57,9 +57,9 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
 
 
 def _why_not(named: list[str], fields: JsonFields, impl: ModelImpl) -> str:
-    """Why no code here computes these architectures, and what comes nearest."""
+    """Why no code here computes these architectures, and which supported one is the nearest."""
     found = ", ".join(named)[:256] or "none named"
-    of_pictures = " (it takes images or sound; models of text alone are served)"
+    of_pictures = " (it takes images or sound; only text models are served)"
     hint = of_pictures if any(fields.raw(name) for name in _OTHER_SENSES) else ""
     if impl == "own":
         return f"architecture {found} is not supported{hint}; --model-impl own has {', '.join(ARCHITECTURES)}"
@@ -75,7 +75,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape] | None:
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint's tensor is known to carry nothing."""
+    """Whether a checkpoint's tensor is known to be redundant."""
     return family_of(config).ignores(name, config)
 
 
