@@ -118,7 +118,7 @@ def no_config(where: str, names: Collection[str]) -> ConfigError:
     """What to say of a place with these files and no config.json."""
     said = next((said for kind, said in _OTHER_FOLDERS.items() if any(fnmatch(name, kind) for name in names)), "")
     kind = ConfigError if said else Incomplete
-    return kind(f"{where!r} is no checkpoint folder: {said or 'it has no config.json'}")
+    return kind(f"{where!r} is not a checkpoint folder: {said or 'it has no config.json'}")
 
 
 def weight_files(where: str, names: Collection[str], index: Path) -> list[str]:
@@ -133,7 +133,7 @@ def weight_files(where: str, names: Collection[str], index: Path) -> list[str]:
         try:
             listed = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise LoadError(f"{str(index)!r} is no index of weight files") from None
+            raise LoadError(f"{str(index)!r} is not an index of weight files") from None
         files = sorted(Path(name).name for name in listed)
     elif "model.safetensors" in names:
         return ["model.safetensors"]

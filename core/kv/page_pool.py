@@ -158,7 +158,7 @@ class PrefixCache:
         self.clock = 0  # advances with every node that is created or released
         self.num_nodes = 0
         self.given_up: Callable[[CacheNode], None] | None = None
-        """Called with each node that is evicted, while it still has its page and parents: other data of the node must go
+        """Called with each node that is evicted, while it still has its page and parents: its other data must go
         with it, and a lower tier would take over its content."""
         self.num_evictable = 0  # nodes not in use = pages that `evict` can free
 

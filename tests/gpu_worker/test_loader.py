@@ -203,7 +203,7 @@ def test_a_damaged_file(folder: Path, content: bytes) -> None:
 
 def test_a_damaged_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(LoadError, match="no index of weight files"):
+    with pytest.raises(LoadError, match="not an index of weight files"):
         load(folder)
 
 
