@@ -203,7 +203,7 @@ UNSUITABLE: dict[str, tuple[Callable[[Path], object], Iterable[str]]] = {
     ),
     "of pictures": (
         lambda f: change(f, architectures=["Qwen2VLForConditionalGeneration"], vision_config={"depth": 1}),
-        ("Qwen2VLForConditionalGeneration", "images", "text alone"),
+        ("Qwen2VLForConditionalGeneration", "images", "only text models"),
     ),
     "a model for tests": (
         lambda f: change(f, architectures=list(CLOCKWORK.architectures)),
@@ -238,7 +238,7 @@ UNSUITABLE: dict[str, tuple[Callable[[Path], object], Iterable[str]]] = {
     "GGUF": (lambda f: replace(f, "model-Q4_K_M.gguf"), ("GGUF", "not supported yet", "safetensors")),
     "a pipeline of pictures": (lambda f: replace(f, "model_index.json"), ("diffusers",)),
     "a maker's own format": (lambda f: replace(f, "params.json"), ("own format", "config.json")),
-    "nothing": (lambda f: replace(f, "README.md"), ("no checkpoint folder", "config.json")),
+    "nothing": (lambda f: replace(f, "README.md"), ("not a checkpoint folder", "config.json")),
     "pointers": (lambda f: (f / "model.safetensors").write_text(POINTER), ("Git LFS pointer", "git lfs pull")),
     "a pointer as tokenizer": (lambda f: (f / "tokenizer.json").write_text(POINTER), ("tokenizer.json", "Git LFS")),
     "a damaged header": (

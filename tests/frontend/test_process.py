@@ -117,7 +117,7 @@ async def test_life(checkpoint: Path, sockets: Path) -> None:
     ("spoil", "reason"),
     [
         ("tokenizer.json", "has no tokenizer.json"),
-        ("config.json", "no checkpoint folder"),
+        ("config.json", "not a checkpoint folder"),
     ],
 )
 async def test_a_checkpoint_that_cannot_be_served(checkpoint: Path, sockets: Path, spoil: str, reason: str) -> None:
