@@ -5,18 +5,10 @@ is not a string, and `true` is not an integer). Only types are checked here; `va
 into another type, which the rest of the program uses.
 """
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
-
-from penstock.frontend.errors import InvalidParameter, MalformedBody
-
-T = TypeVar("T")
 
 Unsupported = Annotated[
     Any, Meta(description="Not supported: refused if it asks for something.", extra={"is_unsupported": True})
@@ -378,50 +370,3 @@ CHAT = msgspec.json.Decoder(ChatRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
-
-
-def unknown_fields(decoder: msgspec.json.Decoder[Any], body: bytes) -> list[str]:
-    """Return a warning for each unknown, and so ignored, field of a body. The body has been decoded already."""
-    request_type: type[Struct] = decoder.type
-    known = _known_fields(request_type)
-    found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    return [f"{field[:64]}: an unknown field, ignored" for field in found if field not in known]
-
-
-@cache
-def _known_fields(request_type: type[Struct]) -> frozenset[str]:
-    return frozenset(field.encode_name for field in msgspec.structs.fields(request_type))
-
-
-def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode a request.
-
-    Raises:
-        MalformedBody: if the body is not a JSON object.
-        InvalidParameter: if a field has the wrong type; names the field.
-    """
-    try:
-        with without_collecting():
-            return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        what, found, path = str(error).rpartition(" - at `")
-        if not found:
-            raise MalformedBody(f"the body must be a JSON object: {error}") from None
-        field = path.rstrip("`").removeprefix("$").lstrip(".")
-        raise InvalidParameter(f"{field}: {what[:1].lower()}{what[1:]}", param=field) from None
-    except RecursionError:
-        raise MalformedBody("the body is not valid JSON: nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedBody(f"the body is not valid JSON in UTF-8: {error}") from None
-
-
-@contextmanager
-def without_collecting() -> Iterator[None]:
-    """Pause the garbage collector while JSON is read: new objects are not garbage yet, and scanning many takes long."""
-    is_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_collecting:
-            gc.enable()

@@ -10,7 +10,8 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeVar
+from functools import cache
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -22,13 +23,20 @@ from penstock.frontend.api.logprobs import ScoreWriter
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.generation import Generation, OutputRules, SequenceEvent, StopReason
 from penstock.frontend.engine.scores import ShownToken
-from penstock.frontend.errors import ApiError, InvalidRequest, UnsupportedParameter, from_exception
+from penstock.frontend.errors import (
+    ApiError,
+    InvalidParameter,
+    InvalidRequest,
+    MalformedBody,
+    UnsupportedParameter,
+    from_exception,
+)
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.exchange import exceeded
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.grammars.reader import Grammar, GrammarSource
 from penstock.frontend.text.tokenizer import TextTokenizer
-from penstock.frontend.validation.common import Rules, ValidLogprobs, ValidRequest, check_drawable
+from penstock.frontend.validation.common import Rules, ValidLogprobs, ValidRequest, check_drawable, without_collecting
 from penstock.ipc.messages import AddRequest, SamplingParams
 
 log = structlog.get_logger()
@@ -266,8 +274,8 @@ async def run(
         ApiError: before the first byte.
     """
     num_bytes = len(body)
-    request = schema.decode(decoder, body)
-    record.warnings += schema.unknown_fields(decoder, body)
+    request = decode(decoder, body)
+    record.warnings += unknown_fields(decoder, body)
     rules = await service.admit(record)
     job = await validate(service, record, request, rules, num_bytes)
     del body, request  # they may be large
@@ -289,6 +297,41 @@ async def run(
     except BaseException:  # including a cancellation: the client has left
         task.finish()
         raise
+
+
+def decode(decoder: msgspec.json.Decoder[Q], body: bytes) -> Q:
+    """Decode a request.
+
+    Raises:
+        MalformedBody: if the body is not a JSON object.
+        InvalidParameter: if a field has the wrong type; names the field.
+    """
+    try:
+        with without_collecting():
+            return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        what, found, path = str(error).rpartition(" - at `")
+        if not found:
+            raise MalformedBody(f"the body must be a JSON object: {error}") from None
+        field = path.rstrip("`").removeprefix("$").lstrip(".")
+        raise InvalidParameter(f"{field}: {what[:1].lower()}{what[1:]}", param=field) from None
+    except RecursionError:
+        raise MalformedBody("the body is not valid JSON: nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedBody(f"the body is not valid JSON in UTF-8: {error}") from None
+
+
+def unknown_fields(decoder: msgspec.json.Decoder[Any], body: bytes) -> list[str]:
+    """Return a warning for each unknown, and so ignored, field of a body. The body has been decoded already."""
+    request_type: type[msgspec.Struct] = decoder.type
+    known = _known_fields(request_type)
+    found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return [f"{field[:64]}: an unknown field, ignored" for field in found if field not in known]
+
+
+@cache
+def _known_fields(request_type: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(request_type))
 
 
 async def make_ready(

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 
 from penstock.frontend import schema
+from penstock.frontend.api.run import decode
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord
@@ -18,7 +19,7 @@ _SLICE = 8192
 
 async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """Token ids of a text, or of a chat as its template renders it."""
-    request = schema.decode(schema.TOKENIZE, body)
+    request = decode(schema.TOKENIZE, body)
     rules = service.rules()
     check_model(request.model, rules)
     model = service.model
@@ -72,7 +73,7 @@ async def tokenizer_info(service: Service, record: RequestRecord, body: bytes) -
 
 async def detokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """The text of token ids."""
-    request = schema.decode(schema.DETOKENIZE, body)
+    request = decode(schema.DETOKENIZE, body)
     rules = service.rules()
     check_model(request.model, rules)
     if request.tokens is None:

@@ -5,9 +5,8 @@ from functools import partial
 
 import msgspec
 
-from penstock.frontend import schema
 from penstock.frontend.api.chat import prepared_chat
-from penstock.frontend.api.run import Job, Prepared, Run, run
+from penstock.frontend.api.run import Job, Prepared, Run, decode, run
 from penstock.frontend.api.service import PromptReader, Service
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ContextLengthExceeded, TooManyValues
@@ -18,7 +17,7 @@ from penstock.frontend.responses.course import ResponseCourse
 from penstock.frontend.responses.items import references, resolved
 from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
 from penstock.frontend.schema_responses import RESPONSES, InputTokens, ResponsesRequest
-from penstock.frontend.validation.common import Rules
+from penstock.frontend.validation.common import Rules, without_collecting
 
 
 async def _job(service: Service, record: RequestRecord, request: ResponsesRequest, rules: Rules, num_bytes: int) -> Job:
@@ -48,7 +47,7 @@ async def _validated(
                 f"together they may have {service.max_body_bytes}",
                 param="previous_response_id",
             )
-        with schema.without_collecting():
+        with without_collecting():
             previous = stored.conversation()
     given = input_items(request.input)
     if item_ids := references(given):
@@ -87,7 +86,7 @@ async def count_input_tokens(service: Service, record: RequestRecord, body: byte
     Raises:
         ApiError: as the request itself would.
     """
-    request = schema.decode(RESPONSES, body)
+    request = decode(RESPONSES, body)
     rules = service.rules()
     valid = await _validated(service, record, request, rules, len(body))
     prompt = await _prompt(service.prompts, valid, rules)

@@ -9,9 +9,16 @@ import msgspec
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, TooManyValues, UnsupportedParameter
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.parsing.parser import ValidTools
-from penstock.frontend.schema import ChatRequest, without_collecting
+from penstock.frontend.schema import ChatRequest
 from penstock.frontend.text.chat_template import RESERVED, ChatTemplate, ValidConversation
-from penstock.frontend.validation.common import Rules, ValidRequest, check_num_best, check_text_size, validate_common
+from penstock.frontend.validation.common import (
+    Rules,
+    ValidRequest,
+    check_num_best,
+    check_text_size,
+    validate_common,
+    without_collecting,
+)
 from penstock.frontend.validation.tools import validate_tools
 
 MAX_MESSAGES = 2048

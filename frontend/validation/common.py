@@ -4,9 +4,12 @@ Every bound is checked here, before anything is tokenized, queued or allocated; 
 field, the limit and the value.
 """
 
+import gc
 import math
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -500,3 +503,15 @@ def _cache_salt(salt: str | None) -> str:
             param="cache_salt",
         )
     return salt
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Pause the garbage collector while JSON is read: new objects are not garbage yet, and scanning many takes long."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_collecting:
+            gc.enable()

@@ -8,10 +8,11 @@ import tracemalloc
 import psutil
 import pytest
 
+from penstock.frontend.api.run import decode
 from penstock.frontend.engine.book import LiveRequest
 from penstock.frontend.engine.generation import Generation, SequenceText
 from penstock.frontend.exchange.replies import RequestRecord
-from penstock.frontend.schema import COMPLETION, decode
+from penstock.frontend.schema import COMPLETION
 from tests.faults.soak import sized
 from tests.frontend.http_client import HELLO, chat, complete, post, raw_post
 from tests.frontend.live_server import LiveServer
