@@ -1,6 +1,7 @@
 """Rules of the house, checked on the source text itself."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -99,6 +100,25 @@ def test_rooms_import_downwards_only(path: Path) -> None:
             module = (node.module or "").removeprefix("penstock.")
             for full in [f"{module}.{alias.name}" for alias in node.names] if "." not in module else [module]:
                 assert floors.index(room(full)) <= own, f"{path} imports {full}, which is on a higher floor"
+
+
+def imported_rooms(folder: str) -> dict[str, set[str]]:
+    """Each room of a folder -> the other rooms that its files import; the folder's entry points are left out."""
+    found: dict[str, set[str]] = {}
+    for path in sources(folder):
+        own = room(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for name in imports(ast.parse(path.read_text())):
+            if own != "ground" and name.startswith(f"penstock.{folder}"):
+                found.setdefault(own, set()).add(room(name.removeprefix("penstock.")))
+    return {own: others - {own} for own, others in found.items()}
+
+
+def test_the_imports_that_are_drawn_are_those_there_are() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    drawn = re.findall(r"^ (\w+)/(\w+) +→ (.+)$", page, re.MULTILINE)
+    rooms = {(folder, name): set(others.replace("(files)", "ground").split(", ")) for folder, name, others in drawn}
+    there = {(folder, own): others for folder in FLOORS for own, others in imported_rooms(folder).items() if others}
+    assert rooms == there
 
 
 def test_packages_bring_the_files_that_they_read() -> None:
