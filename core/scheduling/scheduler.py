@@ -22,7 +22,7 @@ from penstock.core.scheduling.step_record import Admission, Preemption, Schedule
 from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects
 from penstock.core.scheduling.yielding import by_level, by_share
 from penstock.core.sequences.intake import Refusal, WorkerLimits, check_request
-from penstock.core.sequences.policy import make_policy
+from penstock.core.sequences.policy import Policy, make_policy
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.drafts import Drafter
@@ -54,6 +54,7 @@ class Scheduler:
         self.drafter = drafter
         self._num_parts = num_parts
         self.policy = make_policy(options.scheduling_policy)
+        self._has_keys = type(self.policy).key is not Policy.key  # otherwise all requests are on one level
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue()
         self.totals = Totals()
@@ -98,7 +99,8 @@ class Scheduler:
             return refusal
         self._num_requeued += len(message.progress)
         request = Request(message, owner, self.limits.max_sequence_len, now)
-        request.level = self.policy.key(request, now)
+        if self._has_keys:
+            request.level = self.policy.key(request, now)
         self.requests[message.request_id] = request
         self.waiting.add_request(request)
         return None
