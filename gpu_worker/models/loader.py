@@ -56,8 +56,9 @@ def load_model(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, 
     Raises:
         LoadError: if files or tensors are missing, unexpected or of the wrong shape.
     """
-    shapes = expected_tensors(config) or {}
-    found = model_tensors(checkpoint, config) if expected_tensors(config) != {} else {}
+    expected = expected_tensors(config)
+    shapes = expected or {}
+    found = {} if expected == {} else model_tensors(checkpoint, config)
     is_bf16 = all(found[name].dtype == "BF16" for name in shapes)
     with _progress(len(shapes)) as advance:
 

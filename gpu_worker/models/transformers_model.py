@@ -22,6 +22,7 @@ from penstock.core.checkpoint.families.by_transformers import TransformersConfig
 from penstock.core.checkpoint.source import LoadError
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.devices.out_of_memory import is_out_of_memory
 from penstock.gpu_worker.models.attention import Attention, begin_attention
 from penstock.gpu_worker.models.model import ForwardInputs, GroupInputs, Model, WholeStep
 from penstock.gpu_worker.models.weights import WeightReader
@@ -30,6 +31,10 @@ from penstock.gpu_worker.state.kv_pool import KVPool, LayerPages, PageGroup, pag
 _NAME = "penstock"
 _TRIAL = (5, 7)  # tokens in two chunks, which must give the same as in one
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.2  # of hidden states; half: rounding may send a token to other experts
+
+
+class _UnfitError(Exception):
+    """Why pages cannot serve a model."""
 
 
 class KeysValues(NamedTuple):
@@ -64,7 +69,7 @@ class LookingStep:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, options: Options) -> Tensor:
         if layer in self.found:
-            raise ConfigError("a layer attends twice")
+            raise _UnfitError("a layer attends twice")
         self.found[layer] = KeysValues(k.shape[1], k.shape[2], v.shape[2], options.window)
         return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
@@ -126,7 +131,7 @@ def _attention(
     """As `transformers` calls every attention function: [1, H, T, D] each -> [1, T, H, D], and no weights."""
     layer = getattr(module, "layer_idx", None)
     if penstock_step is None or layer is None or not getattr(module, "is_causal", True):
-        raise ConfigError("its attention is not that of a causal decoder")
+        raise _UnfitError("its attention is not that of a causal decoder")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks = None if s_aux is None else s_aux.float()
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
@@ -167,7 +172,7 @@ class TransformersModel:
         """Look at what the model stores, and try it out.
 
         Raises:
-            ConfigError: it keeps more than keys and values, or its attention cannot work on pages.
+            _UnfitError: it keeps more than keys and values, or its attention cannot work on pages.
         """
         self._first_device, self._dtype = model.device, model.dtype
         body_name = _body_of(model)
@@ -218,7 +223,7 @@ class TransformersModel:
         expected, got = torch.cat(whole).float(), torch.cat(chunked).float()
         error = float((got - expected).norm() / expected.norm())
         if not error <= (_TOLERANCE if self._dtype == torch.float32 else _HALF_TOLERANCE):
-            raise _unfit(self.config, "it keeps more from token to token than keys and values")
+            raise _UnfitError("it keeps more from token to token than keys and values")
 
 
 def build(config: TransformersConfig, reader: WeightReader) -> Model:
@@ -237,10 +242,13 @@ def build(config: TransformersConfig, reader: WeightReader) -> Model:
             dtype=reader.dtype,
             attn_implementation=_NAME,
             local_files_only=True,
+            use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, TypeError, ImportError) as error:
+        if is_out_of_memory(error):
+            raise
         first = str(error).strip().partition("\n")[0]
         raise LoadError(f"transformers cannot load this {config.architecture}: {first[:300]}") from error
     model, info = loaded
@@ -248,7 +256,14 @@ def build(config: TransformersConfig, reader: WeightReader) -> Model:
         raise LoadError(f"the checkpoint lacks {', '.join(missing[:3])}{' and others' * (len(missing) > 3)}")
     if model._is_stateful or not model._supports_attention_backend:
         raise _unfit(config, "transformers does not let others compute its attention")
-    return TransformersModel(config, model.to(reader.device).eval())
+    try:
+        return TransformersModel(config, model.to(reader.device).eval())
+    except (_UnfitError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
+        # An architecture that nobody has tried may stumble over our way of calling it, wherever that is.
+        first = str(error).strip().partition("\n")[0]
+        raise _unfit(config, f"transformers' code of it cannot work on pages ({first[:200]})") from error
 
 
 def _unfit(config: TransformersConfig, why: str) -> ConfigError:
@@ -270,9 +285,7 @@ def _body_of(model: transformers.PreTrainedModel) -> str:
     for hook in hooks:
         hook.remove()
     if not found:
-        raise ConfigError(
-            f"architecture {type(model).__name__} is not supported yet: its body and head cannot be separated"
-        )
+        raise _UnfitError("its body and head cannot be separated")
     return min(found, key=lambda name: name.count("."))
 
 
@@ -287,7 +300,7 @@ def _with_submodule(module: nn.Module, path: Sequence[str], other: nn.Module) ->
 def _with_layout(config: TransformersConfig, kept: dict[int, KeysValues]) -> TransformersConfig:
     """Set what the layers store; if they differ, as much for each as for the largest."""
     if not kept:
-        raise _unfit(config, "it does not use transformers' attention functions")
+        raise _UnfitError("it does not use transformers' attention functions")
     sizes = {(each.num_heads, max(each.key_dim, each.value_dim)) for each in kept.values()}
     num_heads, dim = sizes.pop() if len(sizes) == 1 else (1, max(heads * size for heads, size in sizes))
     windows = tuple(kept[layer].window if layer in kept else None for layer in range(max(kept) + 1))

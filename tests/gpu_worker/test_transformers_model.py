@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from penstock.core.checkpoint.families.by_transformers import architectures
@@ -52,20 +53,37 @@ def test_own_code_and_theirs_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "said"),
     [
-        ("diffllama", "a layer attends twice"),
+        ("diffllama", "DiffLlamaForCausalLM .*a layer attends twice"),
         ("falcon_mamba", "does not let others compute its attention"),
         ("minimax", "layers of kind linear_attention"),
+        ("nemotron", "NemotronForCausalLM .* is not that of a causal decoder"),
         ("bloom", "does not let others compute its attention"),
     ],
 )
 def test_what_pages_cannot_serve_is_refused(tmp_path: Path, model_type: str, said: str) -> None:
+    changes = {"num_key_value_heads": 2, "head_dim": 16} if model_type == "nemotron" else {}
     config = (
-        small_config(model_type)
+        small_config(model_type, **changes)
         if model_type != "falcon_mamba"
         else transformers.FalconMambaConfig(vocab_size=512, hidden_size=64, num_hidden_layers=2)
     )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=said):
+        Engine(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "gemma3_text", "gpt_oss", "mixtral"])
+def test_the_trial_bears_with_rounding(tmp_path: Path, model_type: str) -> None:
+    make_checkpoint(tmp_path, model_type)
+    engine = Engine(tmp_path, dtype="bfloat16")
+    assert [len(output) for (output,) in engine.run(PROMPTS, GREEDY)] == [12] * len(PROMPTS)
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path, "gpt2")
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"only pickled weights"):
         Engine(tmp_path)
 
 
