@@ -110,8 +110,8 @@ class Victim:
 
     def metrics(self) -> dict[str, float]:
         """All samples without labels."""
-        lines = [line.split() for line in self.get("/metrics").splitlines() if not line.startswith("#")]
-        return {name: float(value) for name, value in lines if "{" not in name}
+        lines = [line for line in self.get("/metrics").splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in (line.split() for line in lines if "{" not in line)}
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
         """Wait for something that comes by itself."""
