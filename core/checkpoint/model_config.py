@@ -1,8 +1,19 @@
 """What the engine must know about any model, whatever its family; the families' own configurations extend it."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from penstock.core.config.options import ConfigError
+
+
+class KVShape(NamedTuple):
+    """What a layer keeps of each position, and for how long."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int  # 0: values are the first part of the keys
+    window: int | None  # position p needs those in (p - window, p]; None: all before it
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
