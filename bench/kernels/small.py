@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.kernels.timing import num_rotations
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import gated_activation
 from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write
 from penstock.kernels.rms_norm import add_rms_norm
 from penstock.kernels.sampling import SamplingNeeds, SamplingState, sample
@@ -80,7 +80,7 @@ def _norm_case(tokens: int, width: int, dry: bool) -> Case:
 
 def _gate_case(tokens: int, width: int, dry: bool) -> Case:
     x = _rotate((tokens, 2 * width), dry)
-    calls: Calls = [functools.partial(silu_mul, part) for part in x]
+    calls: Calls = [functools.partial(gated_activation, part, "silu") for part in x]
     return Case(f"SiLU * mul, T={tokens}", 3 * x[0].nbytes // 2, calls)
 
 

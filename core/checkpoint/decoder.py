@@ -52,7 +52,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
-    """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + shift) / length)) (Llama 4, Ministral 3)."""
+    """Queries at position p grow by 1 + beta * log(1 + floor((p + shift) / length)) (Llama 4, Ministral 3)."""
 
     beta: float
     length: float

@@ -15,7 +15,7 @@ from penstock.gpu_worker.models.linear import Embedding, Linear
 from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
 from penstock.gpu_worker.models.rope import Rope
 from penstock.gpu_worker.state.kv_pool import KVPool
-from penstock.kernels.activation import gelu_mul, silu_mul
+from penstock.kernels.activation import gated_activation
 from penstock.kernels.rms_norm import add_rms_norm, rms_norm
 
 
@@ -72,7 +72,7 @@ class DenseModel:
         residual = self.embedding(inputs)
         x = rms_norm(residual, self.layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
-        scale, is_tanh = config.head_dim**-0.5, config.activation == "gelu_tanh"
+        scale = config.head_dim**-0.5
         attentions = [self._attention(inputs.of_group(i), group) for i, group in enumerate(kv.groups)]
         rotation = self.rope.for_step(inputs.positions, inputs.rows, inputs.query_start_loc)
         for i, layer in enumerate(self.layers):
@@ -81,8 +81,7 @@ class DenseModel:
             q = attention.write(layer.qkv(x, inputs), HeadNorms(layer.q_norm, layer.k_norm, eps), rotation, pages)
             attended = attention.attend(q, pages, scale=scale, window=config.windows[i])
             x, residual = add_rms_norm(layer.o(attended.flatten(1), inputs), residual, layer.mlp_norm, eps)
-            gate_up = layer.gate_up(x, inputs)
-            activated = silu_mul(gate_up) if config.activation == "silu" else gelu_mul(gate_up, is_tanh)
+            activated = gated_activation(layer.gate_up(x, inputs), config.activation)
             x, residual = add_rms_norm(layer.down(activated, inputs), residual, next_norms[i], eps)
         return x
 

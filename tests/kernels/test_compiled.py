@@ -18,7 +18,7 @@ import torch
 
 from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton import device, paged_attention
-from penstock.kernels.triton.activation import gelu_mul_triton, silu_mul_triton
+from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
 from penstock.kernels.triton.copy_pages import copy_pages_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
@@ -90,12 +90,13 @@ def launch_rest(shape: ModelShape) -> None:
     x = meta(16, shape.hidden)
     rms_norm_triton(x, meta(shape.hidden), 1e-6)
     add_rms_norm_triton(x, x, meta(shape.hidden), 1e-6)
-    silu_mul_triton(meta(16, 2 * shape.intermediate))
+    gated_activation_triton(meta(16, 2 * shape.intermediate), "silu")
 
 
 def launch_shapeless() -> None:
-    gelu_mul_triton(meta(16, 20480), tanh=True)
-    gelu_mul_triton(meta(16, 20480), tanh=False)
+    for kind in ("gelu", "gelu_tanh", "clamped_swiglu"):
+        gated_activation_triton(meta(16, 20480), kind)
+    activation_triton(meta(16, 20480), "relu2")
     copy_pages_triton(meta(4, 2, 4096, 8 * 16 * 128), ints(3), ints(3))
     write_runs_triton(ints(256, 4097), ints(5), ints(5), ints(5), ints(999))
     table, ids = ints(256, 512), ints(256, 4097)

@@ -1,14 +1,20 @@
 """The CPU path of every operation against its plain reference."""
 
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from penstock.kernels import paged_attention_cpu
-from penstock.kernels.activation import gelu_mul, gelu_mul_reference, silu_mul, silu_mul_reference
+from penstock.kernels.activation import (
+    ActivationKind,
+    activation,
+    activation_reference,
+    gated_activation,
+    gated_activation_reference,
+)
 from penstock.kernels.copy_pages import copy_pages, copy_pages_reference
 from penstock.kernels.paged_attention import paged_attention, paged_attention_reference
 from penstock.kernels.prepare_inputs import prepare_inputs, prepare_inputs_reference
@@ -51,12 +57,15 @@ def test_rms_norm(dtype: torch.dtype, num_tokens: int) -> None:
     assert torch.equal(rms_norm(torch.zeros(1, 48), torch.ones(48), 1e-5), torch.zeros(1, 48))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_activations(dtype: torch.dtype) -> None:
-    gate_up = (torch.randn(5, 64) * 3).to(dtype)
-    close(silu_mul(gate_up), silu_mul_reference(gate_up))
-    for tanh in (False, True):
-        close(gelu_mul(gate_up, tanh), gelu_mul_reference(gate_up, tanh))
+@pytest.mark.parametrize(("dtype", "kind"), list(product(DTYPES, get_args(ActivationKind))))
+def test_activations(dtype: torch.dtype, kind: ActivationKind) -> None:
+    gate_up = (torch.randn(5, 64) * 6).to(dtype)
+    given = gate_up.clone()
+    close(gated_activation(gate_up, kind), gated_activation_reference(gate_up, kind))
+    if kind != "clamped_swiglu":
+        close(activation(gate_up, kind), activation_reference(gate_up, kind))
+    assert torch.equal(gate_up, given)
+    assert gated_activation(torch.full((1, 4), torch.nan), kind).isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -214,6 +223,8 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="weight"):
         rms_norm(torch.zeros(2, 8), torch.ones(7), 1e-6)
     with pytest.raises(ValueError, match="gate_up"):
-        silu_mul(torch.zeros(2, 7))
+        gated_activation(torch.zeros(2, 7), "silu")
+    with pytest.raises(ValueError, match="needs no gate"):
+        activation(torch.zeros(2, 8), "clamped_swiglu")
     with pytest.raises(ValueError, match="src"):
         copy_pages(torch.zeros(1, 2, 3, 1), int32(0), int32(1, 2))

@@ -1,15 +1,18 @@
 """Norms, activations, rotary embedding with the KV write, page copies and the row-state kernels."""
 
+import math
+from typing import get_args
+
 import pytest
 import torch
 
-from penstock.kernels.activation import gelu_mul_reference, silu_mul_reference
+from penstock.kernels.activation import ActivationKind, activation_reference, gated_activation_reference
 from penstock.kernels.copy_pages import copy_pages_reference
 from penstock.kernels.prepare_inputs import prepare_inputs_reference
 from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write_reference
 from penstock.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from penstock.kernels.row_updates import write_runs_reference
-from penstock.kernels.triton.activation import gelu_mul_triton, silu_mul_triton
+from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
 from penstock.kernels.triton.copy_pages import copy_pages_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
@@ -37,13 +40,17 @@ def test_add_rms_norm(device: str, dtype: torch.dtype, width: int) -> None:
     assert_near(got, expected)
 
 
+@pytest.mark.parametrize("kind", get_args(ActivationKind))
 @pytest.mark.parametrize(("tokens", "width"), [(1, 16), (3, 1500), (2, 4864)])
-def test_gated_activations(device: str, dtype: torch.dtype, tokens: int, width: int) -> None:
+def test_activations(device: str, dtype: torch.dtype, kind: ActivationKind, tokens: int, width: int) -> None:
     x = (4 * torch.randn(tokens, 2 * width, device=device)).to(dtype)
-    x[0, :4] = torch.tensor([-60.0, 60.0, 0.0, -1.0])
-    assert_near(silu_mul_triton(x), silu_mul_reference(x))
-    assert_near(gelu_mul_triton(x, tanh=True), gelu_mul_reference(x, tanh=True), factor=3)
-    assert_near(gelu_mul_triton(x, tanh=False), gelu_mul_reference(x, tanh=False), factor=3)
+    x[0, :4] = torch.tensor([-50.0, 60.0, 0.0, -1.0])
+    factor = 3 if kind.startswith("gelu") else 1
+    assert_near(gated_activation_triton(x, kind), gated_activation_reference(x, kind), factor=factor)
+    if kind != "clamped_swiglu":
+        assert_near(activation_triton(x, kind), activation_reference(x, kind), factor=factor)
+    x[:] = math.nan
+    assert gated_activation_triton(x, kind).isnan().all()
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "rotary"), [
