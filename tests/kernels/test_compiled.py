@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from penstock.kernels.routing import Routing
 from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton import device, paged_attention
 from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
@@ -23,6 +24,7 @@ from penstock.kernels.triton.copy_pages import copy_pages_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
 from penstock.kernels.triton.rms_norm import add_rms_norm_triton, rms_norm_triton
+from penstock.kernels.triton.routing import route_triton
 from penstock.kernels.triton.row_updates import write_runs_triton
 from penstock.kernels.triton.sampling import sample_triton
 from penstock.kernels.triton.top_logprobs import top_logprobs_triton
@@ -48,6 +50,25 @@ MODELS = {
 }
 CAPABILITIES = {80: device.DeviceFacts(108, (8, 0)), 90: device.DeviceFacts(132, (9, 0))}
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
+
+
+class ExpertsShape(NamedTuple):
+    num_experts: int
+    hidden: int
+    size: int
+    has_bias: bool
+    routing: Routing
+
+
+MIXTURES = {
+    "Mixtral-8x7B": ExpertsShape(8, 4096, 14336, False, Routing(2, renormalize=True)),
+    "Qwen3-30B-A3B": ExpertsShape(128, 2048, 768, False, Routing(8, renormalize=True)),
+    "gpt-oss-20b": ExpertsShape(32, 2880, 2880, True, Routing(4, kind="top_softmax")),
+    "DeepSeek-V2": ExpertsShape(160, 5120, 1536, False, Routing(6, num_groups=8, top_groups=3, group_judge="max")),
+    "DeepSeek-V3": ExpertsShape(
+        256, 7168, 2048, False, Routing(8, kind="sigmoid", renormalize=True, num_groups=8, top_groups=4)
+    ),
+}
 # Unusual shapes, taken with softcap and sinks.
 ODD = {
     "head_dim 256": ModelShape(8, 4, 256, 2304, 9216, 256000, False, 4096),
@@ -93,6 +114,12 @@ def launch_rest(shape: ModelShape) -> None:
     gated_activation_triton(meta(16, 2 * shape.intermediate), "silu")
 
 
+def launch_experts(shape: ExpertsShape) -> None:
+    correction = meta(shape.num_experts, dtype=torch.float32) if shape.routing.kind == "sigmoid" else None
+    for tokens in (1, 64, 8192):
+        route_triton(meta(tokens, shape.num_experts, dtype=torch.float32), shape.routing, correction)
+
+
 def launch_shapeless() -> None:
     for kind in ("gelu", "gelu_tanh", "clamped_swiglu"):
         gated_activation_triton(meta(16, 20480), kind)
@@ -127,6 +154,8 @@ def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
             for shape in MODELS.values():
                 launch_attention(shape)
                 launch_rest(shape)
+            for mixture in MIXTURES.values():
+                launch_experts(mixture)
             for name, shape in ODD.items():
                 if capability == 90 or name == "softcap 128":  # each takes seconds to compile
                     launch_attention(shape, page_size=64, extras=True)
