@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from penstock.kernels.rms_norm import rms_norm, rms_norm_reference
+from penstock.kernels.norms import NormWeights, norm_cpu, norm_reference
 
 
 def qk_norm_rope_write(
@@ -77,8 +77,8 @@ def qk_norm_rope_write_cpu(
         q, k = rotated[:, :num_q_heads], rotated[:, num_q_heads:]
     else:
         q, k = heads[:, :num_q_heads], heads[:, num_q_heads : num_q_heads + num_kv_heads]
-        q = _rotate(q if q_weight is None else rms_norm(q, q_weight, eps), rows)
-        k = _rotate(k if k_weight is None else rms_norm(k, k_weight, eps), rows)
+        q = _rotate(q if q_weight is None else norm_cpu(q, NormWeights(q_weight, eps)), rows)
+        k = _rotate(k if k_weight is None else norm_cpu(k, NormWeights(k_weight, eps)), rows)
     v = heads[:, num_q_heads + num_kv_heads :]
     if kept is not None:
         k, v = k[kept], v[kept]
@@ -129,7 +129,7 @@ def qk_norm_rope_write_reference(
             x = heads[t, h]
             weight = q_weight if h < num_q_heads else k_weight
             if weight is not None:
-                x = rms_norm_reference(x, weight, eps)
+                x = norm_reference(x, NormWeights(weight, eps))
             first, second = x[:half].float(), x[half : 2 * half].float()
             turned = torch.cat((first * cos - second * sin, second * cos + first * sin, x[2 * half :].float()))
             if h < num_q_heads:

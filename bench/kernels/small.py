@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from bench.kernels.timing import num_rotations
 from penstock.kernels.activation import gated_activation
+from penstock.kernels.norms import NormWeights, add_norm
 from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write
-from penstock.kernels.rms_norm import add_rms_norm
 from penstock.kernels.sampling import SamplingNeeds, SamplingState, sample
 from penstock.kernels.top_logprobs import top_logprobs
 
@@ -73,7 +73,7 @@ def _rotate(shape: tuple[int, ...], dry: bool, dtype: torch.dtype = torch.bfloat
 
 def _norm_case(tokens: int, width: int, dry: bool) -> Case:
     x, residual, weight = _rotate((tokens, width), dry), _rotate((tokens, width), dry), _rotate((width,), dry)[0]
-    calls: Calls = [functools.partial(add_rms_norm, a, b, weight, 1e-6) for a, b in zip(x, residual, strict=True)]
+    calls: Calls = [functools.partial(add_norm, a, b, NormWeights(weight)) for a, b in zip(x, residual, strict=True)]
     peer: Calls = [functools.partial(functional.rms_norm, a, (width,), weight, 1e-6) for a in x]
     return Case(f"add + RMSNorm, T={tokens}", 4 * x[0].nbytes, calls, (("torch norm alone", peer),))
 

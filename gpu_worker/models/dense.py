@@ -16,7 +16,7 @@ from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
 from penstock.gpu_worker.models.rope import Rope
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.activation import gated_activation
-from penstock.kernels.rms_norm import add_rms_norm, rms_norm
+from penstock.kernels.norms import NormWeights, add_norm, norm
 
 
 class DenseLayer(NamedTuple):
@@ -70,7 +70,7 @@ class DenseModel:
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
         config, eps = self.config, self.config.rms_norm_eps
         residual = self.embedding(inputs)
-        x = rms_norm(residual, self.layers[0].input_norm, eps)
+        x = norm(residual, NormWeights(self.layers[0].input_norm, eps))
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         scale = config.head_dim**-0.5
         attentions = [self._attention(inputs.of_group(i), group) for i, group in enumerate(kv.groups)]
@@ -80,9 +80,9 @@ class DenseModel:
             attention = attentions[pages.group]
             q = attention.write(layer.qkv(x, inputs), HeadNorms(layer.q_norm, layer.k_norm, eps), rotation, pages)
             attended = attention.attend(q, pages, scale=scale, window=config.windows[i])
-            x, residual = add_rms_norm(layer.o(attended.flatten(1), inputs), residual, layer.mlp_norm, eps)
+            x, residual = add_norm(layer.o(attended.flatten(1), inputs), residual, NormWeights(layer.mlp_norm, eps))
             activated = gated_activation(layer.gate_up(x, inputs), config.activation)
-            x, residual = add_rms_norm(layer.down(activated, inputs), residual, next_norms[i], eps)
+            x, residual = add_norm(layer.down(activated, inputs), residual, NormWeights(next_norms[i], eps))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

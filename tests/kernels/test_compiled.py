@@ -16,14 +16,15 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from penstock.kernels.norms import NormWeights
 from penstock.kernels.routing import Routing
 from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton import device, paged_attention
 from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
 from penstock.kernels.triton.copy_pages import copy_pages_triton
+from penstock.kernels.triton.norms import add_norm_triton, norm_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
-from penstock.kernels.triton.rms_norm import add_rms_norm_triton, rms_norm_triton
 from penstock.kernels.triton.routing import route_triton
 from penstock.kernels.triton.row_updates import write_runs_triton
 from penstock.kernels.triton.sampling import sample_triton
@@ -109,8 +110,9 @@ def launch_rest(shape: ModelShape) -> None:
         qkv = meta(tokens, heads * shape.head_dim)
         qk_norm_rope_write_triton(qkv, positions, cos_sin, weight, weight, 1e-6, kv[0, 0], kv[0, 1], positions)
     x = meta(16, shape.hidden)
-    rms_norm_triton(x, meta(shape.hidden), 1e-6)
-    add_rms_norm_triton(x, x, meta(shape.hidden), 1e-6)
+    weights = NormWeights(meta(shape.hidden))
+    norm_triton(x, weights)
+    add_norm_triton(x, x, weights)
     gated_activation_triton(meta(16, 2 * shape.intermediate), "silu")
 
 
@@ -121,6 +123,9 @@ def launch_experts(shape: ExpertsShape) -> None:
 
 
 def launch_shapeless() -> None:
+    x, weight = meta(16, 8192), meta(8192, dtype=torch.float32)
+    add_norm_triton(x, x, NormWeights(weight), post=NormWeights(weight))
+    add_norm_triton(x, x, NormWeights(meta(8192), kind="layer", bias=meta(8192)), scale=0.2)
     for kind in ("gelu", "gelu_tanh", "clamped_swiglu"):
         gated_activation_triton(meta(16, 20480), kind)
     activation_triton(meta(16, 20480), "relu2")

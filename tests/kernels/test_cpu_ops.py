@@ -16,6 +16,7 @@ from penstock.kernels.activation import (
     gated_activation_reference,
 )
 from penstock.kernels.copy_pages import copy_pages, copy_pages_reference
+from penstock.kernels.norms import NormWeights, add_norm, add_norm_reference, norm, norm_reference
 from penstock.kernels.paged_attention import paged_attention, paged_attention_reference
 from penstock.kernels.prepare_inputs import prepare_inputs, prepare_inputs_reference
 from penstock.kernels.qk_norm_rope_write import (
@@ -24,8 +25,8 @@ from penstock.kernels.qk_norm_rope_write import (
     qk_norm_rope_write_reference,
     slot_cells,
 )
-from penstock.kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from penstock.kernels.row_updates import write_runs, write_runs_reference
+from tests.kernels.norm_kinds import NORMS, norm_weights
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -44,17 +45,20 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize(("dtype", "num_tokens"), list(product(DTYPES, (1, 7))))
-def test_rms_norm(dtype: torch.dtype, num_tokens: int) -> None:
+@pytest.mark.parametrize(("dtype", "num_tokens", "kind"), list(product(DTYPES, (1, 7), NORMS)))
+def test_norms(dtype: torch.dtype, num_tokens: int, kind: str) -> None:
     x, residual = torch.randn(2, num_tokens, 48).to(dtype).unbind(0)
-    weight = torch.rand(48).to(dtype)
-    close(rms_norm(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5))
-    expected = add_rms_norm_reference(x, residual.clone(), weight, 1e-5)
-    normed, total = add_rms_norm(x, residual, weight, 1e-5)
-    close(normed, expected[0])
-    close(total, expected[1])
-    assert total is residual
-    assert torch.equal(rms_norm(torch.zeros(1, 48), torch.ones(48), 1e-5), torch.zeros(1, 48))
+    weights, post = norm_weights(kind, 48, dtype), norm_weights(kind, 48, dtype)
+    given = x.clone()
+    close(norm(x, weights), norm_reference(x, weights))
+    for arguments in ((weights,), (weights, 0.22), (weights, 0.5, post), (None, 1.0, post)):
+        expected = add_norm_reference(x, residual, *arguments)
+        normed, total = add_norm(x, residual, *arguments)
+        close(normed, expected[0])
+        close(total, expected[1])
+        assert total is residual
+    assert torch.equal(x, given)
+    assert norm(torch.zeros(1, 48, dtype=dtype), weights).isfinite().all()
 
 
 @pytest.mark.parametrize(("dtype", "kind"), list(product(DTYPES, get_args(ActivationKind))))
@@ -221,7 +225,9 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="query_start_loc"):
         paged_attention(q, k, v, page_table, starts[:-1], seq_lens, scale=1, max_query_len=1, max_seq_len=5)
     with pytest.raises(ValueError, match="weight"):
-        rms_norm(torch.zeros(2, 8), torch.ones(7), 1e-6)
+        norm(torch.zeros(2, 8), NormWeights(torch.ones(7)))
+    with pytest.raises(ValueError, match="only a LayerNorm"):
+        norm(torch.zeros(2, 8), NormWeights(torch.ones(8), bias=torch.ones(8)))
     with pytest.raises(ValueError, match="gate_up"):
         gated_activation(torch.zeros(2, 7), "silu")
     with pytest.raises(ValueError, match="needs no gate"):

@@ -8,35 +8,45 @@ import torch
 
 from penstock.kernels.activation import ActivationKind, activation_reference, gated_activation_reference
 from penstock.kernels.copy_pages import copy_pages_reference
+from penstock.kernels.norms import add_norm_reference, norm_reference
 from penstock.kernels.prepare_inputs import prepare_inputs_reference
 from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write_reference
-from penstock.kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from penstock.kernels.row_updates import write_runs_reference
 from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
 from penstock.kernels.triton.copy_pages import copy_pages_triton
+from penstock.kernels.triton.norms import add_norm_triton, norm_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
-from penstock.kernels.triton.rms_norm import add_rms_norm_triton, rms_norm_triton
 from penstock.kernels.triton.row_updates import write_runs_triton
+from tests.kernels.norm_kinds import NORMS, norm_weights
 from tests.kernels.tolerances import assert_near
 
 
-@pytest.mark.parametrize("shape", [(1, 64), (3, 100), (2, 5, 896), (5, 4096)])
-def test_rms_norm(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    x, weight = 3 * torch.randn(shape, device=device, dtype=dtype), torch.randn(shape[-1], device=device, dtype=dtype)
-    assert_near(rms_norm_triton(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5))
+@pytest.mark.parametrize(("shape", "kind"), [
+    *(((1, 64), kind) for kind in NORMS), ((3, 100), "llama"), ((3, 100), "layer"), ((2, 5, 896), "llama"),
+    ((5, 4096), "gemma"), ((2, 4096), "layer"),
+])  # fmt: skip
+def test_norm(device: str, dtype: torch.dtype, shape: tuple[int, ...], kind: str) -> None:
+    x, weights = 3 * torch.randn(shape, device=device, dtype=dtype), norm_weights(kind, shape[-1], dtype, device)
+    assert_near(norm_triton(x, weights), norm_reference(x, weights))
     tiny = x * 1e-3
-    assert_near(rms_norm_triton(tiny, weight, 1e-5), rms_norm_reference(tiny, weight, 1e-5))
+    assert_near(norm_triton(tiny, weights), norm_reference(tiny, weights))
 
 
 @pytest.mark.parametrize("width", [64, 1000])
-def test_add_rms_norm(device: str, dtype: torch.dtype, width: int) -> None:
+@pytest.mark.parametrize(("kind", "scale", "post"), [
+    ("llama", 1.0, ""), ("llama", 0.22, ""), ("gemma", 1.0, "gemma"), ("", 1.0, "llama"), ("layer", 0.5, "bare"),
+])  # fmt: skip
+def test_add_norm(device: str, dtype: torch.dtype, width: int, kind: str, scale: float, post: str) -> None:
     x, residual = torch.randn(2, 7, width, device=device, dtype=dtype)
-    weight = torch.randn(width, device=device, dtype=dtype)
-    expected, total = add_rms_norm_reference(x, residual, weight, 1e-6)
-    got, updated = add_rms_norm_triton(x, residual, weight, 1e-6)
+    weights, of_x = (norm_weights(name, width, dtype, device) if name else None for name in (kind, post))
+    expected, total = add_norm_reference(x, residual, weights, scale, of_x)
+    got, updated = add_norm_triton(x, residual, weights, scale, of_x)
     assert updated is residual
-    torch.testing.assert_close(residual, total, rtol=0, atol=0)
+    if post:
+        assert_near(residual, total)
+    else:
+        torch.testing.assert_close(residual, total, rtol=0, atol=0)
     assert_near(got, expected)
 
 
