@@ -3,27 +3,38 @@
 // Blocks begin at multiples of 64 positions, regardless of the query's position, the window and the page size, and a
 // query's sums add their terms in one fixed order: its bits are the same in a decode step and in any chunk of a
 // prefill. Keys are transposed once, 16 at a time, so that the keys of one vector of scores are adjacent.
+//
+// A head's sink (Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023) is a logit that it has
+// seen before its first key: the running maximum and the mass begin with it.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 #include <vector>
 
+#include "team.h"
 #include "vectors.h"
 
 namespace penstock {
 
 struct AttentionShape {
-  int num_q_heads, num_kv_heads, head_dim, page_size, window;  // window 0: none
+  int num_q_heads, num_kv_heads, head_dim, page_size, window;  // head_dim: of queries and keys; window 0: none
   float scale;
+  int value_dim = 0;             // 0: head_dim
+  float softcap = 0;             // scores become softcap * tanh(score / softcap); 0: none
+  const float* sinks = nullptr;  // [num_q_heads], logits without values; null: none
+
+  int group() const { return num_q_heads / num_kv_heads; }
+  int of_values() const { return value_dim ? value_dim : head_dim; }
 };
 
 constexpr int kQueryTile = 8;  // queries of one row that share a pass over the keys
+constexpr int kMostShared = 1 << 15;  // floats of queries and sums that do: they stay in a core's own cache
 constexpr int kMostTogether = 4;  // (query, head) pairs whose sums fit in registers
 constexpr int kVectors = 4;  // vectors of 16 keys in a block
 constexpr int kBlockKeys = kVectors * kLanes;
 
-// Where 16 keys and values of one head are; past the last key, zeros.
+// Where 16 keys and values of one head are; outside of [begin, end) nothing is read, and zeros take their places.
 template <typename Kv>
 struct Places {
   const Kv *keys[kLanes], *values[kLanes];
@@ -31,19 +42,20 @@ struct Places {
 
 template <typename Kv>
 Places<Kv> find_keys(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const int32_t* pages,
-                     int kv_head, int first, int end, const Kv* zeros) {
+                     int kv_head, int first, int begin, int end, const Kv* zeros) {
   Places<Kv> places;
+  const int dim = shape.head_dim, value_dim = shape.of_values();
   int page = first / shape.page_size, offset = first % shape.page_size;  // one division for all keys
   for (int j = 0; j < kLanes; j++, offset++) {
     if (offset == shape.page_size) {
       page++;
       offset = 0;
     }
-    if (first + j < end) {
+    if (first + j >= begin && first + j < end) {
       const size_t head = size_t(pages[page]) * shape.num_kv_heads + kv_head;
-      const size_t at = (head * shape.page_size + offset) * shape.head_dim;
-      places.keys[j] = k_pages + at;
-      places.values[j] = v_pages + at;
+      const size_t slot = head * shape.page_size + offset;
+      places.keys[j] = k_pages + slot * dim;
+      places.values[j] = v_pages ? v_pages + slot * value_dim : places.keys[j];
     } else {
       places.keys[j] = places.values[j] = zeros;
     }
@@ -120,16 +132,22 @@ inline void accumulate(const float (&weights)[kTogether][kBlockKeys], const floa
     for (int f = 0; f < kFloats; f++) store(sums + r * padded + f * kLanes, sum[r][f]);
 }
 
+__attribute__((noinline)) inline void cap(float softcap, Floats* scores, int count) {
+  for (int i = 0; i < count; i++) scores[i] = softcap * tanh16(scores[i] / softcap);
+}
+
 // Updates the running maxima, masses (one sum per lane) and sums of kTogether pairs with the first `num_vectors` times
 // 16 keys of a block. Keys that a query does not see do not change a bit of them.
 template <int kTogether>
 inline void take_block(const float* queries, const float* keys, const float* const* values, const int* positions,
-                       int window, int block, int num_vectors, int padded, float* maxima, float* masses, float* sums) {
+                       int window, float softcap, int block, int num_vectors, int padded, int padded_values,
+                       float* maxima, float* masses, float* sums) {
   Floats scores[kTogether][kVectors] = {};
   float weights[kTogether][kBlockKeys], kept[kTogether];
   int first = 0;
   for (; first + 2 <= num_vectors; first += 2) score<2>(queries, keys, padded, first, scores);
   if (first < num_vectors) score<1>(queries, keys, padded, first, scores);
+  if (softcap) cap(softcap, scores[0], kTogether * kVectors);
   for (int r = 0; r < kTogether; r++)
     for (int v = 0; v < num_vectors; v++) {
       // A query does not see the keys after it, nor those before its window.
@@ -157,66 +175,116 @@ inline void take_block(const float* queries, const float* keys, const float* con
   // With few pairs, more floats at a time hide the latency of the additions.
   constexpr int kAtATime = kTogether <= 2 ? 4 : 2;
   int d = 0;
-  for (; d + kAtATime * kLanes <= padded; d += kAtATime * kLanes)
-    accumulate<kAtATime>(weights, kept, values, d, num_vectors * kLanes, padded, sums);
-  for (; d < padded; d += kLanes) accumulate<1>(weights, kept, values, d, num_vectors * kLanes, padded, sums);
+  for (; d + kAtATime * kLanes <= padded_values; d += kAtATime * kLanes)
+    accumulate<kAtATime>(weights, kept, values, d, num_vectors * kLanes, padded_values, sums);
+  for (; d < padded_values; d += kLanes)
+    accumulate<1>(weights, kept, values, d, num_vectors * kLanes, padded_values, sums);
 }
 
-// One kv head's attention for `num_queries` <= kQueryTile neighbouring queries of one row.
+// Attention of `num_heads` of the query heads that share a kv head, for `num_queries` <= kQueryTile neighbouring queries
+// of one row. No page is touched whose positions none of the queries sees.
 //
 // q: [num_queries] rows of `stride` floats with all heads of a token; the first query is at `first_position`.
-// k_pages, v_pages: one layer's [pages, Hk, page_size, D]. out: rows of `out_stride` floats.
+// k_pages, v_pages: one layer's [pages, Hk, page_size, head_dim or value_dim]; without v_pages a value is the first part
+// of its key. first_head, num_heads: counted within the group; 0 heads: all. out: rows of `out_stride` floats.
 template <typename Kv>
 void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const int32_t* pages, int kv_head,
-            const float* q, int stride, int num_queries, int first_position, float* out, int out_stride) {
-  const int group = shape.num_q_heads / shape.num_kv_heads, dim = shape.head_dim;
-  const int padded = (dim + kLanes - 1) / kLanes * kLanes;
-  const int num_pairs = num_queries * group, together = num_pairs <= 2 ? num_pairs : kMostTogether;
-  const int room = (num_pairs + together - 1) / together * together;
+            const float* q, int stride, int num_queries, int first_position, float* out, int out_stride,
+            int first_head = 0, int num_heads = 0) {
+  const int heads = num_heads ? num_heads : shape.group(), first = kv_head * shape.group() + first_head;
+  const int dim = shape.head_dim, value_dim = shape.of_values();
+  const int padded = round_up(dim, kLanes), padded_values = round_up(value_dim, kLanes);
+  const int num_pairs = num_queries * heads, together = num_pairs <= 2 ? num_pairs : kMostTogether;
+  const int room = round_up(num_pairs, together);
   thread_local std::vector<Floats> scratch;  // aligned: loads across two cache lines take twice as long
   thread_local std::vector<int> positions;
-  scratch.resize(std::max(scratch.size(), size_t(padded) / kLanes * (2 * room + 2 * kBlockKeys + 1) + 2 * room));
+  const size_t wanted = (room + kBlockKeys + 1) * size_t(padded + padded_values) / kLanes + 2 * room;
+  scratch.resize(std::max(scratch.size(), wanted));
   positions.assign(room, first_position + num_queries - 1);
   float* queries = reinterpret_cast<float*>(scratch.data());
   float* sums = queries + size_t(room) * padded;
-  float* zeros = sums + size_t(room) * padded;
-  float* masses = zeros + padded;  // [pairs][16]
+  float* zeros = sums + size_t(room) * padded_values;
+  float* masses = zeros + std::max(padded, padded_values);  // [pairs][16]
   float* maxima = masses + size_t(room) * kLanes;
   float* keys = maxima + size_t(room) * kLanes;
   float* widened = keys + size_t(kBlockKeys) * padded;
   const float* values[kBlockKeys];
   std::fill(queries, maxima, 0.0f);
-  for (int p = 0; p < num_pairs; p++) {
-    const float* from = q + size_t(p / group) * stride + (kv_head * group + p % group) * dim;
-    for (int d = 0; d < dim; d++) queries[p * padded + d] = from[d] * shape.scale;
-    positions[p] = first_position + p / group;
-  }
   std::fill(maxima, maxima + room, -INFINITY);
+  for (int p = 0; p < num_pairs; p++) {
+    const int head = first + p % heads;
+    const float* from = q + size_t(p / heads) * stride + head * dim;
+    for (int d = 0; d < dim; d++) queries[p * padded + d] = from[d] * shape.scale;
+    positions[p] = first_position + p / heads;
+    if (shape.sinks) {
+      maxima[p] = shape.sinks[head];
+      masses[p * kLanes] = 1.0f;
+    }
+  }
   const int last = first_position + num_queries - 1;
-  const int begin = shape.window ? std::max(0, first_position - shape.window + 1) / kBlockKeys * kBlockKeys : 0;
-  auto find = [&](int first) {
-    return find_keys(shape, k_pages, v_pages, pages, kv_head, first, last + 1, reinterpret_cast<const Kv*>(zeros));
+  const int begin = shape.window ? std::max(0, first_position - shape.window + 1) : 0;
+  auto find = [&](int at) {
+    return find_keys(shape, k_pages, v_pages, pages, kv_head, at, begin, last + 1, reinterpret_cast<const Kv*>(zeros));
   };
-  Places<Kv> here = find(begin);
-  for (int block = begin; block <= last; block += kBlockKeys) {
+  const int first_block = begin / kBlockKeys * kBlockKeys;
+  Places<Kv> here = find(first_block);
+  for (int block = first_block; block <= last; block += kBlockKeys) {
     const int num_vectors = (std::min(kBlockKeys, last + 1 - block) + kLanes - 1) / kLanes;
     for (int v = 0; v < num_vectors; v++) {
       const Places<Kv> next = find(block + (v + 1) * kLanes);
       turn_keys(here, next, dim, padded, keys + v * kLanes * padded);
-      find_values(here, dim, padded, widened + v * kLanes * padded, values + v * kLanes);
+      find_values(here, value_dim, padded_values, widened + v * kLanes * padded_values, values + v * kLanes);
       here = next;
     }
     for (int p = 0; p < num_pairs; p += together) {
       const auto take = together == 1 ? take_block<1> : together == 2 ? take_block<2> : take_block<kMostTogether>;
-      take(queries + p * padded, keys, values, positions.data() + p, shape.window, block, num_vectors, padded,
-           maxima + p, masses + p * kLanes, sums + p * padded);
+      take(queries + p * padded, keys, values, positions.data() + p, shape.window, shape.softcap, block, num_vectors,
+           padded, padded_values, maxima + p, masses + p * kLanes, sums + p * padded_values);
     }
   }
   for (int p = 0; p < num_pairs; p++) {
-    float* to = out + size_t(p / group) * out_stride + (kv_head * group + p % group) * dim;
+    float* to = out + size_t(p / heads) * out_stride + (first + p % heads) * value_dim;
     const float mass = sum_of(load16(masses + p * kLanes))[0];
-    for (int d = 0; d < dim; d++) to[d] = sums[p * padded + d] / mass;
+    for (int d = 0; d < value_dim; d++) to[d] = sums[p * padded_values + d] / mass;
   }
+}
+
+struct AttentionRows {  // the N rows of a step
+  int num_rows, page_table_stride;
+  const int32_t* query_start_loc;  // [N + 1]
+  const int32_t* seq_lens;         // [N]
+  const int32_t* page_table;       // [N, page_table_stride]; what lies behind a row's window is not read
+};
+
+// Attention of all of a step's queries. q: [T, stride], the heads of a token one after the other; out: [T, out_stride].
+//
+// Threads share the rows' queries and the kv heads, and the query heads of a kv head if these are many or there would
+// be too little to share. How they share them does not change the bits.
+template <typename Kv>
+void attention(Team& team, const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const AttentionRows& rows,
+               const float* q, int stride, float* out, int out_stride) {
+  struct Tile {
+    int row, first, count;
+  };
+  static std::vector<Tile> tiles;
+  tiles.clear();
+  for (int row = 0; row < rows.num_rows; row++)
+    for (int first = rows.query_start_loc[row]; first < rows.query_start_loc[row + 1]; first += kQueryTile)
+      tiles.push_back({row, first, std::min(kQueryTile, rows.query_start_loc[row + 1] - first)});
+  const int group = shape.group(), num_units = int(tiles.size()) * shape.num_kv_heads;
+  const int for_cache = group * kQueryTile * (shape.head_dim + shape.of_values()) / kMostShared + 1;
+  const int for_threads = (team.size() + num_units - 1) / std::max(1, num_units);
+  const int heads = round_up((group - 1) / std::max(for_cache, for_threads) + 1, kMostTogether);
+  const int parts = (group - 1) / heads + 1;
+  team.each(num_units * parts, 1, [&](int n) {
+    // Later queries see more keys. They come first, so that no thread gets a long one at the end.
+    const Tile& tile = tiles[tiles.size() - 1 - n / (shape.num_kv_heads * parts)];
+    const int begin = rows.query_start_loc[tile.row], end = rows.query_start_loc[tile.row + 1];
+    const int position = rows.seq_lens[tile.row] - (end - begin) + (tile.first - begin), part = n % parts;
+    attend<Kv>(shape, k_pages, v_pages, rows.page_table + size_t(tile.row) * rows.page_table_stride,
+               n / parts % shape.num_kv_heads, q + size_t(tile.first) * stride, stride, tile.count, position,
+               out + size_t(tile.first) * out_stride, out_stride, part * heads, std::min(heads, group - part * heads));
+  });
 }
 
 }  // namespace penstock

@@ -126,4 +126,15 @@ int penstock_mask_tokens(float* logits, int vocab_size, const int64_t* rows, int
   return kDone;
 }
 
+// Attention alone, for tests; as `attention` in attention.h.
+int penstock_attention(const AttentionShape* shape, const void* k_pages, const void* v_pages, int kv_is_bf16,
+                       const AttentionRows* rows, const float* q, int stride, float* out, int out_stride) {
+  auto attend_as = [&](auto type) {
+    using Kv = decltype(type);
+    attention(*team, *shape, static_cast<const Kv*>(k_pages), static_cast<const Kv*>(v_pages), *rows, q, stride, out,
+              out_stride);
+  };
+  return answer([&] { team->run(kLargeWork, [&] { kv_is_bf16 ? attend_as(bf16()) : attend_as(float()); }); });
+}
+
 }  // extern "C"

@@ -196,6 +196,7 @@ class Library:
             "draw",
             "mask_tokens",
             "read",
+            "attention",
         ):
             getattr(self.functions, f"penstock_{name}").restype = _checked
         self.functions.penstock_set_threads(c_int32(num_threads), ctypes.c_double(worth_waking))

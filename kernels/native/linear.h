@@ -37,8 +37,6 @@ struct Linear {  // as _Linear in library.py
   int32_t kind;  // a WeightKind
 };
 
-constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
-
 constexpr int kUnitGroups = 4;               // in a unit of work; even, so that a gate and its up are in one unit
 constexpr int kUnit = kUnitGroups * kLanes;  // outputs of a unit; weights are padded to whole ones
 #if defined(__AVX512F__)

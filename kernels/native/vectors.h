@@ -10,6 +10,8 @@
 
 namespace penstock {
 
+constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+
 constexpr int kLanes = 16;
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
@@ -184,6 +186,19 @@ inline Floats exp16(Floats x) {
   Words power = Words(__builtin_convertvector(n, Ints) + 127) << 23;
   p = p * as_floats(power);
   return is_tiny ? Floats{} : p;
+}
+
+// tanh(x) within 2 ulp (Cephes' tanhf): a polynomial near zero, else by exp.
+inline Floats tanh16(Floats x) {
+  const Floats size = as_floats(Words(x) & 0x7fffffffu), square = x * x;
+  Floats p = splat(-5.70498872745e-3f);
+  p = p * square + 2.06390887954e-2f;
+  p = p * square - 5.37397155531e-2f;
+  p = p * square + 1.33314422036e-1f;
+  p = p * square - 3.33332819422e-1f;
+  p = p * square * x + x;
+  const Floats far = 1.0f - 2.0f / (exp16(2.0f * (size > 20.0f ? splat(20.0f) : size)) + 1.0f);
+  return size < 0.625f ? p : as_floats(Words(far) | (Words(x) & 0x80000000u));
 }
 
 }  // namespace penstock

@@ -22,7 +22,11 @@ exec {python} -m ziglang c++ -target aarch64-linux-gnu -mcpu=generic$march -Wno-
 """
 # What finds errors -> its libraries. The bits stay the same: -O3 is not touched.
 SANITIZERS = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
-SANITIZED = ("tests/kernels/test_native.py", "tests/kernels/test_cpu_sampling.py")
+SANITIZED = (
+    "tests/kernels/test_native.py",
+    "tests/kernels/test_native_attention.py",
+    "tests/kernels/test_cpu_sampling.py",
+)
 
 
 def test_who_cannot_compile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

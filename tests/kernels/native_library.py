@@ -1,0 +1,76 @@
+"""The compiled CPU kernels for tests, and their attention as a function of tensors."""
+
+import ctypes
+from ctypes import c_float, c_int32, c_void_p
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels.native import build
+from penstock.kernels.native.library import Library
+
+
+def load_library(num_threads: int) -> Library:
+    """With helpers that take part however little there is to do; skips where there is no compiler."""
+    try:
+        return Library(build.build(), num_threads, worth_waking=0)
+    except build.BuildError as error:
+        pytest.skip(str(error))
+
+
+def pointer(tensor: Tensor | None) -> c_void_p:
+    """Of its first number; null for None."""
+    return c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+class _Shape(ctypes.Structure):  # AttentionShape in attention.h
+    _fields_ = (
+        *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "page_size", "window")),
+        ("scale", c_float),
+        ("value_dim", c_int32),
+        ("softcap", c_float),
+        ("sinks", c_void_p),
+    )
+
+
+class _Rows(ctypes.Structure):  # AttentionRows in attention.h
+    _fields_ = (
+        *((name, c_int32) for name in ("num_rows", "page_table_stride")),
+        *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "page_table")),
+    )
+
+
+def native_attention(
+    library: Library,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor | None,
+    page_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    value_dim: int = 0,
+) -> Tensor:
+    """As `paged_attention`, but v_pages [num_pages, Hk, page_size, Dv] may have another size, or be the first
+    `value_dim` numbers of the keys; q and the result are fp32.
+    """
+    _, num_q_heads, head_dim = q.shape
+    value_dim = value_dim or (head_dim if v_pages is None else v_pages.shape[3])
+    pages = (k_pages,) if v_pages is None else (k_pages, v_pages)
+    assert q.dtype == torch.float32
+    assert all(tensor.is_contiguous() for tensor in (q, page_table, *pages))
+    shape = _Shape(num_q_heads, k_pages.shape[1], head_dim, k_pages.shape[2], window or 0, scale, value_dim, softcap)
+    shape.sinks = None if sinks is None else sinks.data_ptr()
+    tables = (tensor.data_ptr() for tensor in (query_start_loc, seq_lens, page_table))
+    rows = _Rows(seq_lens.shape[0], page_table.stride(0), *tables)
+    out = torch.full((q.shape[0], num_q_heads, value_dim), torch.nan)
+    library.functions.penstock_attention(
+        *(ctypes.byref(shape), pointer(k_pages), pointer(v_pages), c_int32(k_pages.dtype == torch.bfloat16)),
+        *(ctypes.byref(rows), pointer(q), c_int32(q.stride(0)), pointer(out), c_int32(out.stride(0))),
+    )
+    return out
