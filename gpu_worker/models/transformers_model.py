@@ -122,20 +122,21 @@ def _attention(
     value: Tensor,
     attention_mask: object,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     penstock_step: Step | None = None,
-    **others: object,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """As `transformers` calls every attention function: [1, H, T, D] each -> [1, T, H, D], and no weights."""
     layer = getattr(module, "layer_idx", None)
     if penstock_step is None or layer is None or not getattr(module, "is_causal", True):
         raise _UnfitError("its attention is not that of a causal decoder")
+    # Some modules leave it to the mask, which we do not use, to say what their window is.
+    window = others["sliding_window"] if "sliding_window" in others else getattr(module, "sliding_window", None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks = None if s_aux is None else s_aux.float()
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    options = Options(sliding_window, softcap or 0.0, sinks)
+    options = Options(window, softcap or 0.0, sinks)
     return penstock_step.attend(int(layer), q, k, v, scale, options)[None], None
 
 

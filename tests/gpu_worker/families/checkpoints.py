@@ -1,0 +1,101 @@
+"""Random checkpoints in the published layout, whose every weight matters, and what transformers makes of a text."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from tests.gpu_worker.families.case import SIZES, Case
+
+_STD = 0.15
+"""Of matrices. Wide enough that the two best logits are well apart, and that layers change what the embedding says."""
+_SAFE_GAP = 2e-5
+"""Two logits closer than this could change places by rounding alone: then the case needs other weights."""
+_TOLERANCE = 2e-3
+"""Of log-probabilities in fp32."""
+
+
+def config_of(case: Case) -> transformers.PretrainedConfig:
+    """The case's configuration, as its own class completes it."""
+    made = transformers.CONFIG_MAPPING[case.model_type]
+    usual = made()
+    sizes = {name: value for name, value in SIZES.items() if getattr(usual, name, None) is not None}
+    return made(**{**sizes, **case.changes})
+
+
+def make_model(case: Case) -> transformers.PreTrainedModel:
+    """A random model with transformers' own attention, in fp32."""
+    config = config_of(case)
+    torch.manual_seed(sum(map(ord, case.model_type + repr(sorted(case.changes.items())))))
+    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model: transformers.PreTrainedModel = made.float().eval()
+    _spread(model, case.wider)
+    return model
+
+
+@torch.no_grad()
+def _spread(model: nn.Module, wider: Mapping[str, float]) -> None:
+    """Draw every weight anew: no norm is neutral, no bias zero, no expert out of reach."""
+    for name, tensor in [*model.named_parameters(), *((key, model.get_buffer(key)) for key in _saved_buffers(model))]:
+        factor = next((by for part, by in wider.items() if part in name), 1.0)
+        if "sinks" in name:
+            tensor.normal_(0.0, 2.0)
+        elif "correction_bias" in name:
+            tensor.normal_(0.0, 0.3)
+        elif name.endswith("bias"):
+            tensor.normal_(0.0, 0.2)
+        elif tensor.dim() <= 1:  # a norm's, around one or zero, or a scale
+            tensor.add_(torch.empty_like(tensor).uniform_(-0.5, 0.5))
+        else:
+            tensor.normal_(0.0, _STD)
+        tensor.mul_(factor)
+
+
+def _saved_buffers(model: nn.Module) -> list[str]:
+    buffers = dict(model.named_buffers())
+    return [name for name in model.state_dict() if name in buffers and buffers[name].is_floating_point()]
+
+
+class Answer(NamedTuple):
+    """What was generated after a prompt."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class Reference:
+    """A case's checkpoint, and transformers' greedy continuations and log-probabilities."""
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        self.folder, self.case, self.model = folder, case, make_model(case)
+        self.model.save_pretrained(folder)
+        self._known: dict[tuple[int, ...], Answer] = {}
+
+    def errors(self, prompt: list[int], answer: Answer) -> str:
+        """How an answer differs from the greedy one; empty if it does not."""
+        known = self._known.get(tuple(prompt))
+        if known is None or len(known.tokens) != len(answer.tokens):
+            known = self._greedy(prompt, answer.tokens)
+        pairs = zip(answer.tokens, known.tokens, strict=True)
+        if wrong := [i for i, (one, other) in enumerate(pairs) if one != other]:
+            return f"prompt of {len(prompt)}: other tokens at {wrong}"
+        worst = max(abs(one - other) for one, other in zip(answer.logprobs, known.logprobs, strict=True))
+        self._known[tuple(prompt)] = known
+        return f"prompt of {len(prompt)}: log-probabilities are {worst:.2g} off" if worst > _TOLERANCE else ""
+
+    def _greedy(self, prompt: list[int], tokens: list[int]) -> Answer:
+        """The best token at each place after these; if they are the best ones, `generate` gives them, by induction."""
+        scores = self.logits(prompt + tokens[:-1])[len(prompt) - 1 :].log_softmax(-1)
+        best = scores.topk(2)
+        gap = float((best.values[:, 0] - best.values[:, 1]).min())
+        assert gap > _SAFE_GAP, f"the two best logits are {gap:.2g} apart: rounding alone could swap them"
+        return Answer(best.indices[:, 0].tolist(), best.values[:, 0].tolist())
+
+    @torch.inference_mode()
+    def logits(self, text: list[int]) -> Tensor:
+        """fp32 [tokens, vocabulary]."""
+        logits: Tensor = self.model(torch.tensor([text])).logits[0]
+        return logits

@@ -1,0 +1,70 @@
+"""A case's texts through an engine in this process."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.ipc.messages import SamplingParams, SequenceDelta
+from tests.gpu_worker.checkpoints import prompts
+from tests.gpu_worker.engine_in_process import Engine, schedule
+from tests.gpu_worker.families.case import Case
+from tests.gpu_worker.families.checkpoints import Answer, Reference
+from tests.gpu_worker.families.schedules import Schedule
+
+NUM_NEW = 16
+GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0.0, num_logprobs=0)
+_ROOMY = 800  # tokens in the pool, for each page group
+
+
+class Scored(Engine):
+    """Keeps the log-probabilities of what it generates."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self.logprobs: dict[str, list[float]] = {}
+
+    def answers(self, texts: list[list[int]], sampling: SamplingParams = GREEDY) -> list[Answer]:
+        """All at once; what follows each."""
+        ids = [self.add(text, sampling) for text in texts]
+        self.drain()
+        return [Answer(self.outputs[request_id, 0], self.logprobs[request_id]) for request_id in ids]
+
+    def _take(self, delta: SequenceDelta) -> None:
+        super()._take(delta)
+        if delta.logprobs is not None:
+            found = np.frombuffer(delta.logprobs.logprobs, np.float32)
+            self.logprobs.setdefault(delta.request_id, []).extend(found.tolist())
+
+
+def texts_of(case: Case) -> list[list[int]]:
+    """The case's prompts."""
+    return prompts(case.lens, seed=1)
+
+
+def check(reference: Reference, run: Schedule, **options: Any) -> None:
+    """Run a case's texts through a schedule, and compare with the reference; `options` are the engine's."""
+    texts = texts_of(reference.case)
+    engine = _engine(reference, run, 1, options)
+    if num_window_groups := len(engine.hello.window_groups):
+        engine = _engine(reference, run, 1 + num_window_groups, options)
+    batches = [texts] if run.together else [[text] for text in texts]
+    for _ in range(1 + run.cached):
+        for batch in batches:
+            for text, answer in zip(batch, engine.answers(batch), strict=True):
+                assert len(answer.tokens) == NUM_NEW
+                if difference := reference.errors(text, answer):
+                    raise AssertionError(f"{run}: {difference}")
+    stats = engine.scheduler.stats()
+    if run.cached and not run.tight:
+        assert stats.num_cached_tokens >= sum((len(text) - 1) // run.page_size * run.page_size for text in texts)
+    if run.tight and not num_window_groups:  # what lies behind a window is free again: then there is no need
+        assert stats.num_preemptions > 0
+
+
+def _engine(reference: Reference, run: Schedule, num_groups: int, options: dict[str, Any]) -> Scored:
+    """Its pool has room for all, or hardly more than the longest text needs, so that the others have to yield to it."""
+    longest = max(reference.case.lens) + NUM_NEW + (run.page_size if num_groups > 1 else 0)
+    num_tokens = num_groups * (longest if run.tight else _ROOMY)
+    shape = schedule(run.budget, run.page_size, run.depth, num_tokens=num_tokens, cached=run.cached)
+    return Scored(reference.folder, **shape, **options)
