@@ -1,7 +1,6 @@
 """The dense decoder on the native CPU kernels: the same interface, all layers in one call."""
 
 import sys
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,13 +14,16 @@ from penstock.gpu_worker.models.linear import Embedding, Linear
 from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
 from penstock.gpu_worker.models.rope import Rope
 from penstock.gpu_worker.state.kv_pool import KVPool
-from penstock.kernels.native.library import (
-    Library,
-    NativeLayer,
-    NativeShape,
-    NativeWeights,
-    PackedLinear,
-    StepTables,
+from penstock.kernels.native.library import Library, PackedLinear
+from penstock.kernels.native.program import (
+    GroupPages,
+    HeadNorms,
+    HeadShape,
+    NativePool,
+    NormWeights,
+    ProgramBuilder,
+    QueryGrowth,
+    RotaryTable,
 )
 
 _LONG = 128
@@ -60,36 +62,47 @@ class NativeDenseModel:
                 a time, unpacked; weights must be bf16.
         """
         self.config = config
-        shape = NativeShape(
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_q_heads=config.num_q_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            vocab_size=config.vocab_size,
-            activation=config.activation,
-            eps=config.rms_norm_eps,
-        )
-        layers, unpacking = [], []
+        hidden, inner = config.hidden_size, config.intermediate_size
+        heads = HeadShape(config.num_q_heads, config.num_kv_heads, config.head_dim)
+        builder = ProgramBuilder(hidden)
+        residual, x, gated = builder.slot(hidden), builder.slot(hidden), builder.slot(inner)
+        qkv = builder.slot((config.num_q_heads + 2 * config.num_kv_heads) * config.head_dim)
+        attended = builder.slot(config.num_q_heads * config.head_dim)
         memory = _Memory()
-        for layer, window in zip(weights.layers, config.windows, strict=True):
-            packed = _pack_layer(layer, window, library, rounds_inputs)
-            layers.append(packed)
-            if long_on_torch:
-                unpack = partial(_Unpacking, library=library, memory=memory)
-                qkv, o, gate_up, down = (unpack(it) for it in (packed.qkv, packed.o, packed.gate_up, packed.down))
-                unpacking.append(layer._replace(qkv=qkv, o=o, gate_up=gate_up, down=down))
-        head = weights.embedding.head() if weights.lm_head is None else weights.lm_head
-        packed_head = head.pack(library, rounds_inputs=rounds_inputs)
+        head = (weights.embedding.head() if weights.lm_head is None else weights.lm_head).pack(
+            library, rounds_inputs=rounds_inputs
+        )
         table = None if weights.lm_head is None else weights.embedding.table()
-        embedding: Embedding = weights.embedding if table is not None else _PackedEmbedding(packed_head)
-        final_norm = weights.final_norm
-        self.native = library.model(shape, NativeWeights(table, layers, final_norm.float(), packed_head))
+        builder.embed(head if table is None else table, residual)
+        unpacking = []
+
+        def rms(weight: Tensor | None) -> NormWeights:
+            return NormWeights() if weight is None else NormWeights("rms", weight, eps=config.rms_norm_eps)
+
+        for i, (layer, window) in enumerate(zip(weights.layers, config.windows, strict=True)):
+            packed = _pack_layer(layer, library, rounds_inputs)
+            builder.norm(rms(layer.input_norm), residual, x, hidden)
+            builder.product(packed.qkv, x, qkv)
+            builder.heads(qkv, heads, i, HeadNorms(rms(layer.q_norm), rms(layer.k_norm)), 0, QueryGrowth())
+            builder.attend(qkv, attended, heads, i, scale=config.head_dim**-0.5, window=window)
+            builder.product(packed.o, attended, residual, "add")
+            builder.norm(rms(layer.mlp_norm), residual, x, hidden)
+            builder.product(packed.gate_up, x, gated, "gate", activation=config.activation)
+            builder.product(packed.down, gated, residual, "add")
+            if long_on_torch:
+                qkv_, o, gate_up, down = (_Unpacking(it, library, memory) for it in packed)
+                unpacking.append(layer._replace(qkv=qkv_, o=o, gate_up=gate_up, down=down))
+        builder.norm(rms(weights.final_norm), residual, ProgramBuilder.OUT, hidden)
+        self._program = builder.build(library, head)
+        self._pool: tuple[KVPool, NativePool] | None = None
         self._rope = Rope(config.rope, config.head_dim)
         self._torch: DenseModel | None = None
         if long_on_torch:
-            unpacked_head = _Unpacking(packed_head, library, memory)
-            self._torch = DenseModel(config, DenseWeights(embedding, tuple(unpacking), final_norm, unpacked_head))
+            embedding: Embedding = weights.embedding if table is not None else _PackedEmbedding(head)
+            unpacked_head = _Unpacking(head, library, memory)
+            self._torch = DenseModel(
+                config, DenseWeights(embedding, tuple(unpacking), weights.final_norm, unpacked_head)
+            )
             self._torch.rope = self._rope
 
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
@@ -103,44 +116,44 @@ class NativeDenseModel:
         """fp32[T, H]."""
         if self._torch is not None and inputs.input_ids.shape[0] >= _LONG:
             return self._torch.forward(inputs, kv).float()
-        return self.native.forward(
-            inputs.input_ids,
-            self._rope.for_step(inputs.positions, inputs.rows, inputs.query_start_loc).cos_sin,
-            inputs.slot_mapping,
-            inputs.query_start_loc,
-            inputs.seq_lens,
-            inputs.page_table,
-            kv.of_group(kv.groups[0]),
+        rotation = self._rope.for_step(inputs.positions, inputs.rows, inputs.query_start_loc)
+        return self._program.forward(
+            *(inputs.input_ids, inputs.positions, inputs.query_start_loc, inputs.seq_lens),
+            [GroupPages(each.slot_mapping, each.page_table) for each in map(inputs.of_group, range(len(kv.groups)))],
+            [RotaryTable(rotation.cos_sin, is_by_position=False)],
+            self._pool_of(kv),
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32[S, H] -> fp32[S, V]"""
-        return self.native.logits(hidden)
+        return self._program.logits(hidden)
 
     def whole_step(self, token_ids: Tensor, page_table: Tensor, kv: KVPool) -> WholeStep | None:
         if self._rope.table is None:
             return None
-        tables = StepTables(token_ids, page_table, self._rope.table)
-        compute = partial(self.native.step, tables=tables, kv=kv.of_group(kv.groups[0]))
-        return WholeStep(compute, max_tokens=sys.maxsize if self._torch is None else _LONG - 1)
+        step = self._program.step(token_ids, [page_table], [self._rope.table], self._pool_of(kv))
+        return WholeStep(step.compute, max_tokens=sys.maxsize if self._torch is None else _LONG - 1)
+
+    def _pool_of(self, kv: KVPool) -> NativePool:
+        if self._pool is None or self._pool[0] is not kv:
+            self._pool = kv, NativePool(kv.layers)
+        return self._pool[1]
 
 
-def _pack_layer(layer: DenseLayer, window: int | None, library: Library, rounds_inputs: bool) -> NativeLayer:
-    return NativeLayer(
-        input_norm=layer.input_norm.float(),
+class _PackedLayer(NamedTuple):
+    qkv: PackedLinear
+    o: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+def _pack_layer(layer: DenseLayer, library: Library, rounds_inputs: bool) -> _PackedLayer:
+    return _PackedLayer(
         qkv=layer.qkv.pack(library, rounds_inputs=rounds_inputs),
-        q_norm=_float(layer.q_norm),
-        k_norm=_float(layer.k_norm),
         o=layer.o.pack(library, rounds_inputs=rounds_inputs),
-        mlp_norm=layer.mlp_norm.float(),
         gate_up=layer.gate_up.pack(library, interleaved=True, rounds_inputs=rounds_inputs),
         down=layer.down.pack(library, rounds_inputs=rounds_inputs),
-        window=window,
     )
-
-
-def _float(vector: Tensor | None) -> Tensor | None:
-    return None if vector is None else vector.float()
 
 
 class _Memory:

@@ -253,7 +253,8 @@ struct AttentionRows {  // the N rows of a step
   int num_rows, page_table_stride;
   const int32_t* query_start_loc;  // [N + 1]
   const int32_t* seq_lens;         // [N]
-  const int32_t* page_table;       // [N, page_table_stride]; what lies behind a row's window is not read
+  const int32_t* page_table;       // [., page_table_stride]; what lies behind a row's window is not read
+  const int32_t* table_rows = nullptr;  // [N]: the rows' rows of the page table; null: 0, 1, 2, ...
 };
 
 // Attention of all of a step's queries. q: [T, stride], the heads of a token one after the other; out: [T, out_stride].
@@ -281,8 +282,8 @@ void attention(Team& team, const AttentionShape& shape, const Kv* k_pages, const
     const Tile& tile = tiles[tiles.size() - 1 - n / (shape.num_kv_heads * parts)];
     const int begin = rows.query_start_loc[tile.row], end = rows.query_start_loc[tile.row + 1];
     const int position = rows.seq_lens[tile.row] - (end - begin) + (tile.first - begin), part = n % parts;
-    attend<Kv>(shape, k_pages, v_pages, rows.page_table + size_t(tile.row) * rows.page_table_stride,
-               n / parts % shape.num_kv_heads, q + size_t(tile.first) * stride, stride, tile.count, position,
+    const int table_row = rows.table_rows ? rows.table_rows[tile.row] : tile.row;
+    attend<Kv>(shape, k_pages, v_pages, rows.page_table + size_t(table_row) * rows.page_table_stride, n / parts % shape.num_kv_heads, q + size_t(tile.first) * stride, stride, tile.count, position,
                out + size_t(tile.first) * out_stride, out_stride, part * heads, std::min(heads, group - part * heads));
   });
 }

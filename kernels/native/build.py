@@ -153,7 +153,7 @@ def _portable_path(family: str) -> Path:
 
 def _digest_of_sources() -> "hashlib._Hash":
     digest = hashlib.sha256()
-    for path in sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h"))):
+    for path in sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.rglob("*.h"))):
         digest.update(path.read_bytes())
     return digest
 

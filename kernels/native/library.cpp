@@ -1,7 +1,7 @@
-// The functions that library.py and sampler.py call.
-#include "dense.h"
+// The functions that library.py and program.py call.
 #include "memory.h"
 #include "pack.h"
+#include "program.h"
 #include "sampling.h"
 #include "step.h"
 #include "team.h"
@@ -88,16 +88,16 @@ int penstock_unpack(const void* packed, int num_outputs, int num_inputs, int kin
   return answer([&] { kind == kFp32 ? unpack_as(float()) : unpack_as(bf16()); });
 }
 
-int penstock_forward(const Model* model, const Batch* batch) {
-  return answer([&] { forward(*model, *batch); });
+int penstock_forward(const Program* program, const Pool* pool, const Batch* batch) {
+  return answer([&] { forward(*program, *pool, *batch); });
 }
 
-int penstock_logits(const Model* model, const float* x, int num_tokens, float* out) {
-  return answer([&] { project(*model, x, num_tokens, out); });
+int penstock_logits(const Program* program, const float* x, int num_tokens, float* out) {
+  return answer([&] { project(*program, x, num_tokens, out); });
 }
 
-int penstock_step(const Model* model, const Rows* rows, float* logits) {
-  return answer([&] { compute(*model, *rows, logits); });
+int penstock_step(const Program* program, const Pool* pool, const Rows* rows, float* logits) {
+  return answer([&] { compute(*program, *pool, *rows, logits); });
 }
 
 // Draws a token for each of `count` rows from logits [count, V], and writes it to its position in the row, where the

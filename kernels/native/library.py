@@ -1,8 +1,7 @@
-"""The Python side of the compiled kernels: structs of pointers, and a few functions."""
+"""The compiled kernels, as far as they are functions of tensors; `program.py` makes them compute a model."""
 
 import ctypes
-from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_void_p
+from ctypes import c_int32, c_void_p
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,10 +17,9 @@ IntArray = npt.NDArray[np.integer]
 Int32Array = npt.NDArray[np.int32]
 
 _WORTH_WAKING = 20e6  # half a millisecond on one core: anything shorter ends before a second one has helped much
-_GROUP, _UNIT = 16, 64  # outputs of a weight stored together, and the multiple that they are padded to (linear.h)
+_GROUP, UNIT = 16, 64  # outputs of a weight stored together, and the multiple that they are padded to (linear.h)
 _HUGE_PAGE = 2 << 20
 _NO_MEMORY = 1
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")  # as enum Activation in dense.h
 WEIGHT_KINDS = ("fp32", "bf16", "bf16_pairs")  # as enum WeightKind in linear.h
 
 _SAMPLING_TABLES = (
@@ -31,61 +29,15 @@ _SAMPLING_TABLES = (
 )
 
 
-class _Linear(ctypes.Structure):
+class LinearStruct(ctypes.Structure):
+    """As Linear in linear.h."""
+
     _fields_ = (
         ("weight", c_void_p),
         ("bias", c_void_p),
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
         ("kind", c_int32),
-    )
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        ("input_norm", c_void_p),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("mlp_norm", c_void_p),
-        ("qkv", _Linear),
-        ("o", _Linear),
-        ("gate_up", _Linear),
-        ("down", _Linear),
-        ("window", c_int32),
-    )
-
-
-class _Model(ctypes.Structure):
-    _fields_ = (
-        *((name, c_int32) for name in ("hidden_size", "intermediate_size", "num_layers", "num_q_heads")),
-        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "vocab_size", "activation")),
-        ("eps", c_float),
-        ("scale", c_float),
-        ("final_norm", c_void_p),
-        ("embedding", c_void_p),
-        *((name, c_int32) for name in ("embedding_kind", "kv_is_bf16", "page_size", "num_pages")),
-        ("layers", c_void_p),
-        ("lm_head", _Linear),
-    )
-
-
-class _Batch(ctypes.Structure):
-    _fields_ = (
-        *((name, c_int32) for name in ("num_tokens", "num_rows", "rotary_dim", "page_table_stride")),
-        *((name, c_void_p) for name in ("input_ids", "cos_sin", "slots", "query_start_loc", "seq_lens", "page_table")),
-        ("kv", c_void_p),
-        ("out", c_void_p),
-    )
-
-
-class _Rows(ctypes.Structure):
-    _fields_ = (
-        *(
-            (name, c_int32)
-            for name in ("num_rows", "num_samples", "token_ids_stride", "page_table_stride", "rotary_dim")
-        ),
-        *((name, c_void_p) for name in ("rows", "start", "num_new", "samples", "token_ids", "page_table", "cos_sin")),
-        ("kv", c_void_p),
     )
 
 
@@ -110,7 +62,14 @@ class PackedLinear(NamedTuple):
     def num_packed(self) -> int:
         """Outputs with padding."""
         n = self.num_outputs
-        return 2 * _round_up(n // 2, _UNIT // 2) if self.interleaved else _round_up(n, _UNIT)
+        return 2 * round_up(n // 2, UNIT // 2) if self.interleaved else round_up(n, UNIT)
+
+    @property
+    def struct(self) -> LinearStruct:
+        """Points into this object, which must outlive it."""
+        num_outputs = self.num_packed if self.interleaved else self.num_outputs
+        kind = WEIGHT_KINDS.index(self.kind)
+        return LinearStruct(address_of(self.weight), address_of(self.bias), num_outputs, self.num_inputs, kind)
 
     def plain_bias(self) -> Tensor | None:
         """fp32[N], as it was before packing."""
@@ -124,50 +83,6 @@ class PackedLinear(NamedTuple):
         """int64[T] -> bf16[T, K]: these rows of a bf16 weight that is not interleaved."""
         groups = self.weight.view(torch.bfloat16).view(self.num_packed // _GROUP, -1, _GROUP, 2)
         return groups[ids // _GROUP, :, ids % _GROUP].flatten(1)[:, : self.num_inputs]
-
-
-class StepTables(NamedTuple):
-    """The tables from which a step reads its inputs."""
-
-    token_ids: Tensor  # int32[R, L], known and sampled ids by position
-    page_table: Tensor  # int32[R, max_pages]
-    cos_sin: Tensor  # fp32[positions, rotary_dim], cosines in the first half of a row, sines in the second
-
-
-class NativeLayer(NamedTuple):
-    """One layer's weights; vectors are fp32."""
-
-    input_norm: Tensor
-    qkv: PackedLinear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    o: PackedLinear
-    mlp_norm: Tensor
-    gate_up: PackedLinear  # interleaved
-    down: PackedLinear
-    window: int | None
-
-
-class NativeShape(NamedTuple):
-    """What the kernels must know about a model."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    activation: str  # one of ACTIVATIONS
-    eps: float
-
-
-class NativeWeights(NamedTuple):
-    """A whole model's weights."""
-
-    embedding: Tensor | None  # [V, H] fp32 or bf16; None: the rows of lm_head
-    layers: Sequence[NativeLayer]
-    final_norm: Tensor  # fp32[H]
-    lm_head: PackedLinear
 
 
 class Library:
@@ -216,7 +131,7 @@ class Library:
             rounds_inputs: round inputs to bf16 before they are multiplied with a bf16 weight, which is fast where
                 `multiplies_bf16`. Sums are fp32.
         """
-        kind = _kind_of(weight, rounds_inputs=rounds_inputs)
+        kind = kind_of(weight, rounds_inputs=rounds_inputs)
         made = PackedLinear(torch.empty(0), None, weight.shape[0], weight.shape[1], kind, interleaved)
         num_packed, num_inputs = made.num_packed, made.num_inputs
         packed = self._memory(num_packed * (num_inputs * 4 if kind == "fp32" else (num_inputs + 1) // 2 * 4))
@@ -274,124 +189,6 @@ class Library:
             raise ValueError(f"cannot read {data.numel()} of {data.dtype}: need a multiple of 65,536 fp32 numbers")
         self.functions.penstock_read(c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel()))
 
-    def model(self, shape: NativeShape, weights: NativeWeights) -> "NativeModel":
-        """A model ready to run."""
-        return NativeModel(self.functions, shape, weights)
-
-
-class NativeModel:
-    """One model's forward pass."""
-
-    def __init__(self, functions: ctypes.CDLL, shape: NativeShape, weights: NativeWeights) -> None:
-        self._functions = functions
-        self._shape = shape
-        self._weights = weights  # keeps alive what the pointers below refer to
-        self._layers = (_Layer * len(weights.layers))(*(_layer(layer) for layer in weights.layers))
-        embedding = weights.embedding
-        self._model = _Model(
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_layers=len(weights.layers),
-            num_q_heads=shape.num_q_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            vocab_size=shape.vocab_size,
-            activation=ACTIVATIONS.index(shape.activation),
-            eps=shape.eps,
-            scale=shape.head_dim**-0.5,
-            final_norm=_pointer(weights.final_norm),
-            embedding=_pointer(embedding),
-            embedding_kind=0 if embedding is None else WEIGHT_KINDS.index(_kind_of(embedding)),
-            layers=ctypes.addressof(self._layers),
-            lm_head=_linear(weights.lm_head),
-        )
-        self._batch = _Batch()
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        cos_sin: Tensor,
-        slots: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        page_table: Tensor,
-        kv: Tensor,
-    ) -> Tensor:
-        """Compute a ragged batch of T tokens in N rows, and write their keys and values.
-
-        Args:
-            input_ids: int32[T].
-            cos_sin: fp32[T, rotary_dim], cosines in the first half of a row, sines in the second.
-            slots: int64[T]; a negative one stores nothing.
-            query_start_loc: int32[N + 1].
-            seq_lens: int32[N].
-            page_table: int32[N, max_pages].
-            kv: [num_layers, 2, num_pages, Hk, page_size, D], fp32 or bf16.
-
-        Returns:
-            fp32[T, H], the final hidden states, normed.
-        """
-        batch = self._batch
-        self._set_pages(kv)
-        out = torch.empty(input_ids.shape[0], self._shape.hidden_size)
-        batch.num_tokens, batch.num_rows = input_ids.shape[0], seq_lens.shape[0]
-        batch.rotary_dim, batch.page_table_stride = cos_sin.shape[1], page_table.stride(0)
-        batch.input_ids, batch.cos_sin, batch.slots = input_ids.data_ptr(), cos_sin.data_ptr(), slots.data_ptr()
-        batch.query_start_loc, batch.seq_lens = query_start_loc.data_ptr(), seq_lens.data_ptr()
-        batch.page_table, batch.kv, batch.out = page_table.data_ptr(), kv.data_ptr(), out.data_ptr()
-        self._functions.penstock_forward(ctypes.byref(self._model), ctypes.byref(batch))
-        return out
-
-    def step(
-        self,
-        rows: Int32Array,
-        start: Int32Array,
-        num_new: Int32Array,
-        samples: IntArray,
-        tables: StepTables,
-        kv: Tensor,
-    ) -> Tensor:
-        """Compute N rows, reading their inputs from the tables.
-
-        Args:
-            rows: int32[N].
-            start: int32[N], the first position to compute.
-            num_new: int32[N], how many to compute.
-            samples: int64[S], ascending: which of the N rows sample.
-            tables: of all rows.
-            kv: as for `forward`.
-
-        Returns:
-            fp32[S, V], the logits of each sampling row's last position.
-        """
-        self._set_pages(kv)
-        logits = torch.empty(samples.shape[0], self._shape.vocab_size)
-        step = _Rows(
-            rows.shape[0],
-            samples.shape[0],
-            tables.token_ids.stride(0),
-            tables.page_table.stride(0),
-            tables.cos_sin.shape[1],
-            *(array.ctypes.data for array in (rows, start, num_new, samples)),
-            *(tensor.data_ptr() for tensor in (*tables, kv)),
-        )
-        self._functions.penstock_step(ctypes.byref(self._model), ctypes.byref(step), c_void_p(logits.data_ptr()))
-        return logits
-
-    def _set_pages(self, kv: Tensor) -> None:
-        model = self._model
-        model.kv_is_bf16, model.num_pages, model.page_size = kv.dtype == torch.bfloat16, kv.shape[2], kv.shape[4]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """fp32[S, H] -> fp32[S, V]"""
-        hidden = hidden.contiguous()
-        out = torch.empty(hidden.shape[0], self._shape.vocab_size)
-        self._functions.penstock_logits(
-            *(ctypes.byref(self._model), c_void_p(hidden.data_ptr())),
-            *(c_int32(hidden.shape[0]), c_void_p(out.data_ptr())),
-        )
-        return out
-
 
 class NativeSampler:
     """Samples like `kernels.sampling.sample`: all rows of a step in one call, by their parameters at that time."""
@@ -436,15 +233,18 @@ def _checked(answer: int) -> None:
         raise RuntimeError("the CPU kernels failed")
 
 
-def _round_up(n: int, unit: int) -> int:
+def round_up(n: int, unit: int) -> int:
+    """The next multiple."""
     return -(-n // unit) * unit
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
+def address_of(tensor: Tensor | None) -> int | None:
+    """Where its numbers begin."""
     return None if tensor is None else tensor.data_ptr()
 
 
-def _kind_of(weight: Tensor, *, rounds_inputs: bool = False) -> str:
+def kind_of(weight: Tensor, *, rounds_inputs: bool = False) -> str:
+    """One of WEIGHT_KINDS."""
     if weight.dtype != torch.bfloat16:
         return "fp32"
     return "bf16_pairs" if rounds_inputs else "bf16"
@@ -458,23 +258,3 @@ def _layout(packed: PackedLinear) -> tuple[c_int32, ...]:
     kind = WEIGHT_KINDS.index(packed.kind)
     numbers = (packed.num_outputs, packed.num_inputs, kind, packed.interleaved, packed.num_packed)
     return tuple(c_int32(number) for number in numbers)
-
-
-def _linear(packed: PackedLinear) -> _Linear:
-    num_outputs = packed.num_packed if packed.interleaved else packed.num_outputs
-    kind = WEIGHT_KINDS.index(packed.kind)
-    return _Linear(_pointer(packed.weight), _pointer(packed.bias), num_outputs, packed.num_inputs, kind)
-
-
-def _layer(layer: NativeLayer) -> _Layer:
-    return _Layer(
-        input_norm=_pointer(layer.input_norm),
-        q_norm=_pointer(layer.q_norm),
-        k_norm=_pointer(layer.k_norm),
-        mlp_norm=_pointer(layer.mlp_norm),
-        qkv=_linear(layer.qkv),
-        o=_linear(layer.o),
-        gate_up=_linear(layer.gate_up),
-        down=_linear(layer.down),
-        window=layer.window or 0,
-    )

@@ -126,6 +126,7 @@ inline uint32_t bits_of(Ints lanes) {
 }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 
 // The sum in all lanes, added by halves, always in the same order.
 inline Floats sum_of(Floats v) {
@@ -199,6 +200,18 @@ inline Floats tanh16(Floats x) {
   p = p * square * x + x;
   const Floats far = 1.0f - 2.0f / (exp16(2.0f * (size > 20.0f ? splat(20.0f) : size)) + 1.0f);
   return size < 0.625f ? p : as_floats(Words(far) | (Words(x) & 0x80000000u));
+}
+
+// The error function, within 2e-7 (Abramowitz and Stegun, 7.1.26).
+inline Floats erf16(Floats x) {
+  const Floats size = as_floats(Words(x) & 0x7fffffffu), t = 1.0f / (1.0f + 0.3275911f * size);
+  Floats p = splat(1.061405429f);
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const Floats erf = 1.0f - p * t * exp16(-size * size);
+  return as_floats(Words(erf) | (Words(x) & 0x80000000u));
 }
 
 }  // namespace penstock

@@ -37,7 +37,7 @@ class _Shape(ctypes.Structure):  # AttentionShape in attention.h
 class _Rows(ctypes.Structure):  # AttentionRows in attention.h
     _fields_ = (
         *((name, c_int32) for name in ("num_rows", "page_table_stride")),
-        *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "page_table")),
+        *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "page_table", "table_rows")),
     )
 
 

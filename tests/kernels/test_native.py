@@ -18,7 +18,8 @@ from penstock.gpu_worker.models.model import ForwardInputs, Model
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
 from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
 from penstock.kernels.native import build
-from penstock.kernels.native.library import Library, NativeShape, NativeWeights
+from penstock.kernels.native.library import Library
+from penstock.kernels.native.program import ProgramBuilder
 from penstock.kernels.token_masks import mask_tokens_reference
 
 _TINY = {
@@ -220,9 +221,8 @@ def test_products_of_rounded_inputs(library: Library, num_inputs: int, num_token
     generator = torch.Generator().manual_seed(num_inputs)
     stored = torch.randn(70, num_inputs, generator=generator).bfloat16()
     x = torch.randn(num_tokens, num_inputs, generator=generator)
-    shape = NativeShape(num_inputs, 64, 1, 1, 16, 70, "silu", 1e-6)
     head = library.pack(stored, rounds_inputs=True)
-    logits = library.model(shape, NativeWeights(None, [], torch.ones(num_inputs), head)).logits(x)
+    logits = ProgramBuilder(num_inputs).build(library, head).logits(x)
     expected = x.bfloat16().double() @ stored.double().T
     torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5 * num_inputs**0.5)
 

@@ -1,0 +1,38 @@
+// Attention of a step's queries over their rows' pages.
+#pragma once
+
+#include "../pass.h"
+
+namespace penstock {
+
+struct Attending {  // as _Attending in program.py
+  int32_t qkv, to;  // slots; q comes first
+  int32_t num_q_heads, num_kv_heads, head_dim, layer;
+  int32_t window;  // 0: none
+  float scale, softcap;
+  const float* sinks;  // [num_q_heads], or null
+};
+
+template <typename Kv>
+void run_attention(const Pass& pass, const Attending& op) {
+  const Batch& batch = pass.batch;
+  const LayerPages& pages = pass.pool.layers[op.layer];
+  const GroupPages& group = batch.groups[pages.group];
+  const AttentionShape shape{op.num_q_heads, op.num_kv_heads, op.head_dim, pages.page_size, op.window, op.scale,
+                             0,              op.softcap,      op.sinks};
+  const AttentionRows rows{batch.num_rows, group.page_table_stride, batch.query_start_loc,
+                           batch.seq_lens, group.page_table,        batch.table_rows};
+  const Slot &q = pass.slots[op.qkv], &out = pass.slots[op.to];
+  attention(*team, shape, static_cast<const Kv*>(pages.keys), static_cast<const Kv*>(pages.values), rows, q.data,
+            q.stride, out.data, out.stride);
+}
+
+inline void run(const Pass& pass, const Attending& op) {
+  pass.pool.is_bf16 ? run_attention<bf16>(pass, op) : run_attention<float>(pass, op);
+}
+
+inline double num_multiplications(const Attending& op, const Pass& pass) {
+  return 2 * op.num_q_heads * op.head_dim * pass.num_scores();
+}
+
+}  // namespace penstock

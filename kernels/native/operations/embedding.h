@@ -1,0 +1,54 @@
+// What a token begins with: its id's vector, and its position's if those are learned.
+#pragma once
+
+#include "../pass.h"
+
+namespace penstock {
+
+struct Embedding {  // as _Embedding in program.py
+  const void* table;  // [V, size], or null: the rows of `packed`
+  Linear packed;
+  int32_t kind, size, to;
+  float scale;
+};
+
+struct Positions {
+  const void* table;  // [., size]
+  int32_t kind, size, to, offset;  // position p has row p + offset
+};
+
+// Row `id` of a packed [N, K] as floats.
+inline void unpack_row(const Linear& layer, int id, float* out) {
+  const int group = id / kLanes, lane = id % kLanes;
+  if (layer.kind != kFp32) {
+    const size_t pairs = (layer.num_inputs + 1) / 2;
+    const bf16* from = static_cast<const bf16*>(layer.weight) + group * pairs * 2 * kLanes + 2 * lane;
+    for (int k = 0; k < layer.num_inputs; k++) out[k] = widen(from[size_t(k / 2) * 2 * kLanes + k % 2]);
+  } else {
+    const float* from = static_cast<const float*>(layer.weight) + size_t(group) * layer.num_inputs * kLanes + lane;
+    for (int k = 0; k < layer.num_inputs; k++) out[k] = from[size_t(k) * kLanes];
+  }
+}
+
+inline float table_value(const void* table, int kind, size_t at) {
+  return kind == kFp32 ? static_cast<const float*>(table)[at] : widen(static_cast<const bf16*>(table)[at]);
+}
+
+inline void run(const Pass& pass, const Embedding& op, int t) {
+  const int id = pass.batch.input_ids[t];
+  float* to = pass.at(op.to, t);
+  if (op.table)
+    for (int i = 0; i < op.size; i++) to[i] = table_value(op.table, op.kind, size_t(id) * op.size + i);
+  else
+    unpack_row(op.packed, id, to);
+  if (op.scale != 1.0f)
+    for (int i = 0; i < op.size; i++) to[i] *= op.scale;
+}
+
+inline void run(const Pass& pass, const Positions& op, int t) {
+  float* to = pass.at(op.to, t);
+  const size_t at = size_t(pass.batch.positions[t] + op.offset) * op.size;
+  for (int i = 0; i < op.size; i++) to[i] += table_value(op.table, op.kind, at + i);
+}
+
+}  // namespace penstock

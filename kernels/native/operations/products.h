@@ -1,0 +1,50 @@
+// Products with weights, and what becomes of their sums while these are in registers.
+#pragma once
+
+#include "../pass.h"
+#include "activations.h"
+
+namespace penstock {
+
+enum Finish { kStore, kAdd, kActivate, kGate };  // as FINISHES in program.py
+
+struct Product {  // as _Product in program.py
+  Linear linear;
+  int32_t from, to, finish;
+  int32_t activation;  // of kActivate and kGate
+  float scale;         // of kAdd
+};
+
+inline void run(const Pass& pass, const Product& op) {
+  const int stride = pass.slots[op.to].stride;
+  float* out = pass.slots[op.to].data;
+  auto multiply = [&](auto finish) {
+    linear(*team, op.linear, pass.slots[op.from].data, pass.slots[op.from].stride, pass.batch.num_tokens, pass.packed,
+           finish);
+  };
+  switch (op.finish) {
+    case kStore:
+      return multiply([=](int t, int output, Floats sum) { store(out + size_t(t) * stride + output, sum); });
+    case kAdd:
+      return multiply([=, scale = op.scale](int t, int output, Floats sum) {
+        float* at = out + size_t(t) * stride + output;
+        store(at, load16(at) + sum * scale);
+      });
+    case kActivate:
+      return multiply([=, activation = op.activation](int t, int output, Floats sum) {
+        store(out + size_t(t) * stride + output, activated(activation, sum));
+      });
+    default:
+      // The gate and the up of an output are adjacent: the up, which comes second, finishes both.
+      return multiply([=, activation = op.activation](int t, int output, Floats sum) {
+        float* at = out + size_t(t) * stride + output / 2 / kLanes * kLanes;
+        store(at, output / kLanes % 2 == 0 ? sum : gated(activation, load16(at), sum));
+      });
+  }
+}
+
+inline double num_multiplications(const Product& op, const Pass& pass) {
+  return num_multiplications(op.linear, pass.batch.num_tokens);
+}
+
+}  // namespace penstock

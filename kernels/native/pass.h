@@ -1,0 +1,81 @@
+// One step's way through a program: its tokens, the pages behind them, and the slots that operations read and write.
+#pragma once
+
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+#include "memory.h"
+#include "team.h"
+#include "vectors.h"
+
+namespace penstock {
+
+struct GroupPages {  // where a batch's tokens are in the pages of one page group
+  const int64_t* slots;       // [T]; negative: not written
+  const int32_t* page_table;  // [rows, page_table_stride]
+  int32_t page_table_stride;
+};
+
+struct Rotary {  // the angles of one kind of rotation
+  const float* cos_sin;  // [positions or T, dim]: cosines, then sines
+  int32_t dim;
+  int32_t is_by_position;  // or has a row for each token
+};
+
+struct Batch {  // T tokens, N rows; as _Batch in program.py
+  int32_t num_tokens, num_rows;
+  const int32_t* input_ids;        // [T]
+  const int64_t* positions;        // [T]
+  const int32_t* query_start_loc;  // [N + 1]
+  const int32_t* seq_lens;         // [N]
+  const int32_t* table_rows;       // [N]: rows of the page tables, or null: 0, 1, 2, ...
+  const GroupPages* groups;
+  const Rotary* rotaries;
+  float* out;  // [T, H], what slot 0 is
+};
+
+struct LayerPages {  // as _LayerPages in program.py
+  void *keys, *values;  // [pages, Hk, page_size, D]
+  int32_t group, page_size;
+};
+
+struct Pool {
+  const LayerPages* layers;
+  int32_t is_bf16;
+};
+
+struct Slot {  // fp32, a row for each token
+  float* data;
+  int32_t stride;  // floats
+};
+
+constexpr double kReading = 5;  // reading a weight takes as long as multiplying it with this many tokens
+
+inline double num_multiplications(const Linear& layer, int num_tokens) {
+  return double(layer.num_outputs) * layer.num_inputs * (num_tokens + kReading);
+}
+
+// How many rows of this many floats are worth handing to another core.
+inline int together(int num_floats) { return std::max(1, 4096 / num_floats); }
+
+struct Pass {
+  const Batch& batch;
+  const Pool& pool;
+  float* packed;  // room for the inputs of any product
+  std::vector<Slot> slots = {};
+
+  float* at(int slot, int t) const { return slots[slot].data + size_t(t) * slots[slot].stride; }
+
+  // Pairs of a query and a key that it may see.
+  double num_scores() const {
+    double sum = 0;
+    for (int row = 0; row < batch.num_rows; row++) {
+      const double num_queries = batch.query_start_loc[row + 1] - batch.query_start_loc[row];
+      sum += num_queries * batch.seq_lens[row];
+    }
+    return sum;
+  }
+};
+
+}  // namespace penstock

@@ -1,0 +1,128 @@
+// A decoder as a list of operations, made once from its description and executed once a step. Activations are fp32
+// throughout; weights are fp32 or bf16 as stored, keys and values fp32 or bf16.
+//
+// Operations on each token alone that follow each other are one phase of the team; any other opens phases of its own.
+#pragma once
+
+#include "operations/attending.h"
+#include "operations/embedding.h"
+#include "operations/heads.h"
+#include "operations/norms.h"
+#include "operations/products.h"
+#include "pass.h"
+
+namespace penstock {
+
+enum OperationKind { kEmbedding, kPositions, kNorm, kHeads, kProduct, kAttending };  // as OPERATIONS in program.py
+
+struct Operation {  // as _Operation in program.py
+  const void* what;  // the struct of its kind
+  int32_t kind, size;  // size: floats of a token that it works on
+};
+
+struct Program {  // as _Program in program.py
+  const Operation* operations;
+  const int32_t* widths;  // floats a token of each slot but slot 0, in whole units
+  Linear head;
+  int32_t num_operations, num_slots, hidden_size, packed_width;
+  float logit_scale, logit_softcap;
+};
+
+inline bool is_of_tokens(const Operation& operation) { return operation.kind < kProduct; }
+
+inline void run_of_token(const Pass& pass, const Operation& operation, int t) {
+  switch (operation.kind) {
+    case kEmbedding:
+      return run(pass, *static_cast<const Embedding*>(operation.what), t);
+    case kPositions:
+      return run(pass, *static_cast<const Positions*>(operation.what), t);
+    case kNorm:
+      return run(pass, *static_cast<const NormOperation*>(operation.what), t);
+    default:
+      return run(pass, *static_cast<const Heads*>(operation.what), t);
+  }
+}
+
+inline void run_of_batch(const Pass& pass, const Operation& operation) {
+  if (operation.kind == kProduct)
+    run(pass, *static_cast<const Product*>(operation.what));
+  else
+    run(pass, *static_cast<const Attending*>(operation.what));
+}
+
+inline double num_multiplications(const Program& program, const Pass& pass) {
+  double sum = 0;
+  for (int i = 0; i < program.num_operations; i++) {
+    const Operation& operation = program.operations[i];
+    if (operation.kind == kProduct) sum += num_multiplications(*static_cast<const Product*>(operation.what), pass);
+    if (operation.kind == kAttending) sum += num_multiplications(*static_cast<const Attending*>(operation.what), pass);
+  }
+  return sum;
+}
+
+static void forward(const Program& program, const Pool& pool, const Batch& batch) {
+  const size_t num_tokens = batch.num_tokens;
+  static Buffer buffer;
+  size_t row_size = program.packed_width;
+  for (int i = 1; i < program.num_slots; i++) row_size += program.widths[i];
+  Pass pass{batch, pool, buffer.of(row_size * num_tokens)};
+  pass.slots.push_back({batch.out, program.hidden_size});
+  for (float* data = pass.packed + program.packed_width * num_tokens; int(pass.slots.size()) < program.num_slots;) {
+    const int width = program.widths[pass.slots.size()];
+    pass.slots.push_back({data, width});
+    data += width * num_tokens;
+  }
+  for (int i = 0; i < program.num_operations; i++) {  // one float past an odd number of inputs is multiplied by zero
+    if (program.operations[i].kind != kProduct) continue;
+    const Product& product = *static_cast<const Product*>(program.operations[i].what);
+    for (int t = 0; product.linear.num_inputs % 2 && t < batch.num_tokens; t++)
+      pass.at(product.from, t)[product.linear.num_inputs] = 0.0f;
+  }
+  const Operation* const end = program.operations + program.num_operations;
+  team->run(num_multiplications(program, pass), [&] {
+    for (const Operation* operation = program.operations; operation < end;) {
+      if (!is_of_tokens(*operation)) {
+        run_of_batch(pass, *operation++);
+        continue;
+      }
+      const Operation* const first = operation;
+      int size = 1;
+      for (; operation < end && is_of_tokens(*operation); operation++) size = std::max(size, operation->size);
+      team->each(batch.num_tokens, together(size), [&](int t) {
+        for (const Operation* each = first; each < operation; each++) run_of_token(pass, *each, t);
+      });
+    }
+  });
+}
+
+// x [num_tokens, H] -> out [num_tokens, V]
+static void project(const Program& program, const float* x, int num_tokens, float* out) {
+  const int hidden = program.head.num_inputs, vocab = program.head.num_outputs;
+  const float* rows = x;
+  const int stride = round_up(hidden, 2);  // the product reads inputs in pairs
+  static Buffer buffer;
+  float* packed = buffer.of(2 * size_t(num_tokens) * stride);
+  if (stride != hidden) {
+    float* padded = packed + size_t(num_tokens) * stride;
+    for (int t = 0; t < num_tokens; t++) {
+      std::copy_n(x + size_t(t) * hidden, hidden, padded + size_t(t) * stride);
+      padded[size_t(t) * stride + hidden] = 0.0f;
+    }
+    rows = padded;
+  }
+  const float scale = program.logit_scale, cap = program.logit_softcap;
+  team->run(num_multiplications(program.head, num_tokens), [&] {
+    linear(*team, program.head, rows, stride, num_tokens, packed, [=](int t, int output, Floats sum) {
+      float* at = out + size_t(t) * vocab + output;
+      if (output >= vocab) return;
+      sum *= scale;
+      if (cap) sum = tanh16(sum / cap) * cap;
+      if (output + kLanes <= vocab)
+        store(at, sum);
+      else
+        for (int i = 0; i < vocab - output; i++) at[i] = sum[i];
+    });
+  });
+}
+
+}  // namespace penstock
