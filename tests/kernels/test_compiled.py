@@ -22,6 +22,7 @@ from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton import device, paged_attention
 from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
 from penstock.kernels.triton.copy_pages import copy_pages_triton
+from penstock.kernels.triton.experts import group_rows_triton, grouped_linear_triton, sum_of_experts_triton
 from penstock.kernels.triton.norms import add_norm_triton, norm_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
@@ -118,8 +119,18 @@ def launch_rest(shape: ModelShape) -> None:
 
 def launch_experts(shape: ExpertsShape) -> None:
     correction = meta(shape.num_experts, dtype=torch.float32) if shape.routing.kind == "sigmoid" else None
-    for tokens in (1, 64, 8192):
-        route_triton(meta(tokens, shape.num_experts, dtype=torch.float32), shape.routing, correction)
+    gate_up, down = (
+        meta(shape.num_experts, 2 * shape.size, shape.hidden),
+        meta(shape.num_experts, shape.hidden, shape.size),
+    )
+    biases = [meta(*weight.shape[:2]) if shape.has_bias else None for weight in (gate_up, down)]
+    # One token, a block of an expert's few tokens, and many: most mixtures need no more than the first.
+    for tokens in (1, 8 * shape.num_experts, 8192) if shape.hidden < 4096 else (1,):
+        ids, weights = route_triton(meta(tokens, shape.num_experts, dtype=torch.float32), shape.routing, correction)
+        grouped = group_rows_triton(ids, shape.num_experts)
+        rows = grouped_linear_triton(meta(tokens, shape.hidden), grouped, gate_up, biases[0], of_tokens=True)
+        rows = grouped_linear_triton(rows[:, : shape.size].contiguous(), grouped, down, biases[1])
+        sum_of_experts_triton(rows, grouped, weights)
 
 
 def launch_shapeless() -> None:

@@ -3,9 +3,17 @@
 import pytest
 import torch
 
+from penstock.kernels.experts import grouped_linear_reference, sum_of_experts_reference
 from penstock.kernels.routing import Routing, route_reference
+from penstock.kernels.triton.experts import (
+    group_rows_triton,
+    grouped_linear_triton,
+    num_blocks,
+    sum_of_experts_triton,
+)
 from penstock.kernels.triton.routing import route_triton
 from tests.kernels.routings import ROUTINGS
+from tests.kernels.tolerances import assert_near
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
@@ -48,3 +56,77 @@ def test_routing_of_many_experts(device: str) -> None:
     expected_ids, expected = route_reference(logits, routing, correction)
     assert torch.equal(ids, expected_ids)
     torch.testing.assert_close(weights, expected, rtol=2e-5, atol=1e-6)
+
+
+def some_ids(num_tokens: int, num_experts: int, top_k: int, device: str) -> torch.Tensor:
+    """Different experts for each token; the last expert is not used."""
+    return torch.rand(num_tokens, num_experts - 1, device=device).argsort(-1)[:, :top_k].int()
+
+
+@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [
+    (1, 9, 8), (3, 128, 8), (5, 5, 1), (70, 7, 2), (300, 4, 3), (700, 6, 2),
+])  # fmt: skip
+def test_blocks_hold_each_row_once(device: str, num_tokens: int, num_experts: int, top_k: int) -> None:
+    ids = some_ids(num_tokens, num_experts, top_k, device)
+    grouped = group_rows_triton(ids, num_experts)
+    flat = ids.flatten()
+    assert torch.equal(grouped.rows.long(), flat.argsort(stable=True))
+    blocks = [block for block in grouped.blocks.T.tolist() if block[1] < block[2]]
+    assert [place for _, begin, end in blocks for place in range(begin, end)] == list(range(len(flat)))
+    of_place = flat[grouped.rows.long()].tolist()
+    assert all(of_place[begin:end] == [expert] * (end - begin) for expert, begin, end in blocks)
+    needed = sum(-(-count // grouped.size) for count in flat.bincount().tolist())
+    assert len(blocks) == needed <= grouped.blocks.shape[1] == num_blocks(len(flat), num_experts, grouped.size)
+
+
+def test_one_expert_takes_all(device: str) -> None:
+    grouped = group_rows_triton(torch.full((200, 1), 3, dtype=torch.int32, device=device), 5)
+    blocks = [block for block in grouped.blocks.T.tolist() if block[1] < block[2]]
+    assert blocks == [[3, begin, min(begin + grouped.size, 200)] for begin in range(0, 200, grouped.size)]
+
+
+@pytest.mark.parametrize(("num_tokens", "num_inputs", "num_outputs"), [(1, 64, 48), (4, 72, 130), (90, 192, 64)])
+@pytest.mark.parametrize("options", ["", "bias", "scales", "bias, scales"])
+def test_grouped_products(
+    device: str, dtype: torch.dtype, num_tokens: int, num_inputs: int, num_outputs: int, options: str
+) -> None:
+    """From tokens to rows, on to other rows, and to sums."""
+    num_experts, top_k = 5, 2
+    ids = some_ids(num_tokens, num_experts, top_k, device)
+    x = torch.randn(num_tokens, num_inputs, device=device).to(dtype)
+    up = (torch.randn(num_experts, num_outputs, num_inputs, device=device) / num_inputs**0.5).to(dtype)
+    down = (torch.randn(num_experts, num_inputs, num_outputs, device=device) / num_outputs**0.5).to(dtype)
+    bias = torch.randn(num_experts, num_outputs, device=device).to(dtype) if "bias" in options else None
+    weights = torch.rand(num_tokens, top_k, device=device)
+    scales = weights if "scales" in options else None
+    grouped = group_rows_triton(ids, num_experts)
+    rows = grouped_linear_triton(x, grouped, up, bias, of_tokens=True, scales=scales)
+    inputs = x[:, None].float().expand(-1, top_k, -1) * (1 if scales is None else scales[:, :, None])
+    expected = grouped_linear_reference(inputs, ids, up, bias)
+    assert_near(rows.view_as(expected), expected.to(dtype), factor=2)
+    rows = grouped_linear_triton(rows, grouped, down, None)
+    assert_near(rows.view(num_tokens, top_k, -1), grouped_linear_reference(expected.to(dtype), ids, down), factor=4)
+    of_rows = None if scales is not None else weights
+    got = sum_of_experts_triton(rows, grouped, of_rows)
+    assert_near(got, sum_of_experts_reference(rows.view(num_tokens, top_k, -1), of_rows))
+
+
+def test_no_tokens(device: str) -> None:
+    grouped = group_rows_triton(torch.zeros(0, 2, dtype=torch.int32, device=device), 4)
+    rows = grouped_linear_triton(
+        torch.zeros(0, 32, device=device), grouped, torch.zeros(4, 16, 32, device=device), None, of_tokens=True
+    )
+    assert rows.shape == (0, 16)
+    assert sum_of_experts_triton(rows, grouped, None).shape == (0, 16)
+
+
+def test_what_is_not_a_number_stays_in_its_token(device: str) -> None:
+    ids = some_ids(40, 4, 2, device)
+    x, weight = torch.randn(40, 64, device=device), torch.randn(4, 32, 64, device=device)
+    grouped = group_rows_triton(ids, 4)
+    expected = grouped_linear_triton(x, grouped, weight, None, of_tokens=True)
+    x[7] = float("nan")
+    got = grouped_linear_triton(x, grouped, weight, None, of_tokens=True)
+    is_its = torch.arange(80, device=device) // 2 == 7
+    assert torch.equal(got[~is_its], expected[~is_its])
+    assert bool(got[is_its].isnan().all())

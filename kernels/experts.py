@@ -1,0 +1,137 @@
+"""Grouped products of a mixture's experts: each reads the weights of every used expert once.
+
+Token t and the j-th of its k experts make row t * k + j. `group_rows` sorts the rows by expert, `grouped_linear`
+multiplies each with its expert's matrix, and `sum_of_experts` adds up each token's. E experts, T tokens.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class SortedRows(NamedTuple):
+    """Rows for the CPU, where they are kept in the order of their experts."""
+
+    top_k: int
+    rows: Tensor  # int64[T * k], the row at each place
+    places: Tensor  # int64[T * k], the place of each row
+    experts: tuple[tuple[int, int, int], ...]  # (expert, its first place, the place after its last one), ascending
+
+
+class BlockedRows(NamedTuple):
+    """Rows for a GPU, where they are kept as they are numbered. A block has some rows of one expert."""
+
+    top_k: int
+    rows: Tensor  # int32[T * k], by expert
+    blocks: Tensor  # int32[3, B]: its expert, its first place in `rows`, the place after its last one; empty ones too
+    size: int  # the most rows of a block
+
+
+GroupedRows = SortedRows | BlockedRows
+
+
+def group_rows(ids: Tensor, num_experts: int) -> GroupedRows:
+    """Sort rows by expert, those of one expert by token. On a GPU the host reads nothing back.
+
+    Args:
+        ids: int32 [T, k], each token's experts, all different.
+        num_experts: E.
+    """
+    if ids.ndim != 2 or ids.dtype != torch.int32:
+        raise ValueError(f"ids must be int32 [T, k], got {ids.dtype} {tuple(ids.shape)}")
+    if ids.is_cuda:
+        from penstock.kernels.triton.experts import group_rows_triton
+
+        return group_rows_triton(ids, num_experts)
+    flat = ids.flatten()
+    rows = flat.argsort(stable=True)
+    places = torch.empty_like(rows).scatter_(0, rows, torch.arange(len(rows)))
+    experts, begin = [], 0
+    for expert, count in enumerate(torch.bincount(flat, minlength=num_experts).tolist()):
+        if count:
+            experts.append((expert, begin, begin + count))
+            begin += count
+    return SortedRows(ids.shape[1], rows, places, tuple(experts))
+
+
+def grouped_linear(
+    x: Tensor,
+    grouped: GroupedRows,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    of_tokens: bool = False,
+    scales: Tensor | None = None,
+) -> Tensor:
+    """Each row's product with its expert's matrix: x @ weight^T + bias.
+
+    Args:
+        x: [T * k, in], an earlier result; [T, in] if `of_tokens`, where a row's input is its token's.
+        grouped: the rows.
+        weight: [E, out, in], contiguous.
+        bias: [E, out] or None.
+        of_tokens: see `x`.
+        scales: fp32 [T, k], inputs are multiplied by these; None: they are not.
+
+    Returns:
+        [T * k, out] in the dtype of `x`, in the order in which `grouped` keeps rows. Sums are fp32.
+    """
+    num_rows = grouped.rows.shape[0] // (grouped.top_k if of_tokens else 1)
+    if x.shape != (num_rows, weight.shape[2]) or not weight.is_contiguous():
+        raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit {num_rows} rows")
+    if isinstance(grouped, BlockedRows):
+        from penstock.kernels.triton.experts import grouped_linear_triton
+
+        return grouped_linear_triton(x, grouped, weight, bias, of_tokens=of_tokens, scales=scales)
+    if of_tokens:
+        x = x.index_select(0, grouped.rows // grouped.top_k)
+    if scales is not None:
+        x = x * scales.flatten()[grouped.rows, None].to(x.dtype)
+    out = x.new_empty(x.shape[0], weight.shape[1])
+    for expert, begin, end in grouped.experts:
+        matrix = weight[expert].t()
+        if bias is None:
+            torch.mm(x[begin:end], matrix, out=out[begin:end])
+        else:
+            torch.addmm(bias[expert], x[begin:end], matrix, out=out[begin:end])
+    return out
+
+
+def sum_of_experts(x: Tensor, grouped: GroupedRows, weights: Tensor | None = None) -> Tensor:
+    """The weighted sum of each token's rows, in the order of its experts.
+
+    Args:
+        x: [T * k, H], a result of `grouped_linear`.
+        grouped: the rows.
+        weights: fp32 [T, k]; None: all are 1.
+
+    Returns:
+        [T, H] in the dtype of `x`; sums are fp32.
+    """
+    if x.ndim != 2 or x.shape[0] != grouped.rows.shape[0]:
+        raise ValueError(f"x {tuple(x.shape)} does not fit {grouped.rows.shape[0]} rows")
+    if isinstance(grouped, BlockedRows):
+        from penstock.kernels.triton.experts import sum_of_experts_triton
+
+        return sum_of_experts_triton(x, grouped, weights)
+    places = grouped.places.view(-1, grouped.top_k)
+    total = torch.zeros(places.shape[0], x.shape[1])
+    for j in range(grouped.top_k):
+        rows = x.index_select(0, places[:, j])
+        if weights is None:
+            total += rows
+        else:
+            total.addcmul_(rows, weights[:, j, None])
+    return total.to(x.dtype)
+
+
+def grouped_linear_reference(x: Tensor, ids: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The formula in fp32: [T, k, in] -> [T, k, out] in the dtype of `x`."""
+    out = torch.einsum("tki,tkoi->tko", x.float(), weight[ids.long()].float())
+    return (out if bias is None else out + bias[ids.long()].float()).to(x.dtype)
+
+
+def sum_of_experts_reference(x: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The formula in fp32: [T, k, H] -> [T, H]."""
+    return (x.float() if weights is None else x.float() * weights[:, :, None]).sum(1).to(x.dtype)
