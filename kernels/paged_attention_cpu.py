@@ -146,10 +146,10 @@ def paged_attention_cpu(
         rows = q if group.tokens is None else q.index_select(0, group.tokens)
         # The query heads that share a key-value head are treated as several queries of that head.
         packed = rows.view(group.num_rows, num_kv_heads, -1, head_dim)
-        k = _gather_group(k_pages, group)
-        v = _gather_group(v_pages, group)
+        k = gather_group(k_pages, group)
+        v = gather_group(v_pages, group)
         mask = group.mask if group.mask is None or q.dtype == torch.float32 else group.mask.to(q.dtype)
-        attended, lse = _attend(packed, k, v, mask, False, scale, softcap)
+        attended, lse = attend(packed, k, v, mask, False, scale, softcap)
         result = attended.reshape(group.num_rows, num_q_heads, head_dim)
         if sinks is not None:
             _apply_sinks(result, lse.reshape(group.num_rows, num_q_heads), sinks)
@@ -162,14 +162,14 @@ def paged_attention_cpu(
     return out
 
 
-def _gather_group(pages: Tensor, group: DecodeGroup) -> Tensor:
+def gather_group(pages: Tensor, group: DecodeGroup) -> Tensor:
     """-> [G, Hk, S, D]"""
     _, num_kv_heads, page_size, head_dim = pages.shape
     runs = pages.reshape(-1, page_size * head_dim).index_select(0, group.page_runs)
     return runs.view(group.num_rows, num_kv_heads, -1, head_dim)[:, :, : group.num_keys]
 
 
-def _gather_row(pages: Tensor, page_ids: Tensor, begin: int, end: int) -> Tensor:
+def gather_row(pages: Tensor, page_ids: Tensor, begin: int, end: int) -> Tensor:
     """Positions [begin, end) of a sequence -> [1, Hk, end - begin, D]"""
     page_size = pages.shape[2]
     first = begin // page_size
@@ -205,13 +205,13 @@ def _prefill(
             mask = None
             if window is not None and end - 1 - window >= key_begin:
                 mask = _window_mask(begin, end, key_begin, key_end, window).to(q.dtype)
-            k = _gather_row(k_pages, row.pages, key_begin, key_end)
-            v = _gather_row(v_pages, row.pages, key_begin, key_end)
-            part, part_lse = _attend(queries, k, v, mask, key_begin == begin and mask is None, scale, softcap)
+            k = gather_row(k_pages, row.pages, key_begin, key_end)
+            v = gather_row(v_pages, row.pages, key_begin, key_end)
+            part, part_lse = attend(queries, k, v, mask, key_begin == begin and mask is None, scale, softcap)
             if result is None:
                 result, lse = part, part_lse
             else:
-                result, lse = _merge(result, lse, part, part_lse)
+                result, lse = merge(result, lse, part, part_lse)
         assert result is not None
         result = result[0].transpose(0, 1)
         if sinks is not None:
@@ -229,7 +229,7 @@ def _window_mask(begin: int, end: int, key_begin: int, key_end: int, window: int
     return torch.zeros(distance.shape).masked_fill_((distance < 0) | (distance >= window), -torch.inf)
 
 
-def _attend(
+def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """q [B, Hq, L, D], k and v [B, Hk, S, D] -> (out [B, Hq, L, D], lse fp32 [B, Hq, L]).
@@ -259,7 +259,7 @@ def _attend(
     return (weights @ v.float()).to(q.dtype).view(q.shape), lse
 
 
-def _merge(a: Tensor, a_lse: Tensor, b: Tensor, b_lse: Tensor) -> tuple[Tensor, Tensor]:
+def merge(a: Tensor, a_lse: Tensor, b: Tensor, b_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Softmax over two sets of keys from the softmaxes over each. `a_lse` is finite."""
     lse = torch.logaddexp(a_lse, b_lse)
     a_weight = (a_lse - lse).exp()[..., None]

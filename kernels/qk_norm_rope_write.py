@@ -73,12 +73,12 @@ def qk_norm_rope_write_cpu(
     rows = cos_sin if positions is None else cos_sin.index_select(0, positions)
     if q_weight is None and k_weight is None:
         # q and k rotate in one pass: they are neighbours in the fused projection.
-        rotated = _rotate(heads[:, : num_q_heads + num_kv_heads], rows)
+        rotated = rotate(heads[:, : num_q_heads + num_kv_heads], rows)
         q, k = rotated[:, :num_q_heads], rotated[:, num_q_heads:]
     else:
         q, k = heads[:, :num_q_heads], heads[:, num_q_heads : num_q_heads + num_kv_heads]
-        q = _rotate(q if q_weight is None else norm_cpu(q, NormWeights(q_weight, eps)), rows)
-        k = _rotate(k if k_weight is None else norm_cpu(k, NormWeights(k_weight, eps)), rows)
+        q = rotate(q if q_weight is None else norm_cpu(q, NormWeights(q_weight, eps)), rows)
+        k = rotate(k if k_weight is None else norm_cpu(k, NormWeights(k_weight, eps)), rows)
     v = heads[:, num_q_heads + num_kv_heads :]
     if kept is not None:
         k, v = k[kept], v[kept]
@@ -141,7 +141,7 @@ def qk_norm_rope_write_reference(
     return out
 
 
-def _rotate(x: Tensor, rows: Tensor) -> Tensor:
+def rotate(x: Tensor, rows: Tensor) -> Tensor:
     """x [T, h, D], rows [T, rotary_dim] fp32 -> [T, h, D] in the dtype of x."""
     half = rows.shape[1] // 2
     rows = rows.unsqueeze(1)

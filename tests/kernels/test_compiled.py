@@ -19,10 +19,11 @@ import torch
 from penstock.kernels.norms import NormWeights
 from penstock.kernels.routing import Routing
 from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
-from penstock.kernels.triton import device, paged_attention
+from penstock.kernels.triton import device, latent_attention, latent_expanded, paged_attention
 from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
 from penstock.kernels.triton.copy_pages import copy_pages_triton
 from penstock.kernels.triton.experts import group_rows_triton, grouped_linear_triton, sum_of_experts_triton
+from penstock.kernels.triton.latent_write import latent_write_triton
 from penstock.kernels.triton.norms import add_norm_triton, norm_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
@@ -77,6 +78,12 @@ ODD = {
     "softcap 128": ModelShape(32, 16, 128, 4608, 36864, 256000, False, 4096),
     "head_dim 80": ModelShape(32, 32, 80, 2560, 10240, 51200, False, None),
     "group 7": ModelShape(14, 2, 64, 896, 4864, 151936, False, None),
+}
+# kv_rank 512, 64 rotated numbers, and per head (heads, nope_dim, v_dim).
+LATENT = {
+    "DeepSeek-V2-Lite": (16, 128, 128),
+    "GLM-4.7-Flash": (20, 192, 256),
+    "DeepSeek-V3": (128, 128, 128),
 }
 
 
@@ -133,6 +140,26 @@ def launch_experts(shape: ExpertsShape) -> None:
         sum_of_experts_triton(rows, grouped, weights)
 
 
+def launch_latent(num_heads: int, nope_dim: int, v_dim: int) -> None:
+    pages = meta(4, 1, 4096, 1, 16, 576)[0, 0]
+    for batch, query_len in ((1, 1), (256, 1), (4, 8)):
+        latent_attention.latent_attention_triton(
+            meta(batch * query_len, num_heads, 576), pages, ints(batch, 512), ints(batch + 1), ints(batch),
+            kv_rank=512, scale=0.1, max_query_len=query_len, max_seq_len=8192,
+        )  # fmt: skip
+    tokens = meta(4096, dtype=torch.int64)
+    q = meta(4096, num_heads, nope_dim + 64)
+    latent_expanded.expanded_attention_triton(
+        q[:, :8], meta(9000, 8, nope_dim + v_dim), meta(9000, 576)[:, 512:], ints(5), ints(5),
+        scale=0.1, max_query_len=1024, out=meta(4096, num_heads, v_dim)[:, :8],
+    )  # fmt: skip
+    cos_sin = meta(8192, 64, dtype=torch.float32)
+    for count in (1, 4096):
+        latent_write_triton(
+            meta(count, 576), q[:count], tokens[:count], cos_sin, meta(512), 1e-6, pages, tokens[:count]
+        )
+
+
 def launch_shapeless() -> None:
     x, weight = meta(16, 8192), meta(8192, dtype=torch.float32)
     add_norm_triton(x, x, NormWeights(weight), post=NormWeights(weight))
@@ -165,7 +192,8 @@ def launch_sampling(vocab: int) -> None:
 def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
     jobs: dict[tuple[int, str], Launch] = {}
     for capability, facts in CAPABILITIES.items():
-        monkeypatch.setattr(paged_attention, "device_facts", functools.partial(lambda facts, _: facts, facts))
+        for module in (paged_attention, latent_attention, latent_expanded):
+            monkeypatch.setattr(module, "device_facts", functools.partial(lambda facts, _: facts, facts))
         with recording(monkeypatch.setattr) as launches:
             for shape in MODELS.values():
                 launch_attention(shape)
@@ -175,6 +203,9 @@ def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
             for name, shape in ODD.items():
                 if capability == 90 or name == "softcap 128":  # each takes seconds to compile
                     launch_attention(shape, page_size=64, extras=True)
+            for name, sizes in LATENT.items():
+                if capability == 90 or name == "DeepSeek-V2-Lite":
+                    launch_latent(*sizes)
             launch_shapeless()
             launch_sampling(151936)
         jobs.update({(capability, launch.key): launch for launch in launches})
