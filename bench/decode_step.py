@@ -37,7 +37,7 @@ def decode_times(run: Run, batch: int) -> list[float]:
 
 def bytes_read(model: ModelConfig, batch: int, context: float, itemsize: int = 2) -> float:
     """What a decode step must at least read: all weights but an untied embedding, and the rows' keys and values."""
-    kv = 2 * model.num_layers * model.num_kv_heads * model.head_dim * context * batch
+    kv = sum(s.num_heads * (s.key_dim + s.value_dim) for s in model.kv) * context * batch
     return itemsize * (model.num_step_weights + kv)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.core.checkpoint.families.rope import RopeConfig
 from penstock.core.checkpoint.model_config import KVShape, ModelConfig
+from penstock.core.checkpoint.names import Names
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
 """`clamped_swiglu` (gpt-oss): (min(up, 7) + 1) * g * sigmoid(1.702 g), g = min(gate, 7); up is at least -7."""
@@ -50,9 +51,14 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
         """What it keeps of a position."""
         return KVShape(self.num_kv_heads, self.head_dim, self.head_dim, self.window)
 
+    @property
+    def width(self) -> int:
+        """Weights that a token's step reads, for each number of the hidden size."""
+        return 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+
 
 class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
-    """Queries at position p grow by 1 + beta * log(1 + floor((p + shift) / length)) (Llama 4, Ministral 3)."""
+    """Queries at position p are multiplied by 1 + beta * log(1 + (p + shift) // length): Llama 4, Ministral 3."""
 
     beta: float
     length: float
@@ -78,6 +84,11 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
         """What it keeps of a position: the latent, normed, then the rotated key."""
         return KVShape(1, self.kv_rank + self.rope_dim, 0, None)
 
+    @property
+    def width(self) -> int:
+        """As `Attention.width`, nearly: products between latents and heads count as if they were with hidden states."""
+        return (self.q_rank or 0) + self.kv_rank + self.num_heads * (self.nope_dim + self.rope_dim + self.v_dim)
+
 
 class DenseMLP(msgspec.Struct, frozen=True, kw_only=True):
     """down(act(gate(x)) * up(x)), or down(act(up(x))) if it is not gated."""
@@ -86,6 +97,11 @@ class DenseMLP(msgspec.Struct, frozen=True, kw_only=True):
     activation: Activation = "silu"
     is_gated: bool = True
     has_bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """As `Attention.width`."""
+        return (2 + self.is_gated) * self.size
 
 
 class Router(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +138,11 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     has_bias: bool = False
     shared: DenseMLP | None = None  # every token goes through it
     shared_is_gated: bool = False  # its output is multiplied by a sigmoid that the token decides
+
+    @property
+    def width(self) -> int:
+        """As `Attention.width`."""
+        return self.count + 3 * self.size * self.router.top_k + (self.shared.width if self.shared is not None else 0)
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,3 +181,14 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # logits become cap * tanh(logit / cap); 0: none
+    names: Names = Names()  # of the weights in the checkpoint
+
+    @property
+    def kv(self) -> tuple[KVShape, ...]:
+        return tuple(layer.mixer.kv for layer in self.layers)
+
+    @property
+    def num_step_weights(self) -> int:
+        """Weights of the matrices that a token's step reads: of all experts only those that it goes to."""
+        each = (layer.mixer.width + layer.mlp.width for layer in self.layers)
+        return self.hidden_size * (sum(each) + self.vocab_size)

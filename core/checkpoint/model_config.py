@@ -21,17 +21,24 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: str
     vocab_size: int
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    windows: tuple[int | None, ...]  # of each layer's attention
     max_model_len: int  # as far as positions allow
     checkpoint_dtype: str  # torch's name, such as "bfloat16"
+    has_page_groups: bool = True
+    """Whether the model's code reads a page table for each group of layers that keep the same positions."""
 
     @property
-    def has_page_groups(self) -> bool:
-        """Whether the model's code reads a page table for each group of layers that keep the same positions."""
-        return False
+    def kv(self) -> tuple[KVShape, ...]:
+        """What each layer keeps."""
+        raise NotImplementedError
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.kv)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer."""
+        return tuple(shape.window for shape in self.kv)
 
     @property
     def num_step_weights(self) -> int:

@@ -135,7 +135,7 @@ def _read(path: Path, model: Model) -> None:
         num_bytes = _weigh(path, model)
     model.max_model_len = config.max_model_len
     kv_size = _BYTES.get({name: key for key, name in _TORCH_NAMES.items()}.get(config.checkpoint_dtype, ""), 2)
-    model.kv_bytes_per_token = config.num_layers * config.num_kv_heads * config.head_dim * 2 * kv_size
+    model.kv_bytes_per_token = kv_size * sum(shape.num_heads * (shape.key_dim + shape.value_dim) for shape in config.kv)
     check_checkpoint(checkpoint)
     model.memory_bytes = num_bytes + _KV_TOKENS * model.kv_bytes_per_token
     model.served_by = "transformers" if isinstance(config, TransformersConfig) else "own code"

@@ -10,20 +10,19 @@ from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.attention import Rotation
 
 
-def inverse_frequencies(config: RopeConfig, head_dim: int, length: int = 0) -> Tensor:
-    """fp32 [head_dim / 2]: radians per position of each rotated pair.
+def inverse_frequencies(config: RopeConfig, length: int = 0) -> Tensor:
+    """fp32 [dim / 2]: radians per position of each rotated pair.
 
     Args:
         config: the rotary settings.
-        head_dim: D.
         length: for the dynamic kind, the length to scale for; up to the trained length it changes nothing.
     """
-    theta = config.theta
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    theta, dim = config.theta, config.dim
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     if config.kind == "dynamic":
         # Dynamic NTK (bloc97 and emozilla, 2023): stretch the base as the sequence outgrows the trained length.
         stretch = config.factor * max(length, config.original_max_len) / config.original_max_len - (config.factor - 1)
-        theta *= stretch ** (head_dim / (head_dim - 2))
+        theta *= stretch ** (dim / (dim - 2))
     frequencies = 1.0 / (theta**exponents)
     match config.kind:
         case "linear":
@@ -31,14 +30,14 @@ def inverse_frequencies(config: RopeConfig, head_dim: int, length: int = 0) -> T
         case "llama3":
             return _llama3(frequencies, config)
         case "yarn":
-            return _yarn(theta**exponents, config, head_dim)
+            return _yarn(theta**exponents, config)
         case _:
             return frequencies
 
 
-def cos_sin_table(config: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
-    """fp32 [num_positions, head_dim]: cosines in the first half of a row, sines in the second."""
-    angles = torch.arange(num_positions).float()[:, None] * inverse_frequencies(config, head_dim)
+def cos_sin_table(config: RopeConfig, num_positions: int) -> Tensor:
+    """fp32 [num_positions, dim]: cosines in the first half of a row, sines in the second."""
+    angles = torch.arange(num_positions).float()[:, None] * inverse_frequencies(config)
     return torch.cat((angles.cos(), angles.sin()), dim=1).mul_(config.attention_factor)
 
 
@@ -54,20 +53,20 @@ def _llama3(frequencies: Tensor, config: RopeConfig) -> Tensor:
     return torch.where(slow, frequencies / config.factor, torch.where(fast, frequencies, between))
 
 
-def _yarn(periods: Tensor, config: RopeConfig, head_dim: int) -> Tensor:
+def _yarn(periods: Tensor, config: RopeConfig) -> Tensor:
     """YaRN (Peng et al., 2023): a ramp over the pairs from extrapolation to interpolation."""
 
     def pair_with(num_rotations: float) -> float:
         ratio = config.original_max_len / (num_rotations * 2 * math.pi)
-        return head_dim * math.log(ratio) / (2 * math.log(config.theta))
+        return config.dim * math.log(ratio) / (2 * math.log(config.theta))
 
     low, high = pair_with(config.beta_fast), pair_with(config.beta_slow)
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, config.dim - 1)
     if low == high:
         high += 0.001  # a ramp of zero width would divide by zero
-    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    ramp = ((torch.arange(config.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     keep = 1 - ramp
     return 1.0 / (config.factor * periods) * (1 - keep) + 1.0 / periods * keep
 
@@ -80,23 +79,22 @@ class Rope:
     not depend on how the prompt was split into chunks. A prompt within the trained length is not scaled.
     """
 
-    def __init__(self, config: RopeConfig, head_dim: int) -> None:
+    def __init__(self, config: RopeConfig) -> None:
         self._config = config
-        self._head_dim = head_dim
-        self.table: Tensor | None = None  # fp32[positions, D], as `cos_sin_table` makes it; None for the dynamic kind
+        self.table: Tensor | None = None  # fp32[positions, dim], as `cos_sin_table` makes it; None for the dynamic kind
 
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
         """Allocate the table, or room for each row's own frequencies."""
         if self._config.kind == "dynamic":
-            base = inverse_frequencies(self._config, self._head_dim)
+            base = inverse_frequencies(self._config)
             self._device = device
-            self._row_frequencies = base.repeat(num_rows, 1).to(device.torch_device)  # fp32[R, D / 2]
+            self._row_frequencies = base.repeat(num_rows, 1).to(device.torch_device)  # fp32[R, dim / 2]
         else:
-            self.table = cos_sin_table(self._config, self._head_dim, max_model_len + 1).to(device.torch_device)
+            self.table = cos_sin_table(self._config, max_model_len + 1).to(device.torch_device)
 
     def set_row(self, row: int, num_prompt_tokens: int) -> None:
         """A sequence enters a row: the row's own frequencies, for the kind without a table."""
-        frequencies = inverse_frequencies(self._config, self._head_dim, num_prompt_tokens)
+        frequencies = inverse_frequencies(self._config, num_prompt_tokens)
         self._row_frequencies[row] = self._device.upload(frequencies.numpy())
 
     def for_step(self, positions: Tensor, rows: Tensor, query_start_loc: Tensor) -> Rotation:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils.generic import ModelOutput
 
+from penstock.core.checkpoint.model_config import KVShape
 from penstock.core.checkpoint.families.by_transformers import TransformersConfig
 from penstock.core.checkpoint.source import LoadError
 from penstock.core.config import ConfigError
@@ -305,7 +306,7 @@ def _with_layout(config: TransformersConfig, kept: dict[int, KeysValues]) -> Tra
     sizes = {(each.num_heads, max(each.key_dim, each.value_dim)) for each in kept.values()}
     num_heads, dim = sizes.pop() if len(sizes) == 1 else (1, max(heads * size for heads, size in sizes))
     windows = tuple(kept[layer].window if layer in kept else None for layer in range(max(kept) + 1))
-    return replace(config, num_layers=len(windows), num_kv_heads=num_heads, head_dim=dim, windows=windows)
+    return replace(config, shapes=tuple(KVShape(num_heads, dim, dim, window) for window in windows))
 
 
 def _one_row(ids: Tensor, first: int, count: int, num_groups: int) -> ForwardInputs:

@@ -38,7 +38,8 @@ def row_state_bytes(config: Config, model: ModelConfig) -> int:
     longest = config.model.max_model_len or model.max_model_len
     groups = page_groups(model, config.scheduler.page_size)
     num_pages = sum(math.ceil((longest + 1) / group.page_size) for group in groups)
-    return 4 * ((config.scheduler.max_num_seqs + 1) * (longest + 1 + num_pages) + (longest + 1) * model.head_dim)
+    rotary = max(shape.key_dim for shape in model.kv)
+    return 4 * ((config.scheduler.max_num_seqs + 1) * (longest + 1 + num_pages) + (longest + 1) * rotary)
 
 
 def _run_largest_batch(config: Config, model: Model, dtype: torch.dtype, device: Device) -> None:

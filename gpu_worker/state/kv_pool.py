@@ -43,7 +43,8 @@ def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
     """
 
     def group(layers: Sequence[int], window: int | None = None) -> PageGroup:
-        return PageGroup(tuple(layers), page_size, model.num_kv_heads, model.head_dim, window)
+        shape = model.kv[layers[0]]
+        return PageGroup(tuple(layers), page_size, shape.num_heads, shape.key_dim, window)
 
     kept = [layer for layer, window in enumerate(model.windows) if window is None]
     if not (model.has_page_groups and kept):

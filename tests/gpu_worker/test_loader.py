@@ -243,7 +243,7 @@ def test_integer_tensors(folder: Path) -> None:
         ({"hidden_size": 1 << 62}, "up to 1073741824, got 4611686018427387904"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a positive integer up to 4096, got 1000000000"),
         ({"num_key_value_heads": 3}, "cannot share 3"),
-        ({"head_dim": 17}, "odd"),
+        ({"head_dim": 17}, "even"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
         ({"rope_parameters": {"rope_type": "linear"}}, "positive factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.core.checkpoint.families.family import Family
 from penstock.core.checkpoint.json_fields import JsonFields
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.model_config import KVShape, ModelConfig
 from penstock.core.config.options import ConfigError
 
 _LIST = ("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
@@ -29,10 +29,11 @@ class TransformersConfig(ModelConfig, frozen=True, kw_only=True):
     """
 
     hidden_size: int
+    shapes: tuple[KVShape, ...]
 
     @property
-    def has_page_groups(self) -> bool:
-        return True
+    def kv(self) -> tuple[KVShape, ...]:
+        return self.shapes
 
     @property
     def num_step_weights(self) -> int:
@@ -85,14 +86,12 @@ def parse(architecture: str, fields: JsonFields) -> TransformersConfig:
             "only layers that keep keys and values are"
         )
     hidden_size = fields.whole("hidden_size", fields.whole("n_embd", num_heads))
+    head_dim = fields.whole("head_dim", max(1, hidden_size // num_heads))
     dtype = fields.text("dtype") or fields.text("torch_dtype") or "float32"
     return TransformersConfig(
         architecture=architecture,
         vocab_size=fields.whole("vocab_size"),
-        num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=fields.whole("head_dim", max(1, hidden_size // num_heads)),
-        windows=(None,) * num_layers,
+        shapes=(KVShape(num_kv_heads, head_dim, head_dim, None),) * num_layers,
         max_model_len=_max_model_len(fields),
         checkpoint_dtype=dtype.removeprefix("torch."),
         hidden_size=hidden_size,

@@ -5,7 +5,7 @@ config.json     {"architectures": ["ClockworkForCausalLM"], "step_seconds": 0.05
 
 from penstock.core.checkpoint.families.family import Family
 from penstock.core.checkpoint.json_fields import JsonFields
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.model_config import KVShape, ModelConfig
 
 
 class ClockworkConfig(ModelConfig, frozen=True, kw_only=True):
@@ -14,16 +14,16 @@ class ClockworkConfig(ModelConfig, frozen=True, kw_only=True):
     step_seconds: float  # duration of a step
     token_seconds: float  # additional duration for each of its tokens
 
+    @property
+    def kv(self) -> tuple[KVShape, ...]:
+        return (KVShape(1, 2, 2, None),)
+
 
 def parse(architecture: str, fields: JsonFields) -> ClockworkConfig:
     """As `Family.parse`."""
     return ClockworkConfig(
         architecture=architecture,
         vocab_size=fields.whole("vocab_size"),
-        num_layers=1,
-        num_kv_heads=1,
-        head_dim=2,
-        windows=(None,),
         max_model_len=fields.whole("max_position_embeddings"),
         checkpoint_dtype="float32",
         step_seconds=fields.number("step_seconds", 0.0),

@@ -22,6 +22,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How positions rotate q and k; fields that a kind does not use keep their defaults."""
 
     kind: RopeKind
+    dim: int  # how many numbers of a head are rotated, from its first
     theta: float
     original_max_len: int  # trained length: llama3, yarn and dynamic scale against it
     factor: float = 1.0
@@ -31,37 +32,73 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
     attention_factor: float = 1.0  # multiplies cosines and sines; resolved from mscale for yarn
+    is_interleaved: bool = False  # neighbours are a pair in the checkpoint, instead of one from each half
 
 
-def parse_rope(fields: JsonFields, trained_len: int, head_dim: int) -> tuple[RopeConfig, int]:
-    """The rotary settings, and the longest sequence that they allow."""
-    none = JsonFields("config.json", {})
-    settings = fields.object("rope_scaling") or fields.object("rope_parameters") or none
-    if settings.has_objects():
-        raise ConfigError("config.json: rotary settings per layer type are not supported")
+def rope_settings(fields: JsonFields, layer_type: str = "") -> JsonFields:
+    """The object with the rotary settings, of this type of layers if there is one for each type; it may be empty."""
+    settings = fields.object("rope_scaling") or fields.object("rope_parameters") or JsonFields("config.json", {})
+    if not settings.has_objects():
+        return settings
+    if not layer_type:
+        raise ConfigError("config.json: rotary settings per layer type are not supported for this architecture")
+    return settings.object(layer_type) or JsonFields("config.json", {})
+
+
+def parse_rope(
+    fields: JsonFields,
+    trained_len: int,
+    head_dim: int,
+    *,
+    settings: JsonFields | None = None,
+    theta: float = 10000.0,
+    share: float = 1.0,
+    is_interleaved: bool = False,
+) -> tuple[RopeConfig, int]:
+    """The rotary settings, and the longest sequence that they allow.
+
+    Args:
+        fields: config.json.
+        trained_len: the longest sequence in training.
+        head_dim: numbers of a head.
+        settings: as from `rope_settings`, which is the default.
+        theta: unless config.json says another one.
+        share: of a head's numbers that are rotated, unless config.json says another one.
+        is_interleaved: as in `RopeConfig`.
+    """
+    settings = settings or rope_settings(fields)
     name = settings.text("rope_type") or settings.text("type") or "default"
     kind = next((kind for kind in ROPE_KINDS if kind == name), None)
     if kind is None:
         raise ConfigError(f"rope type {name[:64]!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
-    partial = settings.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise ConfigError(f"config.json: partial_rotary_factor {partial} is not supported for these architectures")
-    theta = settings.number("rope_theta", 0.0) or fields.number("rope_theta", 0.0) or 10000.0
+    share = settings.number("partial_rotary_factor", fields.number("partial_rotary_factor", share))
+    dim = int(head_dim * share)
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise ConfigError(
+            f"config.json: head_dim {head_dim} and partial_rotary_factor {share} rotate {dim} numbers of a head; "
+            "it must be an even number"
+        )
+    theta = settings.number("rope_theta", 0.0) or fields.number("rope_theta", 0.0) or theta
     original = trained_len
     if kind in ("llama3", "yarn"):
         within = settings.whole("original_max_position_embeddings", trained_len)
         original = fields.whole("original_max_position_embeddings", within)
     if kind == "default":
-        return RopeConfig(kind="default", theta=theta, original_max_len=trained_len), trained_len
+        default = RopeConfig(
+            kind="default", dim=dim, theta=theta, original_max_len=trained_len, is_interleaved=is_interleaved
+        )
+        return default, trained_len
     factor = settings.number("factor", trained_len / original if kind == "yarn" else 0.0)
     if not 0 < factor <= _MAX_ROPE_FACTOR:
         raise ConfigError(f"config.json: rope type {kind!r} needs a positive factor, got {settings.raw('factor')}")
-    scaled = RopeConfig(kind=kind, theta=theta, original_max_len=original, factor=factor)
+    scaled = RopeConfig(
+        kind=kind, dim=dim, theta=theta, original_max_len=original, factor=factor, is_interleaved=is_interleaved
+    )
     match kind:
         case "linear":
             return scaled, trained_len
         case "dynamic":
-            if head_dim <= 2:
+            if dim <= 2:
                 raise ConfigError(f"head_dim {head_dim} is too small for dynamic rotary scaling")
             return scaled, int(trained_len * factor)
         case "llama3":

@@ -1,0 +1,40 @@
+"""What checkpoints call the weights of a decoder."""
+
+import msgspec
+
+
+class Names(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint calls its weights; the defaults are Llama's names, which most others adopted.
+
+    `layer` has a place for the layer's number; names of a layer's parts follow it, those of experts with a place for
+    the expert's number, or without one if a tensor holds all of them. ".weight" and ".bias" are appended, but not to
+    `sinks`, `correction` and tensors of all experts.
+    """
+
+    embedding: str = "model.embed_tokens"
+    positions: str = ""
+    layer: str = "model.layers.{}."
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    mixer_norm: str = "input_layernorm"
+    post_mixer_norm: str = ""
+    mlp_norm: str = "post_attention_layernorm"
+    post_mlp_norm: str = ""
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # one: a fused projection
+    qkv_by_head: bool = False  # the fused one has each head's q, k and v next to each other
+    o: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # one: a fused projection, or an MLP without gates
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    expert_down: str = "mlp.experts.{}.down_proj"
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
+    is_transposed: bool = False  # matrices of layers are stored as [in, out]
+    experts_are_transposed: bool = False  # the same for tensors of all experts
+    experts_alternate: bool = False  # in those, gates and ups alternate

@@ -1,0 +1,247 @@
+"""Where a described decoder's weights are in its checkpoint.
+
+From a description, and what checkpoints call its weights (`Names`), follows every tensor, with its shape, and what must
+be done to it (`Source`). The same is used to check a checkpoint and to read it.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer, Norm
+from penstock.core.checkpoint.families.family import Shape
+from penstock.core.checkpoint.families.rope import RopeConfig
+from penstock.core.checkpoint.names import Names
+
+
+class Source(NamedTuple):
+    """A weight: tensors of the checkpoint, stacked along the axis of their outputs."""
+
+    names: tuple[str, ...]
+    shapes: tuple[Shape, ...]  # of each tensor, as it is stored
+    is_transposed: bool = False  # the last two axes must be swapped
+    order: tuple[int, ...] | None = None  # output i of the weight is output order[i] of the stack
+    axis: int = 0  # of the outputs
+    num_stacked: int = 0  # experts, each with equally many of the tensors: they get an axis of their own, the first
+
+
+class LinearSource(NamedTuple):
+    """A matrix [out, in], for experts [experts, out, in]."""
+
+    weight: Source
+    bias: Source | None = None
+
+
+class NormSource(NamedTuple):
+    """A norm's weights."""
+
+    norm: Norm
+    weight: Source | None
+    bias: Source | None
+
+
+class AttentionSources(NamedTuple):
+    qkv: LinearSource
+    o: LinearSource
+    q_norm: NormSource | None
+    k_norm: NormSource | None
+    sinks: Source | None
+
+
+class MLPSources(NamedTuple):
+    gate_up: LinearSource
+    down: LinearSource
+
+
+class ExpertsSources(NamedTuple):
+    router: LinearSource
+    correction: Source | None
+    gate_up: LinearSource
+    down: LinearSource
+    shared: MLPSources | None
+    shared_gate: LinearSource | None
+
+
+class LayerSources(NamedTuple):
+    mixer_norm: NormSource | None
+    mixer: AttentionSources
+    post_mixer_norm: NormSource | None
+    mlp_norm: NormSource | None
+    mlp: MLPSources | ExpertsSources
+    post_mlp_norm: NormSource | None
+
+
+class DecoderSources(NamedTuple):
+    embedding: Source
+    positions: Source | None
+    layers: tuple[LayerSources, ...]
+    final_norm: NormSource | None
+    head: LinearSource | None  # None: the embedding
+
+
+def decoder_sources(decoder: Decoder) -> DecoderSources:
+    """Where each weight is."""
+    hidden, names, places = decoder.hidden_size, decoder.names, decoder.positions
+    return DecoderSources(
+        embedding=_vector(names.embedding, decoder.vocab_size, hidden),
+        positions=None if places is None else _vector(names.positions, places.count + places.offset, hidden),
+        layers=tuple(_layer(layer, hidden, names, names.layer.format(i)) for i, layer in enumerate(decoder.layers)),
+        final_norm=_norm(decoder.final_norm, names.final_norm, hidden),
+        head=None
+        if decoder.tied_embeddings and not decoder.head_bias
+        else _linear((names.head,), (decoder.vocab_size,), hidden, decoder.head_bias),
+    )
+
+
+def decoder_tensors(decoder: Decoder) -> dict[str, Shape]:
+    """Every tensor that the checkpoint must have, with its shape."""
+    sources = _all(decoder_sources(decoder))
+    return {name: shape for source in sources for name, shape in zip(source.names, source.shapes, strict=True)}
+
+
+def _all(sources: object) -> Iterator[Source]:
+    if isinstance(sources, Source):
+        yield sources
+    elif isinstance(sources, tuple) and not isinstance(sources, str):
+        for part in sources:
+            yield from _all(part)
+
+
+def _layer(layer: Layer, hidden: int, names: Names, prefix: str) -> LayerSources:
+    if isinstance(layer.mixer, LatentAttention):
+        raise NotImplementedError("latent attention")
+    return LayerSources(
+        mixer_norm=_norm(layer.mixer_norm, prefix + names.mixer_norm, hidden),
+        mixer=_attention(layer.mixer, hidden, names, prefix),
+        post_mixer_norm=_norm(layer.post_mixer_norm, prefix + names.post_mixer_norm, hidden),
+        mlp_norm=_norm(layer.mlp_norm, prefix + names.mlp_norm, hidden),
+        mlp=_experts(layer.mlp, hidden, names, prefix)
+        if isinstance(layer.mlp, Experts)
+        else _mlp(layer.mlp, hidden, _with(prefix, names.gate_up), prefix + names.down, names.is_transposed),
+        post_mlp_norm=_norm(layer.post_mlp_norm, prefix + names.post_mlp_norm, hidden),
+    )
+
+
+def _attention(mixer: Attention, hidden: int, names: Names, prefix: str) -> AttentionSources:
+    dim, num_heads, num_kv_heads = mixer.head_dim, mixer.num_heads, mixer.num_kv_heads
+    q_size, kv_size = num_heads * dim, num_kv_heads * dim
+    order = _stored_heads(num_heads, num_kv_heads, dim, mixer.rope, names.qkv_by_head)
+    has_one = mixer.norms_span == "head"
+
+    def head_norm(norm: Norm | None, name: str, heads: int) -> NormSource | None:
+        return _norm(
+            norm, prefix + name, dim if has_one else heads * dim, rope_order(1 if has_one else heads, dim, mixer.rope)
+        )
+
+    return AttentionSources(
+        qkv=_linear(
+            _with(prefix, names.qkv), (q_size, kv_size, kv_size), hidden, mixer.qkv_bias, names.is_transposed, order
+        ),
+        o=_linear((prefix + names.o,), (hidden,), q_size, mixer.o_bias, names.is_transposed),
+        q_norm=head_norm(mixer.q_norm, names.q_norm, num_heads),
+        k_norm=head_norm(mixer.k_norm, names.k_norm, num_kv_heads),
+        sinks=Source((prefix + names.sinks,), ((num_heads,),)) if mixer.has_sinks else None,
+    )
+
+
+def _mlp(mlp: DenseMLP, hidden: int, gate_up: tuple[str, ...], down: str, is_transposed: bool) -> MLPSources:
+    return MLPSources(
+        _linear(gate_up, (mlp.size,) * (1 + mlp.is_gated), hidden, mlp.has_bias, is_transposed),
+        _linear((down,), (hidden,), mlp.size, mlp.has_bias, is_transposed),
+    )
+
+
+def _experts(experts: Experts, hidden: int, names: Names, prefix: str) -> ExpertsSources:
+    count, size, router, shared = experts.count, experts.size, experts.router, experts.shared
+    of_all = names.experts_are_transposed
+
+    def of_experts(parts: tuple[str, ...], num_outputs: int, num_inputs: int, order: tuple[int, ...] | None) -> LinearSource:
+        parts = _with(prefix, parts)
+        if "{}" in parts[0]:
+            each = tuple(part.format(i) for i in range(count) for part in parts)
+            shape = (num_outputs // len(parts), num_inputs)
+            bias = Source(tuple(f"{name}.bias" for name in each), (shape[:1],) * len(each), num_stacked=count)
+            weight = Source(tuple(f"{name}.weight" for name in each), (shape,) * len(each), num_stacked=count)
+        else:
+            (name,) = parts
+            turned = (num_inputs, num_outputs) if of_all else (num_outputs, num_inputs)
+            bias = Source((f"{name}_bias",), ((count, num_outputs),), order=order, axis=1)
+            weight = Source((name,), ((count, *turned),), of_all, order, axis=1)
+        return LinearSource(weight, bias if experts.has_bias else None)
+
+    return ExpertsSources(
+        router=_linear((prefix + names.router,), (count,), hidden, router.has_bias),
+        correction=Source((prefix + names.correction,), ((count,),)) if router.has_correction else None,
+        gate_up=of_experts(
+            names.expert_gate_up, 2 * size, hidden, _alternating(size) if names.experts_alternate else None
+        ),
+        down=of_experts((names.expert_down,), hidden, size, None),
+        shared=None
+        if shared is None
+        else _mlp(shared, hidden, _with(prefix, names.shared_gate_up), prefix + names.shared_down, names.is_transposed),
+        shared_gate=_linear((prefix + names.shared_gate,), (1,), hidden, False) if experts.shared_is_gated else None,
+    )
+
+
+def _linear(
+    names: tuple[str, ...],
+    sizes: tuple[int, ...],
+    num_inputs: int,
+    has_bias: bool,
+    is_transposed: bool = False,
+    order: tuple[int, ...] | None = None,
+) -> LinearSource:
+    """The parts of these sizes, each stored by itself, or all in one tensor."""
+    if len(names) == 1:
+        sizes = (sum(sizes),)
+    weights = tuple((num_inputs, size) if is_transposed else (size, num_inputs) for size in sizes)
+    weight = Source(tuple(f"{name}.weight" for name in names), weights, is_transposed, order)
+    bias = Source(tuple(f"{name}.bias" for name in names), tuple((size,) for size in sizes), order=order)
+    return LinearSource(weight, bias if has_bias else None)
+
+
+def _vector(name: str, *shape: int, order: tuple[int, ...] | None = None) -> Source:
+    return Source((f"{name}.weight",), (shape,), order=order)
+
+
+def _norm(norm: Norm | None, name: str, size: int, order: tuple[int, ...] | None = None) -> NormSource | None:
+    if norm is None:
+        return None
+    weight = _vector(name, size, order=order) if norm.has_weight else None
+    return NormSource(norm, weight, Source((f"{name}.bias",), ((size,),), order=order) if norm.has_bias else None)
+
+
+def _with(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(prefix + name for name in names)
+
+
+@cache
+def rope_order(num_heads: int, dim: int, rope: RopeConfig | None) -> tuple[int, ...] | None:
+    """The order of heads' outputs that puts the first of all pairs before the second ones, if they are neighbours."""
+    if rope is None or not rope.is_interleaved:
+        return None
+    of_head = (*range(0, rope.dim, 2), *range(1, rope.dim, 2), *range(rope.dim, dim))
+    return tuple(head * dim + i for head in range(num_heads) for i in of_head)
+
+
+@cache
+def _stored_heads(
+    num_heads: int, num_kv_heads: int, dim: int, rope: RopeConfig | None, by_head: bool
+) -> tuple[int, ...] | None:
+    """The order that puts all q heads first, then all k heads, then all v heads, with pairs half a head apart."""
+    turned = rope_order(num_heads + num_kv_heads, dim, rope)
+    num_all = num_heads + 2 * num_kv_heads
+    if turned is not None:
+        turned = (*turned, *range(len(turned), num_all * dim))
+    if not by_head:
+        return turned
+    if num_heads != num_kv_heads:
+        raise ValueError(f"{num_heads} and {num_kv_heads} heads are not stored head by head")
+    stored = [(head * 3 + part) * dim + i for part in range(3) for head in range(num_heads) for i in range(dim)]
+    return tuple(stored) if turned is None else tuple(stored[i] for i in turned)
+
+
+@cache
+def _alternating(size: int) -> tuple[int, ...]:
+    """The order that puts all gates before all ups, if they alternate."""
+    return (*range(0, 2 * size, 2), *range(1, 2 * size, 2))
