@@ -155,7 +155,9 @@ def _experts(experts: Experts, hidden: int, names: Names, prefix: str) -> Expert
     count, size, router, shared = experts.count, experts.size, experts.router, experts.shared
     of_all = names.experts_are_transposed
 
-    def of_experts(parts: tuple[str, ...], num_outputs: int, num_inputs: int, order: tuple[int, ...] | None) -> LinearSource:
+    def of_experts(
+        parts: tuple[str, ...], num_outputs: int, num_inputs: int, order: tuple[int, ...] | None
+    ) -> LinearSource:
         parts = _with(prefix, parts)
         if "{}" in parts[0]:
             each = tuple(part.format(i) for i in range(count) for part in parts)

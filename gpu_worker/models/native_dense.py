@@ -4,18 +4,21 @@ import sys
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.families.dense import DenseConfig
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Layer, Norm
 from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights
+from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.linear import Embedding, Linear
 from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
 from penstock.gpu_worker.models.rope import Rope
 from penstock.gpu_worker.state.kv_pool import KVPool
+from penstock.kernels import norms
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.native.program import (
+    ACTIVATIONS,
     GroupPages,
     HeadNorms,
     HeadShape,
@@ -31,6 +34,36 @@ _LONG = 128
 instructions. Estimated from such processors' rates: none was available."""
 
 
+def can_compute(decoder: Decoder) -> bool:
+    """Whether the native kernels have all that this model needs."""
+    first = decoder.layers[0]
+    mixer, mlp, norm = first.mixer, first.mlp, first.mixer_norm
+    if not (isinstance(mixer, Attention) and isinstance(mlp, DenseMLP) and isinstance(norm, Norm)):
+        return False
+    plain = Attention(
+        num_heads=mixer.num_heads,
+        num_kv_heads=mixer.num_kv_heads,
+        head_dim=mixer.head_dim,
+        scale=mixer.head_dim**-0.5,
+        qkv_bias=mixer.qkv_bias,
+        o_bias=mixer.o_bias,
+        q_norm=mixer.q_norm and norm,
+        k_norm=mixer.k_norm and norm,
+        rope=mixer.rope,
+    )
+    layers = {Layer(mixer=replace(plain, window=w), mlp=mlp, mixer_norm=norm, mlp_norm=norm) for w in decoder.windows}
+    is_plain = (decoder.embedding_scale, decoder.logit_scale, decoder.logit_softcap) == (1.0, 1.0, 0.0)
+    return (
+        is_plain
+        and layers.issuperset(decoder.layers)
+        and mixer.rope is not None
+        and norm == decoder.final_norm == Norm(eps=norm.eps)
+        and (mlp.is_gated and mlp.activation in ACTIVATIONS)
+        and decoder.positions is None
+        and not decoder.head_bias
+    )
+
+
 class NativeDenseModel:
     """See `Model`. Weights in the kernels' layout; activations are fp32, whatever the weights are.
 
@@ -44,8 +77,8 @@ class NativeDenseModel:
 
     def __init__(
         self,
-        config: DenseConfig,
-        weights: DenseWeights,
+        config: Decoder,
+        weights: DecoderWeights,
         library: Library,
         *,
         rounds_inputs: bool = False,
@@ -61,49 +94,53 @@ class NativeDenseModel:
             long_on_torch: whether torch computes steps of many tokens, which changes their bits. It gets one weight at
                 a time, unpacked; weights must be bf16.
         """
-        self.config = config
-        hidden, inner = config.hidden_size, config.intermediate_size
-        heads = HeadShape(config.num_q_heads, config.num_kv_heads, config.head_dim)
+        self.config = replace(config, has_page_groups=False)
+        hidden, mixer, mlp = config.hidden_size, config.layers[0].mixer, config.layers[0].mlp
+        assert isinstance(mixer, Attention)
+        assert isinstance(mlp, DenseMLP)
+        assert mixer.rope is not None
+        heads = HeadShape(mixer.num_heads, mixer.num_kv_heads, mixer.head_dim)
         builder = ProgramBuilder(hidden)
-        residual, x, gated = builder.slot(hidden), builder.slot(hidden), builder.slot(inner)
-        qkv = builder.slot((config.num_q_heads + 2 * config.num_kv_heads) * config.head_dim)
-        attended = builder.slot(config.num_q_heads * config.head_dim)
+        residual, x, gated = builder.slot(hidden), builder.slot(hidden), builder.slot(mlp.size)
+        qkv = builder.slot((mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim)
+        attended = builder.slot(mixer.num_heads * mixer.head_dim)
         memory = _Memory()
-        head = (weights.embedding.head() if weights.lm_head is None else weights.lm_head).pack(
+        head = (weights.embedding.head() if weights.head is None else weights.head).pack(
             library, rounds_inputs=rounds_inputs
         )
-        table = None if weights.lm_head is None else weights.embedding.table()
+        table = None if weights.head is None else weights.embedding.table()
         builder.embed(head if table is None else table, residual)
         unpacking = []
 
-        def rms(weight: Tensor | None) -> NormWeights:
-            return NormWeights() if weight is None else NormWeights("rms", weight, eps=config.rms_norm_eps)
+        def rms(norm: norms.NormWeights | None) -> NormWeights:
+            return NormWeights() if norm is None else NormWeights("rms", norm.weight, eps=norm.eps)
 
         for i, (layer, window) in enumerate(zip(weights.layers, config.windows, strict=True)):
             packed = _pack_layer(layer, library, rounds_inputs)
-            builder.norm(rms(layer.input_norm), residual, x, hidden)
+            builder.norm(rms(layer.mixer_norm), residual, x, hidden)
             builder.product(packed.qkv, x, qkv)
-            builder.heads(qkv, heads, i, HeadNorms(rms(layer.q_norm), rms(layer.k_norm)), 0, QueryGrowth())
-            builder.attend(qkv, attended, heads, i, scale=config.head_dim**-0.5, window=window)
+            builder.heads(qkv, heads, i, HeadNorms(rms(layer.mixer.q_norm), rms(layer.mixer.k_norm)), 0, QueryGrowth())
+            builder.attend(qkv, attended, heads, i, scale=mixer.scale, window=window)
             builder.product(packed.o, attended, residual, "add")
             builder.norm(rms(layer.mlp_norm), residual, x, hidden)
-            builder.product(packed.gate_up, x, gated, "gate", activation=config.activation)
+            builder.product(packed.gate_up, x, gated, "gate", activation=mlp.activation)
             builder.product(packed.down, gated, residual, "add")
             if long_on_torch:
                 qkv_, o, gate_up, down = (_Unpacking(it, library, memory) for it in packed)
-                unpacking.append(layer._replace(qkv=qkv_, o=o, gate_up=gate_up, down=down))
+                mixer_block = layer.mixer._replace(qkv=qkv_, o=o)
+                mlp_block = layer.mlp._replace(gate_up=gate_up, down=down)
+                unpacking.append(layer._replace(mixer=mixer_block, mlp=mlp_block))
         builder.norm(rms(weights.final_norm), residual, ProgramBuilder.OUT, hidden)
         self._program = builder.build(library, head)
         self._pool: tuple[KVPool, NativePool] | None = None
-        self._rope = Rope(config.rope, config.head_dim)
-        self._torch: DenseModel | None = None
+        self._rope = Rope(mixer.rope)
+        self._torch: DecoderModel | None = None
         if long_on_torch:
             embedding: Embedding = weights.embedding if table is not None else _PackedEmbedding(head)
             unpacked_head = _Unpacking(head, library, memory)
-            self._torch = DenseModel(
-                config, DenseWeights(embedding, tuple(unpacking), weights.final_norm, unpacked_head)
-            )
-            self._torch.rope = self._rope
+            unpacked = DecoderWeights(embedding, None, tuple(unpacking), weights.final_norm, unpacked_head)
+            self._torch = DecoderModel(self.config, unpacked)
+            self._torch.ropes = {mixer.rope: self._rope}
 
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
         self._rope.prepare(device, num_rows, max_model_len)
@@ -147,12 +184,12 @@ class _PackedLayer(NamedTuple):
     down: PackedLinear
 
 
-def _pack_layer(layer: DenseLayer, library: Library, rounds_inputs: bool) -> _PackedLayer:
+def _pack_layer(layer: DecoderLayer, library: Library, rounds_inputs: bool) -> _PackedLayer:
     return _PackedLayer(
-        qkv=layer.qkv.pack(library, rounds_inputs=rounds_inputs),
-        o=layer.o.pack(library, rounds_inputs=rounds_inputs),
-        gate_up=layer.gate_up.pack(library, interleaved=True, rounds_inputs=rounds_inputs),
-        down=layer.down.pack(library, rounds_inputs=rounds_inputs),
+        qkv=layer.mixer.qkv.pack(library, rounds_inputs=rounds_inputs),
+        o=layer.mixer.o.pack(library, rounds_inputs=rounds_inputs),
+        gate_up=layer.mlp.gate_up.pack(library, interleaved=True, rounds_inputs=rounds_inputs),
+        down=layer.mlp.down.pack(library, rounds_inputs=rounds_inputs),
     )
 
 

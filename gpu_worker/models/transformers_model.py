@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils.generic import ModelOutput
 
-from penstock.core.checkpoint.model_config import KVShape
 from penstock.core.checkpoint.families.by_transformers import TransformersConfig
+from penstock.core.checkpoint.model_config import KVShape
 from penstock.core.checkpoint.source import LoadError
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.device import Device

@@ -1,4 +1,4 @@
-"""From a checkpoint's named tensors to the weights that blocks take."""
+"""From a checkpoint's tensors to the weights that blocks take."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.core.checkpoint.families.family import Shape
 from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.weights import LinearSource, Source
 from penstock.gpu_worker.models.linear import PlainEmbedding, PlainLinear
 from penstock.kernels.native.library import Library
 
@@ -29,25 +30,31 @@ class WeightReader(NamedTuple):
     """Whether matrices are read only to be packed. Then they are not copied if they need no conversion, and may be in
     the file's own memory."""
 
-    def tensor(self, *names: str) -> Tensor:
-        """The named tensors stacked, each copied straight to its place."""
-        rows = [self.shapes[name][0] for name in names]
-        fused = torch.empty((sum(rows), *self.shapes[names[0]][1:]), dtype=self.dtype, device=self.device)
-        for part, name in zip(torch.split(fused, rows), names, strict=True):
-            part.copy_(self.read(name))
-        return fused
+    def tensor(self, source: Source, dtype: torch.dtype | None = None) -> Tensor:
+        """A weight, in the reader's dtype if no other is given, each of its tensors copied straight to its place."""
+        dtype = dtype or self.dtype
+        shapes = [shape if not source.is_transposed else (*shape[:-2], *shape[:-3:-1]) for shape in source.shapes]
+        rows = [shape[0] for shape in shapes]
+        stack = torch.empty((sum(rows), *shapes[0][1:]), dtype=dtype, device=self.device)
+        for part, name in zip(torch.split(stack, rows), source.names, strict=True):
+            stored = self.read(name)
+            part.copy_(stored.transpose(-1, -2) if source.is_transposed else stored)
+        if source.num_stacked:
+            stack = stack.view(source.num_stacked, -1, *stack.shape[1:])
+        if source.order is not None:
+            stack = stack.index_select(source.axis, torch.tensor(source.order, device=self.device))
+        return stack
 
-    def linear(self, *names: str) -> PlainLinear:
-        """The stacked product of these names, with their biases if they have any."""
-        weight = self._matrix(*(f"{name}.weight" for name in names))
-        has_bias = f"{names[0]}.bias" in self.shapes
-        return PlainLinear(weight, self.tensor(*(f"{name}.bias" for name in names)) if has_bias else None)
+    def linear(self, source: LinearSource) -> PlainLinear:
+        """A product, with its bias if it has one."""
+        return PlainLinear(self._matrix(source.weight), None if source.bias is None else self.tensor(source.bias))
 
-    def embedding(self, name: str, *, is_head: bool) -> PlainEmbedding:
+    def embedding(self, source: Source, *, is_head: bool) -> PlainEmbedding:
         """An embedding; `is_head` if it is also the output matrix."""
-        return PlainEmbedding((self._matrix if is_head else self.tensor)(f"{name}.weight"))
+        return PlainEmbedding((self._matrix if is_head else self.tensor)(source))
 
-    def _matrix(self, *names: str) -> Tensor:
-        if self.are_packed and len(names) == 1:
-            return self.read(names[0]).to(self.device, self.dtype)
-        return self.tensor(*names)
+    def _matrix(self, source: Source) -> Tensor:
+        is_stored_so = len(source.names) == 1 and not source.is_transposed and source.order is None
+        if self.are_packed and is_stored_so:
+            return self.read(source.names[0]).to(self.device, self.dtype)
+        return self.tensor(source)

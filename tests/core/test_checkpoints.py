@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.clockwork import CLOCKWORK
-from penstock.core.checkpoint.families.dense import DenseConfig
 from penstock.core.checkpoint.families.registry import ARCHITECTURES, expected_tensors, parse_model_config
 from penstock.core.checkpoint.located import hub_cache, located
 from penstock.core.checkpoint.registry import open_checkpoint, open_model, served_model_names
@@ -141,10 +141,10 @@ def check(raw: dict[str, Any]) -> None:
     except ConfigError as error:
         check_sentence(error)
     else:
-        assert isinstance(config, DenseConfig)
+        assert isinstance(config, Decoder)
         assert all(type(getattr(config, name)) is int for name in ("vocab_size", "hidden_size", "max_model_len"))
         assert len(config.windows) == config.num_layers
-        assert config.rope.theta > 0
+        assert all(layer.mixer.rope is not None and layer.mixer.rope.theta > 0 for layer in config.layers)
         assert 0 < config.max_model_len < 1 << 43
 
 

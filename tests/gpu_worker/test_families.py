@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -14,23 +13,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Layer, LearnedPositions, Norm
 from penstock.core.checkpoint.families import registry
-from penstock.core.checkpoint.families.dense import DenseConfig
-from penstock.core.checkpoint.families.family import Family, Shape
+from penstock.core.checkpoint.families.decoders import decoder_family
 from penstock.core.checkpoint.json_fields import JsonFields
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.source import LoadError
+from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
-from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.models.attention import HeadNorms, Rotation, begin_attention
-from penstock.gpu_worker.models.dense import DenseModel, DenseWeights
-from penstock.gpu_worker.models.linear import Embedding, Linear, PlainLinear
-from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
+from penstock.gpu_worker.models.attention import HeadNorms, Rotation
+from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
+from penstock.gpu_worker.models.linear import Linear, PlainLinear
+from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
-from penstock.gpu_worker.models.weights import WeightReader
-from penstock.gpu_worker.state.kv_pool import KVPool, LayerPages, PageGroup
+from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.native.build import BuildError
 from penstock.kernels.native.build import build as build_library
@@ -47,93 +45,40 @@ HIDDEN, HEADS, LAYERS, MAX_LEN = 48, 4, 2, 128
 HEAD_DIM = HIDDEN // HEADS
 
 
-class TinkerConfig(ModelConfig, frozen=True, kw_only=True):
-    hidden_size: int
-    num_heads: int
-
-
-def parse(architecture: str, fields: JsonFields) -> TinkerConfig:
-    hidden, heads, layers = fields.whole("width"), fields.whole("heads"), fields.whole("depth")
-    return TinkerConfig(
+def parse(architecture: str, fields: JsonFields) -> Decoder:
+    hidden, heads = fields.whole("width"), fields.whole("heads")
+    norm = Norm(eps=1e-6, has_weight=False)
+    mixer = Attention(
+        num_heads=heads, num_kv_heads=heads, head_dim=hidden // heads, scale=(hidden // heads) ** -0.5, o_bias=True
+    )
+    mlp = DenseMLP(size=3 * hidden, activation="relu2", is_gated=False)
+    return Decoder(
         architecture=architecture,
         vocab_size=fields.whole("vocab_size"),
-        num_layers=layers,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        windows=(None,) * layers,
         max_model_len=fields.whole("positions"),
         checkpoint_dtype="float32",
         hidden_size=hidden,
-        num_heads=heads,
+        layers=(Layer(mixer_norm=norm, mixer=mixer, mlp=mlp, is_parallel=True),) * fields.whole("depth"),
+        final_norm=norm,
+        tied_embeddings=True,
+        positions=LearnedPositions(count=fields.whole("positions")),
+        names=Names(
+            embedding="wte",
+            positions="wpe",
+            layer="blocks.{}.",
+            qkv=("q", "k", "v"),
+            o="out",
+            gate_up=("up",),
+            down="down",
+        ),
     )
 
 
-def tensors(config: TinkerConfig) -> dict[str, Shape]:
-    hidden = config.hidden_size
-    shapes: dict[str, Shape] = {"wte.weight": (config.vocab_size, hidden), "wpe": (config.max_model_len, hidden)}
-    for i in range(config.num_layers):
-        shapes |= {f"blocks.{i}.{name}.weight": (hidden, hidden) for name in ("q", "k", "v", "out")}
-        shapes[f"blocks.{i}.out.bias"] = (hidden,)
-        shapes |= {f"blocks.{i}.up.weight": (3 * hidden, hidden), f"blocks.{i}.down.weight": (hidden, 3 * hidden)}
-    return shapes
-
-
-class TinkerLayer(NamedTuple):
-    qkv: Linear
-    out: Linear
-    up: Linear
-    down: Linear
-
-
-class TinkerModel:
-    kernels = "torch"
-    can_be_captured = False
-
-    def __init__(self, config: TinkerConfig, embedding: Embedding, positions: Tensor, layers: list[TinkerLayer]):
-        self.config = config
-        self._embedding, self._positions, self._layers = embedding, positions, layers
-        self._head = embedding.head()
-
-    def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
-        assert max_model_len <= self._positions.shape[0]
-
-    def enter_row(self, row: int, num_prompt_tokens: int) -> None:
-        pass
-
-    def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
-        x = self._embedding(inputs) + self._positions[inputs.positions]
-        attention = begin_attention(inputs, kv.groups[0])
-        unrotated = Rotation(None, torch.empty(x.shape[0], 0))
-        for layer, pages in zip(self._layers, kv.layers, strict=True):
-            normed = normed_rows(x)
-            q = attention.write(layer.qkv(normed, inputs), HeadNorms(), unrotated, pages)
-            attended = attention.attend(q, pages, scale=HEAD_DIM**-0.5, window=None).flatten(1)
-            inner = layer.up(normed, inputs).relu() ** 2
-            x = x + layer.out(attended, inputs) + layer.down(inner, inputs)
-        return normed_rows(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden, None)
-
-    def whole_step(self, token_ids: Tensor, page_table: Tensor, kv: KVPool) -> WholeStep | None:
-        return None
+TINKER = decoder_family(("TinkerForCausalLM",), parse)
 
 
 def normed_rows(x: Tensor) -> Tensor:
     return functional.rms_norm(x, (x.shape[-1],), eps=1e-6)
-
-
-def build(config: TinkerConfig, reader: WeightReader) -> TinkerModel:
-    def layers() -> Iterator[TinkerLayer]:
-        for i in range(config.num_layers):
-            block = f"blocks.{i}"
-            qkv = reader.linear(*(f"{block}.{name}" for name in "qkv"))
-            yield TinkerLayer(qkv, *(reader.linear(f"{block}.{name}") for name in ("out", "up", "down")))
-
-    return TinkerModel(config, reader.embedding("wte", is_head=True), reader.tensor("wpe"), list(layers()))
-
-
-TINKER = Family(("TinkerForCausalLM",), parse, tensors, lambda name, config: False, f"{__name__}:build")
 
 
 @pytest.fixture
@@ -144,7 +89,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     raw = {"vocab_size": VOCAB_SIZE, "width": HIDDEN, "heads": HEADS, "depth": LAYERS, "positions": MAX_LEN}
     (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["TinkerForCausalLM"]}))
     generator = torch.Generator().manual_seed(5)
-    shapes = tensors(parse("TinkerForCausalLM", JsonFields("config.json", raw)))
+    shapes = decoder_tensors(parse("TinkerForCausalLM", JsonFields("config.json", raw)))
     stored = {name: torch.empty(shape).normal_(0, 0.3, generator=generator) for name, shape in shapes.items()}
     save_file(stored, tmp_path / "model.safetensors")
     return tmp_path
@@ -154,7 +99,7 @@ def plain_greedy(stored: dict[str, Tensor], prompt: list[int], num_tokens: int) 
     """The reference: dense attention over the whole text for each token."""
     ids = list(prompt)
     for _ in range(num_tokens):
-        x = stored["wte.weight"][ids] + stored["wpe"][: len(ids)]
+        x = stored["wte.weight"][ids] + stored["wpe.weight"][: len(ids)]
         for i in range(LAYERS):
 
             def times(y: Tensor, name: str, block: str = f"blocks.{i}") -> Tensor:
@@ -192,7 +137,7 @@ def test_a_family_is_one_file(folder: Path, kernels: str) -> None:
 
 
 def test_a_family_s_checkpoints_are_checked_before_torch_is_needed(folder: Path) -> None:
-    save_file({"wpe": torch.zeros(MAX_LEN, HIDDEN)}, folder / "model.safetensors")
+    save_file({"wpe.weight": torch.zeros(MAX_LEN, HIDDEN)}, folder / "model.safetensors")
     with pytest.raises(LoadError, match=r"lacks wte\.weight"):
         check_checkpoint(open_checkpoint(folder), with_tokenizer=False)
 
@@ -225,7 +170,7 @@ class Coded(NamedTuple):
         return library.pack(self.weight(), interleaved=interleaved, rounds_inputs=rounds_inputs)
 
 
-def with_products(stored: DenseWeights, change: type[Coded] | None = None) -> DenseWeights:
+def with_products(stored: DecoderWeights, change: type[Coded] | None = None) -> DecoderWeights:
     """The same model with coded weights, or with plain ones of the same values."""
 
     def changed(linear: Linear) -> Linear:
@@ -233,7 +178,8 @@ def with_products(stored: DenseWeights, change: type[Coded] | None = None) -> De
 
     layers = tuple(
         layer._replace(
-            qkv=changed(layer.qkv), o=changed(layer.o), gate_up=changed(layer.gate_up), down=changed(layer.down)
+            mixer=layer.mixer._replace(qkv=changed(layer.mixer.qkv), o=changed(layer.mixer.o)),
+            mlp=layer.mlp._replace(gate_up=changed(layer.mlp.gate_up), down=changed(layer.mlp.down)),
         )
         for layer in stored.layers
     )
@@ -245,8 +191,8 @@ def test_a_weight_format_enters_at_the_products() -> None:
     config = dense_config(_TINY)
     stored = weights(config, torch.float32)
     world = World(config, 16)
-    expected = world.run(DenseModel(config, with_products(stored)), whole(world))
-    models: list[DenseModel | NativeDenseModel] = [DenseModel(config, with_products(stored, Coded))]
+    expected = world.run(DecoderModel(config, with_products(stored)), whole(world))
+    models: list[DecoderModel | NativeDenseModel] = [DecoderModel(config, with_products(stored, Coded))]
     with suppress(BuildError):  # then torch's kernels alone
         models.append(NativeDenseModel(config, with_products(stored, Coded), Library(build_library(), 1)))
     for model in models:
@@ -283,8 +229,8 @@ def test_an_adapter_sees_the_rows_of_the_step() -> None:
 
     def run(qkv: Linear) -> list[Tensor]:
         first, *others = stored.layers
-        layers = (first._replace(qkv=qkv), *others)
-        return world.run(DenseModel(config, stored._replace(layers=layers)), whole(world))
+        layers = (first._replace(mixer=first.mixer._replace(qkv=qkv)), *others)
+        return world.run(DecoderModel(config, stored._replace(layers=layers)), whole(world))
 
     base = stored_qkv(stored)
     plain, merged = run(base), run(PlainLinear(base.weight + up @ down))
@@ -294,8 +240,8 @@ def test_an_adapter_sees_the_rows_of_the_step() -> None:
         assert not torch.allclose(plain[row], merged[row], rtol=1e-2, atol=1e-2)
 
 
-def stored_qkv(stored: DenseWeights) -> PlainLinear:
-    qkv = next(iter(stored.layers)).qkv
+def stored_qkv(stored: DecoderWeights) -> PlainLinear:
+    qkv = next(iter(stored.layers)).mixer.qkv
     assert isinstance(qkv, PlainLinear)
     return qkv
 
@@ -334,11 +280,11 @@ class PlainAttention:
 
 @torch.inference_mode()
 def test_an_attention_backend_is_begun_once_a_step() -> None:
-    config: DenseConfig = dense_config(_TINY)
+    config: Decoder = dense_config(_TINY)
     stored = weights(config, torch.float32)
     world = World(config, 16)
-    expected = world.run(DenseModel(config, stored), whole(world))
-    model = DenseModel(config, stored, PlainAttention)
+    expected = world.run(DecoderModel(config, stored), whole(world))
+    model = DecoderModel(config, stored, PlainAttention)
     model.prepare(CpuDevice(1), 4, 512)
     for one, other in zip(world.run(model, whole(world)), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

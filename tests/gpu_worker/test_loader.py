@@ -13,14 +13,15 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from penstock.core.checkpoint.families.dense import DenseConfig
+from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import expected_tensors
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.source import LoadError
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
-from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.models.decoder import DecoderModel
 from penstock.gpu_worker.models.linear import Embedding, Linear, PlainEmbedding, PlainLinear
 from penstock.gpu_worker.models.loader import dummy_model, load_model, load_model_config
 from penstock.kernels.native.build import BuildError, build
@@ -38,9 +39,9 @@ def folder(checkpoint: Make, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint("llama")[0], tmp_path / "model"))
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> DenseModel:
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
     model = load_model(open_checkpoint(folder), load_model_config(folder), dtype, CPU)
-    assert isinstance(model, DenseModel)
+    assert isinstance(model, DecoderModel)
     return model
 
 
@@ -61,22 +62,28 @@ def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) 
     save_file(tensors, path)
 
 
+def final_norm(model: DecoderModel) -> Tensor:
+    assert model.final_norm is not None
+    assert model.final_norm.weight is not None
+    return model.final_norm.weight
+
+
 def test_fused_weights(checkpoint: Make) -> None:
     folder, model = checkpoint("llama-mqa-biases")
     loaded = load(folder)
     state = model.state_dict()
     layer = loaded.layers[1]
     attention = "model.layers.1.self_attn"
-    for kind, tensor in (("weight", plain(layer.qkv).weight), ("bias", plain(layer.qkv).bias)):
+    for kind, tensor in (("weight", plain(layer.mixer.qkv).weight), ("bias", plain(layer.mixer.qkv).bias)):
         expected = torch.cat([state[f"{attention}.{name}_proj.{kind}"] for name in "qkv"])
         assert tensor is not None
         assert torch.equal(tensor, expected)
-    bias = plain(layer.o).bias
+    bias = plain(layer.mixer.o).bias
     assert bias is not None
     assert torch.equal(bias, state[f"{attention}.o_proj.bias"])
     gate_up = torch.cat([state[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")])
-    assert torch.equal(plain(layer.gate_up).weight, gate_up)
-    assert torch.equal(loaded.final_norm, state["model.norm.weight"])
+    assert torch.equal(plain(layer.mlp.gate_up).weight, gate_up)
+    assert torch.equal(final_norm(loaded), state["model.norm.weight"])
     assert torch.equal(plain(loaded.head).weight, state["lm_head.weight"])
 
 
@@ -94,7 +101,7 @@ def test_a_tied_output_matrix_in_the_file_is_ignored(checkpoint: Make, tmp_path:
 
 def test_conversion(folder: Path) -> None:
     weights = load(folder, torch.bfloat16)
-    assert plain(weights.layers[0].qkv).weight.dtype == torch.bfloat16
+    assert plain(weights.layers[0].mixer.qkv).weight.dtype == torch.bfloat16
     assert torch.equal(rows(weights.embedding), rows(load(folder).embedding).bfloat16())
 
 
@@ -136,23 +143,23 @@ def test_shards(checkpoint: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_blanks", [1, 2])
 def test_data_that_begins_at_an_odd_address(folder: Path, num_blanks: int) -> None:
-    expected = plain(load(folder).layers[1].down).weight
+    expected = plain(load(folder).layers[1].mlp.down).weight
     path = folder / "model.safetensors"
     content = path.read_bytes()
     begin = 8 + int.from_bytes(content[:8], "little")
     header = content[8:begin] + b" " * num_blanks
     path.write_bytes(len(header).to_bytes(8, "little") + header + content[begin:])
-    assert torch.equal(plain(load(folder).layers[1].down).weight, expected)
+    assert torch.equal(plain(load(folder).layers[1].mlp.down).weight, expected)
 
 
 def test_dummy_weights_are_the_same_each_time(folder: Path) -> None:
     config = load_model_config(folder)
     models = [dummy_model(config, torch.float32, CPU) for _ in range(2)]
-    first, second = (model for model in models if isinstance(model, DenseModel))
-    assert torch.equal(plain(first.layers[1].down).weight, plain(second.layers[1].down).weight)
-    assert plain(first.layers[0].qkv).weight.shape == ((4 + 2 * 2) * 16, 64)
-    assert plain(first.layers[0].qkv).weight.std() > 0
-    assert torch.equal(first.final_norm, torch.ones(64))
+    first, second = (model for model in models if isinstance(model, DecoderModel))
+    assert torch.equal(plain(first.layers[1].mlp.down).weight, plain(second.layers[1].mlp.down).weight)
+    assert plain(first.layers[0].mixer.qkv).weight.shape == ((4 + 2 * 2) * 16, 64)
+    assert plain(first.layers[0].mixer.qkv).weight.std() > 0
+    assert torch.equal(final_norm(first), torch.ones(64))
 
 
 def test_pickled_weights_are_refused(folder: Path) -> None:
@@ -274,8 +281,10 @@ def test_the_older_spelling_of_rotary_settings(checkpoint: Make, tmp_path: Path)
         scaling = None if kind == "default" else settings | {"type": kind}
         edit_config(folder, rope_parameters=None, rope_theta=theta, rope_scaling=scaling)
         assert load_model_config(folder) == new
-        assert isinstance(new, DenseConfig)
-        assert new.rope.kind == kind
+        assert isinstance(new, Decoder)
+        rope = new.layers[0].mixer.rope
+        assert rope is not None
+        assert rope.kind == kind
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import pytest
 import torch
 import transformers
 
+from penstock.gpu_worker.models.loader import load_model_config
+from penstock.gpu_worker.state.kv_pool import page_groups
 from penstock.ipc.messages import SamplingParams
 from tests.gpu_worker.checkpoints import CONFIGS, TRAINED_LEN, greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
@@ -44,10 +46,12 @@ def check_greedy(model: transformers.PreTrainedModel, outputs: list[list[list[in
 def test_each_checkpoint_alone_and_together(checkpoint: Make, name: str, kernels: str) -> None:
     folder, model = checkpoint(name)
     for options in SPREAD:
+        num_groups = len(page_groups(load_model_config(folder), options["page_size"])) if kernels == "torch" else 1
+        options = options | {"num_pages": options["num_pages"] * num_groups}
         engine = Engine(folder, cpu_kernels=kernels, **options)
         together = engine.run(PROMPTS, GREEDY)
         check_greedy(model, together)
-        if options is SPREAD[-1]:
+        if options["pipeline_depth"] == 1:
             assert engine.scheduler.stats().num_preemptions > 0
     engine = Engine(folder, cpu_kernels=kernels, **SPREAD[0])
     alone = [engine.run([prompt], GREEDY)[0] for prompt in PROMPTS]

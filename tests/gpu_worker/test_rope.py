@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from penstock.core.checkpoint.families.dense import DenseConfig
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.families.rope import RopeConfig
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.loader import load_model_config
 from penstock.gpu_worker.models.rope import Rope, cos_sin_table, inverse_frequencies
@@ -17,36 +18,37 @@ from tests.gpu_worker.conftest import Checkpoint
 NAMES = ["llama-linear", "llama-dynamic", "llama-llama3", "llama-yarn", "qwen2-yarn"]
 
 
-def load_dense_config(folder: Path) -> DenseConfig:
+def load_rope(folder: Path) -> RopeConfig:
     config = load_model_config(folder)
-    assert isinstance(config, DenseConfig)
-    return config
+    assert isinstance(config, Decoder)
+    rope = config.layers[0].mixer.rope
+    assert rope is not None
+    return rope
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("length", [10, TRAINED_LEN, TRAINED_LEN + 137])
 def test_frequencies(checkpoint: Callable[..., Checkpoint], name: str, length: int) -> None:
     folder, model = checkpoint(name)
-    config = load_dense_config(folder)
-    kind = config.rope.kind
-    expected, factor = ROPE_INIT_FUNCTIONS[kind](model.config, torch.device("cpu"), seq_len=length)
-    torch.testing.assert_close(inverse_frequencies(config.rope, config.head_dim, length), expected)
-    assert config.rope.attention_factor == pytest.approx(factor)
+    rope = load_rope(folder)
+    expected, factor = ROPE_INIT_FUNCTIONS[rope.kind](model.config, torch.device("cpu"), seq_len=length)
+    torch.testing.assert_close(inverse_frequencies(rope, length), expected)
+    assert rope.attention_factor == pytest.approx(factor)
 
 
 @pytest.mark.parametrize("name", ["llama", *NAMES])
 def test_the_table(checkpoint: Callable[..., Checkpoint], name: str) -> None:
     folder, model = checkpoint(name)
-    config = load_dense_config(folder)
+    rope = load_rope(folder)
     cos, sin = model.model.rotary_emb(torch.zeros(1), torch.arange(300)[None])
-    half = config.head_dim // 2
+    half = rope.dim // 2
     expected = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1)
-    torch.testing.assert_close(cos_sin_table(config.rope, config.head_dim, 300), expected)
+    torch.testing.assert_close(cos_sin_table(rope, 300), expected)
 
 
 def test_dynamic_scaling_is_each_row_s_own(checkpoint: Callable[..., Checkpoint]) -> None:
-    config = load_dense_config(checkpoint("llama-dynamic")[0])
-    rope = Rope(config.rope, config.head_dim)
+    config = load_rope(checkpoint("llama-dynamic")[0])
+    rope = Rope(config)
     rope.prepare(CpuDevice(1), 4, 1024)
     rope.set_row(2, TRAINED_LEN + 100)
     rope.set_row(3, 50)
@@ -54,6 +56,6 @@ def test_dynamic_scaling_is_each_row_s_own(checkpoint: Callable[..., Checkpoint]
     none, cos_sin = rope.for_step(positions, torch.tensor([2, 3]), torch.tensor([0, 2, 3]))
     assert none is None
     for i, (position, length) in enumerate([(7, TRAINED_LEN + 100), (8, TRAINED_LEN + 100), (7, 50)]):
-        angles = position * inverse_frequencies(config.rope, config.head_dim, length)
+        angles = position * inverse_frequencies(config, length)
         torch.testing.assert_close(cos_sin[i], torch.cat((angles.cos(), angles.sin())))
     assert not torch.equal(cos_sin[0], cos_sin[2])

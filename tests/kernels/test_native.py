@@ -9,13 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.families.dense import DenseConfig
+from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.gpu_worker.devices.cpu import CpuDevice
-from penstock.gpu_worker.models.dense import DenseLayer, DenseModel, DenseWeights
+from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
+from penstock.gpu_worker.models.decoder_build import read_weights
 from penstock.gpu_worker.models.linear import Linear, PlainEmbedding, PlainLinear
 from penstock.gpu_worker.models.model import ForwardInputs, Model
 from penstock.gpu_worker.models.native_dense import NativeDenseModel
+from penstock.gpu_worker.models.weights import WeightReader
 from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
 from penstock.kernels.native import build
 from penstock.kernels.native.library import Library
@@ -56,49 +59,29 @@ def library(request: pytest.FixtureRequest) -> Library:
         pytest.skip(str(error))
 
 
-def dense_config(raw: dict[str, Any]) -> DenseConfig:
+def dense_config(raw: dict[str, Any]) -> Decoder:
     config = parse_model_config(raw)
-    assert isinstance(config, DenseConfig)
+    assert isinstance(config, Decoder)
     return config
 
 
-def weights(config: DenseConfig, dtype: torch.dtype) -> DenseWeights:
+def weights(config: Decoder, dtype: torch.dtype) -> DecoderWeights:
+    """Random ones."""
     generator = torch.Generator().manual_seed(1)
+    shapes = decoder_tensors(config)
 
-    def random(*shape: int, scale: float = 0.1) -> Tensor:
-        return torch.empty(shape).normal_(0, scale, generator=generator).to(dtype)
+    def read(name: str) -> Tensor:
+        drawn = torch.empty(shapes[name]).normal_(0, 1, generator=generator)
+        return drawn if "embed" in name else 1 + 0.1 * drawn if "norm" in name else 0.1 * drawn
 
-    def linear(num_outputs: int, num_inputs: int, has_bias: bool) -> Linear:
-        return PlainLinear(random(num_outputs, num_inputs), random(num_outputs) if has_bias else None)
-
-    def norm(size: int) -> Tensor:
-        return 1 + random(size)
-
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    q_size, kv_size = config.num_q_heads * dim, config.num_kv_heads * dim
-    layers = tuple(
-        DenseLayer(
-            input_norm=norm(hidden),
-            qkv=linear(q_size + 2 * kv_size, hidden, config.qkv_bias),
-            q_norm=norm(dim) if config.qk_norm else None,
-            k_norm=norm(dim) if config.qk_norm else None,
-            o=linear(hidden, q_size, config.o_bias),
-            mlp_norm=norm(hidden),
-            gate_up=linear(2 * inner, hidden, config.mlp_bias),
-            down=linear(hidden, inner, config.mlp_bias),
-        )
-        for _ in range(config.num_layers)
-    )
-    embedding = random(config.vocab_size, hidden, scale=1.0)
-    final_norm = norm(hidden)
-    head = None if config.tied_embeddings else PlainLinear(random(config.vocab_size, hidden))
-    return DenseWeights(PlainEmbedding(embedding), layers, final_norm, head)
+    found = read_weights(config, WeightReader(read, shapes, dtype == torch.bfloat16, dtype, torch.device("cpu")))
+    return found._replace(layers=tuple(found.layers))
 
 
 class World:
     """Four sequences of known tokens, a KV pool, and their pages in it."""
 
-    def __init__(self, config: DenseConfig, page_size: int, kv_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, config: Decoder, page_size: int, kv_dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(2)
         self.config, self.page_size = config, page_size
         self.lens = (1, 16, 110, 131)  # more tokens in all than a product takes at a time
@@ -174,7 +157,7 @@ def test_like_torch(library: Library, kind: str, page_size: int) -> None:
     config = dense_config(_TINY | _KINDS[kind])
     stored = weights(config, torch.float32)
     world = World(config, page_size)
-    expected = world.run(DenseModel(config, stored), whole(world))
+    expected = world.run(DecoderModel(config, stored), whole(world))
     kv = world.kv.blocks.clone()
     found = world.run(NativeDenseModel(config, stored, library), whole(world))
     torch.testing.assert_close(world.kv.blocks, kv, rtol=1e-5, atol=1e-5)
@@ -229,25 +212,25 @@ def test_products_of_rounded_inputs(library: Library, num_inputs: int, num_token
 
 @torch.inference_mode()
 def test_stored_bf16_weights_are_computed_with_exactly(library: Library) -> None:
-    def widened_linear(linear: Linear | None) -> PlainLinear:
+    def widened_linear(linear: Linear) -> PlainLinear:
         assert isinstance(linear, PlainLinear)
         return PlainLinear(linear.weight.float())
 
     config = dense_config(_TINY)
     stored = weights(config, torch.bfloat16)
-    widened = DenseWeights(
+    assert stored.head is not None
+    widened = DecoderWeights(
         PlainEmbedding(stored.embedding.table().float()),
+        None,
         tuple(
             layer._replace(
-                qkv=widened_linear(layer.qkv),
-                o=widened_linear(layer.o),
-                gate_up=widened_linear(layer.gate_up),
-                down=widened_linear(layer.down),
+                mixer=layer.mixer._replace(qkv=widened_linear(layer.mixer.qkv), o=widened_linear(layer.mixer.o)),
+                mlp=layer.mlp._replace(gate_up=widened_linear(layer.mlp.gate_up), down=widened_linear(layer.mlp.down)),
             )
             for layer in stored.layers
         ),
         stored.final_norm,
-        widened_linear(stored.lm_head),
+        widened_linear(stored.head),
     )
     world = World(config, 16)
     found = world.run(NativeDenseModel(config, stored, library), whole(world))

@@ -5,10 +5,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from penstock.core.checkpoint.decoder import Attention
-from penstock.gpu_worker.models.attention import NO_ROTATION, HeadNorms
-from penstock.gpu_worker.models.blocks.norm import NormBlock
+from penstock.gpu_worker.models.attention import HeadNorms, Rotation
 from penstock.gpu_worker.models.blocks.step import Step
 from penstock.gpu_worker.models.linear import Linear
+from penstock.kernels.norms import NormWeights
 
 
 class AttentionBlock(NamedTuple):
@@ -17,15 +17,15 @@ class AttentionBlock(NamedTuple):
     attention: Attention
     qkv: Linear  # [(Hq + 2 * Hk) * D, H]: all q heads, all k heads, all v heads
     o: Linear  # [H, Hq * D]
-    q_norm: NormBlock | None
-    k_norm: NormBlock | None
+    q_norm: NormWeights | None
+    k_norm: NormWeights | None
     sinks: Tensor | None  # fp32[Hq]
 
     def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
         """[T, H] -> [T, H]"""
         its, pages = self.attention, step.pages[layer]
         over_pages = step.attentions[pages.group]
-        rotation = NO_ROTATION if its.rope is None else step.rotations[its.rope]
+        rotation = Rotation(None, x.new_empty(x.shape[0], 0)) if its.rope is None else step.rotations[its.rope]
         norms = HeadNorms(_weight(self.q_norm), _weight(self.k_norm), its.q_norm.eps if its.q_norm else 0.0)
         q = over_pages.write(self.qkv(x, step.inputs), norms, rotation, pages)
         attended = over_pages.attend(
@@ -34,5 +34,5 @@ class AttentionBlock(NamedTuple):
         return self.o(attended.flatten(1), step.inputs)
 
 
-def _weight(norm: NormBlock | None) -> Tensor | None:
+def _weight(norm: NormWeights | None) -> Tensor | None:
     return None if norm is None else norm.weight

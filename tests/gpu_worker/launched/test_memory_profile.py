@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.gpu_worker.devices.cpu import CpuDevice
-from penstock.gpu_worker.models.dense import DenseModel
+from penstock.gpu_worker.models.decoder import DecoderModel
 from penstock.gpu_worker.models.loader import dummy_model, load_model_config
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.startup.memory_profile import pool_budget, row_state_bytes
@@ -25,7 +25,7 @@ def test_what_is_left_for_pages(
     folder, _ = checkpoint("llama")
     model_config = load_model_config(folder)
     model = dummy_model(model_config, torch.float32, CpuDevice(1))
-    assert isinstance(model, DenseModel)
+    assert isinstance(model, DecoderModel)
     launched: list[int] = []
     forward = model.forward
 

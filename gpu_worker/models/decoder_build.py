@@ -1,0 +1,88 @@
+"""From a checkpoint to a described decoder."""
+
+from collections.abc import Iterator
+
+import torch
+
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Layer
+from penstock.core.checkpoint.weights import AttentionSources, LayerSources, MLPSources, NormSource, decoder_sources
+from penstock.gpu_worker.models.blocks.attention import AttentionBlock
+from penstock.gpu_worker.models.blocks.mlp import MLPBlock
+from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderModel, DecoderWeights
+from penstock.gpu_worker.models.model import Model
+from penstock.gpu_worker.models.native_dense import NativeDenseModel, can_compute
+from penstock.gpu_worker.models.weights import WeightReader
+from penstock.kernels.norms import NormWeights
+
+
+def build(config: Decoder, reader: WeightReader) -> Model:
+    """As `Family.build`."""
+    library = reader.library
+    if library is None or not can_compute(config):
+        return DecoderModel(config, read_weights(config, reader._replace(library=None)))
+    computes_in_bf16 = reader.dtype == torch.bfloat16
+    packed = reader._replace(dtype=torch.bfloat16 if reader.is_bf16 else reader.dtype, are_packed=True)
+    return NativeDenseModel(
+        config,
+        read_weights(config, packed),
+        library,
+        rounds_inputs=computes_in_bf16 and library.multiplies_bf16,
+        long_on_torch=computes_in_bf16 and library.leaves_long_steps,
+    )
+
+
+def read_weights(config: Decoder, reader: WeightReader) -> DecoderWeights:
+    """The blocks, with their weights; those of layers are read when they are iterated."""
+    sources = decoder_sources(config)
+
+    def layers() -> Iterator[DecoderLayer]:
+        for layer, its in zip(config.layers, sources.layers, strict=True):
+            yield _layer(layer, its, reader)
+
+    return DecoderWeights(
+        embedding=reader.embedding(sources.embedding, is_head=sources.head is None),
+        positions=None if sources.positions is None else reader.tensor(sources.positions),
+        layers=layers(),
+        final_norm=_norm(sources.final_norm, reader),
+        head=None if sources.head is None else reader.linear(sources.head),
+    )
+
+
+def _layer(layer: Layer, sources: LayerSources, reader: WeightReader) -> DecoderLayer:
+    if not (isinstance(layer.mixer, Attention) and isinstance(sources.mixer, AttentionSources)):
+        raise NotImplementedError(type(layer.mixer))
+    if not (isinstance(layer.mlp, DenseMLP) and isinstance(sources.mlp, MLPSources)):
+        raise NotImplementedError(type(layer.mlp))
+    return DecoderLayer(
+        mixer_norm=_norm(sources.mixer_norm, reader),
+        mixer=_attention(layer.mixer, sources.mixer, reader),
+        post_mixer_norm=_norm(sources.post_mixer_norm, reader),
+        mlp_norm=_norm(sources.mlp_norm, reader),
+        mlp=MLPBlock(layer.mlp, reader.linear(sources.mlp.gate_up), reader.linear(sources.mlp.down)),
+        post_mlp_norm=_norm(sources.post_mlp_norm, reader),
+        is_parallel=layer.is_parallel,
+        residual_scale=layer.residual_scale,
+    )
+
+
+def _attention(attention: Attention, sources: AttentionSources, reader: WeightReader) -> AttentionBlock:
+    return AttentionBlock(
+        attention,
+        qkv=reader.linear(sources.qkv),
+        o=reader.linear(sources.o),
+        q_norm=_norm(sources.q_norm, reader),
+        k_norm=_norm(sources.k_norm, reader),
+        sinks=None if sources.sinks is None else reader.tensor(sources.sinks, torch.float32),
+    )
+
+
+def _norm(source: NormSource | None, reader: WeightReader) -> NormWeights | None:
+    if source is None:
+        return None
+    norm = source.norm
+    # Offset weights are kept in fp32: in bf16, 1 + w would lose what distinguishes w from 0.
+    dtype = torch.float32 if norm.offset else None
+    weight = None if source.weight is None else reader.tensor(source.weight, dtype)
+    if weight is not None and norm.offset:
+        weight += norm.offset
+    return NormWeights(weight, norm.eps, norm.kind, None if source.bias is None else reader.tensor(source.bias, dtype))
