@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.gpu_worker.models.model import ForwardInputs
+from penstock.kernels.experts import GroupedRows, grouped_linear
 from penstock.kernels.native.library import Library, PackedLinear
 
 
@@ -17,6 +18,24 @@ class Linear(Protocol):
 
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
         """Return its form for the native CPU kernels; the options are those of `Library.pack`."""
+
+
+class ExpertLinear(Protocol):
+    """A mixture's products, one weight [out, in] for each expert, whose format only this object knows.
+
+    `grouped` says which token's input each of the T * k rows has, and in which order rows are kept.
+    """
+
+    def of_tokens(self, x: Tensor, grouped: GroupedRows, step: ForwardInputs, scales: Tensor | None = None) -> Tensor:
+        """[T, in] -> [T * k, out]; each row's input is multiplied by its number in `scales`, fp32[T, k]."""
+
+    def of_rows(self, x: Tensor, grouped: GroupedRows, step: ForwardInputs) -> Tensor:
+        """[T * k, in], an earlier result -> [T * k, out]."""
+
+    def pack(
+        self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False
+    ) -> tuple[PackedLinear, ...]:
+        """Return each expert's form for the native CPU kernels, as `Linear.pack`."""
 
 
 class Embedding(Protocol):
@@ -43,6 +62,28 @@ class PlainLinear(NamedTuple):
 
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
         return library.pack(self.weight, self.bias, interleaved=interleaved, rounds_inputs=rounds_inputs)
+
+
+class PlainExperts(NamedTuple):
+    """x @ weight[e]^T + bias[e], in the dtype of both."""
+
+    weight: Tensor  # [E, out, in]
+    bias: Tensor | None = None  # [E, out]
+
+    def of_tokens(self, x: Tensor, grouped: GroupedRows, step: ForwardInputs, scales: Tensor | None = None) -> Tensor:
+        return grouped_linear(x, grouped, self.weight, self.bias, of_tokens=True, scales=scales)
+
+    def of_rows(self, x: Tensor, grouped: GroupedRows, step: ForwardInputs) -> Tensor:
+        return grouped_linear(x, grouped, self.weight, self.bias)
+
+    def pack(
+        self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False
+    ) -> tuple[PackedLinear, ...]:
+        biases = self.bias if self.bias is not None else [None] * len(self.weight)
+        return tuple(
+            library.pack(weight, bias, interleaved=interleaved, rounds_inputs=rounds_inputs)
+            for weight, bias in zip(self.weight, biases, strict=True)
+        )
 
 
 class PlainEmbedding(NamedTuple):
