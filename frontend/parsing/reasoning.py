@@ -1,10 +1,12 @@
 """Separates what a model thinks before its answer from the answer: `<think>` ... `</think>`.
 
     BEFORE --start mark--> INSIDE --end mark--> AFTER (white space) --> CONTENT
-       `------------- anything else ------------------------------------^
+       |------------- anything else -----------------|------------------^
+       `------------- mark of the answer ------------`--> ANSWER --its end mark--> BEHIND (white space) --^
 
 Only the beginning of the output can be reasoning. A template may open it itself, at the end of the prompt:
-then the machine begins inside. Its result does not depend on how the text is cut.
+then the machine begins inside. Some models put the answer between marks, too, which are no part of it.
+The result does not depend on how the text is cut.
 """
 
 from dataclasses import dataclass
@@ -19,10 +21,16 @@ class ReasoningFormat:
     """The marks around reasoning."""
 
     name: str
+    models: tuple[str, ...]
+    """Families that reason so; for the documentation."""
     start: str
     end: str
     label: str = ""
     """Stands behind the start mark, and is no part of the reasoning."""
+    answer: tuple[str, str] | None = None
+    """The marks around the answer, which a model may leave out."""
+    hint: str = ""
+    """A template must show this, too, because other formats have the same marks."""
     has_channels: bool = False
     """All of the output is made of channels (`channels.py`), one of which is reasoning."""
 
@@ -34,11 +42,11 @@ class ReasoningFormat:
     @property
     def marks(self) -> tuple[str, ...]:
         """All marks; a tokenizer may spell them as special tokens, which must then stay visible."""
-        return CHANNEL_MARKS if self.has_channels else (self.start, self.end)
+        return CHANNEL_MARKS if self.has_channels else (self.start, self.end, *(self.answer or ()))
 
     def is_taught_by(self, template: str) -> bool:
         """Whether a chat template shows these marks."""
-        return self.start in template or (not self.label and self.end in template)
+        return self.hint in template and (self.start in template or (not self.label and self.end in template))
 
     def is_opened_by(self, prompt_end: str, final_message: str = "") -> bool:
         """The output goes on inside reasoning, since the prompt (or the message to continue) opens it."""
@@ -51,18 +59,41 @@ class ReasoningFormat:
         return bool(final_message) or prompt_end.rstrip().endswith(self.end)
 
 
+_THINK = ("<think>", "</think>")
+
 REASONING_FORMATS = {
     reasoning_format.name: reasoning_format
     for reasoning_format in (
-        ReasoningFormat("think", "<think>", "</think>"),
-        ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
-        ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
-        ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
-        ReasoningFormat("command_r", "<|START_THINKING|>", "<|END_THINKING|>"),
-        ReasoningFormat("gemma4", "<|channel>", "<channel|>", label="thought"),
-        ReasoningFormat("harmony", "<|channel|>", "<|end|>", label="analysis<|message|>", has_channels=True),
+        # In the order in which a template is asked.
+        ReasoningFormat(
+            "think_answer", ("Hunyuan",), *_THINK, answer=("<answer>", "</answer>"), hint="<answer>"
+        ),
+        ReasoningFormat(
+            "think_response", ("Granite 3.3", "ERNIE 4.5 Thinking"), *_THINK, answer=("<response>", "</response>"),
+            hint="<response>",
+        ),
+        ReasoningFormat(
+            "think",
+            (
+                *("DeepSeek R1, V3.1 and V3.2", "Qwen3", "QwQ", "GLM-4.5 and later", "Phi-4-reasoning", "SmolLM3"),
+                *("EXAONE 4", "OLMo 3 Think", "Kimi K2 Thinking", "MiniMax M2", "Nemotron Nano 2 and 3"),
+            ),
+            *_THINK,
+        ),
+        ReasoningFormat("mistral", ("Magistral", "Ministral 3 Reasoning"), "[THINK]", "[/THINK]"),
+        ReasoningFormat("seed_oss", ("Seed-OSS",), "<seed:think>", "</seed:think>"),
+        ReasoningFormat("apertus", ("Apertus",), "<|inner_prefix|>", "<|inner_suffix|>"),
+        ReasoningFormat(
+            "command_r", ("Command R7B", "Command A"), "<|START_THINKING|>", "<|END_THINKING|>",
+            answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        ),
+        ReasoningFormat("granite", ("Granite 3.2",), "Here is my thought process:", "Here is my response:"),
+        ReasoningFormat("gemma4", ("Gemma 4",), "<|channel>", "<channel|>", label="thought"),
+        ReasoningFormat(
+            "harmony", ("gpt-oss",), "<|channel|>", "<|end|>", label="analysis<|message|>", has_channels=True
+        ),
     )
-}
+}  # fmt: skip
 
 
 def reasoning_format_of(template_source: str) -> ReasoningFormat | None:
@@ -81,14 +112,14 @@ class ReasoningSplitter:
         self._is_open = is_open
         self._state = "before"
         self._buffer = ""
-        self._has_text = False  # of reasoning
+        self._has_text = False  # of what stands between the marks
         self.has_begun = False
         """There is reasoning, though its text may be empty."""
 
     @property
     def is_over(self) -> bool:
         """The output has got beyond reasoning."""
-        return self._state in ("after", "content")
+        return self._state not in ("before", "inside")
 
     def feed(self, text: str) -> list[Part]:
         """Take the next piece of text; return what is certain now."""
@@ -107,39 +138,51 @@ class ReasoningSplitter:
             self._look_for_start(is_final=is_final)
         if self._state == "inside":
             self.has_begun = True
-            self._look_for_end(parts, is_final=is_final)
+            text, is_whole = self._up_to(self._format.end, is_final=is_final)
+            parts += [Reasoning(text)] if text else []
+            self._state = "after" if is_whole else "inside"
         if self._state == "after":
-            self._buffer = self._buffer.lstrip()
-            if self._buffer:
-                self._state = "content"
+            self._look_for_answer(is_final=is_final)
+        if self._state == "answer" and self._format.answer is not None:
+            text, is_whole = self._up_to(self._format.answer[1], is_final=is_final)
+            parts += [Content(text)] if text else []
+            self._state = "behind" if is_whole else "answer"
+        if self._state == "behind" and self._buffer.strip():
+            self._state = "content"
         if self._state == "content" and self._buffer:
             parts.append(Content(self._buffer))
             self._buffer = ""
         return parts
 
     def _look_for_start(self, *, is_final: bool) -> None:
-        start = self._format.opening
+        start, answer = self._format.opening, self._format.answer
         known = self._buffer.lstrip()
         if known.startswith(start):
             self._buffer = known[len(start) :]
             self._state = "inside"
-        elif is_final or not start.startswith(known):
+        elif answer is not None and not self._is_open and known.startswith(answer[0]):
+            self._state = "after"
+        elif is_final or not (start.startswith(known) or (answer is not None and answer[0].startswith(known))):
             self._state = "inside" if self._is_open else "content"
 
-    def _look_for_end(self, parts: list[Part], *, is_final: bool) -> None:
-        end = self._format.end
+    def _look_for_answer(self, *, is_final: bool) -> None:
+        self._buffer = self._buffer.lstrip()
+        opening = "" if self._format.answer is None else self._format.answer[0]
+        if opening and self._buffer.startswith(opening):
+            self._buffer = self._buffer[len(opening) :]
+            self._has_text = False
+            self._state = "answer"
+        elif self._buffer and (is_final or not opening.startswith(self._buffer)):
+            self._state = "content"
+
+    def _up_to(self, end: str, *, is_final: bool) -> tuple[str, bool]:
+        """Take what is certain to stand before the end mark, without white space around it; whether the mark came."""
         text, found, rest = self._buffer.partition(end)
-        held = ""
         if not found and not is_final:
-            known = text[: len(text) - held_suffix(text, (end,))]
-            known = known.rstrip()
-            text, held = known, text[len(known) :]
+            text = text[: len(text) - held_suffix(text, (end,))]
         text = text.rstrip()
+        self._buffer = rest if found else "" if is_final else self._buffer[len(text) :]
         if not self._has_text:
             text = text.lstrip()
-        if text:
-            self._has_text = True
-            parts.append(Reasoning(text))
-        self._buffer = rest if found else held
-        if found:
-            self._state = "after"
+        self._has_text |= bool(text)
+        return text, bool(found)

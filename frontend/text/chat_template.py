@@ -8,7 +8,7 @@ tag, so that the text equals `tokenizer.apply_chat_template(..., tokenize=False)
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import product
@@ -33,6 +33,8 @@ from penstock.frontend.errors import ApiError, ContextLengthExceeded, TemplateFa
 Chat = list[dict[str, Any]]
 NoContent = Literal["empty", "none", "absent"]
 Arguments = Literal["object", "text"]
+CallsAs = Literal["calls", "content"]
+Beside = Literal["kept", "joined", "dropped"]
 
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 RESERVED = frozenset(
@@ -42,6 +44,8 @@ RESERVED = frozenset(
 
 _TOOL_VARIABLES = ("tools", "xml_tools")
 """Where templates look for the tools; the second is SmolLM3's."""
+_TOOLS_OF_A_MESSAGE = re.compile(r"message(\.tools\b|\[.tools.\])")
+"""Phi-4-mini's template has them in the system message, as text."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _PROBE_CHARS = 1 << 20
 
@@ -64,12 +68,23 @@ class CallStyle:
 
     no_content: NoContent = "empty"
     arguments: Arguments = "object"
+    calls_as: CallsAs = "calls"
+    content: Beside = "kept"
+    """What becomes of content beside calls: it stays, goes behind the reasoning if there is some, or is left out."""
 
     def apply(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message as the template wants it; None values are dropped, but for a content that must be none."""
         given = {name: value for name, value in message.items() if value is not None}
         if given.get("role") != "assistant":
             return given
+        if not given.get("tool_calls"):
+            given.pop("tool_calls", None)  # templates ask whether there is a list
+        elif self.calls_as == "content":
+            given["content"] = "\n".join((*filter(None, [given.get("content")]), _as_text(given.pop("tool_calls"))))
+        elif self.content == "dropped":
+            given.pop("content", None)
+        elif self.content == "joined" and (name := next((n for n in _REASONING_FIELDS if given.get(n)), "")):
+            given[name] = "\n\n".join(filter(None, (given[name], given.pop("content", None))))
         if "content" not in given and not (given.get("tool_calls") and self.no_content != "empty"):
             given["content"] = ""
         elif "content" not in given and self.no_content == "none":
@@ -96,7 +111,8 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         variables = finder.undeclared_identifiers
         self._tool_variables = [name for name in _TOOL_VARIABLES if name in variables]
-        self.reads_tools = bool(self._tool_variables)
+        self._has_tools_in_message = not self._tool_variables and bool(_TOOLS_OF_A_MESSAGE.search(source))
+        self.reads_tools = bool(self._tool_variables) or self._has_tools_in_message
         self.extra_variables = frozenset(variables) - RESERVED - set(special_tokens) - set(environment.globals)
         """What a request may set through `chat_template_kwargs`: variables that the template reads, no others."""
 
@@ -118,6 +134,8 @@ class ChatTemplate:
         """
         style = self._call_style if any(message.get("tool_calls") for message in messages) else CallStyle()
         chat = [_with_reasoning_names(style.apply(message)) for message in messages]
+        if tools and self._has_tools_in_message:
+            chat = _with_tools(chat, tools)
         final = ""
         if continue_final_message:
             final = _mark_final_message(chat)
@@ -171,6 +189,12 @@ def _with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
+def _with_tools(chat: Chat, tools: list[dict[str, Any]]) -> Chat:
+    """The chat with the tools in its system message, as JSON text; there is one then."""
+    first, rest = ({"role": "system", "content": ""}, chat) if chat[0].get("role") != "system" else (chat[0], chat[1:])
+    return [{**first, "tools": _tojson([tool["function"] for tool in tools])}, *rest]
+
+
 def _mark_final_message(chat: Chat) -> str:
     """Append the mark to the last message's text, in place; return that text."""
     final = chat[-1].get("content") if chat else None
@@ -194,7 +218,8 @@ def _cut_at_mark(text: str, final: str) -> str:
 #
 # Clients send such a message back with `content: null` and its arguments as JSON text. Qwen3's template looks for
 # `</think>` in the content, so it must be a text; DeepSeek's writes the calls only where the content is none. Most
-# templates write the arguments with `tojson`, some put the text as it is between two marks.
+# templates write the arguments with `tojson`, some put the text as it is between two marks. gpt-oss's refuses calls
+# with both reasoning and content. Phi-4-mini's writes no calls: they become content, or the model would call again.
 
 _NAME, _VALUE = "penstock_probe", "Waterwheel"
 _ARGUMENTS = {"place": _VALUE}
@@ -209,8 +234,9 @@ _TOOL = {
 }
 
 
-_STYLES = tuple(
-    CallStyle(no_content, arguments) for arguments, no_content in product(get_args(Arguments), get_args(NoContent))
+_STYLES = (
+    *(CallStyle(no_content, form) for form, no_content in product(get_args(Arguments), get_args(NoContent))),
+    CallStyle(calls_as="content"),
 )
 
 
@@ -220,19 +246,25 @@ def find_style(render: Callable[[Chat, list[dict[str, Any]]], str]) -> CallStyle
     `render` writes messages and tools as the template does and raises ApiError where it refuses them.
     """
     call = {"id": "abcdefghi", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
-    chat: Chat = [
-        {"role": "user", "content": "Where?"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "abcdefghi", "name": _NAME, "content": "Here."},
-    ]
-    for style in _STYLES:
+
+    def shows(style: CallStyle, **said: Any) -> bool:
+        chat: Chat = [
+            {"role": "user", "content": "Where?"},
+            {"role": "assistant", "content": None, "tool_calls": [call], **said},
+            {"role": "tool", "tool_call_id": "abcdefghi", "name": _NAME, "content": "Here."},
+        ]
         try:
-            text = render([style.apply(message) for message in chat], [_TOOL])
+            text = render([_with_reasoning_names(style.apply(message)) for message in chat], [_TOOL])
         except ApiError:
-            continue
-        if _shows_call(text, style):
-            return style
-    return CallStyle()
+            return False
+        return _shows_call(text, style)
+
+    style = next((style for style in _STYLES if shows(style)), CallStyle())
+    for content in get_args(Beside):
+        tried = replace(style, content=content)
+        if shows(tried, content="I look.") and shows(tried, content="I look.", reasoning="Hm."):
+            return tried
+    return style
 
 
 def _shows_call(text: str, style: CallStyle) -> bool:
@@ -240,6 +272,12 @@ def _shows_call(text: str, style: CallStyle) -> bool:
         return False
     text_twice = '{\\"place\\"'  # JSON text that the template has put through `tojson` again
     return style.arguments == "object" or text_twice not in text
+
+
+def _as_text(calls: list[Any]) -> str:
+    """Past calls as a JSON array of names and arguments."""
+    functions = [call.get("function") if isinstance(call, dict) else None for call in calls]
+    return _tojson([function for function in functions if isinstance(function, dict)])
 
 
 def _with_text(call: Any) -> Any:

@@ -49,13 +49,23 @@ EITHER = (
     "{% else %}{{ call.function.arguments | tojson }}{% endif %})"
     "{% endfor %}{% endfor %}"
 )
+NOT_BOTH = (  # as gpt-oss does: either of content and reasoning beside a call
+    "{% for message in messages %}{% if message.tool_calls %}{% if message.content and message.thinking %}"
+    "{{ raise_exception('not both') }}{% endif %}<{{ message.thinking or message.content }}>"
+    "{% set call = message.tool_calls[0].function %}{{ call.name }}{{ call.arguments | tojson }}"
+    "{% else %}{% if 'tool_calls' in message %}{{ raise_exception('no calls') }}{% endif %}{{ message.content }}"
+    "{% endif %}{% endfor %}"
+)
+NO_CALLS = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"  # as Phi-4-mini
 
 FAMILIES = [
     pytest.param(LOOKS_INTO_CONTENT, CallStyle("empty", "object"), id="text"),
-    pytest.param(CALLS_WHERE_NONE, CallStyle("none", "text"), id="none"),
-    pytest.param(CALLS_WHERE_ABSENT, CallStyle("absent", "object"), id="absent"),
+    pytest.param(CALLS_WHERE_NONE, CallStyle("none", "text", content="dropped"), id="none"),
+    pytest.param(CALLS_WHERE_ABSENT, CallStyle("absent", "object", content="dropped"), id="absent"),
     pytest.param(AS_IT_IS, CallStyle("empty", "text"), id="as it is"),
     pytest.param(EITHER, CallStyle("empty", "object"), id="either"),
+    pytest.param(NOT_BOTH, CallStyle("empty", "object", content="joined"), id="not both"),
+    pytest.param(NO_CALLS, CallStyle(calls_as="content"), id="no calls"),
 ]
 
 ARGUMENTS = {"city": "Ulm", "days": [1, None]}
@@ -87,10 +97,40 @@ def test_an_answer_with_only_reasoning_has_an_empty_text() -> None:
     assert "<|im_start|>assistant<|im_end|>" in ChatTemplate(LOOKS_INTO_CONTENT, {}).render(chat)
 
 
-def test_a_template_that_shows_no_calls_gets_the_usual_style() -> None:
-    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
-    assert template.render(conversation(content=None)) == "Weather?Rain."
-    assert template._call_style == CallStyle()
+@pytest.mark.parametrize(("source", "style"), FAMILIES)
+def test_content_and_reasoning_beside_a_call_do_no_harm(source: str, style: CallStyle) -> None:
+    text = ChatTemplate(source, {}).render(conversation(content="Let me look.", reasoning="hm"))
+    assert "get_weather" in text
+    assert ("Let me look." in text) == (style.content != "dropped")
+    assert ("Let me look." in ChatTemplate(source, {}).render(conversation(content="Let me look."))) == (
+        style.content != "dropped"
+    )
+
+
+@pytest.mark.parametrize(("source", "style"), FAMILIES)
+def test_an_empty_list_of_calls_is_none(source: str, style: CallStyle) -> None:
+    chat: Chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Yes.", "tool_calls": []}]
+    assert "Yes." in ChatTemplate(source, {}).render(chat)
+
+
+def test_tools_in_the_system_message() -> None:
+    """As Phi-4-mini's template has them."""
+    source = (
+        "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}"
+        "{% if message['role'] == 'system' and 'tools' in message %}{{ '<tools>' + message['tools'] }}{% endif %}"
+        "{% endfor %}"
+    )
+    template = ChatTemplate(source, {})
+    assert template.reads_tools
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    written = '<tools>[{"name": "f", "parameters": {"type": "object"}}]<user>x'
+    assert template.render([{"role": "user", "content": "x"}], tools=tools) == "<system>" + written
+    chat: Chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "x"}]
+    assert template.render(chat, tools=tools) == "<system>Be brief." + written
+    assert template.render(chat) == "<system>Be brief.<user>x"
+
+
+def test_a_template_that_refuses_calls() -> None:
     refusing = ChatTemplate("{{ raise_exception('no tools') }}", {})
     with pytest.raises(TemplateFailed, match="no tools"):
         refusing.render(conversation(content=None))

@@ -131,6 +131,8 @@ TEMPLATES: dict[str, str] = {
         "<start_function_call>call:{{ c.name }}{{ '{' }}{% for k, v in c.arguments | dictsort %}{{ k }}:"
         "{{ literal(v) }}{{ ',' if not loop.last }}{% endfor %}{{ '}' }}<end_function_call>"
     ),
+    "gemma3": "{# <start_of_turn> [func_name1( #}" + _PYTHON
+    + _template(_KEYWORDS + _COMMA, start="\n[", end="]"),
     "command_r": _template(
         '    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ c.name }}", '
         '"parameters": {{ c.arguments | tojson }}}'

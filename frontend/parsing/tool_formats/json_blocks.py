@@ -229,10 +229,14 @@ class BareObjects(JsonBlocks):
             openings.append(sequence(opening, rules.json(function.arguments), '"}"'))
         more = self.block_rule(rules, functions, parallel=parallel)
         calls = f"({' | '.join(openings)})" + (f" ({quoted(separator)} {more})*" if parallel else "")
-        blank = r"[ \t\r\n]*"
-        keys = "|".join(("name", "function", "type", self.arguments_key))
-        begins = rf"(\[{blank})?\{{{blank}\"({keys})\""
+        begins = beginning_of_object(self.arguments_key)
         return f"{rules.rule(calls)} | {rules.text_without_lines(begins, *self.starts[:1])}?"
+
+
+def beginning_of_object(arguments_key: str) -> str:
+    """A regular expression for how a call's object begins, or an array of them."""
+    blank = r"[ \t\r\n]*"
+    return rf"(\[{blank})?\{{{blank}\"({'|'.join(('name', 'function', 'type', arguments_key))})\""
 
 
 def _call_schema(name: str, arguments: dict[str, Any], arguments_key: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Calls as Python writes them, in a list: Llama 3.2 and 4 (pythonic), LFM2, OLMo 3."""
+"""Calls as Python writes them, in a list: Llama 3.2 (pythonic), Llama 4, Gemma 3, LFM2, OLMo 3."""
 
 import re
 from typing import Any, ClassVar
@@ -8,37 +8,40 @@ from penstock.frontend.parsing.calls.format import Schemas, Taught, ToolFormat
 from penstock.frontend.parsing.calls.literals import PYTHON, literal_rule, members, read_value, word_as_json
 from penstock.frontend.parsing.calls.rules import NEW_LINE, Function, Rules, listed, quoted, regex, sequence
 from penstock.frontend.parsing.calls.values import ArgumentWriter, resolved
-from penstock.frontend.parsing.tool_formats.json_blocks import read_bare_objects
+from penstock.frontend.parsing.tool_formats.json_blocks import beginning_of_object, read_bare_objects
 
 _NAME = re.compile(r"[A-Za-z_]?[A-Za-z0-9_.\-]{0,256}")
 _BETWEEN = " \t\r\n,"
 
 
 class Pythonic(ToolFormat):
-    """A list of calls at the start of a line, of offered tools; or between marks."""
+    """A list of calls at the start of a line, of offered tools; or between marks. JSON objects are read, too."""
 
-    name = "pythonic"
+    name: ClassVar[str] = "pythonic"
     models: ClassVar[tuple[str, ...]] = ("Llama 3.2 (pythonic)", "Llama 4", "ToolACE")
     example = "[get_weather(city='Oslo')]"
     taught_by: ClassVar[Taught] = ("[func_name1(", "<|python_start|>")
     starts: tuple[str, ...] = ("<|python_start|>",)
     end = "<|python_end|>"
-    opening = "["
+    opening = "[{"
+    is_sure_behind: ClassVar[bool] = True
+    """Behind a mark there may be calls of tools that were not offered."""
 
     def __init__(self) -> None:
         self.marks = (*self.starts, self.end)
 
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
         """Read a list of calls."""
+        known_only = not (mark and self.is_sure_behind)
         yield from block.skip()
-        if mark and (yield from block.peek()) == "{":
-            yield from read_bare_objects(block, known_only=False)
+        if (yield from _begins_with_object(block)):
+            yield from read_bare_objects(block, known_only=known_only)
         else:
-            yield from self._read_list(block, mark, schemas)
+            yield from self._read_list(block, mark, schemas, known_only=known_only)
         if mark:
             yield from block.close(self.end, mark)
 
-    def _read_list(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
+    def _read_list(self, block: Block, mark: str, schemas: Schemas, *, known_only: bool) -> Reading[None]:
         is_list = yield from block.accepts("[")
         if not (is_list or mark):
             raise NoCallError
@@ -48,7 +51,7 @@ class Pythonic(ToolFormat):
                 return
             if block.has_calls and not is_list and (yield from block.sees(self.end)):
                 return
-            yield from read_call(block, schemas, known_only=not mark)
+            yield from read_call(block, schemas, known_only=known_only)
 
     def start_rule(self, rules: Rules) -> str:
         """Nothing opens a list but its own bracket."""
@@ -72,12 +75,25 @@ class Pythonic(ToolFormat):
         call = self.any_call_rule(rules, functions)
         more = f' (", " {call})*' if parallel else ""
         names = "|".join(regex(function.name) for function in functions)
-        text = rules.text_without_lines(rf"\[[ \t\r\n,]*({names})\(", *self.starts)
+        begins = rf"(\[[ \t\r\n,]*({names})\(|{beginning_of_object('parameters')})"
+        text = rules.text_without_lines(begins, *self.starts)
         return f'({" | ".join(openings)}){more} "]" | {text}?'
 
 
+class Gemma3(Pythonic):
+    """The model was not taught one way: it writes a list or objects, bare or in a fence, as the template asks."""
+
+    name = "gemma3"
+    models: ClassVar[tuple[str, ...]] = ("Gemma 3 with a template for tools",)
+    example = "[get_weather(city='Oslo')]"
+    taught_by: ClassVar[Taught] = (("<start_of_turn>", "```tool_code"), ("<start_of_turn>", "[func_name1("))
+    starts = ("```tool_code", "```python", "```json")
+    end = "```"
+    is_sure_behind = False
+
+
 class Lfm2(Pythonic):
-    """The list stands between marks; JSON objects there are read, too."""
+    """The list stands between marks."""
 
     name = "lfm2"
     models: ClassVar[tuple[str, ...]] = ("LFM2", "LFM2.5")
@@ -111,6 +127,15 @@ class Olmo3(Lfm2):
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         call = self.any_call_rule(rules, functions)
         return f"{NEW_LINE} ({call} {NEW_LINE}){'+' if parallel else ''} {rules.mark(self.end)}"
+
+
+def _begins_with_object(block: Block) -> Reading[bool]:
+    before = block.num_unsettled
+    yield from block.accepts("[")
+    yield from block.skip()
+    first = yield from block.peek()
+    block.back(block.num_unsettled - before)
+    return first == "{"
 
 
 def read_call(block: Block, schemas: Schemas, *, known_only: bool) -> Reading[None]:

@@ -19,7 +19,7 @@ from penstock.frontend.parsing.tool_formats.json_blocks import (
     Phi4Mini,
 )
 from penstock.frontend.parsing.tool_formats.mistral import Mistral, MistralNamed
-from penstock.frontend.parsing.tool_formats.pythonic import Lfm2, Olmo3, Pythonic
+from penstock.frontend.parsing.tool_formats.pythonic import Gemma3, Lfm2, Olmo3, Pythonic
 from penstock.frontend.parsing.tool_formats.qwen3_coder import Qwen3Coder, SeedOss
 from penstock.frontend.parsing.tool_formats.sections import DeepSeekV3, DeepSeekV31, KimiK2
 
@@ -39,6 +39,7 @@ _ALL: tuple[ToolFormat, ...] = (
     Glm47(),
     Gemma4(),
     FunctionGemma(),
+    Gemma3(),
     CommandR(),
     Nemotron(),
     Apertus(),
