@@ -1,4 +1,4 @@
-"""Writes the table of tool formats into `tool-calling.md`, from the registry, so that none can be forgotten.
+"""Writes the tables of tool and reasoning formats into `tool-calling.md`, from the registries: none can be forgotten.
 
 python docs/tool_table.py            # write it
 python docs/tool_table.py --check    # exit 1 if it is not what would be written
@@ -7,30 +7,51 @@ python docs/tool_table.py --check    # exit 1 if it is not what would be written
 import sys
 from pathlib import Path
 
+from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 
 PAGE = Path(__file__).parent / "tool-calling.md"
 
-_BEGIN = "<!-- The table is written by docs/tool_table.py: run `make docs` after adding a format. -->\n"
 _END = "<!-- End of the table. -->\n"
 
 
-def table() -> str:
-    """The table as Markdown."""
+def tool_formats() -> str:
+    """The table of tool formats as Markdown."""
     rows = ["| `--tool-call-parser` | models | a call |", "| --- | --- | --- |"]
     for name in sorted(TOOL_FORMATS):
         tool_format = TOOL_FORMATS[name]
-        example = tool_format.example.replace("\n", "↵").replace("|", "\\|")
-        quotes = "``" if "`" in example else "`"
-        rows.append(f"| `{name}` | {', '.join(tool_format.models)} | {quotes}{example}{quotes} |")
+        rows.append(f"| `{name}` | {', '.join(tool_format.models)} | {_code(tool_format.example)} |")
     return "\n".join(rows) + "\n"
 
 
+def reasoning_formats() -> str:
+    """The table of reasoning formats as Markdown."""
+    rows = ["| `--reasoning-parser` | models | reasoning and answer |", "| --- | --- | --- |"]
+    for name in sorted(REASONING_FORMATS):
+        marks = REASONING_FORMATS[name]
+        before, behind = marks.answer or ("", "")
+        if marks.has_channels:
+            before = "<|start|>assistant<|channel|>final<|message|>"
+        example = f"{marks.opening} … {marks.end}{before} … {behind}".rstrip()
+        rows.append(f"| `{name}` | {', '.join(marks.models)} | {_code(example)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _code(text: str) -> str:
+    text = text.replace("\n", "↵").replace("|", "\\|")
+    quotes = "``" if "`" in text else "`"
+    return f"{quotes}{text}{quotes}"
+
+
 def page() -> str:
-    """The whole page, with the table that belongs there."""
-    before, _, rest = PAGE.read_text().partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    return f"{before}{_BEGIN}{table()}{_END}{after}"
+    """The whole page, with the tables that belong there."""
+    text = PAGE.read_text()
+    for what, table in (("tool formats", tool_formats()), ("reasoning formats", reasoning_formats())):
+        begin = f"<!-- The table of {what} is written by docs/tool_table.py: run `make docs` after adding one. -->\n"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(_END)
+        text = f"{before}{begin}{table}{_END}{after}"
+    return text
 
 
 def main() -> int:
@@ -39,7 +60,7 @@ def main() -> int:
     if sys.argv[1:] == ["--check"]:
         if PAGE.read_text() == wanted:
             return 0
-        print(f"{PAGE} does not fit the tool formats: run `make docs`", file=sys.stderr)
+        print(f"{PAGE} does not fit the formats: run `make docs`", file=sys.stderr)
         return 1
     PAGE.write_text(wanted)
     return 0

@@ -29,8 +29,8 @@ class ReasoningFormat:
     """Stands behind the start mark, and is no part of the reasoning."""
     answer: tuple[str, str] | None = None
     """The marks around the answer, which a model may leave out."""
-    hint: str = ""
-    """A template must show this, too, because other formats have the same marks."""
+    hints: tuple[str, ...] = ("",)
+    """A template must show one of these, too, because other formats have the same marks."""
     has_channels: bool = False
     """All of the output is made of channels (`channels.py`), one of which is reasoning."""
 
@@ -46,7 +46,9 @@ class ReasoningFormat:
 
     def is_taught_by(self, template: str) -> bool:
         """Whether a chat template shows these marks."""
-        return self.hint in template and (self.start in template or (not self.label and self.end in template))
+        template = template.replace("\\n", "\n")
+        shows = self.start in template or (not self.label and self.end in template)
+        return shows and any(hint in template for hint in self.hints)
 
     def is_opened_by(self, prompt_end: str, final_message: str = "") -> bool:
         """The output goes on inside reasoning, since the prompt (or the message to continue) opens it."""
@@ -66,11 +68,11 @@ REASONING_FORMATS = {
     for reasoning_format in (
         # In the order in which a template is asked.
         ReasoningFormat(
-            "think_answer", ("Hunyuan",), *_THINK, answer=("<answer>", "</answer>"), hint="<answer>"
+            "think_answer", ("Hunyuan",), *_THINK, answer=("<answer>", "</answer>"), hints=("<answer>",)
         ),
         ReasoningFormat(
             "think_response", ("Granite 3.3", "ERNIE 4.5 Thinking"), *_THINK, answer=("<response>", "</response>"),
-            hint="<response>",
+            hints=("<response>\n", "<response></response>"),
         ),
         ReasoningFormat(
             "think",

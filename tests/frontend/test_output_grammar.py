@@ -20,7 +20,7 @@ from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.text.tokenizer import load_tokenizer
 from penstock.frontend.validation.common import Rules, SamplingDefaults, ValidRequest, validate_common
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
-from tests.frontend.test_tool_formats import collected
+from tests.frontend.pieces import collected
 from tests.frontend.tool_templates import TEMPLATES
 
 THINK = REASONING_FORMATS["think"]

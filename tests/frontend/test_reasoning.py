@@ -31,7 +31,8 @@ def split(reasoning_format: ReasoningFormat, pieces: list[str], *, is_open: bool
 @pytest.mark.parametrize("name", REASONING_FORMATS)
 def test_random_texts_in_random_pieces(name: str) -> None:
     marks = REASONING_FORMATS[name]
-    pool = [marks.start, marks.end, marks.start[:3], marks.end[:4], "\n", " ", "word", "é", "🙂", "<", "]"]
+    around = (marks.start, marks.end, *(marks.answer or ()))
+    pool = [*around, *(mark[:4] for mark in around), "\n", " ", "word", "é", "🙂", "<", "]"]
     for seed in range(500):
         rng = random.Random(seed)
         text = "".join(rng.choice(pool) for _ in range(rng.randint(0, 12)))
@@ -41,6 +42,23 @@ def test_random_texts_in_random_pieces(name: str) -> None:
         cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randint(1, 6)))
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         assert split(marks, pieces, is_open=is_open) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "expected"),
+    [
+        ("<think>hm</think>\n<answer>\nYes.\n</answer>\n", False, ("hm", "Yes.")),
+        ("<answer> Yes. </answer>", False, ("", "Yes.")),
+        ("hm</think><answer>Yes.</ans", True, ("hm", "Yes.</ans")),
+        ("hm</think>Yes <answer>no</answer>", True, ("hm", "Yes <answer>no</answer>")),
+        ("hm</think><answer>a</answer>\n\n<more>", True, ("hm", "a\n\n<more>")),
+        ("<answer>a", True, ("<answer>a", "")),
+        ("<ans", False, ("", "<ans")),
+    ],
+)
+def test_an_answer_between_marks(text: str, is_open: bool, expected: tuple[str, str]) -> None:
+    marks = REASONING_FORMATS["think_answer"]
+    assert split(marks, [text], is_open=is_open) == split(marks, list(text), is_open=is_open) == expected
 
 
 @pytest.mark.parametrize(
@@ -81,5 +99,7 @@ def test_what_opens_reasoning() -> None:
 
 def test_format_of_a_template() -> None:
     assert reasoning_format_of("{{ content.split('</think>')[-1] }}") is THINK
+    assert reasoning_format_of("{{ '<think></think>' }} {{ '<response>' + content }}") is THINK
+    assert reasoning_format_of("<think></think> {{ '<response>\\n' }}") is REASONING_FORMATS["think_response"]
     assert reasoning_format_of("{{ '[THINK]' }}") is REASONING_FORMATS["mistral"]
     assert reasoning_format_of("{{ content }}") is None

@@ -34,11 +34,14 @@ class Pythonic(ToolFormat):
         """Read a list of calls."""
         known_only = not (mark and self.is_sure_behind)
         yield from block.skip()
+        is_over = bool(mark) and bool((yield from block.accepts(self.end)))
+        if is_over:  # Llama 4's template has only content between the marks, and calls behind them
+            yield from block.skip()
         if (yield from _begins_with_object(block)):
             yield from read_bare_objects(block, known_only=known_only)
         else:
             yield from self._read_list(block, mark, schemas, known_only=known_only)
-        if mark:
+        if mark and not is_over:
             yield from block.close(self.end, mark)
 
     def _read_list(self, block: Block, mark: str, schemas: Schemas, *, known_only: bool) -> Reading[None]:
