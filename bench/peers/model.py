@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 
 from bench.peers.envs import Environment, PeerError
 from bench.shapes_folder import NUM_BYTES, servable_folder, shape_folder
+from penstock.core.checkpoint.families.registry import expected_tensors
+from penstock.gpu_worker.models.loader import load_model_config
 
 _STANDARD_DEVIATION = 0.02
 _MADE = "made"
@@ -43,15 +45,11 @@ def harmless_ids(checkpoint: Path) -> range:
 
 
 def _weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(folder)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    dtype = config.dtype or torch.bfloat16
+    config = load_model_config(folder)
+    dtype = getattr(torch, config.checkpoint_dtype)
     generator = torch.Generator().manual_seed(0)
-    silent = [*range(NUM_BYTES), *_special_ids(config.to_dict())]
-    for name, shape in ((name, weight.shape) for name, weight in model.named_parameters()):
+    silent = [*range(NUM_BYTES), *_special_ids(json.loads((folder / "config.json").read_text()))]
+    for name, shape in (expected_tensors(config) or {}).items():
         if len(shape) == 1 and not name.endswith("bias"):
             yield name, torch.ones(shape, dtype=dtype)
             continue

@@ -2,12 +2,14 @@
 
     python write_gguf.py CHECKPOINT_FOLDER FILE.gguf
 
-Matrices as bf16, vectors as fp32, as llama.cpp's own converter does. For Llama it turns the rows of q and k from the
-halves that Hugging Face rotates to the neighbouring pairs that llama.cpp rotates.
+Matrices as bf16, vectors as fp32, as llama.cpp's own converter does. For Llama and Mixtral it turns the rows of q, k
+from the halves that Hugging Face rotates to the neighbouring pairs that llama.cpp rotates, and stacks experts; for Gemma
+it adds the 1 to the weights of norms.
 """
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ARCHITECTURES = {
+    "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
 }
@@ -47,6 +51,19 @@ def paired(weight: NDArray[np.uint16], num_heads: int) -> NDArray[np.uint16]:
     return weight.reshape(num_heads, 2, rows // num_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
+def stacked(tensors: dict[str, NDArray[np.uint16]]) -> dict[str, NDArray[np.uint16]]:
+    """The same with one tensor for all experts, under the name that has no number."""
+    found: dict[str, NDArray[np.uint16]] = {}
+    experts: dict[str, list[NDArray[np.uint16]]] = {}
+    for name, weight in tensors.items():
+        parts = re.split(r"\.experts\.\d+\.", name)
+        if len(parts) == 1:
+            found[name] = weight
+        else:
+            experts.setdefault(".experts.".join(parts), []).append(weight)
+    return found | {name: np.stack(weights) for name, weights in experts.items()}
+
+
 def write(folder: Path, target: Path) -> None:
     """Write the whole file."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -71,16 +88,22 @@ def write(folder: Path, target: Path) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if experts := config.get("num_local_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if architecture is gguf.MODEL_ARCH.GEMMA3:
+        writer.add_sliding_window(config["sliding_window"])
     _add_tokenizer(writer, folder, config)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    for name, weight in bf16_tensors(folder / "model.safetensors").items():
+    for name, weight in stacked(bf16_tensors(folder / "model.safetensors")).items():
         if architecture is gguf.MODEL_ARCH.LLAMA and name.endswith(("q_proj.weight", "k_proj.weight")):
             weight = paired(weight, heads if "q_proj" in name else kv_heads)
         written = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if written is None:
             raise SystemExit(f"no GGUF name is known for {name}")
         if weight.ndim == 1:
-            writer.add_tensor(written, (weight.astype(np.uint32) << 16).view(np.float32))
+            vector = (weight.astype(np.uint32) << 16).view(np.float32)
+            writer.add_tensor(written, vector + 1 if architecture is gguf.MODEL_ARCH.GEMMA3 else vector)
         else:
             writer.add_tensor(
                 written, np.ascontiguousarray(weight).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16
