@@ -3,8 +3,8 @@
     python write_gguf.py CHECKPOINT_FOLDER FILE.gguf
 
 Matrices as bf16, vectors as fp32, as llama.cpp's own converter does. For Llama and Mixtral it turns the rows of q, k
-from the halves that Hugging Face rotates to the neighbouring pairs that llama.cpp rotates, and stacks experts; for Gemma
-it adds the 1 to the weights of norms.
+from the halves that Hugging Face rotates to the neighbouring pairs that llama.cpp rotates; it stacks experts, and adds
+the 1 to the weights of Gemma's norms.
 """
 
 import json

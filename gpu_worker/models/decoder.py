@@ -10,6 +10,7 @@ from penstock.core.checkpoint.decoder import Decoder
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.attention import AttentionBackend, begin_attention
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
+from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.blocks.step import Step
 from penstock.gpu_worker.models.linear import Embedding, Linear
@@ -26,7 +27,7 @@ class DecoderLayer(NamedTuple):
     mixer: AttentionBlock
     post_mixer_norm: NormWeights | None
     mlp_norm: NormWeights | None
-    mlp: MLPBlock
+    mlp: MLPBlock | ExpertsBlock
     post_mlp_norm: NormWeights | None
     is_parallel: bool = False
     residual_scale: float = 1.0

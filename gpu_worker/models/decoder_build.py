@@ -4,9 +4,17 @@ from collections.abc import Iterator
 
 import torch
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Layer
-from penstock.core.checkpoint.weights import AttentionSources, LayerSources, MLPSources, NormSource, decoder_sources
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer
+from penstock.core.checkpoint.weights import (
+    AttentionSources,
+    ExpertsSources,
+    LayerSources,
+    MLPSources,
+    NormSource,
+    decoder_sources,
+)
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
+from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.model import Model
@@ -51,14 +59,12 @@ def read_weights(config: Decoder, reader: WeightReader) -> DecoderWeights:
 def _layer(layer: Layer, sources: LayerSources, reader: WeightReader) -> DecoderLayer:
     if not (isinstance(layer.mixer, Attention) and isinstance(sources.mixer, AttentionSources)):
         raise NotImplementedError(type(layer.mixer))
-    if not (isinstance(layer.mlp, DenseMLP) and isinstance(sources.mlp, MLPSources)):
-        raise NotImplementedError(type(layer.mlp))
     return DecoderLayer(
         mixer_norm=_norm(sources.mixer_norm, reader),
         mixer=_attention(layer.mixer, sources.mixer, reader),
         post_mixer_norm=_norm(sources.post_mixer_norm, reader),
         mlp_norm=_norm(sources.mlp_norm, reader),
-        mlp=MLPBlock(layer.mlp, reader.linear(sources.mlp.gate_up), reader.linear(sources.mlp.down)),
+        mlp=_mlp(layer.mlp, sources.mlp, reader),
         post_mlp_norm=_norm(sources.post_mlp_norm, reader),
         is_parallel=layer.is_parallel,
         residual_scale=layer.residual_scale,
@@ -73,6 +79,26 @@ def _attention(attention: Attention, sources: AttentionSources, reader: WeightRe
         q_norm=_norm(sources.q_norm, reader),
         k_norm=_norm(sources.k_norm, reader),
         sinks=None if sources.sinks is None else reader.tensor(sources.sinks, torch.float32),
+    )
+
+
+def _mlp(
+    mlp: DenseMLP | Experts, sources: MLPSources | ExpertsSources, reader: WeightReader
+) -> MLPBlock | ExpertsBlock:
+    if isinstance(mlp, DenseMLP):
+        assert isinstance(sources, MLPSources)
+        return MLPBlock(mlp, reader.linear(sources.gate_up), reader.linear(sources.down))
+    assert isinstance(sources, ExpertsSources)
+    shared = None if mlp.shared is None or sources.shared is None else _mlp(mlp.shared, sources.shared, reader)
+    assert not isinstance(shared, ExpertsBlock)
+    return ExpertsBlock(
+        mlp,
+        router=reader._replace(dtype=torch.float32).linear(sources.router),
+        correction=None if sources.correction is None else reader.tensor(sources.correction, torch.float32),
+        gate_up=reader.experts(sources.gate_up),
+        down=reader.experts(sources.down),
+        shared=shared,
+        shared_gate=None if sources.shared_gate is None else reader.linear(sources.shared_gate),
     )
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Layer, Norm
 from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.linear import Embedding, Linear
 from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
@@ -128,6 +129,7 @@ class NativeDenseModel:
             if long_on_torch:
                 qkv_, o, gate_up, down = (_Unpacking(it, library, memory) for it in packed)
                 mixer_block = layer.mixer._replace(qkv=qkv_, o=o)
+                assert isinstance(layer.mlp, MLPBlock)
                 mlp_block = layer.mlp._replace(gate_up=gate_up, down=down)
                 unpacking.append(layer._replace(mixer=mixer_block, mlp=mlp_block))
         builder.norm(rms(weights.final_norm), residual, ProgramBuilder.OUT, hidden)
@@ -185,6 +187,7 @@ class _PackedLayer(NamedTuple):
 
 
 def _pack_layer(layer: DecoderLayer, library: Library, rounds_inputs: bool) -> _PackedLayer:
+    assert isinstance(layer.mlp, MLPBlock)
     return _PackedLayer(
         qkv=layer.mixer.qkv.pack(library, rounds_inputs=rounds_inputs),
         o=layer.mixer.o.pack(library, rounds_inputs=rounds_inputs),

@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.core.checkpoint.families.family import Shape
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.checkpoint.weights import LinearSource, Source
-from penstock.gpu_worker.models.linear import PlainEmbedding, PlainLinear
+from penstock.gpu_worker.models.linear import PlainEmbedding, PlainExperts, PlainLinear
 from penstock.kernels.native.library import Library
 
 
@@ -48,6 +48,11 @@ class WeightReader(NamedTuple):
     def linear(self, source: LinearSource) -> PlainLinear:
         """A product, with its bias if it has one."""
         return PlainLinear(self._matrix(source.weight), None if source.bias is None else self.tensor(source.bias))
+
+    def experts(self, source: LinearSource) -> PlainExperts:
+        """The products of all experts."""
+        weight, bias = self.tensor(source.weight), None if source.bias is None else self.tensor(source.bias)
+        return PlainExperts(weight, bias)
 
     def embedding(self, source: Source, *, is_head: bool) -> PlainEmbedding:
         """An embedding; `is_head` if it is also the output matrix."""

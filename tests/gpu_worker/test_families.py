@@ -24,6 +24,8 @@ from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.attention import HeadNorms, Rotation
+from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
+from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.linear import Linear, PlainLinear
 from penstock.gpu_worker.models.model import ForwardInputs
@@ -176,10 +178,14 @@ def with_products(stored: DecoderWeights, change: type[Coded] | None = None) -> 
     def changed(linear: Linear) -> Linear:
         return Coded.of(linear) if change else PlainLinear(Coded.of(linear).weight())
 
+    def changed_mlp(mlp: MLPBlock | ExpertsBlock) -> MLPBlock:
+        assert isinstance(mlp, MLPBlock)
+        return mlp._replace(gate_up=changed(mlp.gate_up), down=changed(mlp.down))
+
     layers = tuple(
         layer._replace(
             mixer=layer.mixer._replace(qkv=changed(layer.mixer.qkv), o=changed(layer.mixer.o)),
-            mlp=layer.mlp._replace(gate_up=changed(layer.mlp.gate_up), down=changed(layer.mlp.down)),
+            mlp=changed_mlp(layer.mlp),
         )
         for layer in stored.layers
     )

@@ -21,6 +21,7 @@ from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.source import LoadError
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
+from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderModel
 from penstock.gpu_worker.models.linear import Embedding, Linear, PlainEmbedding, PlainLinear
 from penstock.gpu_worker.models.loader import dummy_model, load_model, load_model_config
@@ -62,6 +63,12 @@ def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) 
     save_file(tensors, path)
 
 
+def mlp(model: DecoderModel, layer: int) -> MLPBlock:
+    found = model.layers[layer].mlp
+    assert isinstance(found, MLPBlock)
+    return found
+
+
 def final_norm(model: DecoderModel) -> Tensor:
     assert model.final_norm is not None
     assert model.final_norm.weight is not None
@@ -82,7 +89,7 @@ def test_fused_weights(checkpoint: Make) -> None:
     assert bias is not None
     assert torch.equal(bias, state[f"{attention}.o_proj.bias"])
     gate_up = torch.cat([state[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")])
-    assert torch.equal(plain(layer.mlp.gate_up).weight, gate_up)
+    assert torch.equal(plain(mlp(loaded, 1).gate_up).weight, gate_up)
     assert torch.equal(final_norm(loaded), state["model.norm.weight"])
     assert torch.equal(plain(loaded.head).weight, state["lm_head.weight"])
 
@@ -143,20 +150,20 @@ def test_shards(checkpoint: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_blanks", [1, 2])
 def test_data_that_begins_at_an_odd_address(folder: Path, num_blanks: int) -> None:
-    expected = plain(load(folder).layers[1].mlp.down).weight
+    expected = plain(mlp(load(folder), 1).down).weight
     path = folder / "model.safetensors"
     content = path.read_bytes()
     begin = 8 + int.from_bytes(content[:8], "little")
     header = content[8:begin] + b" " * num_blanks
     path.write_bytes(len(header).to_bytes(8, "little") + header + content[begin:])
-    assert torch.equal(plain(load(folder).layers[1].mlp.down).weight, expected)
+    assert torch.equal(plain(mlp(load(folder), 1).down).weight, expected)
 
 
 def test_dummy_weights_are_the_same_each_time(folder: Path) -> None:
     config = load_model_config(folder)
     models = [dummy_model(config, torch.float32, CPU) for _ in range(2)]
     first, second = (model for model in models if isinstance(model, DecoderModel))
-    assert torch.equal(plain(first.layers[1].mlp.down).weight, plain(second.layers[1].mlp.down).weight)
+    assert torch.equal(plain(mlp(first, 1).down).weight, plain(mlp(second, 1).down).weight)
     assert plain(first.layers[0].mixer.qkv).weight.shape == ((4 + 2 * 2) * 16, 64)
     assert plain(first.layers[0].mixer.qkv).weight.std() > 0
     assert torch.equal(final_norm(first), torch.ones(64))

@@ -13,6 +13,8 @@ from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.gpu_worker.devices.cpu import CpuDevice
+from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
+from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.decoder_build import read_weights
 from penstock.gpu_worker.models.linear import Linear, PlainEmbedding, PlainLinear
@@ -216,6 +218,10 @@ def test_stored_bf16_weights_are_computed_with_exactly(library: Library) -> None
         assert isinstance(linear, PlainLinear)
         return PlainLinear(linear.weight.float())
 
+    def widened_mlp(mlp: MLPBlock | ExpertsBlock) -> MLPBlock:
+        assert isinstance(mlp, MLPBlock)
+        return mlp._replace(gate_up=widened_linear(mlp.gate_up), down=widened_linear(mlp.down))
+
     config = dense_config(_TINY)
     stored = weights(config, torch.bfloat16)
     assert stored.head is not None
@@ -225,7 +231,7 @@ def test_stored_bf16_weights_are_computed_with_exactly(library: Library) -> None
         tuple(
             layer._replace(
                 mixer=layer.mixer._replace(qkv=widened_linear(layer.mixer.qkv), o=widened_linear(layer.mixer.o)),
-                mlp=layer.mlp._replace(gate_up=widened_linear(layer.mlp.gate_up), down=widened_linear(layer.mlp.down)),
+                mlp=widened_mlp(layer.mlp),
             )
             for layer in stored.layers
         ),
