@@ -1,6 +1,6 @@
 """Whether a checkpoint can be served: checked in milliseconds, before any process starts."""
 
-from penstock.core.checkpoint.families.registry import expected_tensors, is_ignored, parse_model_config
+from penstock.core.checkpoint.families.registry import expected_tensors, family_of, is_ignored, parse_model_config
 from penstock.core.checkpoint.model_config import ModelConfig, quantized
 from penstock.core.checkpoint.source import Checkpoint, LoadError, StoredTensor, eos_token_ids
 from penstock.core.config.options import ModelImpl
@@ -32,7 +32,8 @@ def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Stor
     Raises:
         LoadError: if tensors are missing, damaged, unexpected, quantized or of other shapes.
     """
-    found = checkpoint.tensors()
+    known_as = family_of(config).known_as
+    found = {known_as(name): stored for name, stored in checkpoint.tensors().items()}
     expected = expected_tensors(config)
     if expected is None:
         _explain(found)

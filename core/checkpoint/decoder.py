@@ -38,7 +38,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     o_bias: bool = False
     q_norm: Norm | None = None
     k_norm: Norm | None = None
-    norms_span: Literal["head", "all"] = "head"  # what q_norm and k_norm see: each head, or q (k) as a whole
+    norms_span: Literal["head", "each head", "all"] = "head"
+    """What q_norm and k_norm see: a head, with weights that all heads share or of its own; or q (k) as a whole."""
     norms_follow_rope: bool = False
     rope: RopeConfig | None = None  # None: positions do not rotate anything
     window: int | None = None  # position p sees (p - window, p]

@@ -7,7 +7,8 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint calls its weights; the defaults are Llama's names, which most others adopted.
 
     `layer` has a place for the layer's number; names of a layer's parts follow it, those of experts with a place for
-    the expert's number, or without one if a tensor holds all of them. ".weight" and ".bias" are appended, but not to
+    the expert's number, or without one if a tensor holds all of them (likewise `q_norm` and `k_norm`, if each head has
+    a norm of its own). ".weight" and ".bias" are appended, but not to
     `sinks`, `correction` and tensors of all experts.
     """
 
@@ -38,3 +39,4 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     is_transposed: bool = False  # matrices of layers are stored as [in, out]
     experts_are_transposed: bool = False  # the same for tensors of all experts
     experts_alternate: bool = False  # in those, gates and ups alternate
+    unused_layers: int = 0  # stored after the last one: they predict more tokens at once, and are not computed

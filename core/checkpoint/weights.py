@@ -126,12 +126,12 @@ def _attention(mixer: Attention, hidden: int, names: Names, prefix: str) -> Atte
     dim, num_heads, num_kv_heads = mixer.head_dim, mixer.num_heads, mixer.num_kv_heads
     q_size, kv_size = num_heads * dim, num_kv_heads * dim
     order = _stored_heads(num_heads, num_kv_heads, dim, mixer.rope, names.qkv_by_head)
-    has_one = mixer.norms_span == "head"
 
     def head_norm(norm: Norm | None, name: str, heads: int) -> NormSource | None:
-        return _norm(
-            norm, prefix + name, dim if has_one else heads * dim, rope_order(1 if has_one else heads, dim, mixer.rope)
-        )
+        if norm is not None and mixer.norms_span == "each head":
+            return _norms(norm, prefix + name, heads, dim, rope_order(1, dim, mixer.rope))
+        heads = 1 if mixer.norms_span == "head" else heads
+        return _norm(norm, prefix + name, heads * dim, rope_order(heads, dim, mixer.rope))
 
     return AttentionSources(
         qkv=_linear(
@@ -211,6 +211,18 @@ def _norm(norm: Norm | None, name: str, size: int, order: tuple[int, ...] | None
         return None
     weight = _vector(name, size, order=order) if norm.has_weight else None
     return NormSource(norm, weight, Source((f"{name}.bias",), ((size,),), order=order) if norm.has_bias else None)
+
+
+def _norms(norm: Norm, name: str, count: int, size: int, order: tuple[int, ...] | None) -> NormSource:
+    """Several norms with weights of their own: a tensor for each, or one of all."""
+
+    def source(kind: str) -> Source:
+        if "{}" not in name:
+            return Source((f"{name}.{kind}",), ((count, size),), order=order, axis=1)
+        names = tuple(f"{name.format(i)}.{kind}" for i in range(count))
+        return Source(names, ((size,),) * count, order=order, axis=1, num_stacked=count)
+
+    return NormSource(norm, source("weight") if norm.has_weight else None, source("bias") if norm.has_bias else None)
 
 
 def _with(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -123,5 +123,6 @@ BY_TRANSFORMERS: Family[TransformersConfig] = Family(
     parse=parse,
     tensors=None,
     ignores=lambda name, config: True,
+    known_as=str,
     build="penstock.gpu_worker.models.transformers_model:build",
 )

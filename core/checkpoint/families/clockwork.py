@@ -36,5 +36,6 @@ CLOCKWORK = Family(
     parse=parse,
     tensors=lambda config: {},
     ignores=lambda name, config: False,
+    known_as=str,
     build="penstock.gpu_worker.models.clockwork:build",
 )

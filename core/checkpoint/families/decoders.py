@@ -1,16 +1,18 @@
 """What the families of decoders share: reading the fields that most have, and their registration."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from penstock.core.checkpoint.decoder import Activation, Decoder
+from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, Layer, Norm
 from penstock.core.checkpoint.families.family import Family
 from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.core.config.options import ConfigError
 
 MAX_LAYERS = 4096
 """Far more than any real model. What config.json claims costs memory before the first missing weight is noticed."""
 
+_USUAL = Names()
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -24,17 +26,30 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def decoder_family(
-    architectures: Sequence[str], parse: Callable[[str, JsonFields], Decoder], *redundant: str
+    architectures: Sequence[str], parse: Callable[[str, JsonFields], Decoder], *redundant: str, base: str = ""
 ) -> Family[Decoder]:
-    """A family whose weights are where its description says. Tensors with the `redundant` name endings are ignored."""
+    """A family whose weights are where its description says.
+
+    Args:
+        architectures: their names.
+        parse: as `Family.parse`.
+        redundant: tensors whose names end so are ignored.
+        base: the beginning of all names but the head's, which checkpoints of the model without a head lack.
+    """
     endings = (".rotary_emb.inv_freq", *redundant)
+
+    def ignores(name: str, decoder: Decoder) -> bool:
+        names, first = decoder.names, len(decoder.layers)
+        unused = tuple(names.layer.format(first + i) for i in range(names.unused_layers))
+        is_double = decoder.tied_embeddings and name == f"{names.head}.weight"
+        return is_double or name.endswith(endings) or name.startswith(unused)
+
     return Family(
         architectures=tuple(architectures),
         parse=parse,
         tensors=decoder_tensors,
-        ignores=lambda name, decoder: (
-            name.endswith(endings) or (name == f"{decoder.names.head}.weight" and decoder.tied_embeddings)
-        ),
+        ignores=ignores,
+        known_as=lambda name: name if name.startswith((base, "lm_head.")) else base + name,
         build="penstock.gpu_worker.models.decoder_build:build",
     )
 
@@ -48,6 +63,68 @@ def head_counts(fields: JsonFields, num_kv_heads: int | None = None) -> tuple[in
     return num_heads, num_kv_heads
 
 
+def attention(
+    fields: JsonFields, num_kv_heads: int | None = None, head_dim: int | None = None, has_bias: bool = False
+) -> Attention:
+    """Attention without anything special, and without positions.
+
+    Args:
+        fields: config.json.
+        num_kv_heads: as in `head_counts`.
+        head_dim: unless config.json says another one; None: the hidden size over the query heads.
+        has_bias: of all projections.
+    """
+    num_heads, num_kv_heads = head_counts(fields, num_kv_heads)
+    head_dim = fields.whole("head_dim", head_dim or fields.whole("hidden_size") // num_heads)
+    return Attention(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        qkv_bias=has_bias,
+        o_bias=has_bias,
+    )
+
+
+def decoder(
+    architecture: str,
+    fields: JsonFields,
+    layers: Iterable[Layer],
+    final_norm: Norm | None,
+    max_model_len: int,
+    names: Names = _USUAL,
+    *,
+    is_tied: bool = False,
+) -> Decoder:
+    """A decoder without anything special.
+
+    Args:
+        architecture: its name in config.json.
+        fields: config.json.
+        layers: all of them.
+        final_norm: after them.
+        max_model_len: as far as positions allow.
+        names: of the weights.
+        is_tied: whether the head is the embedding, unless config.json says it.
+    """
+    return Decoder(
+        architecture=architecture,
+        vocab_size=fields.whole("vocab_size"),
+        hidden_size=fields.whole("hidden_size"),
+        layers=tuple(layers),
+        final_norm=final_norm,
+        tied_embeddings=fields.flag("tie_word_embeddings", is_tied),
+        max_model_len=max_model_len,
+        checkpoint_dtype=dtype(fields),
+        names=names,
+    )
+
+
+def num_layers(fields: JsonFields) -> int:
+    """How many layers there are."""
+    return fields.whole("num_hidden_layers", most=MAX_LAYERS)
+
+
 def activation(fields: JsonFields, name: str = "hidden_act", default: str = "silu") -> Activation:
     """The activation of the MLPs."""
     found = fields.text(name) or default
@@ -59,6 +136,11 @@ def activation(fields: JsonFields, name: str = "hidden_act", default: str = "sil
 def dtype(fields: JsonFields) -> str:
     """The dtype of the weights, as torch calls it."""
     return (fields.text("dtype") or fields.text("torch_dtype") or "float32").removeprefix("torch.")
+
+
+def every(interval: int, num_layers: int) -> Sequence[str]:
+    """Types of layers of which every `interval`-th sees all, and the others a window."""
+    return ["sliding_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers)]
 
 
 def layer_types(fields: JsonFields, num_layers: int, default: Sequence[str]) -> Sequence[str]:

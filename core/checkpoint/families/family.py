@@ -5,9 +5,14 @@ from typing import Generic, NamedTuple, TypeVar
 
 from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.config.options import ConfigError
 
 Shape = tuple[int, ...]
 Config = TypeVar("Config", bound=ModelConfig)
+
+
+class NotDescribed(ConfigError):
+    """A variant that our own blocks cannot compute: `transformers`' code may be able to."""
 
 
 class Family(NamedTuple, Generic[Config]):
@@ -22,6 +27,8 @@ class Family(NamedTuple, Generic[Config]):
     builder finds out by itself."""
     ignores: Callable[[str, Config], bool]
     """Whether another tensor of the checkpoint is known to be redundant."""
+    known_as: Callable[[str], str]
+    """What a stored tensor is called in `tensors`: some checkpoints leave out the beginning of their names."""
     build: str
     """"module:function" that builds the model: see `gpu_worker/models/model.py`. Only the worker imports it, because it
     imports torch."""

@@ -1,0 +1,19 @@
+"""Granite 3, dense and mixtures."""
+
+from tests.gpu_worker.families.case import Case
+
+_MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.0625,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 0.5,
+    "num_key_value_heads": 2,
+}
+
+CASES = {
+    "granite": Case("granite", {**_MULTIPLIERS, "tie_word_embeddings": True}),
+    "granite-biases": Case("granite", {**_MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
+    "granitemoe": Case("granitemoe", {**_MULTIPLIERS, "tie_word_embeddings": True}),
+    "granitemoe-top-4": Case("granitemoe", {**_MULTIPLIERS, "num_experts_per_tok": 4, "attention_bias": True}),
+    "granitemoeshared": Case("granitemoeshared", {**_MULTIPLIERS, "shared_intermediate_size": 40}),
+}
