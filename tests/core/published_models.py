@@ -1,0 +1,301 @@
+"""Published models: what their config.json says that matters, and what their makers say of their size.
+
+Sizes are exact where a model card or the index of its weights gives an exact number, and else as they are printed.
+Weights that only images, sound or drafts need are not counted.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Published(NamedTuple):
+    """A model by its name on the Hugging Face hub."""
+
+    name: str
+    architecture: str
+    parameters: str  # of all weights: "494,032,768", or "8.03B" for what rounds to it
+    kv_bytes: int  # of a position, in bf16, as long as every layer keeps it
+    fields: dict[str, Any]
+    active: str = ""  # a mixture's parameters that a token is multiplied with
+
+
+def _sizes(
+    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+        **more,
+    }
+
+
+def _gpt2(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    return {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": 1024, "vocab_size": 50257}
+
+
+_TIED = {"tie_word_embeddings": True}
+_UNTIED = {"tie_word_embeddings": False}
+_LLAMA3 = {
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+_OLMO3_SCALING = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "attention_factor": 1.2079441541679836,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "original_max_position_embeddings": 8192,
+}
+_HUNYUAN_SCALING = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+
+PUBLISHED = (
+    # Llama, Mistral, Qwen
+    Published(
+        "meta-llama/Llama-3.1-8B", "LlamaForCausalLM", "8,030,261,248", 131072,
+        _sizes(4096, 14336, 32, 32, 8, 128256, **_LLAMA3),
+    ),
+    Published(
+        "meta-llama/Llama-3.2-1B", "LlamaForCausalLM", "1,235,814,400", 32768,
+        _sizes(2048, 8192, 16, 32, 8, 128256, head_dim=64, **_LLAMA3, **_TIED),
+    ),
+    Published(
+        "meta-llama/Llama-3.1-70B", "LlamaForCausalLM", "70,553,706,496", 327680,
+        _sizes(8192, 28672, 80, 64, 8, 128256, **_LLAMA3),
+    ),
+    Published(
+        "meta-llama/Llama-2-7b-hf", "LlamaForCausalLM", "6,738,415,616", 524288, _sizes(4096, 11008, 32, 32, 32, 32000)
+    ),
+    Published(
+        "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "LlamaForCausalLM", "1,100,048,384", 22528,
+        _sizes(2048, 5632, 22, 32, 4, 32000),
+    ),
+    Published(
+        "HuggingFaceTB/SmolLM2-135M", "LlamaForCausalLM", "134,515,008", 23040,
+        _sizes(576, 1536, 30, 9, 3, 49152, **_TIED),
+    ),
+    Published(
+        "mistralai/Mistral-7B-v0.1", "MistralForCausalLM", "7,241,732,096", 131072,
+        _sizes(4096, 14336, 32, 32, 8, 32000, sliding_window=4096),
+    ),
+    Published(
+        "mistralai/Mistral-Nemo-Instruct-2407", "MistralForCausalLM", "12,247,782,400", 163840,
+        _sizes(5120, 14336, 40, 32, 8, 131072, head_dim=128, sliding_window=None),
+    ),
+    Published(
+        "mistralai/Mistral-Small-24B-Instruct-2501", "MistralForCausalLM", "23,572,403,200", 163840,
+        _sizes(5120, 32768, 40, 32, 8, 131072, head_dim=128, sliding_window=None),
+    ),
+    Published(
+        "Qwen/Qwen2.5-0.5B-Instruct", "Qwen2ForCausalLM", "494,032,768", 12288,
+        _sizes(896, 4864, 24, 14, 2, 151936, sliding_window=32768, use_sliding_window=False, **_TIED),
+    ),
+    Published(
+        "Qwen/Qwen2.5-7B-Instruct", "Qwen2ForCausalLM", "7,615,616,512", 57344,
+        _sizes(3584, 18944, 28, 28, 4, 152064, sliding_window=131072, use_sliding_window=False),
+    ),
+    Published(
+        "Qwen/Qwen2.5-72B-Instruct", "Qwen2ForCausalLM", "72,706,203,648", 327680,
+        _sizes(8192, 29568, 80, 64, 8, 152064, sliding_window=131072, use_sliding_window=False),
+    ),
+    Published(
+        "Qwen/Qwen3-0.6B", "Qwen3ForCausalLM", "596,049,920", 114688,
+        _sizes(1024, 3072, 28, 16, 8, 151936, head_dim=128, **_TIED),
+    ),
+    Published(
+        "Qwen/Qwen3-8B", "Qwen3ForCausalLM", "8,190,735,360", 147456,
+        _sizes(4096, 12288, 36, 32, 8, 151936, head_dim=128),
+    ),
+    Published(
+        "Qwen/Qwen3-32B", "Qwen3ForCausalLM", "32.8B", 262144, _sizes(5120, 25600, 64, 64, 8, 151936, head_dim=128)
+    ),
+    # GLM
+    Published(
+        "THUDM/glm-4-9b-chat-hf", "GlmForCausalLM", "9.40B", 40960,
+        _sizes(4096, 13696, 40, 32, 2, 151552, head_dim=128, attention_bias=True),
+    ),
+    Published(
+        "zai-org/GLM-4-9B-0414", "Glm4ForCausalLM", "9,400,279,040", 40960,
+        _sizes(4096, 13696, 40, 32, 2, 151552, head_dim=128, attention_bias=True, partial_rotary_factor=0.5),
+    ),
+    Published(
+        "zai-org/GLM-4-32B-0414", "Glm4ForCausalLM", "32.6B", 62464,
+        _sizes(6144, 23040, 61, 48, 2, 151552, head_dim=128, attention_bias=False, partial_rotary_factor=0.5),
+    ),
+    Published(
+        "zai-org/GLM-4.5-Air", "Glm4MoeForCausalLM", "106B", 188416,
+        _sizes(
+            4096, 10944, 46, 96, 8, 151552, head_dim=128, attention_bias=True, use_qk_norm=False, n_routed_experts=128,
+            moe_intermediate_size=1408, num_experts_per_tok=8, n_shared_experts=1, first_k_dense_replace=1,
+        ),
+        "12B",
+    ),
+    Published(
+        "zai-org/GLM-4.5", "Glm4MoeForCausalLM", "355B", 376832,
+        _sizes(
+            5120, 12288, 92, 96, 8, 151552, head_dim=128, attention_bias=True, use_qk_norm=True, n_routed_experts=160,
+            moe_intermediate_size=1536, num_experts_per_tok=8, n_shared_experts=1, first_k_dense_replace=3,
+            routed_scaling_factor=2.5,
+        ),
+        "32B",
+    ),
+    # OLMo
+    Published(
+        "allenai/OLMo-2-0425-1B", "Olmo2ForCausalLM", "1,484,916,736", 131072,
+        _sizes(2048, 8192, 16, 16, 16, 100352, rope_theta=500000),
+    ),
+    Published(
+        "allenai/OLMo-2-1124-7B", "Olmo2ForCausalLM", "7,298,617,344", 524288,
+        _sizes(4096, 11008, 32, 32, 32, 100352, rope_theta=500000),
+    ),
+    Published(
+        "allenai/OLMo-2-0325-32B", "Olmo2ForCausalLM", "32,234,279,936", 262144,
+        _sizes(5120, 27648, 64, 40, 8, 100352, rope_theta=500000),
+    ),
+    Published(
+        "allenai/Olmo-3-7B-Instruct", "Olmo3ForCausalLM", "7.30B", 524288,
+        _sizes(4096, 11008, 32, 32, 32, 100278, rope_theta=500000, sliding_window=4096, rope_scaling=_OLMO3_SCALING),
+    ),
+    # Granite
+    Published(
+        "ibm-granite/granite-3.1-2b-instruct", "GraniteForCausalLM", "2,533,531,648", 163840,
+        _sizes(
+            2048, 8192, 40, 32, 8, 49155, embedding_multiplier=12.0, attention_multiplier=0.015625, logits_scaling=8.0,
+            residual_multiplier=0.22, **_TIED,
+        ),
+    ),
+    Published(
+        "ibm-granite/granite-3.1-8b-instruct", "GraniteForCausalLM", "8,170,848,256", 163840,
+        _sizes(
+            4096, 12800, 40, 32, 8, 49155, embedding_multiplier=12.0, attention_multiplier=0.0078125,
+            logits_scaling=16.0, residual_multiplier=0.22, **_TIED,
+        ),
+    ),
+    Published(
+        "ibm-granite/granite-3.1-3b-a800m-instruct", "GraniteMoeForCausalLM", "3.3B", 65536,
+        _sizes(1536, 512, 32, 24, 8, 49155, num_local_experts=40, num_experts_per_tok=8, logits_scaling=6.0, **_TIED),
+        "0.8B",
+    ),
+    # Cohere
+    Published(
+        "CohereForAI/c4ai-command-r-v01", "CohereForCausalLM", "34,980,831,232", 1310720,
+        _sizes(8192, 22528, 40, 64, 64, 256000, max_position_embeddings=8192, model_max_length=131072),
+    ),
+    Published(
+        "CohereForAI/c4ai-command-r-plus", "CohereForCausalLM", "103,810,674,688", 262144,
+        _sizes(12288, 33792, 64, 96, 8, 256000, use_qk_norm=True, logit_scale=0.8333),
+    ),
+    Published(
+        "CohereForAI/aya-23-8B", "CohereForCausalLM", "8,028,033,024", 131072, _sizes(4096, 14336, 32, 32, 8, 256000)
+    ),
+    Published(
+        "CohereForAI/c4ai-command-r7b-12-2024", "Cohere2ForCausalLM", "8.03B", 131072,
+        _sizes(4096, 14336, 32, 32, 8, 256000, logit_scale=0.25, sliding_window=4096, sliding_window_pattern=4),
+    ),
+    Published(
+        "CohereForAI/c4ai-command-a-03-2025", "Cohere2ForCausalLM", "111B", 262144,
+        _sizes(12288, 36864, 64, 96, 8, 256000, logit_scale=0.25, sliding_window=4096, sliding_window_pattern=4),
+    ),
+    # EXAONE, SmolLM, Nemotron
+    Published(
+        "LGAI-EXAONE/EXAONE-4.0-1.2B", "Exaone4ForCausalLM", "1.28B", 61440,
+        _sizes(2048, 4096, 30, 32, 8, 102400, head_dim=64, sliding_window=None, **_TIED),
+    ),
+    Published(
+        "LGAI-EXAONE/EXAONE-4.0-32B", "Exaone4ForCausalLM", "32.0B", 262144,
+        _sizes(
+            5120, 27392, 64, 40, 8, 102400, head_dim=128, sliding_window=4096, sliding_window_pattern="LLLG",
+        ),
+    ),
+    Published(
+        "HuggingFaceTB/SmolLM3-3B", "SmolLM3ForCausalLM", "3,075,098,624", 73728,
+        _sizes(2048, 11008, 36, 16, 4, 128256, rope_theta=5000000.0, no_rope_layers=[1, 1, 1, 0] * 9),
+    ),
+    Published(
+        "nvidia/Minitron-4B-Base", "NemotronForCausalLM", "4.19B", 131072,
+        _sizes(3072, 9216, 32, 24, 8, 256000, head_dim=128, hidden_act="relu2", partial_rotary_factor=0.5),
+    ),
+    # StableLM, GPT-NeoX, Phi
+    Published(
+        "stabilityai/stablelm-3b-4e1t", "StableLmForCausalLM", "2,795,443,200", 327680,
+        _sizes(2560, 6912, 32, 32, 32, 50304, partial_rotary_factor=0.25),
+    ),
+    Published(
+        "stabilityai/stablelm-2-1_6b", "StableLmForCausalLM", "1,644,515,328", 196608,
+        _sizes(2048, 5632, 24, 32, 32, 100352, use_qkv_bias=True),
+    ),
+    Published(
+        "stabilityai/stablelm-2-12b", "StableLmForCausalLM", "12.1B", 204800,
+        _sizes(5120, 13824, 40, 32, 8, 100352, qk_layernorm=True, use_parallel_residual=True),
+    ),
+    Published(
+        "EleutherAI/gpt-neox-20b", "GPTNeoXForCausalLM", "20,554,567,680", 1081344,
+        _sizes(6144, 24576, 44, 64, 64, 50432, rotary_pct=0.25, hidden_act="gelu_fast"),
+    ),
+    Published(
+        "EleutherAI/pythia-160m", "GPTNeoXForCausalLM", "162,322,944", 36864,
+        _sizes(768, 3072, 12, 12, 12, 50304, rotary_pct=0.25),
+    ),
+    Published(
+        "EleutherAI/pythia-6.9b", "GPTNeoXForCausalLM", "6,857,302,016", 524288,
+        _sizes(4096, 16384, 32, 32, 32, 50432, rotary_pct=0.25),
+    ),
+    Published(
+        "microsoft/phi-1_5", "PhiForCausalLM", "1,418,270,720", 196608,
+        _sizes(2048, 8192, 24, 32, 32, 51200, partial_rotary_factor=0.5),
+    ),
+    Published(
+        "microsoft/phi-2", "PhiForCausalLM", "2,779,683,840", 327680,
+        _sizes(2560, 10240, 32, 32, 32, 51200, partial_rotary_factor=0.4),
+    ),
+    # StarCoder, GPT-2, OPT
+    Published(
+        "bigcode/starcoder2-3b", "Starcoder2ForCausalLM", "3,030,371,328", 30720,
+        _sizes(3072, 12288, 30, 24, 2, 49152, sliding_window=4096),
+    ),
+    Published(
+        "bigcode/starcoder2-15b", "Starcoder2ForCausalLM", "15,957,889,024", 81920,
+        _sizes(6144, 24576, 40, 48, 4, 49152, sliding_window=4096, **_UNTIED),
+    ),
+    Published("openai-community/gpt2", "GPT2LMHeadModel", "124,439,808", 36864, _gpt2(768, 12, 12)),
+    Published("openai-community/gpt2-xl", "GPT2LMHeadModel", "1,557,611,200", 307200, _gpt2(1600, 48, 25)),
+    Published(
+        "facebook/opt-125m", "OPTForCausalLM", "125,239,296", 36864,
+        _sizes(768, 3072, 12, 12, 12, 50272, ffn_dim=3072, max_position_embeddings=2048),
+    ),
+    Published(
+        "facebook/opt-6.7b", "OPTForCausalLM", "6,658,473,984", 524288,
+        _sizes(4096, 16384, 32, 32, 32, 50272, ffn_dim=16384, max_position_embeddings=2048),
+    ),
+    # Ministral, Seed-OSS, Hunyuan
+    Published(
+        "mistralai/Ministral-3-8B-Instruct-2512 (text)", "Ministral3ForCausalLM", "8.5B", 139264,
+        _sizes(4096, 14336, 34, 32, 8, 131072, head_dim=128),
+    ),
+    Published(
+        "mistralai/Ministral-3-3B-Instruct-2512 (text)", "Ministral3ForCausalLM", "3.4B", 106496,
+        _sizes(3072, 9216, 26, 32, 8, 131072, head_dim=128, **_TIED),
+    ),
+    Published(
+        "ByteDance-Seed/Seed-OSS-36B-Instruct", "SeedOssForCausalLM", "36.2B", 262144,
+        _sizes(5120, 27648, 64, 80, 8, 155136, head_dim=128),
+    ),
+    Published(
+        "tencent/Hunyuan-7B-Instruct", "HunYuanDenseV1ForCausalLM", "7.50B", 131072,
+        _sizes(4096, 14336, 32, 32, 8, 128167, head_dim=128, rope_scaling=_HUNYUAN_SCALING, **_TIED),
+    ),
+    Published(
+        "tencent/Hunyuan-0.5B-Instruct", "HunYuanDenseV1ForCausalLM", "0.54B", 98304,
+        _sizes(1024, 3584, 24, 16, 8, 120818, head_dim=128, rope_scaling=_HUNYUAN_SCALING, **_TIED),
+    ),
+)  # fmt: skip

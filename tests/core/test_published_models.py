@@ -1,0 +1,48 @@
+"""The configurations of published models parse to what their makers say of them: parameters, and KV for each token."""
+
+import math
+
+import pytest
+
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.families.registry import ARCHITECTURES, parse_model_config
+from penstock.core.checkpoint.weights import decoder_tensors
+from tests.core.published_models import PUBLISHED, Published
+
+_BF16 = 2
+
+
+def decoder_of(model: Published) -> Decoder:
+    """What its configuration is parsed to."""
+    config = parse_model_config({"architectures": [model.architecture], **model.fields}, "own")
+    assert isinstance(config, Decoder)
+    return config
+
+
+def parameters(decoder: Decoder) -> int:
+    """Of all tensors; a tied head is none."""
+    return sum(math.prod(shape) for shape in decoder_tensors(decoder).values())
+
+
+def says(published: str, count: int) -> bool:
+    """Whether a number rounds to the one that is printed."""
+    if published.endswith("B"):
+        decimals = len(published[:-1].partition(".")[2])
+        return f"{count / 1e9:.{decimals}f}" == published[:-1]
+    return f"{count:,}" == published
+
+
+@pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model.name)
+def test_sizes_are_the_published_ones(model: Published) -> None:
+    decoder = decoder_of(model)
+    count = parameters(decoder)
+    assert says(model.parameters, count), f"{count:,}"
+    assert sum(kv.num_heads * (kv.key_dim + kv.value_dim) for kv in decoder.kv) * _BF16 == model.kv_bytes
+    assert bool(model.active) == any(hasattr(layer.mlp, "router") for layer in decoder.layers)
+    if model.active:
+        embedding = 0 if decoder.tied_embeddings else decoder.vocab_size * decoder.hidden_size
+        assert says(model.active, decoder.num_step_weights + embedding), f"{decoder.num_step_weights:,}"
+
+
+def test_every_architecture_is_there() -> None:
+    assert {model.architecture for model in PUBLISHED} >= set(ARCHITECTURES)
