@@ -19,6 +19,7 @@ from penstock.core.checkpoint.families.clockwork import CLOCKWORK
 from penstock.core.checkpoint.families.registry import ARCHITECTURES, expected_tensors, parse_model_config
 from penstock.core.checkpoint.located import hub_cache, located
 from penstock.core.checkpoint.registry import open_checkpoint, open_model, served_model_names
+from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.core.cli.__main__ import main
 from penstock.core.config import Config, ConfigError, ModelOptions
 
@@ -40,7 +41,6 @@ FIELDS: dict[str, list[Any]] = {
     "vision_config": [None, {}],
     "vocab_size": [32],
     "hidden_size": [16],
-    "intermediate_size": [24],
     "num_hidden_layers": [1, 2],
     "num_attention_heads": [2],
     "num_key_value_heads": [None, 1, 2],
@@ -62,6 +62,26 @@ FIELDS: dict[str, list[Any]] = {
     "original_max_position_embeddings": [None, 32],
     "rope_scaling": [None],
     "rope_parameters": [None],
+    "word_embed_proj_dim": [None, 16],
+    "n_embd": [None, 16],
+    "sliding_window_pattern": [None, 1],
+    "first_k_dense_replace": [None, 1],
+    "n_head": [None, 2],
+    "n_layer": [None, 2],
+    "n_group": [None, 2],
+    "num_experts_per_tok": [None, 2],
+    "n_routed_experts": [None, 2],
+    "num_local_experts": [None, 2],
+    "intermediate_size": [24],
+    "moe_intermediate_size": [None, 24],
+    "ffn_dim": [None, 24],
+    "logits_scaling": [None, 0.5],
+    "rotary_pct": [None, 0.5],
+    "qk_layernorm": [None, True],
+    "use_qk_norm": [None, True],
+    "use_parallel_residual": [None, True],
+    "do_layer_norm_before": [None, True],
+    "no_rope_layers": [None, [1, 0]],
 }
 ROPE: dict[str, list[Any]] = {
     "rope_type": ["default", "linear", "dynamic", "llama3", "yarn"],
@@ -75,6 +95,8 @@ ROPE: dict[str, list[Any]] = {
     "beta_fast": [None, 32],
     "beta_slow": [None, 1],
     "truncate": [None, False],
+    "alpha": [None, 1000.0],
+    "llama_4_scaling_beta": [None, 0.1],
     "attention_factor": [None, 1.0],
     "mscale": [None, 1.0],
     "mscale_all_dim": [None, 1.0],
@@ -137,14 +159,15 @@ def test_any_fields_give_a_model_or_a_sentence(config: dict[str, Any], rope: Any
 
 def check(raw: dict[str, Any]) -> None:
     try:
-        config = parse_model_config(raw)
+        config = parse_model_config(raw, "own")
     except ConfigError as error:
         check_sentence(error)
     else:
         assert isinstance(config, Decoder)
         assert all(type(getattr(config, name)) is int for name in ("vocab_size", "hidden_size", "max_model_len"))
         assert len(config.windows) == config.num_layers
-        assert all(layer.mixer.rope is not None and layer.mixer.rope.theta > 0 for layer in config.layers)
+        assert all(layer.mixer.rope is None or layer.mixer.rope.theta > 0 for layer in config.layers)
+        assert decoder_tensors(config)
         assert 0 < config.max_model_len < 1 << 43
 
 

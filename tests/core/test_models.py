@@ -31,7 +31,7 @@ def cache(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     add(tmp_path, made, "good")
     cached = tmp_path / "models--org--good"
     shutil.copytree(made, cached / "snapshots" / COMMITS[1])  # an older one, which no branch means
-    change(add(tmp_path, made, "by-transformers"), architectures=["GPTNeoXForCausalLM"])
+    change(add(tmp_path, made, "by-transformers"), architectures=["HeliumForCausalLM"])
     change(add(tmp_path, made, "unknown"), architectures=["BertModel"])
     change(add(tmp_path, made, "quantized"), quantization_config={"quant_method": "gptq"})
     (add(tmp_path, made, "half") / "model.safetensors").unlink()

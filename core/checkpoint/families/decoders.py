@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, Layer, Norm
+from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, Experts, Layer, Norm
 from penstock.core.checkpoint.families.family import Family
 from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
@@ -11,7 +11,8 @@ from penstock.core.config.options import ConfigError
 
 MAX_LAYERS = 4096
 """Far more than any real model. What config.json claims costs memory before the first missing weight is noticed."""
-
+_MAX_WIDTH = 1 << 22
+_MAX_EXPERTS = 4096
 _USUAL = Names()
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -46,12 +47,31 @@ def decoder_family(
 
     return Family(
         architectures=tuple(architectures),
-        parse=parse,
+        parse=lambda architecture, fields: _checked(parse(architecture, fields)),
         tensors=decoder_tensors,
         ignores=ignores,
         known_as=lambda name: name if name.startswith((base, "lm_head.")) else base + name,
         build="penstock.gpu_worker.models.decoder_build:build",
     )
+
+
+def _checked(decoder: Decoder) -> Decoder:
+    """Refuse what no family means: it would fail later, or cost too much before it does."""
+    for layer in dict.fromkeys(decoder.layers):
+        mixer, mlp = layer.mixer, layer.mlp
+        if mixer.width > _MAX_WIDTH:
+            raise ConfigError(f"config.json: {mixer.num_heads} attention heads of this size are too many")
+        if isinstance(mlp, Experts):
+            count, router = mlp.count, mlp.router
+            if not router.top_k <= count <= _MAX_EXPERTS:
+                raise ConfigError(
+                    f"config.json: a choice of {router.top_k} from {count} experts; there may be {_MAX_EXPERTS}"
+                )
+            if count % router.num_groups or router.top_groups > router.num_groups:
+                raise ConfigError(
+                    f"config.json: a choice of {router.top_groups} from {router.num_groups} groups of {count} experts"
+                )
+    return decoder
 
 
 def head_counts(fields: JsonFields, num_kv_heads: int | None = None) -> tuple[int, int]:
@@ -64,7 +84,12 @@ def head_counts(fields: JsonFields, num_kv_heads: int | None = None) -> tuple[in
 
 
 def attention(
-    fields: JsonFields, num_kv_heads: int | None = None, head_dim: int | None = None, has_bias: bool = False
+    fields: JsonFields,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    has_bias: bool = False,
+    *,
+    has_groups: bool = True,
 ) -> Attention:
     """Attention without anything special, and without positions.
 
@@ -73,9 +98,13 @@ def attention(
         num_kv_heads: as in `head_counts`.
         head_dim: unless config.json says another one; None: the hidden size over the query heads.
         has_bias: of all projections.
+        has_groups: whether config.json may name fewer key-value heads, and another size of heads.
     """
-    num_heads, num_kv_heads = head_counts(fields, num_kv_heads)
-    head_dim = fields.whole("head_dim", head_dim or fields.whole("hidden_size") // num_heads)
+    num_heads, num_kv_heads = (
+        head_counts(fields, num_kv_heads) if has_groups else (fields.whole("num_attention_heads"),) * 2
+    )
+    usual = head_dim or usual_head_dim(fields.whole("hidden_size"), num_heads)
+    head_dim = fields.whole("head_dim", usual) if has_groups else usual
     return Attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -84,6 +113,13 @@ def attention(
         qkv_bias=has_bias,
         o_bias=has_bias,
     )
+
+
+def usual_head_dim(hidden_size: int, num_heads: int) -> int:
+    """The size of heads that share the hidden size."""
+    if hidden_size < num_heads:
+        raise ConfigError(f"config.json: a hidden size of {hidden_size} is not enough for {num_heads} attention heads")
+    return hidden_size // num_heads
 
 
 def decoder(

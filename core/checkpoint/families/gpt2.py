@@ -35,7 +35,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         is_gated=False,
         has_bias=True,
     )
-    head_dim = hidden_size // num_heads
+    head_dim = decoders.usual_head_dim(hidden_size, num_heads)
     scale = head_dim**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
     attention = Attention(
         num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim, scale=scale, qkv_bias=True, o_bias=True

@@ -23,7 +23,7 @@ _NAMES = Names(
 
 def parse(architecture: str, fields: JsonFields) -> Decoder:
     """Like `Family.parse`."""
-    attention = decoders.attention(fields, has_bias=fields.flag("attention_bias", True))
+    attention = decoders.attention(fields, has_bias=fields.flag("attention_bias", True), has_groups=False)
     rope, max_model_len = parse_rope(
         fields,
         fields.whole("max_position_embeddings", 2048),

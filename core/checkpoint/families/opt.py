@@ -36,7 +36,9 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         is_gated=False,
         has_bias=has_bias,
     )
-    layer = Layer(mixer_norm=norm, mixer=decoders.attention(fields, has_bias=has_bias), mlp_norm=norm, mlp=mlp)
+    layer = Layer(
+        mixer_norm=norm, mixer=decoders.attention(fields, has_bias=has_bias, has_groups=False), mlp_norm=norm, mlp=mlp
+    )
     layers = [layer] * decoders.num_layers(fields)
     final_norm = None if fields.flag("_remove_final_layer_norm") else norm
     num_positions = fields.whole("max_position_embeddings", 2048)

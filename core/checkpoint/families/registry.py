@@ -101,11 +101,11 @@ def _why_not(named: list[str], fields: JsonFields, impl: ModelImpl) -> str:
     found = ", ".join(named)[:256] or "none named"
     of_pictures = " (it takes images or sound; only text models are served)"
     hint = of_pictures if any(fields.raw(name) for name in _OTHER_SENSES) else ""
-    if impl == "own":
-        return f"architecture {found} is not supported{hint}; --model-impl own has {', '.join(ARCHITECTURES)}"
-    near = get_close_matches(named[0], sorted({*ARCHITECTURES, *transformers_architectures()}), n=1) if named else []
-    nearest = f"; the nearest that is: {near[0]}" if near else f"; {', '.join(ARCHITECTURES)} are, and others"
-    return f"architecture {found} is not supported{hint}{nearest}"
+    here = {*ARCHITECTURES} if impl == "own" else {*ARCHITECTURES, *transformers_architectures()}
+    near = get_close_matches(named[0], sorted(here), n=1) if named else []
+    nearest = f"the nearest that is: {near[0]}" if near else "docs/models.md has a table of those that are"
+    with_impl = " with --model-impl own" if impl == "own" else ""
+    return f"architecture {found} is not supported{with_impl}{hint}; {nearest}"
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape] | None:
