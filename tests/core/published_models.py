@@ -1,6 +1,7 @@
 """Published models: what their config.json says that matters, and what their makers say of their size.
 
-Sizes are exact where a model card or the index of its weights gives an exact number, and else as they are printed.
+Sizes are exact where a model card or the index of its weights gives an exact number, and else as they are printed: "~"
+before one whose makers count otherwise, such as without embeddings and with layers for drafts.
 Weights that only images, sound or drafts need are not counted.
 """
 
@@ -12,10 +13,12 @@ class Published(NamedTuple):
 
     name: str
     architecture: str
-    parameters: str  # of all weights: "494,032,768", or "8.03B" for what rounds to it
+    parameters: str
+    """Of all weights: "494,032,768", "8.03B" for what rounds to it, or "~355B" for what is within a hundredth of it."""
     kv_bytes: int  # of a position, in bf16, as long as every layer keeps it
     fields: dict[str, Any]
-    active: str = ""  # a mixture's parameters that a token is multiplied with
+    active: str = ""
+    """A mixture's parameters that a token is multiplied with; makers count the embedding, the head, both or none."""
 
 
 def _sizes(
@@ -133,7 +136,7 @@ PUBLISHED = (
         _sizes(6144, 23040, 61, 48, 2, 151552, head_dim=128, attention_bias=False, partial_rotary_factor=0.5),
     ),
     Published(
-        "zai-org/GLM-4.5-Air", "Glm4MoeForCausalLM", "106B", 188416,
+        "zai-org/GLM-4.5-Air", "Glm4MoeForCausalLM", "~106B", 188416,
         _sizes(
             4096, 10944, 46, 96, 8, 151552, head_dim=128, attention_bias=True, use_qk_norm=False, n_routed_experts=128,
             moe_intermediate_size=1408, num_experts_per_tok=8, n_shared_experts=1, first_k_dense_replace=1,
@@ -141,7 +144,7 @@ PUBLISHED = (
         "12B",
     ),
     Published(
-        "zai-org/GLM-4.5", "Glm4MoeForCausalLM", "355B", 376832,
+        "zai-org/GLM-4.5", "Glm4MoeForCausalLM", "~355B", 376832,
         _sizes(
             5120, 12288, 92, 96, 8, 151552, head_dim=128, attention_bias=True, use_qk_norm=True, n_routed_experts=160,
             moe_intermediate_size=1536, num_experts_per_tok=8, n_shared_experts=1, first_k_dense_replace=3,
@@ -168,7 +171,7 @@ PUBLISHED = (
     ),
     # Granite
     Published(
-        "ibm-granite/granite-3.1-2b-instruct", "GraniteForCausalLM", "2,533,531,648", 163840,
+        "ibm-granite/granite-3.1-2b-instruct", "GraniteForCausalLM", "2,533,531,648", 81920,
         _sizes(
             2048, 8192, 40, 32, 8, 49155, embedding_multiplier=12.0, attention_multiplier=0.015625, logits_scaling=8.0,
             residual_multiplier=0.22, **_TIED,

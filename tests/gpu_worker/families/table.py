@@ -1,6 +1,22 @@
 """All cases. A family's options are in a module of its own."""
 
-from tests.gpu_worker.families import dense, gemma, gpt_oss, llama4, minimax, mixtral, phi, qwen_moe
+from tests.gpu_worker.families import (
+    cohere,
+    dense,
+    gemma,
+    glm,
+    gpt_oss,
+    granite,
+    llama4,
+    llama_like,
+    minimax,
+    mixtral,
+    olmo,
+    parallel,
+    phi,
+    positions,
+    qwen_moe,
+)
 from tests.gpu_worker.families.case import Case
 
 CASES: dict[str, Case] = {
@@ -12,5 +28,12 @@ CASES: dict[str, Case] = {
     **phi.CASES,
     **llama4.CASES,
     **minimax.CASES,
+    **glm.CASES,
+    **olmo.CASES,
+    **granite.CASES,
+    **cohere.CASES,
+    **llama_like.CASES,
+    **parallel.CASES,
+    **positions.CASES,
 }
 """By model type and option."""
