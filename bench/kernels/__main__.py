@@ -1,6 +1,6 @@
 """Times every kernel at serving shapes beside the card's own limits and, where installed, other libraries.
 
-    python -m bench.kernels [--out FILE.json] [--only decode,prefill,small,sampling]
+    python -m bench.kernels [--out FILE.json] [--only decode,prefill,small,experts,sampling]
     python -m bench.kernels --dry       # the same code at tiny sizes on the CPU: proves that it runs, measures nothing
 
 Needs nothing from the network. Shares are of the copy bandwidth and the bf16 matrix rate measured in the same run.
@@ -19,10 +19,10 @@ import torch
 
 from bench.kernels.inputs import AttentionProblem, attention_calls
 from bench.kernels.peers import Peer, decode_peers, prefill_peers
-from bench.kernels.small import sampling_cases, small_cases
+from bench.kernels.small import expert_cases, sampling_cases, small_cases
 from bench.kernels.timing import measure_limits, time_calls
 
-PARTS = ("decode", "prefill", "small", "sampling")
+PARTS = ("decode", "prefill", "small", "experts", "sampling")
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,16 @@ def bench_prefill(timer: Timer, limits: dict[str, float], dry: bool) -> Iterator
 
 
 def bench_cases(part: str, timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[Result]:
-    """Memory-bound kernels: norms, activation, rotary embedding with the KV write; sampling at 152k tokens."""
-    for case in small_cases(dry) if part == "small" else sampling_cases(dry):
+    """Norms, activation, rotary embedding with the KV write; mixtures of experts; sampling at 152k tokens."""
+    for case in {"small": small_cases, "experts": expert_cases, "sampling": sampling_cases}[part](dry):
         seconds = timer(case.calls)
-        rate = case.bytes_per_call / seconds
+        rate, flop_rate = case.bytes_per_call / seconds, case.flops_per_call / seconds
+        share, flop_share = rate / limits["copy_bytes_per_s"], flop_rate / limits["matrix_flop_per_s"]
         peers = time_peers(timer, ((name, functools.partial(list, calls)) for name, calls in case.peers))
-        yield Result(part, case.name, seconds, rate / 1e9, "GB/s", rate / limits["copy_bytes_per_s"], *peers)
+        if flop_share > share:
+            yield Result(part, case.name, seconds, flop_rate / 1e12, "TFLOP/s", flop_share, *peers)
+        else:
+            yield Result(part, case.name, seconds, rate / 1e9, "GB/s", share, *peers)
 
 
 def small(problem: AttentionProblem, dry: bool) -> AttentionProblem:

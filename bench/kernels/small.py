@@ -1,4 +1,4 @@
-"""Cases of the memory-bound kernels: each names the fewest bytes it can move and the calls to time."""
+"""Cases of the kernels besides attention: each names the fewest bytes it can move and the calls to time."""
 
 import functools
 from collections.abc import Callable
@@ -10,8 +10,10 @@ from torch.nn import functional
 
 from bench.kernels.timing import num_rotations
 from penstock.kernels.activation import gated_activation
+from penstock.kernels.experts import group_rows, grouped_linear, sum_of_experts
 from penstock.kernels.norms import NormWeights, add_norm
 from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write
+from penstock.kernels.routing import Routing, route
 from penstock.kernels.sampling import SamplingNeeds, SamplingState, sample
 from penstock.kernels.top_logprobs import top_logprobs
 
@@ -24,6 +26,7 @@ class Case:
     bytes_per_call: int
     calls: Calls
     peers: tuple[tuple[str, Calls], ...] = field(default=())
+    flops_per_call: int = 0  # of matrix products
 
 
 def small_cases(dry: bool) -> list[Case]:
@@ -58,6 +61,18 @@ def sampling_cases(dry: bool) -> list[Case]:
         calls = [functools.partial(top_logprobs, part, chosen, 20) for part in logits]
         out.append(Case(f"20 log-probabilities, S={rows}", logits[0].numel() * 4, calls))
     return out
+
+
+def expert_cases(dry: bool) -> list[Case]:
+    """Mixtures of Qwen3-30B-A3B (128 experts, 8 for each token) and of gpt-oss-20b (32, 4), from logits to sums."""
+    shapes = {"Qwen3-30B-A3B": (128, 8, 2048, 768), "gpt-oss-20b": (32, 4, 2880, 2880)}
+    if dry:
+        shapes = {"tiny": (8, 2, 32, 16)}
+    return [
+        _mixture_case(name, tokens, shape, dry)
+        for name, shape in shapes.items()
+        for tokens in ((3,) if dry else (1, 8, 64, 512, 4096))
+    ]
 
 
 def _device(dry: bool) -> str:
@@ -98,6 +113,28 @@ def _rope_case(tokens: int, heads: tuple[int, int, int], dry: bool) -> Case:
         for part, pages in zip(qkv, kv, strict=True)
     ]
     return Case(f"q/k norm + RoPE + KV write, T={tokens}", 2 * qkv[0].nbytes, calls)
+
+
+def _mixture_case(name: str, tokens: int, shape: tuple[int, int, int, int], dry: bool) -> Case:
+    count, top_k, hidden, size = shape
+    dtype = torch.float32 if dry else torch.bfloat16
+    gate_up = torch.empty(count, 2 * size, hidden, dtype=dtype, device=_device(dry)).normal_(std=0.02)
+    down = torch.empty(count, hidden, size, dtype=dtype, device=_device(dry)).normal_(std=0.02)
+    x = _rotate((tokens, hidden), dry)[:16]  # the weights of other experts take the place of those in the cache
+    logits = torch.randn(len(x), tokens, count, device=x.device)
+    routing = Routing(top_k, renormalize=True)
+    num_used = count * (1 - (1 - top_k / count) ** tokens)  # on the average
+    of_each = 3 * hidden * size
+    num_bytes = round(num_used * of_each * dtype.itemsize) + 2 * x[0].nbytes
+    calls: Calls = [functools.partial(_mixture, *pair, routing, gate_up, down) for pair in zip(x, logits, strict=True)]
+    return Case(f"{name}, T={tokens}", num_bytes, calls, (), 2 * tokens * top_k * of_each)
+
+
+def _mixture(x: Tensor, logits: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> Tensor:
+    ids, weights = route(logits, routing)
+    grouped = group_rows(ids, len(down))
+    rows = gated_activation(grouped_linear(x, grouped, gate_up, of_tokens=True), "silu")
+    return sum_of_experts(grouped_linear(rows, grouped, down), grouped, weights)
 
 
 def _state(rows: int, vocab: int, dry: bool, top_k: int) -> SamplingState:

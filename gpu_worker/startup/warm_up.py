@@ -16,7 +16,8 @@ from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 
 _MANY_TOKENS = 80
-"""Launches of more than 64 tokens use other blocks."""
+"""Launches of more than 64 tokens use other blocks. Products of experts change theirs at two numbers of tokens, one
+four times the other: of steps with this many tokens, four times as many and so on, one lies between them."""
 _CONTEXTS = (64, 1024, 2048, 4096, 8192)
 """Up to each of these, and beyond the last, attention over one row uses a different range of splits."""
 _NUM_LOGPROBS = (0, 1, 5, 20)
@@ -66,6 +67,10 @@ def _attention_plans(limits: Limits) -> Iterator[StepPlan]:
             yield _plan(limits, [_Row(max(context, chunk), chunk)])
             if limits.max_num_seqs > 1 and chunk < limits.max_num_batched_tokens:
                 yield _plan(limits, [_Row(context), _Row(chunk, chunk)])
+    chunk = _MANY_TOKENS
+    while (chunk := 4 * chunk) < limits.max_num_batched_tokens and chunk <= longest * limits.max_num_seqs:
+        rows, rest = divmod(chunk, longest)
+        yield _plan(limits, [_Row(longest, longest)] * rows + [_Row(rest, rest)] * (rest > 0))
     most = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     for num_rows in sorted({min(1 << i, most) for i in range(1, most.bit_length() + 1)}):
         for context in contexts:
