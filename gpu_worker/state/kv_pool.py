@@ -15,6 +15,7 @@ from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
 from penstock.kernels.copy_pages import copy_pages
 
 _GIB = 1 << 30
+_LONG = 4  # windows in the longest sequence: with fewer, several page tables cost more than they save
 _CPU_SHARE = 0.1
 _CPU_MOST = 4 * _GIB
 
@@ -39,7 +40,8 @@ def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
 
     If the model reads only one page table, all layers share it and keep all positions, whatever their windows are.
     Otherwise layers with windows are in groups of as many layers as the first group has: then no part of a page is
-    empty.
+    empty. The first group is what prefixes are found by, so if all layers have windows, which long sequences leave far
+    behind, every eighth keeps all positions nevertheless.
     """
 
     def group(layers: Sequence[int], window: int | None = None) -> PageGroup:
@@ -47,11 +49,14 @@ def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
         return PageGroup(tuple(layers), page_size, shape.num_heads, shape.key_dim, window)
 
     kept = [layer for layer, window in enumerate(model.windows) if window is None]
+    windows = sorted({window for window in model.windows if window is not None})
+    if not kept and windows[-1] * _LONG <= model.max_model_len:
+        kept = list(range(0, model.num_layers, 8))
     if not (model.has_page_groups and kept):
         return (group(range(model.num_layers)),)
     groups = [group(kept)]
-    for window in sorted({window for window in model.windows if window is not None}):
-        layers = [layer for layer, its in enumerate(model.windows) if its == window]
+    for window in windows:
+        layers = [layer for layer, its in enumerate(model.windows) if its == window and layer not in kept]
         groups += [group(layers[i : i + len(kept)], window) for i in range(0, len(layers), len(kept))]
     return tuple(groups)
 
