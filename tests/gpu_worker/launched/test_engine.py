@@ -12,7 +12,6 @@ from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.launched.fake_cuda import use_fake_cuda
 from tests.gpu_worker.launched.launch_kinds import recorded_kinds
-from tests.gpu_worker.test_page_groups import groups_by_window
 
 Make = Callable[..., Checkpoint]
 
@@ -117,7 +116,6 @@ def test_warm_up_meets_every_kind_of_launch(checkpoint: Make, monkeypatch: pytes
 def test_page_groups(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, eager: bool) -> None:
     """Layers with a window in a group of their own; a prompt longer than it, and pages that were behind it."""
     folder, model = checkpoint("qwen2-some-windows")
-    monkeypatch.setattr("penstock.gpu_worker.startup.start.page_groups", groups_by_window)
     device = use_fake_cuda(monkeypatch)
     options = schedule(24, 4, 1, num_tokens=140)
     engine = Engine(folder, device="cuda", enforce_eager=eager, max_num_seqs=4, **options)
