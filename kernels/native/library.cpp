@@ -1,4 +1,5 @@
 // The functions that library.py and program.py call.
+#include "experts.h"
 #include "memory.h"
 #include "pack.h"
 #include "program.h"
@@ -135,6 +136,25 @@ int penstock_attention(const AttentionShape* shape, const void* k_pages, const v
               out_stride);
   };
   return answer([&] { team->run(kLargeWork, [&] { kv_is_bf16 ? attend_as(bf16()) : attend_as(float()); }); });
+}
+
+// Routing alone, for tests: logits [num_tokens, num_experts], overwritten -> ids and weights [num_tokens, top_k].
+int penstock_route(const Routing* routing, float* logits, int num_tokens, int32_t* ids, float* weights) {
+  return answer([&] {
+    for (int t = 0; t < num_tokens; t++)
+      route(*routing, logits + t * routing->num_experts, ids + t * routing->top_k, weights + t * routing->top_k);
+  });
+}
+
+// Experts alone, for tests: x [num_tokens, stride] -> out [num_tokens, out_stride], both strides in whole units.
+int penstock_experts(const Experts* layer, const float* x, int stride, int num_tokens, float* packed, float* out,
+                     int out_stride) {
+  return answer([&] {
+    team->run(kLargeWork, [&] {
+      mix_experts(*team, *layer, x, stride, num_tokens, packed,
+                  [&](int t, int output, Floats sum) { store(out + size_t(t) * out_stride + output, sum); });
+    });
+  });
 }
 
 }  // extern "C"

@@ -112,6 +112,8 @@ class Library:
             "mask_tokens",
             "read",
             "attention",
+            "route",
+            "experts",
         ):
             getattr(self.functions, f"penstock_{name}").restype = _checked
         self.functions.penstock_set_threads(c_int32(num_threads), ctypes.c_double(worth_waking))

@@ -17,6 +17,7 @@
 #include <array>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "team.h"
 #include "vectors.h"
@@ -196,72 +197,120 @@ void unit_of_linear(const Linear& layer, int unit, const float* packed, const Ti
   }
 }
 
-// Transposes inputs [k, k + block) of a tile; `rows` has `stride` floats per token.
-inline void pack_tile(const float* rows, int stride, int num_tokens, int k, int block, float* to) {
+// Transposes inputs [k, k + block) of a tile, whose tokens are at `rows`.
+inline void pack_tile(const float* const* rows, int num_tokens, int k, int block, float* to) {
   const int end = k + block;
   // Storing a column also writes what the vector has past its end; the following columns overwrite that.
   for (; (end - k - kLanes) * num_tokens >= kLanes - num_tokens; k += kLanes) {
     Floats columns[kLanes] = {};
-    for (int t = 0; t < num_tokens; t++) columns[t] = load16(rows + size_t(t) * stride + k);
+    for (int t = 0; t < num_tokens; t++) columns[t] = load16(rows[t] + k);
     transpose(columns);
     for (int i = 0; i < kLanes; i++, to += num_tokens) store(to, columns[i]);
   }
   for (; k < end; k++)
-    for (int t = 0; t < num_tokens; t++) *to++ = rows[size_t(t) * stride + k];
+    for (int t = 0; t < num_tokens; t++) *to++ = rows[t][k];
 }
 
 // Like pack_tile, for rows of `num_inputs` floats that are rounded to bf16; k and block count pairs.
-inline void pack_tile_of_pairs(const float* rows, int stride, int num_tokens, int num_inputs, int k, int block,
-                               float* to) {
+inline void pack_tile_of_pairs(const float* const* rows, int num_tokens, int num_inputs, int k, int block, float* to) {
   float pairs[kMostTokens * kBlock];
+  const float* rounded[kMostTokens];
   for (int t = 0; t < num_tokens; t++) {
-    const float* from = rows + size_t(t) * stride + 2 * k;
+    const float* from = rows[t] + 2 * k;
+    rounded[t] = pairs + t * kBlock;
     for (int i = 0; i < block; i += kLanes) {
       const int left = num_inputs - 2 * (k + i);
       store(pairs + t * kBlock + i, pairs_of(load_some(from + 2 * i, left), load_some(from + 2 * i + kLanes, left - kLanes)));
     }
   }
-  pack_tile(pairs, kBlock, num_tokens, 0, block, to);
+  pack_tile(rounded, num_tokens, 0, block, to);
 }
 
-template <typename Weight, typename Finish>
-void linear_of(Team& team, const Linear& layer, const float* x, int stride, int num_tokens, float* packed,
-               Finish& finish) {
+struct Share {  // inputs [first, first + count), count > 0, of all go through this layer
+  const Linear* layer;
+  int first, count;
+};
+
+// The work on several shares: items are numbered one share after the other.
+class Numbering {
+ public:
+  template <typename Count>
+  Numbering(const Share* shares, int num_shares, Count count) : begins_(num_shares + 1) {
+    for (int s = 0; s < num_shares; s++) begins_[s + 1] = begins_[s] + count(Tiles(shares[s].count));
+  }
+  int count() const { return begins_.back(); }
+  int share_of(int item) const {
+    if (begins_.size() == 2) return 0;
+    return int(std::upper_bound(begins_.begin(), begins_.end(), item) - begins_.begin()) - 1;
+  }
+  int begin(int share) const { return begins_[share]; }
+
+ private:
+  std::vector<int> begins_;
+};
+
+template <typename Weight, typename Row, typename Finish>
+void linears_of(Team& team, const Share* shares, int num_shares, Row row, float* packed, Finish& finish) {
   constexpr bool kOfPairs = std::is_same_v<Weight, Pair>;
-  const Tiles tiles(num_tokens);
-  const int inputs = num_packed_inputs<Weight>(layer);
-  if (num_tokens > 1 || kOfPairs) {
-    const int num_blocks = (inputs + kBlock - 1) / kBlock;
-    // A single token is done before another core could start.
-    team.each(tiles.count * num_blocks, num_tokens > 1 ? 4 : num_blocks, [&](int i) {
+  const Linear& like = *shares[0].layer;
+  const int inputs = num_packed_inputs<Weight>(like), num_blocks = (inputs + kBlock - 1) / kBlock;
+  const auto is_packed = [&](const Share& share) { return share.count > 1 || kOfPairs; };
+  const Numbering packing(shares, num_shares, [&](Tiles tiles) { return tiles.count * num_blocks; });
+  const int num_inputs = shares[num_shares - 1].first + shares[num_shares - 1].count;
+  // A few tokens are done before another core could start.
+  const int at_a_time = num_inputs == 1 ? num_blocks : num_shares == 1 ? 4 : 32;
+  if (kOfPairs || num_inputs > num_shares)
+    team.each(packing.count(), at_a_time, [&](int item) {
+      const int s = packing.share_of(item), i = item - packing.begin(s);
+      const Share& share = shares[s];
+      const Tiles tiles(share.count);
       const int tile = i / num_blocks, begin = tiles.begin(tile), k = i % num_blocks * kBlock;
       const int block = std::min(kBlock, inputs - k), count = tiles.begin(tile + 1) - begin;
-      const float* rows = x + size_t(begin) * stride;
-      float* to = packed + tile_at(tiles, tile, k, block);
+      if (!is_packed(share)) return;
+      const float* rows[kMostTokens];
+      for (int t = 0; t < count; t++) rows[t] = row(s, begin + t);
+      float* to = packed + size_t(share.first) * inputs + tile_at(tiles, tile, k, block);
       if constexpr (kOfPairs)
-        pack_tile_of_pairs(rows, stride, count, layer.num_inputs, k, block, to);
+        pack_tile_of_pairs(rows, count, like.num_inputs, k, block, to);
       else
-        pack_tile(rows, stride, count, k, block, to);
+        pack_tile(rows, count, k, block, to);
     });
-  }
-  const int num_units = (layer.num_outputs + kUnit - 1) / kUnit;
+  const int num_units = (like.num_outputs + kUnit - 1) / kUnit;
   // So many tiles stay in the core's own cache while the weights stream by.
   const int piece = std::clamp((3 << 18) / (4 * inputs * kMostTokens), 16, kMostTiles);
-  const int num_pieces = (tiles.count + piece - 1) / piece;
-  team.each(num_units * num_pieces, 1, [&](int i) {
+  const Numbering units(shares, num_shares, [&](Tiles tiles) { return num_units * ((tiles.count + piece - 1) / piece); });
+  team.each(units.count(), 1, [&](int item) {
+    const int s = units.share_of(item), i = item - units.begin(s);
+    const Share& share = shares[s];
+    const Tiles tiles(share.count);
     const int first = i / num_units * piece, end = std::min(first + piece, tiles.count);
-    unit_of_linear<Weight>(layer, i % num_units, num_tokens > 1 || kOfPairs ? packed : x, tiles, first, end, finish);
+    const float* from = is_packed(share) ? packed + size_t(share.first) * inputs : row(s, 0);
+    auto finish_in = [=](int t, int output, Floats sum) { finish(s, t, output, sum); };
+    unit_of_linear<Weight>(*share.layer, i % num_units, from, tiles, first, end, finish_in);
   });
 }
 
-// x [num_tokens, stride], zero past its inputs, through a linear layer; outputs come in whole units. `packed` has room
-// for all inputs of all tokens.
+// Layers of one shape and kind, each with its own inputs, in one pass: no layer waits for another, and each weight is
+// read once.
+//
+// row(share, i): where the i-th input of a share is, zero past its end. finish(share, i, output, 16 sums) takes the
+// outputs, in whole units. `packed` has room for all inputs of all shares, which are in order.
+template <typename Row, typename Finish>
+void linears(Team& team, const Share* shares, int num_shares, Row row, float* packed, Finish finish) {
+  const int kind = shares[0].layer->kind;
+  const auto of_weights = kind == kBf16Pairs ? linears_of<Pair, Row, Finish>
+                          : kind == kBf16    ? linears_of<bf16, Row, Finish>
+                                             : linears_of<float, Row, Finish>;
+  of_weights(team, shares, num_shares, row, packed, finish);
+}
+
+// x [num_tokens, stride], zero past its inputs, through a linear layer; outputs come in whole units, as
+// finish(token, output, 16 sums). `packed` has room for all inputs of all tokens.
 template <typename Finish>
 void linear(Team& team, const Linear& layer, const float* x, int stride, int num_tokens, float* packed, Finish finish) {
-  const auto of_weights = layer.kind == kBf16Pairs ? linear_of<Pair, Finish>
-                          : layer.kind == kBf16    ? linear_of<bf16, Finish>
-                                                   : linear_of<float, Finish>;
-  of_weights(team, layer, x, stride, num_tokens, packed, finish);
+  const Share all{&layer, 0, num_tokens};
+  auto row = [=](int, int t) { return x + size_t(t) * stride; };
+  linears(team, &all, 1, row, packed, [=](int, int t, int output, Floats sum) { finish(t, output, sum); });
 }
 
 }  // namespace penstock

@@ -1,4 +1,4 @@
-"""The compiled CPU kernels for tests, and their attention as a function of tensors."""
+"""The compiled CPU kernels for tests, and their parts as functions of tensors."""
 
 import ctypes
 from ctypes import c_float, c_int32, c_void_p
@@ -6,9 +6,12 @@ from ctypes import c_float, c_int32, c_void_p
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from penstock.kernels.native import build
-from penstock.kernels.native.library import Library
+from penstock.kernels.native.experts import PackedExperts, routing_struct
+from penstock.kernels.native.library import UNIT, Library
+from penstock.kernels.routing import Routing
 
 
 def load_library(num_threads: int) -> Library:
@@ -74,3 +77,29 @@ def native_attention(
         *(ctypes.byref(rows), pointer(q), c_int32(q.stride(0)), pointer(out), c_int32(out.stride(0))),
     )
     return out
+
+
+def native_route(
+    library: Library, logits: Tensor, routing: Routing, correction: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `route`."""
+    num_tokens, num_experts = logits.shape
+    ids, weights = torch.empty(num_tokens, routing.top_k, dtype=torch.int32), torch.empty(num_tokens, routing.top_k)
+    struct, logits = routing_struct(routing, num_experts, correction), logits.clone()
+    library.functions.penstock_route(
+        *(ctypes.byref(struct), pointer(logits), c_int32(num_tokens), pointer(ids), pointer(weights))
+    )
+    return ids, weights
+
+
+def native_experts(library: Library, experts: PackedExperts, x: Tensor) -> Tensor:
+    """fp32 [T, H] -> fp32 [T, H]"""
+    num_tokens, hidden = x.shape
+    padded = functional.pad(x, (0, -hidden % UNIT))
+    packed, out = torch.empty_like(padded), torch.full_like(padded, torch.nan)
+    stride = c_int32(padded.shape[1])
+    library.functions.penstock_experts(
+        *(ctypes.byref(experts.struct), pointer(padded), stride, c_int32(num_tokens)),
+        *(pointer(packed), pointer(out), stride),
+    )
+    return out[:, :hidden]

@@ -25,6 +25,7 @@ SANITIZERS = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("li
 SANITIZED = (
     "tests/kernels/test_native.py",
     "tests/kernels/test_native_attention.py",
+    "tests/kernels/test_native_experts.py",
     "tests/kernels/test_cpu_sampling.py",
 )
 
