@@ -190,6 +190,16 @@ def _log_ready(
         kv_pool_mib=round(size.num_pages * page_bytes(groups, dtype) / 2**20),
         max_model_len=size.max_model_len,
     )
+    for number, group in enumerate(groups):
+        log.info(
+            "page group",
+            number=number,
+            layers=len(group.layers),
+            window=group.window,
+            page_size=group.page_size,
+            bytes_per_token=group.bytes_per_token(dtype),
+            empty_percent=round(100 * (1 - group.page_size * group.bytes_per_token(dtype) / page_bytes(groups, dtype))),
+        )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.model_config import KVShape, ModelConfig
 from penstock.core.config import Config, ConfigError
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
@@ -28,57 +28,87 @@ class PageGroup(NamedTuple):
     num_kv_heads: int
     head_dim: int
     window: int | None = None  # position p needs those in (p - window, p]; None: all before it
+    has_values: bool = True  # False: values are the first part of the keys
 
     @property
     def num_elements(self) -> int:
-        """Elements of the keys (or of the values) of one layer in a page."""
+        """Elements of the keys of one layer in a page; its values have as many, or none of their own."""
         return self.num_kv_heads * self.page_size * self.head_dim
+
+    @property
+    def num_parts(self) -> int:
+        """Keys and values of all layers."""
+        return len(self.layers) * (1 + self.has_values)
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """What a position takes, over all layers of the group."""
+        return self.num_parts * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 
 def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
     """Page groups of a model. The first of several groups keeps all positions, the others have a window each.
 
     If the model reads only one page table, all layers share it and keep all positions, whatever their windows are.
-    Otherwise layers with windows are in groups of as many layers as the first group has: then no part of a page is
-    empty. The first group is what prefixes are found by, so if all layers have windows, which long sequences leave far
-    behind, every eighth keeps all positions nevertheless.
+    Otherwise layers with windows are in groups of as many layers as fit beside those of the first group: then no part
+    of a page is empty, except in the last group with a window. Groups with larger heads have fewer tokens in a page.
+    The first group is what prefixes are found by, so if all layers have windows, which long sequences leave far behind,
+    every eighth keeps all positions nevertheless.
+
+    Raises:
+        ConfigError: layers that must be in one group keep different shapes, or no number of tokens makes pages equal.
     """
-
-    def group(layers: Sequence[int], window: int | None = None) -> PageGroup:
-        shape = model.kv[layers[0]]
-        return PageGroup(tuple(layers), page_size, shape.num_heads, shape.key_dim, window)
-
-    kept = [layer for layer, window in enumerate(model.windows) if window is None]
-    windows = sorted({window for window in model.windows if window is not None})
-    if not kept and windows[-1] * _LONG <= model.max_model_len:
+    shapes = model.kv
+    kept = [layer for layer, shape in enumerate(shapes) if shape.window is None]
+    if not kept and max(shape.window or 0 for shape in shapes) * _LONG <= model.max_model_len:
         kept = list(range(0, model.num_layers, 8))
     if not (model.has_page_groups and kept):
-        return (group(range(model.num_layers)),)
-    groups = [group(kept)]
-    for window in windows:
-        layers = [layer for layer, its in enumerate(model.windows) if its == window and layer not in kept]
-        groups += [group(layers[i : i + len(kept)], window) for i in range(0, len(layers), len(kept))]
+        kept = list(range(model.num_layers))
+    first = _group(kept, shapes, page_size)
+    groups = [first]
+    others = [layer for layer in range(model.num_layers) if layer not in kept]
+    for shape in sorted({shapes[layer] for layer in others}, key=lambda its: (its.window or 0, its)):
+        layers = [layer for layer in others if shapes[layer] == shape]
+        width = shape.num_heads * shape.key_dim
+        if first.num_elements % width:
+            raise ConfigError(
+                f"--page-size {page_size} does not suit this model: some layers keep "
+                f"{first.num_elements // page_size} numbers of a token, others {width}"
+            )
+        most = first.num_parts // (1 + bool(shape.value_dim))
+        groups += [
+            _group(layers[i : i + most], shapes, first.num_elements // width, shape.window)
+            for i in range(0, len(layers), most)
+        ]
     return tuple(groups)
+
+
+def _group(layers: list[int], shapes: Sequence[KVShape], page_size: int, window: int | None = None) -> PageGroup:
+    kinds = {shapes[layer]._replace(window=None) for layer in layers}
+    if len(kinds) > 1:
+        raise ConfigError("layers that keep all positions, but different numbers of each, are not supported")
+    shape = kinds.pop()
+    return PageGroup(tuple(layers), page_size, shape.num_heads, shape.key_dim, window, bool(shape.value_dim))
 
 
 class LayerPages(NamedTuple):
     """One layer's part of all pages. Additional data, such as scales, would go beside keys and values."""
 
     keys: Tensor  # [num_pages, Hk, page_size, D]
-    values: Tensor  # the same shape
+    values: Tensor  # the same shape; the keys themselves, if values are the first part of them
     group: int  # index of the layer's page group
 
 
 class KVPool:
     """One memory of pages of equal size. Each page belongs to the group that allocated it.
 
-        blocks [places, 2, pages, elements]     page 0      page 1      page 2
-        place 0, keys                         | layer 0   | layer 1   | layer 0
-        place 0, values                       | layer 0   | layer 1   | layer 0
-        place 1, keys                         | layer 2   | layer 3   | layer 2
-        ...                                     group A     group B     group A
+        blocks [parts, pages, elements]   page 0             page 1             page 2
+        part 0                          | keys of layer 0  | keys of layer 1  | keys of layer 0
+        part 1                          | its values       | its values       | its values
+        part 2                          | keys of layer 2  | keys of layer 3  | keys of layer 2
+        ...                               group A            group B            group A
 
-    A group with larger heads has fewer tokens per page, so that a page of any group has the same number of bytes.
+    A group with larger heads has fewer tokens per page, so that a page of any group has the same number of bytes. A
+    layer whose values are the first part of its keys has one part.
     """
 
     def __init__(
@@ -103,24 +133,26 @@ class KVPool:
             raise ValueError(f"the pages of all groups must have the same size, got {groups}")
         self.groups = groups
         self.num_pages = num_pages
-        num_places = max(len(group.layers) for group in groups)
-        shape = (num_places, 2, num_pages + has_dummy_page, groups[0].num_elements)
+        num_parts = max(group.num_parts for group in groups)
+        shape = (num_parts, num_pages + has_dummy_page, groups[0].num_elements)
         if device.type == "cpu":
             # The system's zero pages: memory is allocated at its first use, and start-up does not wait for it.
             zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
             self.blocks = torch.from_numpy(zeros).view(dtype).view(shape)
         else:
             self.blocks = torch.zeros(shape, dtype=dtype, device=device)
-        by_layer = {
-            layer: LayerPages(place[0], place[1], number)
-            for number, group in enumerate(groups)
-            for layer, place in zip(group.layers, self.of_group(group), strict=False)
-        }
+        by_layer: dict[int, LayerPages] = {}
+        for number, group in enumerate(groups):
+            parts = self.of_group(group)
+            step = 1 + group.has_values
+            for place, layer in enumerate(group.layers):
+                keys, values = parts[place * step], parts[place * step + group.has_values]
+                by_layer[layer] = LayerPages(keys, values if group.has_values else keys, number)
         self.layers = tuple(by_layer[layer] for layer in sorted(by_layer))
 
     def of_group(self, group: PageGroup) -> Tensor:
-        """[places, 2, num_pages, Hk, page_size, D]: all pages as this group sees them."""
-        return self.blocks.view(*self.blocks.shape[:3], group.num_kv_heads, group.page_size, group.head_dim)
+        """[parts, num_pages, Hk, page_size, D]: all pages as this group sees them."""
+        return self.blocks.view(*self.blocks.shape[:2], group.num_kv_heads, group.page_size, group.head_dim)
 
     @property
     def page_size(self) -> int:
@@ -139,7 +171,7 @@ class KVPool:
 
 def page_bytes(groups: Sequence[PageGroup], dtype: torch.dtype) -> int:
     """Bytes of one page over all its layers, keys and values."""
-    return max(2 * len(group.layers) * group.num_elements for group in groups) * dtype.itemsize
+    return max(group.num_parts * group.num_elements for group in groups) * dtype.itemsize
 
 
 class PoolSize(NamedTuple):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.model_config import KVShape, ModelConfig
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.open import choose_dtype, open_device
@@ -54,7 +54,7 @@ def model() -> ModelConfig:
 def test_a_page_s_bytes(model: ModelConfig) -> None:
     groups = page_groups(model, 8)
     kv = KVPool(groups, 3, torch.float32, torch.device("cpu"))
-    assert kv.of_group(groups[0]).shape == (2, 2, 3, 2, 8, 16)
+    assert kv.of_group(groups[0]).shape == (4, 3, 2, 8, 16)
     assert kv.blocks.nbytes == 3 * page_bytes(groups, torch.float32)
     assert KVPool(groups, 3, torch.float32, torch.device("cpu"), has_dummy_page=True).layers[1].keys.shape[0] == 4
 
@@ -80,6 +80,61 @@ def test_two_groups_share_one_memory() -> None:
             assert (layer.values[page] == -10 * i - source).all()
     with pytest.raises(ValueError, match="the same size"):
         KVPool((every, recent._replace(page_size=4)), 6, torch.float32, torch.device("cpu"))
+
+
+class Keeping(ModelConfig, frozen=True, kw_only=True):
+    """A model of which only the pages matter."""
+
+    shapes: tuple[KVShape, ...]
+
+    @property
+    def kv(self) -> tuple[KVShape, ...]:
+        return self.shapes
+
+
+def keeping(*shapes: KVShape) -> Keeping:
+    return Keeping(architecture="", vocab_size=1, max_model_len=100, checkpoint_dtype="float32", shapes=shapes)
+
+
+LATENT, FULL, RECENT = KVShape(1, 48, 0, None), KVShape(2, 24, 24, None), KVShape(4, 24, 24, 32)
+
+
+def test_pages_of_latents_have_no_values() -> None:
+    groups = page_groups(keeping(LATENT, LATENT, LATENT), 4)
+    assert groups == (PageGroup((0, 1, 2), 4, 1, 48, has_values=False),)
+    kv = KVPool(groups, 5, torch.float32, torch.device("cpu"))
+    assert kv.blocks.nbytes == 5 * page_bytes(groups, torch.float32) == 5 * 3 * 4 * 48 * 4
+    assert groups[0].bytes_per_token(torch.bfloat16) == 3 * 48 * 2
+    for i, layer in enumerate(kv.layers):
+        assert layer.values is layer.keys
+        assert layer.keys.shape == (5, 1, 4, 48)
+        layer.keys[1] = i + 1
+    kv.copy_pages(torch.tensor([1]), torch.tensor([4]))
+    assert [float(layer.keys[4].mean()) for layer in kv.layers] == [1, 2, 3]
+
+
+def test_a_page_of_latents_is_as_large_as_one_of_keys_and_values() -> None:
+    """Two full layers beside windows of twice as many heads; latents fit a part each."""
+    narrow = KVShape(1, 24, 0, 16)
+    groups = page_groups(keeping(RECENT, FULL, narrow, FULL, RECENT, narrow, narrow, narrow, narrow), 4)
+    assert groups == (
+        PageGroup((1, 3), 4, 2, 24),
+        PageGroup((2, 5, 6, 7), 8, 1, 24, 16, has_values=False),
+        PageGroup((8,), 8, 1, 24, 16, has_values=False),
+        PageGroup((0, 4), 2, 4, 24, 32),
+    )
+    kv = KVPool(groups, 4, torch.float32, torch.device("cpu"))
+    for layer in kv.layers:
+        layer.keys[layer.group], layer.values[layer.group] = 1, 1
+    assert (kv.blocks == 1).all(dim=2).sum(dim=0).tolist() == [4, 4, 1, 4]
+    assert page_bytes(groups, torch.float32) == 4 * 4 * 48 * 4
+
+
+def test_shapes_that_no_page_can_hold_together_are_refused() -> None:
+    with pytest.raises(ConfigError, match="layers that keep all positions"):
+        page_groups(keeping(FULL, LATENT), 4)
+    with pytest.raises(ConfigError, match="--page-size 1 does not suit"):
+        page_groups(keeping(FULL, RECENT), 1)
 
 
 @pytest.mark.parametrize(

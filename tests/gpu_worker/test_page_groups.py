@@ -1,4 +1,4 @@
-"""A model whose layers see different windows, with a page group for each: the same tokens as with one group."""
+"""A model whose layers see different windows, with a page group for each: the tokens of `transformers`."""
 
 from collections.abc import Callable
 from itertools import product

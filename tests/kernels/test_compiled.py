@@ -167,7 +167,7 @@ def launch_shapeless() -> None:
     for kind in ("gelu", "gelu_tanh", "clamped_swiglu"):
         gated_activation_triton(meta(16, 20480), kind)
     activation_triton(meta(16, 20480), "relu2")
-    copy_pages_triton(meta(4, 2, 4096, 8 * 16 * 128), ints(3), ints(3))
+    copy_pages_triton(meta(8, 4096, 8 * 16 * 128), ints(3), ints(3))
     write_runs_triton(ints(256, 4097), ints(5), ints(5), ints(5), ints(999))
     table, ids = ints(256, 512), ints(256, 4097)
     prepare_inputs_triton(ints(256), ints(256), ints(256), 256, ids, table, 16)

@@ -104,7 +104,7 @@ def test_rope_of_many_tokens(device: str) -> None:
 
 @pytest.mark.parametrize(("heads", "page_size", "head_dim"), [(2, 1, 64), (3, 16, 80), (2, 64, 128)])
 def test_copy_pages(device: str, dtype: torch.dtype, heads: int, page_size: int, head_dim: int) -> None:
-    blocks = torch.randn(3, 2, 7, heads * page_size * head_dim, device=device).to(dtype)
+    blocks = torch.randn(6, 7, heads * page_size * head_dim, device=device).to(dtype)
     expected = blocks.clone()
     src, dst = torch.tensor([[6, 2, 2], [0, 5, 1]], device=device, dtype=torch.int32)
     copy_pages_reference(expected, src, dst)
