@@ -12,7 +12,7 @@ from bench.kernels.timing import num_rotations
 from penstock.kernels.activation import gated_activation
 from penstock.kernels.experts import group_rows, grouped_linear, sum_of_experts
 from penstock.kernels.norms import NormWeights, add_norm
-from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write
+from penstock.kernels.qk_norm_rope_write import QKNorms, qk_norm_rope_write
 from penstock.kernels.routing import Routing, route
 from penstock.kernels.sampling import SamplingNeeds, SamplingState, sample
 from penstock.kernels.top_logprobs import top_logprobs
@@ -106,10 +106,10 @@ def _rope_case(tokens: int, heads: tuple[int, int, int], dry: bool) -> Case:
     num_pages = tokens // page_size + 2
     kv = torch.zeros(len(qkv), 2, num_pages, num_kv, page_size, dim, device=qkv.device, dtype=qkv.dtype)
     cos_sin = torch.rand(tokens, dim, device=qkv.device)
-    weight = torch.rand(dim, device=qkv.device).to(qkv.dtype)
+    norm = NormWeights(torch.rand(dim, device=qkv.device).to(qkv.dtype))
     at = torch.arange(tokens, device=qkv.device)
     calls: Calls = [
-        functools.partial(qk_norm_rope_write, part, at, cos_sin, weight, weight, 1e-6, pages[0], pages[1], at)
+        functools.partial(qk_norm_rope_write, part, at, cos_sin, QKNorms(norm, norm), pages[0], pages[1], at)
         for part, pages in zip(qkv, kv, strict=True)
     ]
     return Case(f"q/k norm + RoPE + KV write, T={tokens}", 2 * qkv[0].nbytes, calls)

@@ -9,7 +9,7 @@ from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
 from penstock.kernels.paged_attention import paged_attention
 from penstock.kernels.paged_attention_cpu import paged_attention_cpu, plan_cpu_attention
-from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write, qk_norm_rope_write_cpu, slot_cells
+from penstock.kernels.qk_norm_rope_write import QKNorms, qk_norm_rope_write, qk_norm_rope_write_cpu, slot_cells
 
 
 class Rotation(NamedTuple):
@@ -19,25 +19,28 @@ class Rotation(NamedTuple):
     cos_sin: Tensor  # fp32[positions or T, rotary_dim]: cosines, then sines
 
 
-class HeadNorms(NamedTuple):
-    """The norms of the q and k heads, if a layer has them."""
-
-    q: Tensor | None = None  # [D]
-    k: Tensor | None = None  # [D]
-    eps: float = 0.0
+UNROTATED = (None, None)  # in place of a Rotation
 
 
 class Attention(Protocol):
     """One step's attention, for all layers of a page group."""
 
-    def write(self, qkv: Tensor, norms: HeadNorms, rotation: Rotation, pages: LayerPages) -> Tensor:
+    def write(
+        self,
+        qkv: Tensor,
+        norms: QKNorms,
+        rotation: Rotation | None,
+        pages: LayerPages,
+        q_scale: Tensor | None = None,
+    ) -> Tensor:
         """Norm and rotate q and k, and put k and v into their pages.
 
         Args:
             qkv: [T, (Hq + 2 * Hk) * D]: all q heads, all k heads, all v heads; may be overwritten.
             norms: the layer's.
-            rotation: of the step.
+            rotation: of the step; None if positions do not rotate anything.
             pages: the layer's.
+            q_scale: fp32[T], multiplies each token's q at last.
 
         Returns:
             q, [T, Hq, D].
@@ -74,9 +77,24 @@ class TritonAttention:
     def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
         self._inputs = inputs
 
-    def write(self, qkv: Tensor, norms: HeadNorms, rotation: Rotation, pages: LayerPages) -> Tensor:
+    def write(
+        self,
+        qkv: Tensor,
+        norms: QKNorms,
+        rotation: Rotation | None,
+        pages: LayerPages,
+        q_scale: Tensor | None = None,
+    ) -> Tensor:
+        positions, cos_sin = rotation or UNROTATED
         return qk_norm_rope_write(
-            qkv, rotation.positions, rotation.cos_sin, *norms, pages.keys, pages.values, self._inputs.slot_mapping
+            qkv,
+            positions,
+            cos_sin,
+            norms,
+            pages.keys,
+            pages.values,
+            self._inputs.slot_mapping,
+            q_scale,
         )
 
     def attend(
@@ -115,9 +133,24 @@ class TorchAttention:
         self._cells = slot_cells(inputs.slot_mapping, group.num_kv_heads, group.page_size)
         self._max_seq_len = inputs.max_seq_len
 
-    def write(self, qkv: Tensor, norms: HeadNorms, rotation: Rotation, pages: LayerPages) -> Tensor:
+    def write(
+        self,
+        qkv: Tensor,
+        norms: QKNorms,
+        rotation: Rotation | None,
+        pages: LayerPages,
+        q_scale: Tensor | None = None,
+    ) -> Tensor:
+        positions, cos_sin = rotation or UNROTATED
         return qk_norm_rope_write_cpu(
-            qkv, rotation.positions, rotation.cos_sin, *norms, pages.keys, pages.values, self._cells
+            qkv,
+            positions,
+            cos_sin,
+            norms,
+            pages.keys,
+            pages.values,
+            self._cells,
+            q_scale,
         )
 
     def attend(

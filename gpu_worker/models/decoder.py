@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.decoder import Attention, Decoder
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.attention import AttentionBackend, begin_attention
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
@@ -18,6 +18,7 @@ from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
 from penstock.gpu_worker.models.rope import Rope
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.norms import NormWeights, add_norm, norm
+from penstock.kernels.qk_norm_rope_write import query_growth
 
 
 class DecoderLayer(NamedTuple):
@@ -54,6 +55,9 @@ class DecoderModel:
         self.layers = tuple(layers)
         ropes = (layer.mixer.rope for layer in config.layers)
         self.ropes = {rope: Rope(rope) for rope in dict.fromkeys(ropes) if rope is not None}
+        mixers = (layer.mixer for layer in config.layers)
+        growths = (mixer.query_growth for mixer in mixers if isinstance(mixer, Attention))
+        self._growths = {growth for growth in growths if growth is not None}
         self._attention = attention
         self.head = self.embedding.head() if head is None else head
         self.kernels = "torch"
@@ -77,6 +81,7 @@ class DecoderModel:
                 config: rope.for_step(inputs.positions, inputs.rows, inputs.query_start_loc)
                 for config, rope in self.ropes.items()
             },
+            {its: query_growth(inputs.positions, its.beta, its.length, its.shift) for its in self._growths},
         )
         residual = self._embed(inputs)
         first = self.layers[0].mixer_norm

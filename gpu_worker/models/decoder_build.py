@@ -21,6 +21,7 @@ from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.models.native_dense import NativeDenseModel, can_compute
 from penstock.gpu_worker.models.weights import WeightReader
 from penstock.kernels.norms import NormWeights
+from penstock.kernels.qk_norm_rope_write import QKNorms
 
 
 def build(config: Decoder, reader: WeightReader) -> Model:
@@ -76,8 +77,12 @@ def _attention(attention: Attention, sources: AttentionSources, reader: WeightRe
         attention,
         qkv=reader.linear(sources.qkv),
         o=reader.linear(sources.o),
-        q_norm=_norm(sources.q_norm, reader),
-        k_norm=_norm(sources.k_norm, reader),
+        norms=QKNorms(
+            _norm(sources.q_norm, reader),
+            _norm(sources.k_norm, reader),
+            spans_all=attention.norms_span == "all",
+            follow_rope=attention.norms_follow_rope,
+        ),
         sinks=None if sources.sinks is None else reader.tensor(sources.sinks, torch.float32),
     )
 

@@ -1,11 +1,71 @@
-"""Per-head q/k RMSNorm, rotary embedding and the write of k and v into their pages, in one launch."""
+"""Norms of q and k, rotary embedding and the write of k and v into their pages, in one launch."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.norms import NormWeights
+from penstock.kernels.qk_norm_rope_write import QKNorms
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
+
+
+@triton.jit
+def sums(x1, x2, x3, REST: tl.constexpr, ALL: tl.constexpr):
+    """[BLOCK_H]: the sum over each head, or, for every head, the sum over all of them."""
+    total = tl.sum(x1, 1) + tl.sum(x2, 1)
+    if REST > 0:
+        total += tl.sum(x3, 1)
+    if ALL:
+        total = tl.zeros_like(total) + tl.sum(total, 0)
+    return total
+
+
+@triton.jit
+def weighted(
+    x, offs, ok, weight_ptr, bias_ptr,
+    DTYPE: tl.constexpr, KIND: tl.constexpr, WEIGHTS: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """One part of normed heads times its weights, rounded to DTYPE, in fp32."""
+    if WEIGHTS != "":
+        weight = tl.load(weight_ptr + offs, mask=ok, other=0.0)
+        weight = weight[None, :] if WEIGHTS == "one" else weight
+        if KIND == "rms":
+            x = x.to(weight.dtype)
+        x = x * weight
+    if BIAS:
+        bias = tl.load(bias_ptr + offs, mask=ok, other=0.0)
+        x += bias[None, :] if WEIGHTS == "one" else bias
+    return x.to(DTYPE).to(tl.float32)
+
+
+@triton.jit
+def normed(
+    x1, x2, x3, heads, half, rest, half_ok, rest_ok, weight_ptr, bias_ptr, width, eps,
+    DTYPE: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    KIND: tl.constexpr, ALL: tl.constexpr, WEIGHTS: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """The norm of heads in three parts, of which what is masked is 0. Rounded as transformers does, in fp32."""
+    if KIND == "layer":
+        mean = (sums(x1, x2, x3, REST, ALL) / width)[:, None]
+        x1 = tl.where(half_ok, x1 - mean, 0.0)
+        x2 = tl.where(half_ok, x2 - mean, 0.0)
+        x3 = tl.where(rest_ok, x3 - mean, 0.0) if REST > 0 else x3
+    squares = sums(x1 * x1, x2 * x2, x3 * x3, REST, ALL)
+    norm = (1.0 / tl.sqrt(squares / width + eps))[:, None]
+    if WEIGHTS == "each":
+        half_offs = heads[:, None] * HEAD_DIM + half[None, :]
+        rest_offs = heads[:, None] * HEAD_DIM + 2 * HALF + rest[None, :]
+    else:
+        half_offs = half
+        rest_offs = 2 * HALF + rest
+        half_ok = half_offs < HALF
+        rest_ok = rest_offs < HEAD_DIM
+    x1 = weighted(x1 * norm, half_offs, half_ok, weight_ptr, bias_ptr, DTYPE, KIND, WEIGHTS, BIAS)
+    x2 = weighted(x2 * norm, HALF + half_offs, half_ok, weight_ptr, bias_ptr, DTYPE, KIND, WEIGHTS, BIAS)
+    if REST > 0:
+        x3 = weighted(x3 * norm, rest_offs, rest_ok, weight_ptr, bias_ptr, DTYPE, KIND, WEIGHTS, BIAS)
+    return x1, x2, x3
 
 
 @triton.jit
@@ -15,11 +75,15 @@ def rope_kernel(
     cos_sin_ptr,
     q_weight_ptr,
     k_weight_ptr,
+    q_bias_ptr,
+    k_bias_ptr,
+    q_scale_ptr,
     k_pages_ptr,
     v_pages_ptr,
     slots_ptr,
     out_ptr,
-    eps,
+    q_eps,
+    k_eps,
     stride_xt,
     stride_cs,
     stride_kp,
@@ -42,11 +106,19 @@ def rope_kernel(
     Q_BLOCKS: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
+    KIND: tl.constexpr,
+    ALL: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM_LAST: tl.constexpr,
+    ROTATE: tl.constexpr,
     HAS_POSITIONS: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
 ):
     """Grid (T, Q_BLOCKS + KV blocks): BLOCK_H q heads, or BLOCK_H kv heads, of one token.
 
-    A head is read as its two rotated halves [0, HALF) and [HALF, 2 * HALF) and the REST behind them.
+    A head is read as its two rotated halves [0, HALF) and [HALF, 2 * HALF) and the REST behind them. ALL: the norm
+    spans all heads, which are then in one block. WEIGHTS: "one" for all heads, "each" its own, "" for none.
     """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -60,45 +132,55 @@ def rope_kernel(
 
     x_row = qkv_ptr + token * stride_xt + tl.where(is_q, 0, NUM_Q * HEAD_DIM)
     x_heads = x_row + heads[:, None] * HEAD_DIM
-    raw1 = tl.load(x_heads + half[None, :], mask=half_ok, other=0.0)
-    raw2 = tl.load(x_heads + HALF + half[None, :], mask=half_ok, other=0.0)
-    x1 = raw1.to(tl.float32)
-    x2 = raw2.to(tl.float32)
+    DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
+    x1 = tl.load(x_heads + half[None, :], mask=half_ok, other=0.0).to(tl.float32)
+    x2 = tl.load(x_heads + HALF + half[None, :], mask=half_ok, other=0.0).to(tl.float32)
+    x3 = x1  # not used without a rest
     if REST > 0:
         x3 = tl.load(x_heads + 2 * HALF + rest[None, :], mask=rest_ok, other=0.0).to(tl.float32)
 
-    if Q_NORM or K_NORM:
-        squares = tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)
-        if REST > 0:
-            squares += tl.sum(x3 * x3, 1)
-        norm = 1.0 / tl.sqrt(squares / HEAD_DIM + eps)
-        w_ptr = tl.where(is_q, q_weight_ptr.to(tl.int64), k_weight_ptr.to(tl.int64)).to(q_weight_ptr.dtype)
-        applies = tl.where(is_q, Q_NORM, K_NORM)
-        w1 = tl.load(w_ptr + half, mask=(half < HALF) & applies, other=1.0)
-        w2 = tl.load(w_ptr + HALF + half, mask=(half < HALF) & applies, other=1.0)
-        norm = tl.where(applies, norm, 1.0)[:, None]
-        # Rounded to the activations' dtype after the norm and after the weight, as transformers does.
-        x1 = ((x1 * norm).to(raw1.dtype) * w1[None, :]).to(raw1.dtype).to(tl.float32)
-        x2 = ((x2 * norm).to(raw1.dtype) * w2[None, :]).to(raw1.dtype).to(tl.float32)
-        if REST > 0:
-            w3 = tl.load(w_ptr + 2 * HALF + rest, mask=(rest < REST) & applies, other=1.0)
-            x3 = ((x3 * norm).to(raw1.dtype) * w3[None, :]).to(raw1.dtype).to(tl.float32)
+    if ROTATE:
+        position = token
+        if HAS_POSITIONS:
+            position = tl.load(positions_ptr + token).to(tl.int64)
+        cs_row = cos_sin_ptr + position * stride_cs
+        cos = tl.load(cs_row + half, mask=half < HALF, other=0.0)[None, :]
+        sin = tl.load(cs_row + HALF + half, mask=half < HALF, other=0.0)[None, :]
+        if NORM_LAST:
+            turned = (x1 * cos - x2 * sin).to(DTYPE).to(tl.float32)
+            x2 = (x2 * cos + x1 * sin).to(DTYPE).to(tl.float32)
+            x1 = turned
 
-    position = token
-    if HAS_POSITIONS:
-        position = tl.load(positions_ptr + token).to(tl.int64)
-    cs_row = cos_sin_ptr + position * stride_cs
-    cos = tl.load(cs_row + half, mask=half < HALF, other=0.0)[None, :]
-    sin = tl.load(cs_row + HALF + half, mask=half < HALF, other=0.0)[None, :]
-    y1 = (x1 * cos - x2 * sin).to(raw1.dtype)
-    y2 = (x2 * cos + x1 * sin).to(raw1.dtype)
+    if Q_NORM or K_NORM:
+        applies = tl.where(is_q, Q_NORM, K_NORM)
+        w_ptr = tl.where(is_q, q_weight_ptr.to(tl.int64), k_weight_ptr.to(tl.int64)).to(q_weight_ptr.dtype)
+        b_ptr = tl.where(is_q, q_bias_ptr.to(tl.int64), k_bias_ptr.to(tl.int64)).to(q_bias_ptr.dtype)
+        width = HEAD_DIM * tl.where(is_q, NUM_Q, NUM_KV) if ALL else HEAD_DIM
+        n1, n2, n3 = normed(
+            x1, x2, x3, heads, half, rest, half_ok & applies, rest_ok & applies, w_ptr, b_ptr, width,
+            tl.where(is_q, q_eps, k_eps), DTYPE, HEAD_DIM, HALF, REST, KIND, ALL, WEIGHTS, BIAS,
+        )  # fmt: skip
+        x1 = tl.where(applies, n1, x1)
+        x2 = tl.where(applies, n2, x2)
+        x3 = tl.where(applies, n3, x3)
+
+    y1 = x1
+    y2 = x2
+    if ROTATE and not NORM_LAST:
+        y1 = (x1 * cos - x2 * sin).to(DTYPE)
+        y2 = (x2 * cos + x1 * sin).to(DTYPE)
 
     if is_q:
+        if HAS_SCALE:
+            q_scale = tl.load(q_scale_ptr + token)
+            y1 = y1.to(tl.float32) * q_scale
+            y2 = y2.to(tl.float32) * q_scale
+            x3 = x3 * q_scale
         o_heads = out_ptr + token * stride_ot + heads[:, None] * stride_oh
-        tl.store(o_heads + half[None, :], y1, mask=half_ok)
-        tl.store(o_heads + HALF + half[None, :], y2, mask=half_ok)
+        tl.store(o_heads + half[None, :], y1.to(DTYPE), mask=half_ok)
+        tl.store(o_heads + HALF + half[None, :], y2.to(DTYPE), mask=half_ok)
         if REST > 0:
-            tl.store(o_heads + 2 * HALF + rest[None, :], x3.to(raw1.dtype), mask=rest_ok)
+            tl.store(o_heads + 2 * HALF + rest[None, :], x3.to(DTYPE), mask=rest_ok)
     else:
         slot = tl.load(slots_ptr + token).to(tl.int64)
         if slot >= 0:
@@ -124,13 +206,12 @@ def rope_kernel(
 def qk_norm_rope_write_triton(
     qkv: Tensor,
     positions: Tensor | None,
-    cos_sin: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
+    cos_sin: Tensor | None,
+    norms: QKNorms,
     k_pages: Tensor,
     v_pages: Tensor,
     slot_mapping: Tensor,
+    q_scale: Tensor | None = None,
 ) -> Tensor:
     """Arguments as `penstock.kernels.qk_norm_rope_write.qk_norm_rope_write`; returns q [T, Hq, D], contiguous."""
     num_tokens = qkv.shape[0]
@@ -139,26 +220,36 @@ def qk_norm_rope_write_triton(
     out = torch.empty((num_tokens, num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
     if not num_tokens:
         return out
-    half = cos_sin.shape[1] // 2
+    half = (head_dim if cos_sin is None else cos_sin.shape[1]) // 2
     rest = head_dim - 2 * half
     # Few tokens: many small programs, for latency. Many: fewer, larger ones.
     block_h = next_power_of_two(min(max(num_q, num_kv), 4 if num_tokens <= 64 else 8))
+    num_warps = 1 if num_tokens <= 64 else 2
+    spans_all = norms.spans_all and (norms.q is not None or norms.k is not None)
+    if spans_all:
+        block_h, num_warps = next_power_of_two(max(num_q, num_kv)), 8
     q_blocks = ceil_div(num_q, block_h)
-    weights = [w for w in (q_weight, k_weight) if w is not None]
-    unused = weights[0] if weights else cos_sin
+    q_weights, k_weights = norms.q or norms.k or NormWeights(), norms.k or norms.q or NormWeights()
+    layout = _layout(q_weights, spans_all)
+    if layout != _layout(k_weights, spans_all):
+        raise ValueError(f"the norms of q and k differ: {layout}, {_layout(k_weights, spans_all)}")
     rope_kernel[(num_tokens, q_blocks + ceil_div(num_kv, block_h))](
         qkv,
         slot_mapping if positions is None else positions,
-        cos_sin,
-        unused if q_weight is None else q_weight,
-        unused if k_weight is None else k_weight,
+        out if cos_sin is None else cos_sin,
+        out if q_weights.weight is None else q_weights.weight,
+        out if k_weights.weight is None else k_weights.weight,
+        out if q_weights.bias is None else q_weights.bias,
+        out if k_weights.bias is None else k_weights.bias,
+        out if q_scale is None else q_scale,
         k_pages,
         v_pages,
         slot_mapping,
         out,
-        eps,
+        q_weights.eps,
+        k_weights.eps,
         qkv.stride(0),
-        cos_sin.stride(0),
+        0 if cos_sin is None else cos_sin.stride(0),
         k_pages.stride(0),
         k_pages.stride(1),
         k_pages.stride(2),
@@ -177,9 +268,25 @@ def qk_norm_rope_write_triton(
         PAGE_SIZE=page_size,
         BLOCK_H=block_h,
         Q_BLOCKS=q_blocks,
-        Q_NORM=q_weight is not None,
-        K_NORM=k_weight is not None,
+        Q_NORM=norms.q is not None,
+        K_NORM=norms.k is not None,
+        KIND=q_weights.kind,
+        ALL=spans_all,
+        WEIGHTS=layout[1],
+        BIAS=layout[2],
+        NORM_LAST=norms.follow_rope and cos_sin is not None,
+        ROTATE=cos_sin is not None,
         HAS_POSITIONS=positions is not None,
-        num_warps=1 if num_tokens <= 64 else 2,
+        HAS_SCALE=q_scale is not None,
+        num_warps=num_warps,
     )
     return out
+
+
+def _layout(weights: NormWeights, spans_all: bool) -> tuple[str, str, bool, torch.dtype | None]:
+    """(kind, whether heads share a weight, whether there is a bias, dtype)."""
+    weight = weights.weight
+    if weight is None:
+        return weights.kind, "", False, None
+    is_each = spans_all or weight.ndim == 2
+    return weights.kind, "each" if is_each else "one", weights.bias is not None, weight.dtype

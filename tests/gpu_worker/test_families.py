@@ -23,7 +23,7 @@ from penstock.core.checkpoint.source import LoadError
 from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
-from penstock.gpu_worker.models.attention import HeadNorms, Rotation
+from penstock.gpu_worker.models.attention import UNROTATED, Rotation
 from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
@@ -36,7 +36,7 @@ from penstock.kernels.native.build import BuildError
 from penstock.kernels.native.build import build as build_library
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.paged_attention import paged_attention_reference
-from penstock.kernels.qk_norm_rope_write import qk_norm_rope_write_reference
+from penstock.kernels.qk_norm_rope_write import QKNorms, qk_norm_rope_write_reference
 from tests.gpu_worker.checkpoints import VOCAB_SIZE, prompts
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.kernels.test_native import _TINY, World, dense_config, weights, whole
@@ -262,9 +262,24 @@ class PlainAttention:
         type(self).num_steps += 1
         self._inputs = inputs
 
-    def write(self, qkv: Tensor, norms: HeadNorms, rotation: Rotation, pages: LayerPages) -> Tensor:
+    def write(
+        self,
+        qkv: Tensor,
+        norms: QKNorms,
+        rotation: Rotation | None,
+        pages: LayerPages,
+        q_scale: Tensor | None = None,
+    ) -> Tensor:
+        positions, cos_sin = rotation or UNROTATED
         return qk_norm_rope_write_reference(
-            qkv, rotation.positions, rotation.cos_sin, *norms, pages.keys, pages.values, self._inputs.slot_mapping
+            qkv,
+            positions,
+            cos_sin,
+            norms,
+            pages.keys,
+            pages.values,
+            self._inputs.slot_mapping,
+            q_scale,
         )
 
     def attend(

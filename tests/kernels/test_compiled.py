@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from penstock.kernels.norms import NormWeights
+from penstock.kernels.qk_norm_rope_write import QKNorms
 from penstock.kernels.routing import Routing
 from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
 from penstock.kernels.triton import device, latent_attention, latent_expanded, paged_attention
@@ -110,13 +111,14 @@ def launch_attention(shape: ModelShape, page_size: int = 16, extras: bool = Fals
 
 def launch_rest(shape: ModelShape) -> None:
     heads = shape.num_q_heads + 2 * shape.num_kv_heads
-    weight = meta(shape.head_dim) if shape.qk_norm else None
+    head_norm = NormWeights(meta(shape.head_dim)) if shape.qk_norm else None
+    norms = QKNorms(head_norm, head_norm)
     kv = meta(4, 2, 4096, shape.num_kv_heads, 16, shape.head_dim)
     cos_sin = meta(8192, shape.head_dim, dtype=torch.float32)
     for tokens in (1, 4096):
         positions = meta(tokens, dtype=torch.int64)
         qkv = meta(tokens, heads * shape.head_dim)
-        qk_norm_rope_write_triton(qkv, positions, cos_sin, weight, weight, 1e-6, kv[0, 0], kv[0, 1], positions)
+        qk_norm_rope_write_triton(qkv, positions, cos_sin, norms, kv[0, 0], kv[0, 1], positions)
     x = meta(16, shape.hidden)
     weights = NormWeights(meta(shape.hidden))
     norm_triton(x, weights)

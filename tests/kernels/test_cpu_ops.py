@@ -1,5 +1,6 @@
 """The CPU path of every operation against its plain reference."""
 
+import math
 from itertools import product
 from typing import NamedTuple, get_args
 
@@ -23,10 +24,11 @@ from penstock.kernels.qk_norm_rope_write import (
     qk_norm_rope_write,
     qk_norm_rope_write_cpu,
     qk_norm_rope_write_reference,
+    query_growth,
     slot_cells,
 )
 from penstock.kernels.row_updates import write_runs, write_runs_reference
-from tests.kernels.norm_kinds import NORMS, norm_weights
+from tests.kernels.norm_cases import NORMS, QK_CASES, QKCase, make_qk_inputs, norm_weights
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -72,32 +74,30 @@ def test_activations(dtype: torch.dtype, kind: ActivationKind) -> None:
     assert gated_activation(torch.full((1, 4), torch.nan), kind).isnan().all()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "with_norms", "rotary_dim", "with_positions", "padded"),
-    list(product(DTYPES, (False, True), (16, 8), (False, True), (False, True))),
-)
-def test_qk_norm_rope_write(
-    dtype: torch.dtype, with_norms: bool, rotary_dim: int, with_positions: bool, padded: bool
-) -> None:
-    num_tokens, num_q_heads, num_kv_heads, head_dim, page_size = 6, 4, 2, 16, 4
-    qkv = torch.randn(num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim).to(dtype)
-    positions = torch.tensor([3, 0, 19, 7, 7, 1]) if with_positions else None
-    cos_sin = torch.randn(20 if with_positions else num_tokens, rotary_dim)
-    q_weight = torch.rand(head_dim).to(dtype) if with_norms else None
-    k_weight = torch.rand(head_dim).to(dtype) if with_norms else None
+@pytest.mark.parametrize(("dtype", "case", "with_positions", "padded"), [
+    *product(DTYPES, QK_CASES[:4], (False, True), (False, True)),
+    *((dtype, case, True, False) for dtype, case in product(DTYPES, QK_CASES[4:])),
+])  # fmt: skip
+def test_qk_norm_rope_write(dtype: torch.dtype, case: QKCase, with_positions: bool, padded: bool) -> None:
+    case = case._replace(dtype=dtype)
+    inputs = make_qk_inputs(case, with_positions)
+    qkv = inputs.args[0]
     slots = torch.tensor([5, -1, 0, 22, -1, 11] if padded else [5, 9, 0, 22, 23, 11])
-    pages = [torch.zeros(6, num_kv_heads, page_size, head_dim, dtype=dtype) for _ in range(4)]
-    expected = qk_norm_rope_write_reference(
-        qkv, positions, cos_sin, q_weight, k_weight, 1e-6, pages[0], pages[1], slots
-    )
-    arguments = (positions, cos_sin, q_weight, k_weight, 1e-6, pages[2], pages[3])
-    results = [qk_norm_rope_write(qkv.clone(), *arguments, slots)]
+    pages = [torch.zeros(6, case.num_kv_heads, 4, case.head_dim, dtype=dtype) for _ in range(6)]
+    expected = qk_norm_rope_write_reference(*inputs.args, pages[0], pages[1], slots, inputs.q_scale)
+    results = [qk_norm_rope_write(qkv.clone(), *inputs.args[1:], pages[2], pages[3], slots, inputs.q_scale)]
     if not padded:
-        results.append(qk_norm_rope_write_cpu(qkv.clone(), *arguments, slot_cells(slots, num_kv_heads, page_size)))
-    for q in results:
+        cells = slot_cells(slots, case.num_kv_heads, 4)
+        results.append(qk_norm_rope_write_cpu(qkv.clone(), *inputs.args[1:], pages[4], pages[5], cells, inputs.q_scale))
+    for q, keys, values in zip(results, pages[2::2], pages[3::2], strict=False):
         close(q, expected)
-        close(pages[2], pages[0])
-        assert torch.equal(pages[3], pages[1])
+        close(keys, pages[0])
+        assert torch.equal(values, pages[1])
+
+
+def test_query_growth() -> None:
+    growth = query_growth(torch.tensor([0, 8190, 8191, 100000]), beta=0.1, length=8192.0, shift=1)
+    torch.testing.assert_close(growth, torch.tensor([1.0, 1.0, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(13)]))
 
 
 class Attention(NamedTuple):

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from torch import Tensor
+
+from penstock.core.checkpoint.decoder import QueryGrowth
 from penstock.core.checkpoint.families.rope import RopeConfig
 from penstock.gpu_worker.models.attention import Attention, Rotation
 from penstock.gpu_worker.models.model import ForwardInputs
@@ -16,3 +19,4 @@ class Step(NamedTuple):
     pages: tuple[LayerPages, ...]  # of each layer
     attentions: tuple[Attention, ...]  # of each page group
     rotations: Mapping[RopeConfig, Rotation]
+    growths: Mapping[QueryGrowth, Tensor]  # fp32[T], of queries

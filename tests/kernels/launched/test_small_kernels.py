@@ -18,7 +18,7 @@ from penstock.kernels.triton.norms import add_norm_triton, norm_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
 from penstock.kernels.triton.row_updates import write_runs_triton
-from tests.kernels.norm_kinds import NORMS, norm_weights
+from tests.kernels.norm_cases import NORMS, QK_CASES, QKCase, make_qk_inputs, norm_weights
 from tests.kernels.tolerances import assert_near
 
 
@@ -63,41 +63,30 @@ def test_activations(device: str, dtype: torch.dtype, kind: ActivationKind, toke
     assert gated_activation_triton(x, kind).isnan().all()
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "rotary"), [
-    (4, 2, 64, 64), (7, 1, 64, 64), (3, 1, 80, 80), (2, 2, 96, 48), (2, 1, 256, 128),
-])  # fmt: skip
-@pytest.mark.parametrize("norms", ["", "q", "k", "qk"])
-def test_rope(
-    device: str, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, rotary: int, norms: str
-) -> None:
-    tokens, page_size = 3, 4
-    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
-    angles = torch.randn(50, rotary // 2, device=device)
-    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
-    q_weight, k_weight = (torch.randn(head_dim, device=device).to(dtype) if name in norms else None for name in "qk")
-    positions = torch.tensor([0, 49, 7], device=device)
+@pytest.mark.parametrize("case", QK_CASES, ids=repr)
+def test_qk_norm_rope_write(device: str, dtype: torch.dtype, case: QKCase) -> None:
+    inputs = make_qk_inputs(case._replace(dtype=dtype), True, device, num_tokens=3)
     slots = torch.tensor([5, -1, 23], device=device)
-    pools = [torch.full((2, 6, kv_heads, page_size, head_dim), 7.0, device=device, dtype=dtype) for _ in range(2)]
-    expected = qk_norm_rope_write_reference(
-        qkv, positions, cos_sin, q_weight, k_weight, 1e-6, pools[0][0], pools[0][1], slots
-    )
-    got = qk_norm_rope_write_triton(qkv, positions, cos_sin, q_weight, k_weight, 1e-6, pools[1][0], pools[1][1], slots)
+    shape = (2, 6, case.num_kv_heads, 4, case.head_dim)
+    pools = [torch.full(shape, 7.0, device=device, dtype=dtype) for _ in range(2)]
+    expected = qk_norm_rope_write_reference(*inputs.args, pools[0][0], pools[0][1], slots, inputs.q_scale)
+    got = qk_norm_rope_write_triton(*inputs.args, pools[1][0], pools[1][1], slots, inputs.q_scale)
     assert_near(got, expected, factor=2)
     assert_near(pools[1], pools[0], factor=2)
-    by_token = qk_norm_rope_write_triton(
-        qkv, None, cos_sin[positions], q_weight, k_weight, 1e-6, pools[1][0], pools[1][1], slots.int()
-    )
-    torch.testing.assert_close(by_token, got, rtol=0, atol=0)
+    qkv, positions, cos_sin, norms = inputs.args
+    if cos_sin is not None:
+        rows = cos_sin[positions]
+        again = qk_norm_rope_write_triton(qkv, None, rows, norms, pools[1][0], pools[1][1], slots.int(), inputs.q_scale)
+        torch.testing.assert_close(again, got, rtol=0, atol=0)
 
 
 def test_rope_of_many_tokens(device: str) -> None:
     """The launcher takes larger blocks from 65 tokens on."""
-    qkv = torch.randn(70, 8 * 16, device=device)
-    cos_sin = torch.randn(70, 16, device=device)
+    inputs = make_qk_inputs(QKCase(num_q_heads=12), False, device, num_tokens=70)
     slots = torch.arange(70, device=device)
     pools = [torch.zeros(2, 18, 2, 4, 16, device=device) for _ in range(2)]
-    expected = qk_norm_rope_write_reference(qkv, None, cos_sin, None, None, 1e-6, pools[0][0], pools[0][1], slots)
-    got = qk_norm_rope_write_triton(qkv, None, cos_sin, None, None, 1e-6, pools[1][0], pools[1][1], slots)
+    expected = qk_norm_rope_write_reference(*inputs.args, pools[0][0], pools[0][1], slots)
+    got = qk_norm_rope_write_triton(*inputs.args, pools[1][0], pools[1][1], slots)
     assert_near(got, expected)
     assert_near(pools[1], pools[0])
 
