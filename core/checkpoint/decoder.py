@@ -178,6 +178,7 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
     final_norm: Norm | None
     tied_embeddings: bool = False
     embedding_scale: float = 1.0
+    embedding_scale_is_rounded: bool = False  # to the dtype of activations
     positions: LearnedPositions | None = None
     head_bias: bool = False
     logit_scale: float = 1.0

@@ -74,6 +74,15 @@ class JsonFields:
             self._refuse(name, "a list of strings")
         return value
 
+    def wholes(self, name: str) -> list[int]:
+        """A list of integers of at least 0; empty if it is absent."""
+        value = self._fields.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            self._refuse(name, "a list of integers from 0")
+        return value
+
     def object(self, name: str) -> "JsonFields | None":
         """An object within this one; None if it is absent or empty."""
         value = self._fields.get(name)

@@ -76,7 +76,7 @@ class DecoderSources(NamedTuple):
     positions: Source | None
     layers: tuple[LayerSources, ...]
     final_norm: NormSource | None
-    head: LinearSource | None  # None: the embedding
+    head: LinearSource | None  # None: the embedding, without a bias
 
 
 def decoder_sources(decoder: Decoder) -> DecoderSources:
@@ -87,10 +87,17 @@ def decoder_sources(decoder: Decoder) -> DecoderSources:
         positions=None if places is None else _vector(names.positions, places.count + places.offset, hidden),
         layers=tuple(_layer(layer, hidden, names, names.layer.format(i)) for i, layer in enumerate(decoder.layers)),
         final_norm=_norm(decoder.final_norm, names.final_norm, hidden),
-        head=None
-        if decoder.tied_embeddings and not decoder.head_bias
-        else _linear((names.head,), (decoder.vocab_size,), hidden, decoder.head_bias),
+        head=_head(decoder),
     )
+
+
+def _head(decoder: Decoder) -> LinearSource | None:
+    names, size, hidden = decoder.names, decoder.vocab_size, decoder.hidden_size
+    if not decoder.tied_embeddings:
+        return _linear((names.head,), (size,), hidden, decoder.head_bias)
+    if not decoder.head_bias:
+        return None
+    return LinearSource(_vector(names.embedding, size, hidden), Source((f"{names.head}.bias",), ((size,),)))
 
 
 def decoder_tensors(decoder: Decoder) -> dict[str, Shape]:
@@ -173,7 +180,9 @@ def _experts(experts: Experts, hidden: int, names: Names, prefix: str) -> Expert
 
     return ExpertsSources(
         router=_linear((prefix + names.router,), (count,), hidden, router.has_bias),
-        correction=Source((prefix + names.correction,), ((count,),)) if router.has_correction else None,
+        correction=Source((prefix + names.correction,), ((1, count) if names.correction_is_row else (count,),))
+        if router.has_correction
+        else None,
         gate_up=of_experts(
             names.expert_gate_up, 2 * size, hidden, _alternating(size) if names.experts_alternate else None
         ),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -112,8 +113,9 @@ class DecoderModel:
     def _embed(self, inputs: ForwardInputs) -> Tensor:
         """[T, H], the residual stream's beginning."""
         embedded = self.embedding(inputs)
-        if self.config.embedding_scale != 1.0:
-            embedded *= self.config.embedding_scale
+        if (scale := self.config.embedding_scale) != 1.0:
+            is_rounded = self.config.embedding_scale_is_rounded
+            embedded *= torch.tensor(scale, dtype=embedded.dtype).item() if is_rounded else scale
         if self._positions is not None and self.config.positions is not None:
             embedded += functional.embedding(inputs.positions + self.config.positions.offset, self._positions)
         return embedded

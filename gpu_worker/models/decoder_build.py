@@ -99,7 +99,7 @@ def _mlp(
     return ExpertsBlock(
         mlp,
         router=reader._replace(dtype=torch.float32).linear(sources.router),
-        correction=None if sources.correction is None else reader.tensor(sources.correction, torch.float32),
+        correction=None if sources.correction is None else reader.tensor(sources.correction, torch.float32).flatten(),
         gate_up=reader.experts(sources.gate_up),
         down=reader.experts(sources.down),
         shared=shared,

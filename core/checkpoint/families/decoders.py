@@ -191,3 +191,21 @@ def layer_types(fields: JsonFields, num_layers: int, default: Sequence[str]) -> 
     if len(types) != num_layers or any(kind not in ("full_attention", "sliding_attention") for kind in types):
         raise ConfigError(f"config.json: layer_types must name full_attention or sliding_attention {num_layers} times")
     return types
+
+
+def window(fields: JsonFields, default: int | None) -> int | None:
+    """The width of windows; null in config.json means that there are none."""
+    if not fields.has("sliding_window"):
+        return default
+    return None if fields.raw("sliding_window") is None else fields.whole("sliding_window")
+
+
+def windows(fields: JsonFields, num_layers: int, usual: Sequence[str], default: int) -> tuple[int | None, ...]:
+    """Each layer's window, from the types of the layers: `usual` ones, unless config.json says others."""
+    types, width = layer_types(fields, num_layers, usual), window(fields, default)
+    return tuple(width if kind == "sliding_attention" else None for kind in types)
+
+
+def softcap(fields: JsonFields, name: str, default: float) -> float:
+    """A softcap; 0 if config.json has null."""
+    return fields.number(name, 0.0 if fields.has(name) else default)

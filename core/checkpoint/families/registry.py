@@ -9,13 +9,18 @@ from penstock.core.checkpoint.families.by_transformers import BY_TRANSFORMERS, T
 from penstock.core.checkpoint.families.by_transformers import architectures as transformers_architectures
 from penstock.core.checkpoint.families.clockwork import CLOCKWORK
 from penstock.core.checkpoint.families.dense import DENSE
+from penstock.core.checkpoint.families.ernie import ERNIE
 from penstock.core.checkpoint.families.exaone import EXAONE
 from penstock.core.checkpoint.families.family import Family, NotDescribed, Shape
+from penstock.core.checkpoint.families.gemma import GEMMA
 from penstock.core.checkpoint.families.glm import GLM
 from penstock.core.checkpoint.families.gpt2 import GPT2
 from penstock.core.checkpoint.families.gpt_neox import GPT_NEOX
+from penstock.core.checkpoint.families.gpt_oss import GPT_OSS
+from penstock.core.checkpoint.families.mixtral import MIXTRAL
 from penstock.core.checkpoint.families.nemotron import NEMOTRON
 from penstock.core.checkpoint.families.opt import OPT
+from penstock.core.checkpoint.families.qwen_moe import QWEN_MOE
 from penstock.core.checkpoint.families.seed_oss import SEED_OSS
 from penstock.core.checkpoint.families.smollm import SMOLLM
 from penstock.core.checkpoint.families.starcoder import STARCODER
@@ -37,12 +42,17 @@ def register(family: Family[Any]) -> None:
 
 for _family in (
     DENSE,
+    ERNIE,
     EXAONE,
+    GEMMA,
     GLM,
     GPT2,
     GPT_NEOX,
+    GPT_OSS,
+    MIXTRAL,
     NEMOTRON,
     OPT,
+    QWEN_MOE,
     SEED_OSS,
     SMOLLM,
     STARCODER,

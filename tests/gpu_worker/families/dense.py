@@ -10,7 +10,7 @@ CASES = {
         rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
     ),
     "mistral": Case("mistral"),
-    "qwen2": Case("qwen2", {"use_sliding_window": True, "max_window_layers": 2}),
+    "qwen2": Case("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2}),
     "qwen3": Case("qwen3", {"head_dim": 32, **rope("yarn", 1e6, factor=4.0, original_max_position_embeddings=128)}),
     "ernie4_5": Case("ernie4_5"),
     "ernie4_5-biases": Case("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ipc.messages import SamplingParams, SequenceDelta
+from penstock.ipc.messages import SamplingParams, SequenceDelta, WindowGroup
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.families.case import Case
@@ -45,9 +45,9 @@ def texts_of(case: Case) -> list[list[int]]:
 def check(reference: Reference, run: Schedule, **options: Any) -> None:
     """Run a case's texts through a schedule, and compare with the reference; `options` are the engine's."""
     texts = texts_of(reference.case)
-    engine = _engine(reference, run, 1, options)
-    if num_window_groups := len(engine.hello.window_groups):
-        engine = _engine(reference, run, 1 + num_window_groups, options)
+    engine = _engine(reference, run, (), options)
+    if groups := engine.hello.window_groups:
+        engine = _engine(reference, run, groups, options)
     batches = [texts] if run.together else [[text] for text in texts]
     for _ in range(1 + run.cached):
         for batch in batches:
@@ -58,13 +58,17 @@ def check(reference: Reference, run: Schedule, **options: Any) -> None:
     stats = engine.scheduler.stats()
     if run.cached and not run.tight:
         assert stats.num_cached_tokens >= sum((len(text) - 1) // run.page_size * run.page_size for text in texts)
-    if run.tight and not num_window_groups:  # what lies behind a window is free again: then there is no need
+    if run.tight and not groups:  # what lies behind a window is free again: then there is no need
         assert stats.num_preemptions > 0
 
 
-def _engine(reference: Reference, run: Schedule, num_groups: int, options: dict[str, Any]) -> Scored:
+def _engine(reference: Reference, run: Schedule, groups: tuple[WindowGroup, ...], options: dict[str, Any]) -> Scored:
     """Its pool has room for all, or hardly more than the longest text needs, so that the others have to yield to it."""
-    longest = max(reference.case.lens) + NUM_NEW + (run.page_size if num_groups > 1 else 0)
-    num_tokens = num_groups * (longest if run.tight else _ROOMY)
-    shape = schedule(run.budget, run.page_size, run.depth, num_tokens=num_tokens, cached=run.cached)
+    longest = max(reference.case.lens) + NUM_NEW
+    shape = schedule(
+        run.budget, run.page_size, run.depth, num_tokens=longest if run.tight else _ROOMY, cached=run.cached
+    )
+    # As many as the scheduler counts with for each window.
+    for_windows = [2 + -(-(group.window + run.page_size) // group.page_size) for group in groups]
+    shape["num_pages"] += sum(for_windows) if run.tight else len(groups) * shape["num_pages"]
     return Scored(reference.folder, **shape, **options)

@@ -1,0 +1,68 @@
+"""Ernie 4.5, dense and with experts: neighbours are rotated together; a shared expert that all tokens go through."""
+
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer, Norm, Router
+from penstock.core.checkpoint.families import decoders
+from penstock.core.checkpoint.families.rope import parse_rope
+from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.names import Names
+
+_NAMES = Names(correction="mlp.moe_statics.e_score_correction_bias", correction_is_row=True)
+_MIXTURE = "Ernie4_5_MoeForCausalLM"
+
+
+def parse(architecture: str, fields: JsonFields) -> Decoder:
+    """As `Family.parse`."""
+    num_layers = fields.whole("num_hidden_layers", most=decoders.MAX_LAYERS)
+    hidden_size = fields.whole("hidden_size")
+    num_heads, num_kv_heads = decoders.head_counts(fields)
+    head_dim = fields.whole("head_dim", hidden_size // num_heads)
+    trained_len = fields.whole("max_position_embeddings", 131072)
+    rope, max_model_len = parse_rope(fields, trained_len, head_dim, theta=500000.0, is_interleaved=True)
+    norm = Norm(eps=fields.number("rms_norm_eps", 1e-5))
+    has_bias = fields.flag("use_bias")
+    mixer = Attention(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        qkv_bias=has_bias,
+        o_bias=has_bias,
+        rope=rope,
+    )
+    dense = DenseMLP(size=fields.whole("intermediate_size"), activation=decoders.activation(fields), has_bias=has_bias)
+    mlps: list[DenseMLP | Experts] = [dense] * num_layers
+    if architecture == _MIXTURE:
+        _put_experts(mlps, fields, has_bias)
+    return Decoder(
+        architecture=architecture,
+        vocab_size=fields.whole("vocab_size"),
+        hidden_size=hidden_size,
+        layers=tuple(Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=mlp) for mlp in mlps),
+        final_norm=norm,
+        tied_embeddings=fields.flag("tie_word_embeddings", True),
+        head_bias=has_bias and architecture == _MIXTURE,
+        max_model_len=max_model_len,
+        checkpoint_dtype=decoders.dtype(fields),
+        names=_NAMES,
+    )
+
+
+def _put_experts(mlps: list[DenseMLP | Experts], fields: JsonFields, has_bias: bool) -> None:
+    """Experts in every n-th layer between two of them."""
+    size, num_shared = fields.whole("moe_intermediate_size", 1536), fields.whole("moe_num_shared_experts", 2, least=0)
+    activation = decoders.activation(fields)
+    experts = Experts(
+        count=fields.whole("moe_num_experts", 64),
+        size=size,
+        router=Router(top_k=fields.whole("moe_k", 6), renormalize=True, has_correction=True),
+        activation=activation,
+        shared=DenseMLP(size=size * num_shared, activation=activation, has_bias=has_bias) if num_shared else None,
+    )
+    first, last = fields.whole("moe_layer_start_index", 1, least=0), fields.whole("moe_layer_end_index", -1, least=-1)
+    every = fields.whole("moe_layer_interval", 1)
+    for i in range(first, len(mlps) if last == -1 else min(last + 1, len(mlps))):
+        if (i + 1) % every == 0:
+            mlps[i] = experts
+
+
+ERNIE = decoders.decoder_family(["Ernie4_5ForCausalLM", _MIXTURE], parse)

@@ -1,0 +1,102 @@
+"""Gemma 1, 2 and 3 (text): 1 + w norms, scaled embeddings; from 2 on norms around each part, windows and softcaps."""
+
+from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, DenseMLP, Layer, Norm
+from penstock.core.checkpoint.families import decoders
+from penstock.core.checkpoint.families.rope import RopeConfig, parse_rope, rope_settings
+from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.names import Names
+from penstock.core.config.options import ConfigError
+
+_VERSIONS = {"GemmaForCausalLM": 1, "Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 3}
+
+_SANDWICH = Names(
+    post_mixer_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    post_mlp_norm="post_feedforward_layernorm",
+)
+
+
+def parse(architecture: str, fields: JsonFields) -> Decoder:
+    """As `Family.parse`."""
+    version = _VERSIONS[architecture]
+    if fields.flag("use_bidirectional_attention"):
+        raise ConfigError("config.json: use_bidirectional_attention is not supported: tokens see only earlier ones")
+    num_layers = fields.whole("num_hidden_layers", most=decoders.MAX_LAYERS)
+    hidden_size = fields.whole("hidden_size")
+    num_heads, num_kv_heads = decoders.head_counts(fields, None if version == 1 else 4)
+    head_dim = fields.whole("head_dim", 256)
+    trained_len = fields.whole("max_position_embeddings", 131072 if version == 3 else 8192)
+    everywhere, in_windows, max_model_len = _ropes(fields, trained_len, head_dim, version)
+    norm = Norm(eps=fields.number("rms_norm_eps", 1e-6), offset=1.0)
+    has_bias = fields.flag("attention_bias")
+    mlp = DenseMLP(size=fields.whole("intermediate_size"), activation=_activation(fields, version))
+
+    def layer(window: int | None) -> Layer:
+        mixer = Attention(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=(head_dim if version == 1 else fields.whole("query_pre_attn_scalar", 256)) ** -0.5,
+            qkv_bias=has_bias,
+            o_bias=has_bias,
+            q_norm=norm if version == 3 else None,
+            k_norm=norm if version == 3 else None,
+            rope=everywhere if window is None else in_windows,
+            window=window,
+            softcap=decoders.softcap(fields, "attn_logit_softcapping", 50.0) if version == 2 else 0.0,
+        )
+        after = norm if version > 1 else None
+        return Layer(mixer_norm=norm, mixer=mixer, post_mixer_norm=after, mlp_norm=norm, mlp=mlp, post_mlp_norm=after)
+
+    return Decoder(
+        architecture=architecture,
+        vocab_size=fields.whole("vocab_size"),
+        hidden_size=hidden_size,
+        layers=tuple(layer(window) for window in _windows(fields, num_layers, version)),
+        final_norm=norm,
+        tied_embeddings=fields.flag("tie_word_embeddings", True),
+        embedding_scale=hidden_size**0.5,
+        embedding_scale_is_rounded=True,
+        logit_softcap=decoders.softcap(fields, "final_logit_softcapping", 30.0 if version == 2 else 0.0)
+        if version > 1
+        else 0.0,
+        max_model_len=max_model_len,
+        checkpoint_dtype=decoders.dtype(fields),
+        names=_SANDWICH if version > 1 else Names(),
+    )
+
+
+def _activation(fields: JsonFields, version: int) -> Activation:
+    """Gemma 1 says "gelu" and means its approximation by tanh."""
+    found = decoders.activation(fields, "hidden_act" if version == 1 else "hidden_activation", "gelu_pytorch_tanh")
+    return "gelu_tanh" if version == 1 and found == "gelu" else found
+
+
+def _ropes(fields: JsonFields, trained_len: int, head_dim: int, version: int) -> tuple[RopeConfig, RopeConfig, int]:
+    """The rotation in layers that see everything, that in layers with windows, and the longest sequence.
+
+    Gemma 3 has two: config.json has settings for each type of layers, or `rope_theta` and `rope_scaling` for those that
+    see everything and `rope_local_base_freq` for the others.
+    """
+    if version < 3:
+        rope, max_model_len = parse_rope(fields, trained_len, head_dim)
+        return rope, rope, max_model_len
+    everywhere, max_model_len = parse_rope(
+        fields, trained_len, head_dim, settings=rope_settings(fields, "full_attention"), theta=1e6
+    )
+    local = rope_settings(fields, "sliding_attention") if fields.object("rope_parameters") else None
+    only_theta = JsonFields("config.json", {"rope_theta": fields.number("rope_local_base_freq", 1e4)})
+    in_windows, _ = parse_rope(only_theta, trained_len, head_dim, settings=local or only_theta)
+    return everywhere, in_windows, max_model_len
+
+
+def _windows(fields: JsonFields, num_layers: int, version: int) -> tuple[int | None, ...]:
+    """Each layer's window: in Gemma 2 every second layer has none, in Gemma 3 every sixth."""
+    if version == 1:
+        return (None,) * num_layers
+    every = 2 if version == 2 else fields.whole("sliding_window_pattern", 6)
+    usual = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)]
+    return decoders.windows(fields, num_layers, usual, 4096)
+
+
+GEMMA = decoders.decoder_family(tuple(_VERSIONS), parse)

@@ -1,0 +1,68 @@
+"""gpt-oss: attention sinks, windows on some layers, biases, and clamped experts whose gates and ups alternate."""
+
+from penstock.core.checkpoint.decoder import Attention, Decoder, Experts, Layer, Norm, Router
+from penstock.core.checkpoint.families import decoders
+from penstock.core.checkpoint.families.rope import parse_rope
+from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.names import Names
+from penstock.core.config.options import ConfigError
+
+_ALPHA, _LIMIT = 1.702, 7.0  # of the clamped activation, in every published model
+
+_NAMES = Names(
+    router="mlp.router",
+    expert_gate_up=("mlp.experts.gate_up_proj",),
+    expert_down="mlp.experts.down_proj",
+    experts_are_transposed=True,
+    experts_alternate=True,
+)
+
+
+def parse(architecture: str, fields: JsonFields) -> Decoder:
+    """As `Family.parse`."""
+    num_layers = fields.whole("num_hidden_layers", most=decoders.MAX_LAYERS)
+    num_heads, num_kv_heads = decoders.head_counts(fields)
+    head_dim = fields.whole("head_dim", 64)
+    trained_len = fields.whole("max_position_embeddings", 131072)
+    rope, max_model_len = parse_rope(fields, trained_len, head_dim, theta=150000.0)
+    if (fields.number("swiglu_alpha", _ALPHA), fields.number("swiglu_limit", _LIMIT)) != (_ALPHA, _LIMIT):
+        raise ConfigError(f"config.json: only swiglu_alpha {_ALPHA} and swiglu_limit {_LIMIT:g} are supported")
+    norm = Norm(eps=fields.number("rms_norm_eps", 1e-5))
+    has_bias = fields.flag("attention_bias", True)
+    mlp = Experts(
+        count=fields.whole("num_local_experts"),
+        size=fields.whole("intermediate_size"),
+        router=Router(kind="top_softmax", top_k=fields.whole("num_experts_per_tok", 4), has_bias=True),
+        activation="clamped_swiglu",
+        has_bias=True,
+    )
+
+    def layer(window: int | None) -> Layer:
+        mixer = Attention(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            qkv_bias=has_bias,
+            o_bias=has_bias,
+            rope=rope,
+            window=window,
+            has_sinks=True,
+        )
+        return Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=mlp)
+
+    alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
+    return Decoder(
+        architecture=architecture,
+        vocab_size=fields.whole("vocab_size"),
+        hidden_size=fields.whole("hidden_size"),
+        layers=tuple(layer(window) for window in decoders.windows(fields, num_layers, alternating, 128)),
+        final_norm=norm,
+        tied_embeddings=fields.flag("tie_word_embeddings"),
+        max_model_len=max_model_len,
+        checkpoint_dtype=decoders.dtype(fields),
+        names=_NAMES,
+    )
+
+
+GPT_OSS = decoders.decoder_family(["GptOssForCausalLM"], parse)

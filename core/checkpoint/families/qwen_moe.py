@@ -1,0 +1,101 @@
+"""Qwen2-MoE (with a gated shared expert) and Qwen3-MoE (with q and k norms): experts in all layers, or in some."""
+
+from typing import NamedTuple
+
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer, Norm, Router
+from penstock.core.checkpoint.families import decoders
+from penstock.core.checkpoint.families.rope import parse_rope
+from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.names import Names
+
+_NAMES = Names(
+    shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    shared_down="mlp.shared_expert.down_proj",
+)
+
+
+class _Variant(NamedTuple):
+    """What tells the two apart, and the defaults of transformers for fields missing in config.json."""
+
+    num_kv_heads: int
+    num_experts: int
+    expert_size: int
+    top_k: int
+    is_second: bool  # Qwen2-MoE: a shared expert, biases of q, k and v, no q and k norms, windows in some layers
+
+
+_VARIANTS = {
+    "Qwen2MoeForCausalLM": _Variant(16, 60, 1408, 4, True),
+    "Qwen3MoeForCausalLM": _Variant(4, 128, 768, 8, False),
+}
+
+
+def parse(architecture: str, fields: JsonFields) -> Decoder:
+    """As `Family.parse`."""
+    variant = _VARIANTS[architecture]
+    num_layers = fields.whole("num_hidden_layers", most=decoders.MAX_LAYERS)
+    hidden_size = fields.whole("hidden_size")
+    num_heads, num_kv_heads = decoders.head_counts(fields, variant.num_kv_heads)
+    head_dim = fields.whole("head_dim", hidden_size // num_heads)
+    rope, max_model_len = parse_rope(fields, fields.whole("max_position_embeddings", 32768), head_dim)
+    norm = Norm(eps=fields.number("rms_norm_eps", 1e-6))
+    activation = decoders.activation(fields)
+    dense = DenseMLP(size=fields.whole("intermediate_size"), activation=activation)
+    shared = DenseMLP(size=fields.whole("shared_expert_intermediate_size", 5632), activation=activation)
+    experts = Experts(
+        count=fields.whole("num_experts", fields.whole("num_local_experts", variant.num_experts)),
+        size=fields.whole("moe_intermediate_size", variant.expert_size),
+        router=Router(
+            kind="softmax",
+            top_k=fields.whole("num_experts_per_tok", variant.top_k),
+            renormalize=fields.flag("norm_topk_prob"),
+        ),
+        activation=activation,
+        shared=shared if variant.is_second else None,
+        shared_is_gated=variant.is_second,
+    )
+    only_dense, every = fields.wholes("mlp_only_layers"), fields.whole("decoder_sparse_step", 1)
+
+    def layer(number: int, window: int | None) -> Layer:
+        has_bias = fields.flag("qkv_bias", True) if variant.is_second else fields.flag("attention_bias")
+        mixer = Attention(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            qkv_bias=has_bias,
+            o_bias=has_bias and not variant.is_second,
+            q_norm=None if variant.is_second else norm,
+            k_norm=None if variant.is_second else norm,
+            rope=rope,
+            window=window,
+        )
+        is_sparse = number not in only_dense and (number + 1) % every == 0
+        return Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=experts if is_sparse else dense)
+
+    windows = _windows(fields, num_layers, variant)
+    return Decoder(
+        architecture=architecture,
+        vocab_size=fields.whole("vocab_size"),
+        hidden_size=hidden_size,
+        layers=tuple(layer(i, window) for i, window in enumerate(windows)),
+        final_norm=norm,
+        tied_embeddings=fields.flag("tie_word_embeddings"),
+        max_model_len=max_model_len,
+        checkpoint_dtype=decoders.dtype(fields),
+        names=_NAMES,
+    )
+
+
+def _windows(fields: JsonFields, num_layers: int, variant: _Variant) -> tuple[int | None, ...]:
+    """Each layer's window: Qwen3-MoE has the same for all, Qwen2-MoE one for every second of the first layers."""
+    if not fields.flag("use_sliding_window"):
+        return (None,) * num_layers
+    if not variant.is_second:
+        return (fields.whole("sliding_window", 4096),) * num_layers
+    last = fields.whole("max_window_layers", 28, least=0)
+    usual = ["sliding_attention" if i % 2 == 0 and i < last else "full_attention" for i in range(num_layers)]
+    return decoders.windows(fields, num_layers, usual, 4096)
+
+
+QWEN_MOE = decoders.decoder_family(tuple(_VARIANTS), parse)
