@@ -1,5 +1,6 @@
 // The functions that library.py and program.py call.
 #include "experts.h"
+#include "latent.h"
 #include "memory.h"
 #include "pack.h"
 #include "program.h"
@@ -155,6 +156,22 @@ int penstock_experts(const Experts* layer, const float* x, int stride, int num_t
                   [&](int t, int output, Floats sum) { store(out + size_t(t) * out_stride + output, sum); });
     });
   });
+}
+
+// Latent attention alone, for tests. latents: [num_tokens, latent_stride]; cos_sin: [num_tokens, rope_dim]; slots:
+// [num_tokens]; q, out: as for `latent_attention`. All but `rows` and `out` are overwritten.
+int penstock_latent_attention(const LatentAttention* layer, void* pages, int kv_is_bf16, const AttentionRows* rows,
+                              float* latents, int latent_stride, const float* cos_sin, const int64_t* slots, float* q,
+                              int stride, float* out, int out_stride) {
+  auto attend_as = [&](auto type) {
+    auto* typed = static_cast<decltype(type)*>(pages);
+    team->each(rows->query_start_loc[rows->num_rows], 1, [&](int t) {
+      keep_latent(*layer, latents + size_t(t) * latent_stride, q + size_t(t) * stride,
+                  cos_sin + size_t(t) * layer->rope_dim, slots[t], typed);
+    });
+    latent_attention(*team, *layer, typed, *rows, q, stride, out, out_stride);
+  };
+  return answer([&] { team->run(kLargeWork, [&] { kv_is_bf16 ? attend_as(bf16()) : attend_as(float()); }); });
 }
 
 }  // extern "C"

@@ -114,6 +114,7 @@ class Library:
             "attention",
             "route",
             "experts",
+            "latent_attention",
         ):
             getattr(self.functions, f"penstock_{name}").restype = _checked
         self.functions.penstock_set_threads(c_int32(num_threads), ctypes.c_double(worth_waking))

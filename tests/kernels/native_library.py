@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from penstock.kernels.native import build
 from penstock.kernels.native.experts import PackedExperts, routing_struct
+from penstock.kernels.native.latent import PackedLatents
 from penstock.kernels.native.library import UNIT, Library
 from penstock.kernels.routing import Routing
 
@@ -103,3 +104,28 @@ def native_experts(library: Library, experts: PackedExperts, x: Tensor) -> Tenso
         *(pointer(packed), pointer(out), stride),
     )
     return out[:, :hidden]
+
+
+def native_latent_attention(
+    library: Library,
+    latents: PackedLatents,
+    pages: Tensor,
+    page_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    slots: Tensor,
+    cos_sin: Tensor,
+    new: Tensor,
+    q: Tensor,
+) -> Tensor:
+    """Keep what is `new` [T, kv_rank + rope_dim], and attend from q [T, Hq, nope_dim + rope_dim] -> [T, Hq, v_dim]."""
+    new, q = new.clone(), q.clone()
+    out = torch.full((*q.shape[:2], latents.struct.v_dim), torch.nan)
+    tables = (tensor.data_ptr() for tensor in (query_start_loc, seq_lens, page_table))
+    rows = _Rows(seq_lens.shape[0], page_table.stride(0), *tables)
+    library.functions.penstock_latent_attention(
+        *(ctypes.byref(latents.struct), pointer(pages), c_int32(pages.dtype == torch.bfloat16), ctypes.byref(rows)),
+        *(pointer(new), c_int32(new.stride(0)), pointer(cos_sin), pointer(slots)),
+        *(pointer(q), c_int32(q.stride(0)), pointer(out), c_int32(out.stride(0))),
+    )
+    return out

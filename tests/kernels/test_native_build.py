@@ -26,6 +26,7 @@ SANITIZED = (
     "tests/kernels/test_native.py",
     "tests/kernels/test_native_attention.py",
     "tests/kernels/test_native_experts.py",
+    "tests/kernels/test_native_latent.py",
     "tests/kernels/test_cpu_sampling.py",
 )
 
