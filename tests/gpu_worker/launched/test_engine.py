@@ -42,7 +42,7 @@ def without_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.gpu_worker.startup.start.warm_up", lambda runner, limits: 0)
 
 
-@pytest.mark.parametrize(("name", "eager"), [("llama-dynamic", False), ("mistral-window", False), ("qwen3", True)])
+@pytest.mark.parametrize(("name", "eager"), [("llama-dynamic", False), ("qwen3", True)])
 def test_greedy_equals_transformers(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, name: str, eager: bool) -> None:
     """Chunked prefill beside decodes, a pool that preempts; graphs with padded rows."""
     folder, model = checkpoint(name)
@@ -112,10 +112,10 @@ def test_warm_up_meets_every_kind_of_launch(checkpoint: Make, monkeypatch: pytes
     assert not new, "\n".join(new)
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_page_groups(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, eager: bool) -> None:
+@pytest.mark.parametrize(("name", "eager"), [("qwen2-some-windows", False), ("mistral-window", True)])
+def test_page_groups(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, name: str, eager: bool) -> None:
     """Layers with a window in a group of their own; a prompt longer than it, and pages that were behind it."""
-    folder, model = checkpoint("qwen2-some-windows")
+    folder, model = checkpoint(name)
     device = use_fake_cuda(monkeypatch)
     options = schedule(24, 4, 1, num_tokens=140)
     engine = Engine(folder, device="cuda", enforce_eager=eager, max_num_seqs=4, **options)
