@@ -20,14 +20,14 @@ from penstock.kernels.native.library import (
     kind_of,
     round_up,
 )
+from penstock.kernels.norms import NormWeights
 
 IntArray = npt.NDArray[np.integer]
 Int32Array = npt.NDArray[np.int32]
-NormKind = Literal["none", "rms", "layer"]
 Finish = Literal["store", "add", "activate", "gate"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu")  # as enum Activation in activations.h
-NORM_KINDS: tuple[NormKind, ...] = ("none", "rms", "layer")  # as enum NormKind in norms.h
+NORM_KINDS = ("none", "rms", "layer")  # as enum NormKind in norms.h
 FINISHES: tuple[Finish, ...] = ("store", "add", "activate", "gate")  # as enum Finish in products.h
 
 _Fields = Sequence[tuple[str, type]]
@@ -132,20 +132,11 @@ class _Rows(ctypes.Structure):
     )
 
 
-class NormWeights(NamedTuple):
-    """A norm over vectors; weights are fp32, with everything that is added to the stored ones."""
-
-    kind: NormKind = "none"
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    eps: float = 0.0
-
-
 class HeadNorms(NamedTuple):
-    """The norms of q and k."""
+    """The norms of q and k. Weights [D] are every head's, [H, D] each head's own."""
 
-    q: NormWeights = NormWeights()
-    k: NormWeights = NormWeights()
+    q: NormWeights | None = None
+    k: NormWeights | None = None
     spans_all: bool = False  # over q (k) as a whole, instead of each head
     follow_rotation: bool = False
 
@@ -251,10 +242,9 @@ class ProgramBuilder:
         kind = WEIGHT_KINDS.index(kind_of(table))
         self._add(_Positions(table.data_ptr(), kind, size, to, offset), size, table)
 
-    def norm(self, norm: NormWeights, source: int, to: int, size: int, *, added: float | None = None) -> None:
+    def norm(self, norm: NormWeights | None, source: int, to: int, size: int, *, added: float | None = None) -> None:
         """to = norm(source), of `size` floats; or to += added * norm(source), which overwrites `source`."""
-        is_added = added is not None
-        self._add(_Norm(self._norm(norm), size, source, to, is_added, added or 0.0), size)
+        self._add(_Norm(self._norm(norm), size, source, to, added is not None, added or 0.0), size)
 
     def heads(
         self, qkv: int, shape: HeadShape, layer: int, norms: HeadNorms, rotary: int | None, growth: QueryGrowth
@@ -265,13 +255,13 @@ class ProgramBuilder:
             qkv: slot with all q heads, all k heads, all v heads.
             shape: of the heads.
             layer: index of the pages.
-            norms: of q and k. Weights [D] are every head's; [H, D] each head's own.
+            norms: of q and k.
             rotary: index of the rotary table; None: positions do not rotate anything.
             growth: of the queries.
         """
         q_heads, kv_heads, dim = shape
-        weight = norms.q.weight
-        has_own = not norms.spans_all and weight is not None and weight.numel() > dim
+        weights = [norm.weight for norm in (norms.q, norms.k) if norm is not None and norm.weight is not None]
+        has_own = any(weight.ndim == 2 for weight in weights)
         operation = _Heads(
             *(self._norm(norms.q), self._norm(norms.k), qkv, q_heads, kv_heads, dim, layer),
             *(-1 if rotary is None else rotary, 0 if norms.spans_all else dim, dim if has_own else 0),
@@ -342,7 +332,9 @@ class ProgramBuilder:
         )
         return Program(library, struct, (self._operations, self._kept, operations, widths, head))
 
-    def _norm(self, norm: NormWeights) -> _NormWeights:
+    def _norm(self, norm: NormWeights | None) -> _NormWeights:
+        if norm is None:
+            return _NormWeights(kind=NORM_KINDS.index("none"))
         weight, bias = (None if vector is None else vector.float().contiguous() for vector in (norm.weight, norm.bias))
         self._kept += [weight, bias]
         return _NormWeights(address_of(weight), address_of(bias), norm.eps, NORM_KINDS.index(norm.kind))
