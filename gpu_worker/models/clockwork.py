@@ -9,7 +9,7 @@ A step can be made to take time, which is spent asleep, so a thousand streams at
 
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,7 @@ class ClockworkModel:
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
         pass
 
-    def whole_step(self, token_ids: Tensor, page_table: Tensor, kv: KVPool) -> WholeStep | None:
+    def whole_step(self, token_ids: Tensor, page_tables: Sequence[Tensor], kv: KVPool) -> WholeStep | None:
         return None
 
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:

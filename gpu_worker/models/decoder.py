@@ -1,6 +1,6 @@
 """The decoder, as its description says: blocks over the kernels, on a GPU or with torch's kernels on a CPU."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -107,7 +107,7 @@ class DecoderModel:
             logits.div_(cap).tanh_().mul_(cap)
         return logits
 
-    def whole_step(self, token_ids: Tensor, page_table: Tensor, kv: KVPool) -> WholeStep | None:
+    def whole_step(self, token_ids: Tensor, page_tables: Sequence[Tensor], kv: KVPool) -> WholeStep | None:
         return None
 
     def _embed(self, inputs: ForwardInputs) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import structlog
 import torch
 
 from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer
@@ -18,20 +19,26 @@ from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.model import Model
-from penstock.gpu_worker.models.native_dense import NativeDenseModel, can_compute
+from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
+from penstock.gpu_worker.models.native_program import lacking
 from penstock.gpu_worker.models.weights import WeightReader
 from penstock.kernels.norms import NormWeights
 from penstock.kernels.qk_norm_rope_write import QKNorms
+
+log = structlog.get_logger()
 
 
 def build(config: Decoder, reader: WeightReader) -> Model:
     """As `Family.build`."""
     library = reader.library
-    if library is None or not can_compute(config):
+    lacks = lacking(config)
+    if library is not None and lacks is not None:
+        log.info("torch's kernels compute this model: the native ones lack an operation", operation=lacks)
+    if library is None or lacks is not None:
         return DecoderModel(config, read_weights(config, reader._replace(library=None)))
     computes_in_bf16 = reader.dtype == torch.bfloat16
     packed = reader._replace(dtype=torch.bfloat16 if reader.is_bf16 else reader.dtype, are_packed=True)
-    return NativeDenseModel(
+    return NativeDecoderModel(
         config,
         read_weights(config, packed),
         library,

@@ -1,6 +1,6 @@
 """What the runner drives: the interface of models, and their inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -84,11 +84,11 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] of the rows that sample -> [S, V]. The result's device and dtype decide how tokens are sampled."""
 
-    def whole_step(self, token_ids: Tensor, page_table: Tensor, kv: KVPool) -> WholeStep | None:
+    def whole_step(self, token_ids: Tensor, page_tables: Sequence[Tensor], kv: KVPool) -> WholeStep | None:
         """Return a faster path from these tables to logits, if the model has one.
 
         Args:
             token_ids: int32[R, L], known and sampled ids by position.
-            page_table: int32[R, max_pages].
+            page_tables: int32[R, max_pages] of each page group.
             kv: as in `forward`.
         """

@@ -192,7 +192,7 @@ class TransformersModel:
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
         pass
 
-    def whole_step(self, token_ids: Tensor, page_table: Tensor, kv: KVPool) -> WholeStep | None:
+    def whole_step(self, token_ids: Tensor, page_tables: Sequence[Tensor], kv: KVPool) -> WholeStep | None:
         return None
 
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:

@@ -39,7 +39,8 @@ class ModelRunner:
         others = [group.page_size for group in kv.groups[1:]]
         self._state = RowState(num_rows, max_model_len, self._page_size, device, others)
         model.prepare(device, num_rows, max_model_len)
-        self._whole_step = model.whole_step(self._state.token_ids, self._state.page_table, kv)
+        windows = [table for table, _ in self._state.window_tables]
+        self._whole_step = model.whole_step(self._state.token_ids, [self._state.page_table, *windows], kv)
         self._grammars = Grammars(checkpoint, config.vocab_size, device)
         self.grammar_store = self._grammars.store
         self._drafts = Drafts(self._state, num_rows, self._grammars.has)

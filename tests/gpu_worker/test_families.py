@@ -29,7 +29,7 @@ from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.linear import Linear, PlainLinear
 from penstock.gpu_worker.models.model import ForwardInputs
-from penstock.gpu_worker.models.native_dense import NativeDenseModel
+from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.native.build import BuildError
@@ -198,9 +198,9 @@ def test_a_weight_format_enters_at_the_products() -> None:
     stored = weights(config, torch.float32)
     world = World(config, 16)
     expected = world.run(DecoderModel(config, with_products(stored)), whole(world))
-    models: list[DecoderModel | NativeDenseModel] = [DecoderModel(config, with_products(stored, Coded))]
+    models: list[DecoderModel | NativeDecoderModel] = [DecoderModel(config, with_products(stored, Coded))]
     with suppress(BuildError):  # then torch's kernels alone
-        models.append(NativeDenseModel(config, with_products(stored, Coded), Library(build_library(), 1)))
+        models.append(NativeDecoderModel(config, with_products(stored, Coded), Library(build_library(), 1)))
     for model in models:
         for one, other in zip(world.run(model, whole(world)), expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -46,7 +46,7 @@ def check_greedy(model: transformers.PreTrainedModel, outputs: list[list[list[in
 def test_each_checkpoint_alone_and_together(checkpoint: Make, name: str, kernels: str) -> None:
     folder, model = checkpoint(name)
     for options in SPREAD:
-        num_groups = len(page_groups(load_model_config(folder), options["page_size"])) if kernels == "torch" else 1
+        num_groups = len(page_groups(load_model_config(folder), options["page_size"]))
         options = options | {"num_pages": options["num_pages"] * num_groups}
         engine = Engine(folder, cpu_kernels=kernels, **options)
         together = engine.run(PROMPTS, GREEDY)

@@ -19,7 +19,7 @@ from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.decoder_build import read_weights
 from penstock.gpu_worker.models.linear import Linear, PlainEmbedding, PlainLinear
 from penstock.gpu_worker.models.model import ForwardInputs, Model
-from penstock.gpu_worker.models.native_dense import NativeDenseModel
+from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.gpu_worker.models.weights import WeightReader
 from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
 from penstock.kernels.native import build
@@ -161,7 +161,7 @@ def test_like_torch(library: Library, kind: str, page_size: int) -> None:
     world = World(config, page_size)
     expected = world.run(DecoderModel(config, stored), whole(world))
     kv = world.kv.blocks.clone()
-    found = world.run(NativeDenseModel(config, stored, library), whole(world))
+    found = world.run(NativeDecoderModel(config, stored, library), whole(world))
     torch.testing.assert_close(world.kv.blocks, kv, rtol=1e-5, atol=1e-5)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -173,7 +173,7 @@ def test_like_torch(library: Library, kind: str, page_size: int) -> None:
 @torch.inference_mode()
 def test_the_same_bits_in_any_batch(library: Library, kind: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     config = dense_config(_TINY | _KINDS[kind])
-    model = NativeDenseModel(config, weights(config, dtype), library)
+    model = NativeDecoderModel(config, weights(config, dtype), library)
     expected = World(config, 16, kv_dtype).run(model, alone(World(config, 16)))
     for page_size, batches in itertools.product((1, 16, 64), (whole, by_token, in_chunks)):
         world = World(config, page_size, kv_dtype)
@@ -187,13 +187,13 @@ def test_the_same_bits_in_any_batch_with_rounded_inputs(library: Library, kind: 
     """Also on a processor without the instruction for it; and near what torch makes of such inputs."""
     config = dense_config(_TINY | _KINDS[kind])
     stored = weights(config, torch.bfloat16)
-    model = NativeDenseModel(config, stored, library, rounds_inputs=True)
+    model = NativeDecoderModel(config, stored, library, rounds_inputs=True)
     expected = World(config, 16, torch.bfloat16).run(model, alone(World(config, 16)))
     for batches in (whole, by_token, in_chunks):
         world = World(config, 16, torch.bfloat16)
         for one, other in zip(world.run(model, batches(world)), expected, strict=True):
             assert torch.equal(one, other), batches.__name__
-    exact = World(config, 16, torch.bfloat16).run(NativeDenseModel(config, stored, library), alone(world))
+    exact = World(config, 16, torch.bfloat16).run(NativeDecoderModel(config, stored, library), alone(world))
     for one, other in zip(expected, exact, strict=True):
         assert not torch.equal(one, other)
         assert (one - other).abs().max() < 0.05 * other.abs().max()
@@ -239,8 +239,8 @@ def test_stored_bf16_weights_are_computed_with_exactly(library: Library) -> None
         widened_linear(stored.head),
     )
     world = World(config, 16)
-    found = world.run(NativeDenseModel(config, stored, library), whole(world))
-    for one, other in zip(found, world.run(NativeDenseModel(config, widened, library), whole(world)), strict=True):
+    found = world.run(NativeDecoderModel(config, stored, library), whole(world))
+    for one, other in zip(found, world.run(NativeDecoderModel(config, widened, library), whole(world)), strict=True):
         assert torch.equal(one, other)
 
 
@@ -267,7 +267,7 @@ def test_a_step_reads_its_inputs_from_the_tables(
 ) -> None:
     """The same bits as from inputs that are made outside, for those rows that are asked for."""
     world = World(dense_config(_TINY), page_size)
-    model = NativeDenseModel(world.config, weights(world.config, torch.float32), library)
+    model = NativeDecoderModel(world.config, weights(world.config, torch.float32), library)
     expected = world.run(model, alone(world))
     world.kv.blocks.zero_()
     row_of = [5, 0, 3, 2]  # of each sequence
@@ -276,7 +276,7 @@ def test_a_step_reads_its_inputs_from_the_tables(
     for row, ids, pages in zip(row_of, world.ids, world.table, strict=True):
         token_ids[row, : len(ids)] = ids
         page_table[row, : len(pages)] = pages
-    step = model.whole_step(token_ids, page_table, world.kv)
+    step = model.whole_step(token_ids, [page_table], world.kv)
     assert step is not None
     for i, pieces in enumerate(batches(world)):
         columns = np.array([(row_of[s], first, count) for s, first, count in pieces], dtype=np.int32).T
@@ -291,7 +291,7 @@ def test_a_step_reads_its_inputs_from_the_tables(
 @torch.inference_mode()
 def test_a_negative_slot_keeps_nothing(library: Library) -> None:
     config = dense_config(_TINY)
-    model = NativeDenseModel(config, weights(config, torch.float32), library)
+    model = NativeDecoderModel(config, weights(config, torch.float32), library)
     world = World(config, 16)
     model.prepare(CpuDevice(1), 4, 512)
     inputs = world.batch([(2, 0, 5)])
@@ -305,14 +305,14 @@ def test_long_steps_may_be_left_to_torch(library: Library, kind: str) -> None:
     """From the same packed weights."""
     config = dense_config(_TINY | _KINDS[kind])
     stored = weights(config, torch.bfloat16)
-    model = NativeDenseModel(config, stored, library, long_on_torch=True)
+    model = NativeDecoderModel(config, stored, library, long_on_torch=True)
     world = World(config, 16, torch.bfloat16)
     found = world.run(model, [[(3, 0, 131)], [(0, 0, 1)], [(1, 0, 16)], [(2, 0, 110)]])
-    expected = world.run(NativeDenseModel(config, stored, library), alone(world))
+    expected = world.run(NativeDecoderModel(config, stored, library), alone(world))
     assert not torch.equal(found[3], expected[3])
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() < 0.05 * other.abs().max()
-    whole_step = model.whole_step(torch.zeros(4, 512, dtype=torch.int32), world.table, world.kv)
+    whole_step = model.whole_step(torch.zeros(4, 512, dtype=torch.int32), [world.table], world.kv)
     assert whole_step is not None
     assert 110 <= whole_step.max_tokens < 131
 

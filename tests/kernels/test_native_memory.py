@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.models.native_dense import NativeDenseModel
+from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.kernels.native import build
 from penstock.kernels.native.library import Library, NativeSampler
 from penstock.kernels.sampling import SamplingNeeds, sample
@@ -57,7 +57,7 @@ def run_forward(library: Library) -> None:
     """A step of 258 tokens, which wants some 20 MB; in pieces it gave the same bits before."""
     config = dense_config(_CONFIG)
     world = World(config, page_size=16)
-    model = NativeDenseModel(config, weights(config, torch.float32), library)
+    model = NativeDecoderModel(config, weights(config, torch.float32), library)
     expected = world.run(model, in_chunks(world))
     world.kv.blocks.zero_()
     batch = world.batch([(s, 0, n) for s, n in enumerate(world.lens)])

@@ -1,0 +1,155 @@
+"""From a decoder's description and weights to its program for the native CPU kernels."""
+
+from functools import cached_property
+
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Layer
+from penstock.gpu_worker.models.blocks.attention import AttentionBlock
+from penstock.gpu_worker.models.blocks.mlp import MLPBlock
+from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderWeights
+from penstock.gpu_worker.models.linear import Linear
+from penstock.gpu_worker.models.unpacking import PackedEmbedding, UnpackingLinear, WeightMemory
+from penstock.kernels.native.library import Library, PackedLinear
+from penstock.kernels.native.program import (
+    HeadNorms,
+    HeadShape,
+    Program,
+    ProgramBuilder,
+    QueryGrowth,
+)
+from penstock.kernels.norms import NormWeights
+
+
+def lacking(decoder: Decoder) -> str | None:
+    """The part of a model for which there is no native operation; None if there are all."""
+    for layer in decoder.layers:
+        if not isinstance(layer.mixer, Attention):
+            return "latent attention"
+        if not isinstance(layer.mlp, DenseMLP):
+            return "experts"
+    return None
+
+
+class ProgramWriter:
+    """Packs a decoder's weights, layer by layer, and writes the operations that use them."""
+
+    def __init__(self, config: Decoder, library: Library, *, rounds_inputs: bool) -> None:
+        """`rounds_inputs` is as in `Library.pack`, for all weights."""
+        self._config = config
+        self._library = library
+        self._rounds_inputs = rounds_inputs
+        self._memory = WeightMemory()
+        self._builder = ProgramBuilder(config.hidden_size)
+        ropes = (layer.mixer.rope for layer in config.layers)
+        self.ropes = tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+
+    def write(self, weights: DecoderWeights) -> tuple[Program, DecoderWeights]:
+        """The program, and the same weights for torch: it shares them, and unpacks one at a time."""
+        config, builder = self._config, self._builder
+        head = self._pack(weights.embedding.head() if weights.head is None else weights.head)
+        embedding = PackedEmbedding(head) if weights.head is None else weights.embedding
+        builder.embed(head if weights.head is None else embedding.table(), self._residual, config.embedding_scale)
+        if weights.positions is not None and config.positions is not None:
+            builder.add_positions(weights.positions, self._residual, config.positions.offset)
+        layers = tuple(
+            self._layer(number, layer, its)
+            for number, (layer, its) in enumerate(zip(config.layers, weights.layers, strict=True))
+        )
+        builder.norm(weights.final_norm, self._residual, ProgramBuilder.OUT, config.hidden_size)
+        program = builder.build(self._library, head, logit_scale=config.logit_scale, logit_softcap=config.logit_softcap)
+        return program, weights._replace(embedding=embedding, layers=layers, head=self._kept(head))
+
+    def _layer(self, number: int, layer: Layer, weights: DecoderLayer) -> DecoderLayer:
+        scale = layer.residual_scale
+        x = self._normed(weights.mixer_norm, self._x)
+        # In parallel, both norms come before anything is added to the residual stream.
+        mlp_x = x if weights.mlp_norm is None or not layer.is_parallel else self._normed(weights.mlp_norm, self._mlp_x)
+        mixer = self._attention(number, weights.mixer, x, scale, weights.post_mixer_norm)
+        if not layer.is_parallel:
+            mlp_x = self._normed(weights.mlp_norm, self._x)
+        mlp = self._mlp(weights.mlp, mlp_x, scale, weights.post_mlp_norm)
+        return weights._replace(mixer=mixer, mlp=mlp)
+
+    def _attention(
+        self, number: int, block: AttentionBlock, x: int, scale: float, post: NormWeights | None
+    ) -> AttentionBlock:
+        its, builder = block.attention, self._builder
+        shape = HeadShape(its.num_heads, its.num_kv_heads, its.head_dim)
+        norms = HeadNorms(block.q_norm, block.k_norm, its.norms_span == "all", its.norms_follow_rope)
+        growth = its.query_growth
+        grown = QueryGrowth() if growth is None else QueryGrowth(growth.beta, growth.length, growth.shift)
+        qkv, o = self._pack(block.qkv), self._pack(block.o)
+        builder.product(qkv, x, self._qkv)
+        builder.heads(self._qkv, shape, number, norms, None if its.rope is None else self.ropes.index(its.rope), grown)
+        builder.attend(
+            *(self._qkv, self._attended, shape, number),
+            scale=its.scale,
+            window=its.window,
+            softcap=its.softcap,
+            sinks=block.sinks,
+        )
+        self._add(o, self._attended, scale, post)
+        return block._replace(qkv=self._kept(qkv), o=self._kept(o))
+
+    def _mlp(self, block: MLPBlock, x: int, scale: float, post: NormWeights | None) -> MLPBlock:
+        mlp = block.mlp
+        gate_up, down = self._pack(block.gate_up, interleaved=mlp.is_gated), self._pack(block.down)
+        self._builder.product(
+            gate_up, x, self._inner, "gate" if mlp.is_gated else "activate", activation=mlp.activation
+        )
+        self._add(down, self._inner, scale, post)
+        return block._replace(gate_up=self._kept(gate_up), down=self._kept(down))
+
+    def _normed(self, norm: NormWeights | None, to: int) -> int:
+        """The slot with the residual stream, normed."""
+        if norm is None:
+            return self._residual
+        self._builder.norm(norm, self._residual, to, self._config.hidden_size)
+        return to
+
+    def _add(self, linear: PackedLinear, x: int, scale: float, post: NormWeights | None) -> None:
+        """residual += scale * post(linear(x))"""
+        if post is None:
+            self._builder.product(linear, x, self._residual, "add", scale=scale)
+        else:
+            self._builder.product(linear, x, self._added)
+            self._builder.norm(post, self._added, self._residual, self._config.hidden_size, added=scale)
+
+    def _pack(self, linear: Linear, *, interleaved: bool = False) -> PackedLinear:
+        return linear.pack(self._library, interleaved=interleaved, rounds_inputs=self._rounds_inputs)
+
+    def _kept(self, packed: PackedLinear) -> Linear:
+        return UnpackingLinear(packed, self._library, self._memory)
+
+    @cached_property
+    def _residual(self) -> int:
+        return self._builder.slot(self._config.hidden_size)
+
+    @cached_property
+    def _x(self) -> int:
+        return self._builder.slot(self._config.hidden_size)
+
+    @cached_property
+    def _mlp_x(self) -> int:
+        return self._builder.slot(self._config.hidden_size)
+
+    @cached_property
+    def _added(self) -> int:
+        return self._builder.slot(self._config.hidden_size)
+
+    @cached_property
+    def _qkv(self) -> int:
+        return self._builder.slot(
+            max((its.num_heads + 2 * its.num_kv_heads) * its.head_dim for its in self._attentions)
+        )
+
+    @cached_property
+    def _attended(self) -> int:
+        return self._builder.slot(max(its.num_heads * its.head_dim for its in self._attentions))
+
+    @cached_property
+    def _inner(self) -> int:
+        return self._builder.slot(max(layer.mlp.size for layer in self._config.layers))
+
+    @property
+    def _attentions(self) -> list[Attention]:
+        return [layer.mixer for layer in self._config.layers if isinstance(layer.mixer, Attention)]
