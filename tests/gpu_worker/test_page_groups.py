@@ -15,6 +15,7 @@ ROOMY, TIGHT = 3200, 300  # tokens in pages of one group
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("name", ["qwen3-layer-types", "mistral-window"])
 @pytest.mark.parametrize(
     ("budget", "page_size", "depth", "cached", "num_tokens"),
@@ -23,6 +24,7 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 def test_greedy(
     checkpoint: Callable[..., Checkpoint],
     name: str,
+    kernels: str,
     budget: int,
     page_size: int,
     depth: int,
@@ -31,7 +33,7 @@ def test_greedy(
 ) -> None:
     folder, model = checkpoint(name)
     options = schedule(budget, page_size, depth, num_tokens=num_tokens, cached=cached)
-    engine = Engine(folder, **options, cpu_kernels="torch")
+    engine = Engine(folder, **options, cpu_kernels=kernels)
     assert engine.hello.window_groups
     for _ in range(1 + cached):
         outputs = engine.run(PROMPTS, GREEDY, n=2)
