@@ -66,6 +66,7 @@ class ProgramWriter:
         mixer = self._attention(number, weights.mixer, x, scale, weights.post_mixer_norm)
         if not layer.is_parallel:
             mlp_x = self._normed(weights.mlp_norm, self._x)
+        assert isinstance(weights.mlp, MLPBlock)
         mlp = self._mlp(weights.mlp, mlp_x, scale, weights.post_mlp_norm)
         return weights._replace(mixer=mixer, mlp=mlp)
 
