@@ -18,7 +18,7 @@ from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.decoder_build import read_weights
 from penstock.gpu_worker.models.linear import Linear, PlainEmbedding, PlainLinear
-from penstock.gpu_worker.models.model import ForwardInputs, Model
+from penstock.gpu_worker.models.model import ForwardInputs, GroupInputs, Model
 from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.gpu_worker.models.weights import WeightReader
 from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
@@ -89,9 +89,10 @@ class World:
         self.lens = (1, 16, 110, 131)  # more tokens in all than a product takes at a time
         self.ids = [torch.randint(config.vocab_size, (n,), generator=generator, dtype=torch.int32) for n in self.lens]
         pages = torch.randperm(_PAGES * 16 // page_size, generator=generator, dtype=torch.int32)
-        width = -(-max(self.lens) // page_size)
-        self.table = pages[: 4 * width].view(4, width)
         groups = page_groups(config, page_size)
+        widths = [-(-max(self.lens) // group.page_size) for group in groups]
+        parts = pages.split([*(4 * width for width in widths), len(pages) - 4 * sum(widths)])
+        self.tables = [part.view(4, width) for part, width in zip(parts, widths, strict=False)]
         self.kv = KVPool(groups, pages.shape[0], kv_dtype, torch.device("cpu"))
 
     def batch(self, pieces: Sequence[Piece]) -> ForwardInputs:
@@ -99,18 +100,21 @@ class World:
         sequences = torch.cat([torch.full((count,), s) for s, _, count in pieces])
         starts = [0, *itertools.accumulate(count for _, _, count in pieces)]
         seq_lens = [first + count for _, first, count in pieces]
-        table = self.table[[s for s, _, _ in pieces]]
-        slots = self.table[sequences, positions // self.page_size].long() * self.page_size + positions % self.page_size
+        in_groups = []
+        for table, group in zip(self.tables, self.kv.groups, strict=True):
+            pages, size = table[sequences, positions // group.page_size].long(), group.page_size
+            in_groups.append(GroupInputs(pages * size + positions % size, table[[s for s, _, _ in pieces]]))
         return ForwardInputs(
             input_ids=torch.cat([self.ids[s][first : first + count] for s, first, count in pieces]),
             positions=positions,
             rows=torch.tensor([s for s, _, _ in pieces], dtype=torch.int32),
-            slot_mapping=slots,
+            slot_mapping=in_groups[0].slot_mapping,
             query_start_loc=torch.tensor(starts, dtype=torch.int32),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-            page_table=table,
+            page_table=in_groups[0].page_table,
             max_query_len=max(count for _, _, count in pieces),
             max_seq_len=max(seq_lens),
+            others=tuple(in_groups[1:]),
         )
 
     def run(self, model: Model, batches: Sequence[Sequence[Piece]]) -> list[Tensor]:
@@ -272,8 +276,8 @@ def test_a_step_reads_its_inputs_from_the_tables(
     world.kv.blocks.zero_()
     row_of = [5, 0, 3, 2]  # of each sequence
     token_ids = torch.zeros(6, max(world.lens) + 3, dtype=torch.int32)
-    page_table = torch.zeros(6, world.table.shape[1] + 2, dtype=torch.int32)
-    for row, ids, pages in zip(row_of, world.ids, world.table, strict=True):
+    page_table = torch.zeros(6, world.tables[0].shape[1] + 2, dtype=torch.int32)
+    for row, ids, pages in zip(row_of, world.ids, world.tables[0], strict=True):
         token_ids[row, : len(ids)] = ids
         page_table[row, : len(pages)] = pages
     step = model.whole_step(token_ids, [page_table], world.kv)
@@ -312,7 +316,7 @@ def test_long_steps_may_be_left_to_torch(library: Library, kind: str) -> None:
     assert not torch.equal(found[3], expected[3])
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() < 0.05 * other.abs().max()
-    whole_step = model.whole_step(torch.zeros(4, 512, dtype=torch.int32), [world.table], world.kv)
+    whole_step = model.whole_step(torch.zeros(4, 512, dtype=torch.int32), [world.tables[0]], world.kv)
     assert whole_step is not None
     assert 110 <= whole_step.max_tokens < 131
 
