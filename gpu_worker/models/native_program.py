@@ -10,7 +10,6 @@ from penstock.gpu_worker.models.linear import Linear
 from penstock.gpu_worker.models.unpacking import PackedEmbedding, UnpackingLinear, WeightMemory
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.native.program import (
-    HeadNorms,
     HeadShape,
     Program,
     ProgramBuilder,
@@ -75,12 +74,13 @@ class ProgramWriter:
     ) -> AttentionBlock:
         its, builder = block.attention, self._builder
         shape = HeadShape(its.num_heads, its.num_kv_heads, its.head_dim)
-        norms = HeadNorms(block.q_norm, block.k_norm, its.norms_span == "all", its.norms_follow_rope)
         growth = its.query_growth
         grown = QueryGrowth() if growth is None else QueryGrowth(growth.beta, growth.length, growth.shift)
         qkv, o = self._pack(block.qkv), self._pack(block.o)
         builder.product(qkv, x, self._qkv)
-        builder.heads(self._qkv, shape, number, norms, None if its.rope is None else self.ropes.index(its.rope), grown)
+        builder.heads(
+            self._qkv, shape, number, block.norms, None if its.rope is None else self.ropes.index(its.rope), grown
+        )
         builder.attend(
             *(self._qkv, self._attended, shape, number),
             scale=its.scale,

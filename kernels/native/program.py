@@ -21,6 +21,7 @@ from penstock.kernels.native.library import (
     round_up,
 )
 from penstock.kernels.norms import NormWeights
+from penstock.kernels.qk_norm_rope_write import QKNorms
 
 IntArray = npt.NDArray[np.integer]
 Int32Array = npt.NDArray[np.int32]
@@ -132,15 +133,6 @@ class _Rows(ctypes.Structure):
     )
 
 
-class HeadNorms(NamedTuple):
-    """The norms of q and k. Weights [D] are every head's, [H, D] each head's own."""
-
-    q: NormWeights | None = None
-    k: NormWeights | None = None
-    spans_all: bool = False  # over q (k) as a whole, instead of each head
-    follow_rotation: bool = False
-
-
 class QueryGrowth(NamedTuple):
     """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + shift) / length))."""
 
@@ -247,7 +239,7 @@ class ProgramBuilder:
         self._add(_Norm(self._norm(norm), size, source, to, added is not None, added or 0.0), size)
 
     def heads(
-        self, qkv: int, shape: HeadShape, layer: int, norms: HeadNorms, rotary: int | None, growth: QueryGrowth
+        self, qkv: int, shape: HeadShape, layer: int, norms: QKNorms, rotary: int | None, growth: QueryGrowth
     ) -> None:
         """Norm and rotate q and k, in place, and write k and v to the pages of a layer.
 
@@ -265,7 +257,7 @@ class ProgramBuilder:
         operation = _Heads(
             *(self._norm(norms.q), self._norm(norms.k), qkv, q_heads, kv_heads, dim, layer),
             *(-1 if rotary is None else rotary, 0 if norms.spans_all else dim, dim if has_own else 0),
-            *(norms.follow_rotation, *growth),
+            *(norms.follow_rope, *growth),
         )
         self._add(operation, (q_heads + 2 * kv_heads) * dim)
 

@@ -14,7 +14,6 @@ from penstock.kernels.native.library import Library
 from penstock.kernels.native.program import (
     ACTIVATIONS,
     GroupPages,
-    HeadNorms,
     HeadShape,
     NativePool,
     Program,
@@ -23,6 +22,7 @@ from penstock.kernels.native.program import (
     RotaryTable,
 )
 from penstock.kernels.norms import NormWeights, norm_cpu
+from penstock.kernels.qk_norm_rope_write import QKNorms
 from tests.kernels.native_library import load_library
 
 _VOCAB, _TOKENS = 37, 29
@@ -200,7 +200,7 @@ def test_heads(
     library: Library, form: str, rotary_dim: int, follows: bool, growth: QueryGrowth, page_size: int
 ) -> None:
     q_size, width = _Q_HEADS * _DIM, (_Q_HEADS + 2 * _KV_HEADS) * _DIM
-    norms = HeadNorms(head_norm(form, _Q_HEADS, 1), head_norm(form, _KV_HEADS, 2), form == "all", follows)
+    norms = QKNorms(head_norm(form, _Q_HEADS, 1), head_norm(form, _KV_HEADS, 2), form == "all", follows)
     builder, qkv, vectors = begun(width, width)
     rotary = 1 if rotary_dim else None
     builder.heads(qkv, HeadShape(_Q_HEADS, _KV_HEADS, _DIM), 0, norms, rotary, growth)
@@ -239,7 +239,7 @@ class Layers:
         qkv, attended = builder.slot(width), builder.slot(q_size)
         for layer, window in enumerate((None, self.window)):
             builder.norm(NormWeights(None, 1e-6), x, qkv, width)
-            builder.heads(qkv, shape, layer, HeadNorms(), layer, QueryGrowth())
+            builder.heads(qkv, shape, layer, QKNorms(), layer, QueryGrowth())
             builder.attend(qkv, attended, shape, layer, scale=0.3, window=window)
             builder.product(library.pack(random(width, q_size, seed=7)), attended, x, "add", scale=0.1)
         builder.norm(None, attended, _OUT, q_size)
@@ -300,7 +300,7 @@ def test_layers_see_their_own_options(library: Library) -> None:
     world = Layers(library)
     builder, x, _ = begun((_Q_HEADS + 2 * _KV_HEADS) * _DIM, _Q_HEADS * _DIM)
     shape, sinks = HeadShape(_Q_HEADS, _KV_HEADS, _DIM), random(_Q_HEADS, seed=5)
-    builder.heads(x, shape, 1, HeadNorms(), None, QueryGrowth())
+    builder.heads(x, shape, 1, QKNorms(), None, QueryGrowth())
     builder.attend(x, _OUT, shape, 1, scale=0.3, window=9, softcap=4.0, sinks=sinks)
     world.program = builder.build(library, library.pack(random(3, _Q_HEADS * _DIM)))
     found = world.forward([(2, 0, 40)]).view(40, _Q_HEADS, _DIM)
