@@ -20,7 +20,7 @@ MAY_IMPORT = {
 }
 """Folder -> what of ours it may import besides itself."""
 FLOORS = {
-    "core": ("config", "checkpoint", "kv", "sequences", "steps", "scheduling", "engine", "launch", "cli"),
+    "core": ("config", "checkpoint", "planning", "kv", "sequences", "steps", "scheduling", "engine", "launch", "cli"),
     "frontend": (
         "ground", "exchange", "text", "parsing", "engine", "grammars", "validation", "api", "responses", "http",
     ),

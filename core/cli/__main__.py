@@ -41,6 +41,7 @@ _TOOLS = {
     "keys": ("make an API key, or the keys of tcp:// channels", "penstock.core.cli.make_key"),
     "probe": ("ask a scheduler whether it answers (a health check)", "penstock.core.launch.probe"),
     "models": ("list the checkpoints on this machine, and what each needs", "penstock.core.cli.models"),
+    "plan": ("say what a model needs of a GPU, and how fast it can be there", "penstock.core.cli.plan"),
     "chat": ("talk to a server in the terminal", "penstock.core.cli.chat"),
     "bench serve": ("put load on an OpenAI endpoint and measure it", "penstock.bench.load.serve"),
 }

@@ -1,0 +1,105 @@
+"""What a described decoder reads and computes in a step, in exact counts."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts
+from penstock.core.checkpoint.weights import decoder_tensors
+
+BYTES = {"fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
+"""Bytes of a number; formats of 4 bits also have scales, which are left out."""
+
+
+class Costs(NamedTuple):
+    """A decoder with weights and keys and values in these formats."""
+
+    decoder: Decoder
+    weights: str = "fp16"  # one of BYTES
+    kv: str = "fp16"
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the checkpoint, a tied output matrix once."""
+        return _num_parameters(self.decoder)
+
+    @property
+    def num_active(self) -> int:
+        """Weights of matrices that one token is multiplied with, the head's among them."""
+        return self.decoder.num_step_weights
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of all weights."""
+        return self.num_parameters * BYTES[self.weights]
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Of a token that all layers keep."""
+        return self.kv_bytes(1)
+
+    def kv_bytes(self, context: int) -> float:
+        """Of a sequence; layers with windows keep no more than these."""
+        numbers = sum(
+            (shape.key_dim + shape.value_dim) * shape.num_heads * min(context, shape.window or context)
+            for shape in self.decoder.kv
+        )
+        return numbers * BYTES[self.kv]
+
+    def weight_bytes_read(self, num_tokens: int) -> float:
+        """By a step of so many tokens: each matrix once, of the experts those that some token goes to.
+
+        Tokens are taken to choose experts evenly and independently.
+        """
+        per_hidden = float(self.decoder.vocab_size)
+        for layer in self.decoder.layers:
+            per_hidden += layer.mixer.width + layer.mlp.width
+            if isinstance(layer.mlp, Experts):
+                count, top_k = layer.mlp.count, layer.mlp.router.top_k
+                used = count * (1 - (1 - top_k / count) ** num_tokens)
+                per_hidden += 3 * layer.mlp.size * (used - top_k)
+        return per_hidden * self.decoder.hidden_size * BYTES[self.weights]
+
+    def operations(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """Of a step.
+
+        Args:
+            chunks: of each sequence, the first position that is computed, and how many are.
+        """
+        decoder = self.decoder
+        head = decoder.vocab_size * decoder.hidden_size
+        total = 2.0 * len(chunks) * head  # one position of each samples
+        for first, count in chunks:
+            total += 2.0 * count * (self.num_active - head)
+            for layer in decoder.layers:
+                mixer = layer.mixer
+                if isinstance(mixer, Attention):
+                    each, window = 2 * mixer.head_dim, mixer.window
+                else:
+                    each, window = 2 * mixer.kv_rank + mixer.rope_dim, None
+                total += 2.0 * mixer.num_heads * each * _seen(first, count, window)
+        return total
+
+
+@cache
+def _num_parameters(decoder: Decoder) -> int:
+    return sum(math.prod(shape) for shape in decoder_tensors(decoder).values())
+
+
+def _seen(first: int, count: int, window: int | None) -> float:
+    """How many positions these see, each those up to its own, or the last `window` of them."""
+    last = first + count
+    if window is None or last <= window:
+        return count * (first + 1 + last) / 2
+    growing = max(0, window - first - 1)  # positions that see fewer than the window
+    return growing * (first + 1 + window - 1) / 2 + (count - growing) * window
+
+
+def widest(decoder: Decoder) -> int:
+    """Numbers of the widest activation of a token."""
+    inner = [
+        2 * (layer.mlp.size if isinstance(layer.mlp, DenseMLP) else layer.mlp.size * layer.mlp.router.top_k)
+        for layer in decoder.layers
+    ]
+    return max(decoder.hidden_size, *inner)

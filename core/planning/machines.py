@@ -1,0 +1,43 @@
+"""The devices that a plan can be made for."""
+
+from pathlib import Path
+
+import msgspec
+
+from penstock.core.config.options import ConfigError
+
+_OURS = Path(__file__).with_name("machines.toml")
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One device; see machines.toml."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    link: float
+    flops: dict[str, float]  # "fp16" (bf16 is the same), and whichever of "int8" and "fp8" it has
+
+    def rate(self, product: str) -> float:
+        """Operations per second; what it has no products for is computed in 16 bits."""
+        return self.flops.get(product, self.flops["fp16"])
+
+
+def load_machines(more: Path | None = None) -> dict[str, Machine]:
+    """All known devices by name, with those of a file of the same form added.
+
+    Raises:
+        ConfigError: the file cannot be read, or has something else in it.
+    """
+    found: dict[str, Machine] = {}
+    for path in (_OURS, more):
+        if path is None:
+            continue
+        try:
+            found |= msgspec.toml.decode(path.read_bytes(), type=dict[str, Machine])
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+    for key, machine in found.items():
+        if "fp16" not in machine.flops or min(machine.memory, machine.bandwidth, *machine.flops.values()) <= 0:
+            raise ConfigError(f"machine {key}: memory, bandwidth and flops.fp16 must be there and positive")
+    return found

@@ -1,0 +1,228 @@
+"""Plans: the exact figures of worked examples, and what must hold of all."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.cli.plan import main
+from penstock.core.config import ConfigError
+from penstock.core.planning.costs import Costs, _seen
+from penstock.core.planning.machines import load_machines
+from penstock.core.planning.plan import Layout, Load, Plan, batch_for, smallest
+
+GIB = 1 << 30
+A100, H100 = (load_machines()[name] for name in ("a100", "h100"))
+
+
+def llama(num_layers: int, hidden: int, inner: int, num_heads: int) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    }
+
+
+RAW = {"8B": llama(32, 4096, 14336, 32), "70B": llama(80, 8192, 28672, 64), "405B": llama(126, 16384, 53248, 128)}
+
+
+def described(raw: dict[str, Any]) -> Decoder:
+    decoder = parse_model_config(raw)
+    assert isinstance(decoder, Decoder)
+    return decoder
+
+
+MODELS = {name: described(raw) for name, raw in RAW.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "in_16_bits", "in_8", "in_4", "num_80gb", "kv", "of_4096"),
+    [
+        ("8B", 8.03, 16.1, 8.0, 4.0, 1, 131_072, 0.5),
+        ("70B", 70.6, 141.2, 70.6, 35.3, 2, 327_680, 1.25),
+        ("405B", 405.1, 810.2, 405.1, 202.6, 11, 516_096, 1.97),
+    ],
+)
+def test_weights_and_keys_and_values(
+    name: str, billions: float, in_16_bits: float, in_8: float, in_4: float, num_80gb: int, kv: int, of_4096: float
+) -> None:
+    costs = Costs(MODELS[name])
+    assert costs.num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    for weights, expected in (("fp16", in_16_bits), ("int8", in_8), ("int4", in_4)):
+        assert costs._replace(weights=weights).weight_bytes / 1e9 == pytest.approx(expected, rel=0.01)
+    assert -(-costs.weight_bytes // A100.memory) == num_80gb
+    assert costs.kv_bytes_per_token == kv
+    assert costs.kv_bytes(4096) / GIB == pytest.approx(of_4096, rel=0.01)
+    assert costs._replace(kv="int8").kv_bytes(4096) == costs.kv_bytes(4096) / 2
+
+
+def test_batches_of_the_examples() -> None:
+    """They divide GB by GiB, and count 4 GB beside the weights on one device, 6 GB on two."""
+    for name, weights, memory, beside, expected in (
+        ("8B", "fp16", 80, 4, 119),
+        ("70B", "fp16", 160, 6, 10),
+        ("70B", "int8", 160, 6, 66),
+    ):
+        costs = Costs(MODELS[name], weights)
+        left = memory - costs.weight_bytes / 1e9 - beside
+        assert int(left / (costs.kv_bytes(4096) / GIB)) == expected
+    assert not 141.2e9 + 32 * Costs(MODELS["70B"]).kv_bytes(4096) + 8e9 <= 2 * A100.memory
+    assert Plan(Costs(MODELS["70B"]), A100, Layout(tp=2)).max_batch(4096) < 32
+    assert Plan(Costs(MODELS["70B"], "int8"), A100, Layout(tp=2)).max_batch(4096) >= 32
+    assert Plan(Costs(MODELS["8B"]), A100).max_batch(2048) < 256, "64 GiB of KV beside 16.1 GB of weights"
+    assert 128 * 1024 * 32 * Costs(MODELS["8B"]).kv_bytes_per_token == 512 * GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "machine", "tp", "least_ms", "reported_ms"),
+    [
+        ("8B", "fp16", A100, 1, 8.05, 7.1),
+        ("8B", "fp16", H100, 1, 4.8, 4.2),
+        ("70B", "fp16", A100, 2, 35.3, 15),
+        ("70B", "fp16", H100, 2, 21.1, 9),
+        ("70B", "int8", A100, 4, 8.8, 6.5),
+        ("70B", "fp8", H100, 4, 5.3, 3.5),
+        ("70B", "fp8", H100, 8, 2.6, 2.2),
+        ("405B", "fp8", H100, 8, 15.1, 11),
+    ],
+)
+def test_reported_steps_that_are_faster_than_memory(
+    name: str, weights: str, machine: Any, tp: int, least_ms: float, reported_ms: float
+) -> None:
+    """A step reads all weights, but not the embedding's other rows, which the examples count as read, too."""
+    plan = Plan(Costs(MODELS[name], weights), machine, Layout(tp=tp))
+    step = plan.decode_step(1, 1)
+    assert step.bound_by == "memory"
+    everything = plan.costs.weight_bytes / tp / machine.bandwidth
+    assert 1e3 * everything == pytest.approx(least_ms, rel=0.01, abs=0.05)
+    assert reported_ms / 1e3 < step.seconds <= everything
+    assert Plan(plan.costs, machine, Layout(tp=tp, pp=2)).decode_step(1, 1) == step, "stages take turns for one request"
+
+
+def test_ridge_points_and_what_bounds() -> None:
+    assert A100.rate("fp16") / A100.bandwidth == pytest.approx(156)
+    assert H100.rate("fp16") / H100.bandwidth == pytest.approx(295, rel=0.01)
+    plan = Plan(Costs(MODELS["8B"]), H100)
+    assert plan.decode_step(64, 1).bound_by == "memory"
+    assert plan.decode_step(512, 1).bound_by == "compute"
+    assert plan.prefill(4096).bound_by == "compute"
+    assert 32 * plan.costs.kv_bytes(4096) == 16 * GIB
+
+
+def test_the_batch_at_a_time_per_token() -> None:
+    """70B over eight devices: the batch is what memory holds, or what the bandwidth reads in the time."""
+    costs = Costs(MODELS["70B"])
+    plan = Plan(costs, A100, Layout(tp=8))
+    assert costs.kv_bytes_per_token / 8 == 40_960
+    for context in (16384, 65536):
+        read = int((0.05 * A100.bandwidth - costs.weight_bytes_read(1) / 8) / (40_960 * context))
+        assert plan.decode_step(read, context).seconds <= 0.05 < plan.decode_step(read + 1, context).seconds
+
+
+MIXTURE = RAW["8B"] | {
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+}
+
+
+def test_experts_are_read_as_tokens_use_them() -> None:
+    """Mixtral 8x7B: 46.7 billion weights, of which a token uses 12.9."""
+    costs = Costs(described(MIXTURE))
+    assert costs.num_parameters / 1e9 == pytest.approx(46.7, rel=0.005)
+    embedding = 32000 * 4096
+    assert (costs.num_active + embedding) / 1e9 == pytest.approx(12.9, rel=0.005)
+    read = [costs.weight_bytes_read(num_tokens) / 2 for num_tokens in (1, 2, 4, 64)]
+    assert read[0] == costs.num_active
+    assert read == sorted(read)
+    assert read[-1] + embedding == pytest.approx(costs.num_parameters, rel=0.001)
+
+
+WINDOWED = RAW["8B"] | {"architectures": ["MistralForCausalLM"], "sliding_window": 1024}
+
+
+def test_windows_bound_keys_and_values() -> None:
+    costs = Costs(described(WINDOWED))
+    assert costs.kv_bytes(512) == 512 * costs.kv_bytes_per_token
+    assert costs.kv_bytes(9999) == 1024 * costs.kv_bytes_per_token
+
+
+@given(st.integers(0, 50), st.integers(1, 50), st.none() | st.integers(1, 60))
+def test_positions_seen(first: int, count: int, window: int | None) -> None:
+    each = [p + 1 if window is None else min(p + 1, window) for p in range(first, first + count)]
+    assert _seen(first, count, window) == sum(each)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.sampled_from(["fp16", "int8"]), st.integers(16, 8192), st.integers(1, 2048), st.floats(0.1, 50))
+def test_the_smallest_plan_serves_the_load(weights: str, input_len: int, output_len: int, qps: float) -> None:
+    load = Load(input_len, output_len, qps, tpot=0.05)
+    plan = smallest(Costs(MODELS["70B"], weights), H100, load)
+    if plan is None:
+        return
+    batch = batch_for(plan, load)
+    assert batch is not None
+    assert batch <= plan.max_batch(load.context)
+    assert plan.decode_step(batch, load.context).seconds <= 0.05
+    assert plan.tokens_per_second(batch, load.context) >= qps * output_len
+    assert plan.max_context(batch) >= load.context
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(RAW["8B"]))
+    options = [str(tmp_path), "--gpu", "a100", "--context", "4096", "--batch", "32", "--price-per-hour", "2"]
+    code, out, _ = run(capsys, *options, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["weight_bytes"] == pytest.approx(16.06e9, rel=0.001)
+    assert found["kv_bytes_per_token"] == 131072
+    assert found["kv_bytes_per_sequence"] * 32 == 16 * GIB
+    assert found["bound_by"] == "memory"
+    assert found["fits"]
+    rate = found["tokens_per_second"]
+    assert rate == pytest.approx(32e3 / found["decode_step_ms"])
+    assert found["cost_per_million_tokens"] == pytest.approx(2 / 3600 / rate * 1e6)
+    code, out, _ = run(capsys, *options)
+    assert code == 0
+    assert f"at most {rate:,.0f} tokens/s" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpu", "b1000"], "--gpu b1000 is not known: there are a100, h100"),
+        (["--tpot", "0.1"], "a target is missed"),
+        (["--machines", "absent.toml"], "absent.toml"),
+    ],
+)
+def test_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(RAW["8B"]))
+    code, out, error = run(capsys, str(tmp_path), *options)
+    assert (code, out) == (2, "")
+    assert said in error
+
+
+def test_machines_of_one_s_own(tmp_path: Path) -> None:
+    file = tmp_path / "machines.toml"
+    file.write_text('[desk]\nname = "Desk"\nmemory = 8e9\nbandwidth = 1e11\nlink = 1e9\nflops = { fp16 = 1e12 }\n')
+    assert load_machines(file)["desk"].rate("fp8") == 1e12
+    file.write_text('[desk]\nname = "Desk"\nmemory = 0\nbandwidth = 1e11\nlink = 1e9\nflops = { fp16 = 1e12 }\n')
+    with pytest.raises(ConfigError, match="desk"):
+        load_machines(file)
