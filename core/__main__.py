@@ -23,7 +23,10 @@ async def run(config: Config, parent: Parent, stopped: asyncio.Event) -> int:
     loop = asyncio.get_running_loop()
     try:
         engine = Engine(config, lambda pid: parent.tell(Word.HUNG, pid))
-    except (zmq.ZMQError, OSError, ConfigError) as error:
+    except ConfigError as error:
+        refuse(str(error))
+        return process.EXIT_CONFIG
+    except (zmq.ZMQError, OSError) as error:  # another process may still have the address: the next try may work
         refuse(f"{error} (addresses {config.ipc.frontend_address}, {config.ipc.worker_address})")
         return 1
     failed: list[BaseException | None] = []

@@ -1,9 +1,13 @@
 """Whether a checkpoint can be served: checked in milliseconds, before any process starts."""
 
+from typing import Any
+
+import msgspec
+
 from penstock.core.checkpoint.families.registry import expected_tensors, family_of, is_ignored, parse_model_config
 from penstock.core.checkpoint.model_config import ModelConfig, quantized
 from penstock.core.checkpoint.source import Checkpoint, LoadError, StoredTensor, eos_token_ids
-from penstock.core.config.options import ModelImpl
+from penstock.core.config.options import ConfigError, ModelImpl
 
 _FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _OF_QUANTIZED = (".qweight", ".qzeros", ".scales", ".g_idx", ".SCB", ".absmax", ".weight_scale", ".weight_scale_inv")
@@ -21,7 +25,7 @@ def check_checkpoint(
     config = parse_model_config(checkpoint.config, impl)
     eos_token_ids(checkpoint)
     if with_tokenizer:
-        checkpoint.tokenizer()
+        _check_tokenizer(checkpoint, config.vocab_size)
     if with_weights and expected_tensors(config) != {}:
         model_tensors(checkpoint, config)
 
@@ -43,16 +47,46 @@ def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Stor
     if missing or unexpected:
         _explain(found)
     if missing:
-        raise LoadError(f"the checkpoint lacks {_some(missing)}")
+        raise LoadError(
+            f"the checkpoint lacks {_some(missing)}, which {config.architecture} has by its config.json: "
+            "the weights are not complete, or of another model"
+        )
     if unexpected:
-        raise LoadError(f"the checkpoint has tensors that {config.architecture} does not: {_some(unexpected)}")
+        raise LoadError(
+            f"the checkpoint has tensors that {config.architecture} does not have by its config.json: "
+            f"{_some(unexpected)}; the weights are of another model"
+        )
     for name, shape in expected.items():
         stored = found[name]
         if stored.shape != shape:
             raise LoadError(f"tensor {name} has shape {list(stored.shape)}, but config.json asks for {list(shape)}")
         if stored.dtype not in _FLOATS:
-            raise LoadError(f"tensor {name} has dtype {stored.dtype}: quantized weights are not supported yet")
+            raise LoadError(str(quantized(f"tensor {name} is of type {stored.dtype}")))
     return found
+
+
+class _Vocabulary(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = {}
+
+
+class _Tokenizer(msgspec.Struct):
+    model: _Vocabulary
+
+
+def _check_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> None:
+    """Added tokens may go beyond the model's vocabulary: many fine-tuned models have one for padding, never used."""
+    try:
+        vocab = msgspec.json.decode(checkpoint.tokenizer(), type=_Tokenizer).model.vocab
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"the tokenizer.json of {str(checkpoint.path)!r} is no tokenizer ({error}); download it again"
+        ) from None
+    num_tokens = max(vocab.values(), default=-1) + 1 if isinstance(vocab, dict) else len(vocab)
+    if num_tokens > vocab_size:
+        raise ConfigError(
+            f"the tokenizer.json of {str(checkpoint.path)!r} has {num_tokens} tokens, but vocab_size in its "
+            f"config.json is {vocab_size}: take both from the same model"
+        )
 
 
 def _explain(names: dict[str, StoredTensor]) -> None:

@@ -1,8 +1,11 @@
 """A checkpoint as Hugging Face publishes it: a folder of JSON files and safetensors."""
 
+import json
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from fnmatch import fnmatch
 from functools import cache, cached_property, partial
+from math import isfinite
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +17,7 @@ from penstock.core.config.options import ConfigError
 
 WEIGHT_INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"
-_OLD_QUANTIZED = {"quantize_config.json": "GPTQ, as quantize_config.json says", "quant_config.json": "AWQ"}
+_OLD_QUANTIZED = {"quantize_config.json": "GPTQ", "quant_config.json": "AWQ"}
 _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
@@ -43,13 +46,14 @@ class HuggingFaceFolder:
     @cached_property
     def config(self) -> dict[str, Any]:
         """config.json, and what older quantized checkpoints have beside it."""
-        path = self.path / "config.json"
-        if not path.is_file():
-            raise no_config(str(self.path), self._names())
+        path, names = self.path / "config.json", self._names()
+        if path.name not in names:
+            self._refuse_broken_link(path.name)
+            raise no_config(str(self.path), names)
         _refuse_pointer(path)
         for name, method in _OLD_QUANTIZED.items():
-            if (self.path / name).is_file():
-                return _read_json(path) | {"quantization_config": {"quant_method": method}}
+            if name in names:
+                return _read_json(path) | {"quantization_config": {"quant_method": method, "said_by": name}}
         return _read_json(path)
 
     @cached_property
@@ -69,12 +73,16 @@ class HuggingFaceFolder:
     def tokenizer(self) -> bytes:
         """tokenizer.json."""
         path = self.path / "tokenizer.json"
-        if path.is_file():
+        if path.name in self._names():
             _refuse_pointer(path)
             return path.read_bytes()
+        self._refuse_broken_link(path.name)
         other = next((found.name for name in _OTHER_TOKENIZERS for found in sorted(self.path.glob(name))), None)
         if other is None:
-            raise Incomplete(f"{str(self.path)!r} has no tokenizer.json: a checkpoint needs one to be served")
+            raise Incomplete(
+                f"{str(self.path)!r} has no tokenizer.json, which a checkpoint needs to be served; "
+                "is the download complete?"
+            )
         raise ConfigError(
             f"{str(self.path)!r} has {other} and no tokenizer.json, which alone is read: transformers can write one "
             "(AutoTokenizer.from_pretrained(folder).save_pretrained(folder)) if tokenizer_config.json is there too; "
@@ -102,23 +110,61 @@ class HuggingFaceFolder:
     def tensors(self) -> dict[str, StoredTensor]:
         """The tensors of all weight files. A file is mapped into memory when its first tensor is read."""
         found: dict[str, StoredTensor] = {}
-        for name in self.weight_files():
-            found |= _tensors_of(self.path / name)
+        files: dict[str, str] = {}
+        for file in self.weight_files():
+            tensors = _tensors_of(self.path / file)
+            if twice := next((name for name in tensors if name in found), None):
+                raise LoadError(
+                    f"{str(self.path)!r} has the tensor {twice} in both {files[twice]} and {file}: "
+                    "remove the weights that do not belong there"
+                )
+            found |= tensors
+            files |= dict.fromkeys(tensors, file)
+        index = self.path / WEIGHT_INDEX
+        for name, file in _weight_map(index).items() if index.is_file() else ():
+            if files.get(name, file) != Path(file).name:
+                raise LoadError(
+                    f"{str(index)!r} does not fit the weights: it says that {name} is in {file}, but it is in "
+                    f"{files[name]}; download all of them again"
+                )
         return found
 
     def weight_files(self) -> list[str]:
         """The names of the files that hold the weights. See the function of this name."""
+        self._refuse_broken_link("*.safetensors*")
         return weight_files(str(self.path), self._names(), self.path / WEIGHT_INDEX)
 
     def _names(self) -> set[str]:
-        return {path.name for path in self.path.iterdir() if path.is_file()}
+        """The names of the files.
+
+        Raises:
+            ConfigError: the folder cannot be read.
+        """
+        try:
+            return {path.name for path in self.path.iterdir() if path.is_file()}
+        except OSError as error:
+            raise ConfigError(f"cannot read {str(self.path)!r}: {error.strerror}") from None
+
+    def _refuse_broken_link(self, pattern: str) -> None:
+        """Refuse a file of the cache of the hub whose blob is not there."""
+        for path in sorted(self.path.iterdir()):
+            if fnmatch(path.name, pattern) and path.is_symlink() and not path.exists():
+                raise Incomplete(
+                    f"{str(self.path)!r} lacks what {path.name} is a link to: the download is not complete, "
+                    "or its blobs were not copied along"
+                )
 
 
 def no_config(where: str, names: Collection[str]) -> ConfigError:
     """What to say of a place with these files and no config.json."""
     said = next((said for kind, said in _OTHER_FOLDERS.items() if any(fnmatch(name, kind) for name in names)), "")
-    kind = ConfigError if said else Incomplete
-    return kind(f"{where!r} is not a checkpoint folder: {said or 'it has no config.json'}")
+    if said:
+        return ConfigError(f"{where!r} is not a checkpoint folder: {said}")
+    lacks = "it has no config.json" if names else "it is empty"
+    return Incomplete(
+        f"{where!r} is not a checkpoint folder: {lacks}; name one that holds config.json, tokenizer.json and the "
+        "weights, such as `hf download NAME --local-dir FOLDER` makes"
+    )
 
 
 def weight_files(where: str, names: Collection[str], index: Path) -> list[str]:
@@ -129,12 +175,7 @@ def weight_files(where: str, names: Collection[str], index: Path) -> list[str]:
         LoadError: the weights are in another format, or the index is damaged.
     """
     if WEIGHT_INDEX in names:
-        _refuse_pointer(index)
-        try:
-            listed = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise LoadError(f"{str(index)!r} is not an index of weight files") from None
-        files = sorted(Path(name).name for name in listed)
+        files = sorted({Path(name).name for name in _weight_map(index).values()})
     elif "model.safetensors" in names:
         return ["model.safetensors"]
     else:
@@ -158,6 +199,15 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, as an index says."""
+    _refuse_pointer(index)
+    try:
+        return msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise LoadError(f"{str(index)!r} is not an index of weight files; download it again") from None
+
+
 def read_text(path: Path, what: str) -> str:
     """A file of UTF-8.
 
@@ -172,12 +222,32 @@ def read_text(path: Path, what: str) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; an absent file is an empty one."""
-    if not path.is_file():
-        return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        if not path.is_file():
+            return {}
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is not a JSON object: {error}") from None
+        why = ("it is empty; download it again" if not content.strip() else "") or _not_finite(content) or str(error)
+        raise ConfigError(f"{str(path)!r} is not a JSON object: {why}") from None
+
+
+def _not_finite(content: bytes) -> str:
+    """Which number is none, in what is JSON but for that."""
+
+    def find(value: Any, name: str) -> str:
+        if isinstance(value, dict):
+            return next((said for key, part in value.items() if (said := find(part, str(key)[:64]))), "")
+        if isinstance(value, list):
+            return next((said for part in value if (said := find(part, name))), "")
+        return f"{name} is {value}, which is no number" if isinstance(value, float) and not isfinite(value) else ""
+
+    with suppress(ValueError, RecursionError):
+        return find(json.loads(content), "")
+    return ""
 
 
 def _refuse_pointer(path: Path) -> None:
@@ -207,10 +277,28 @@ def _tensors_of(path: Path) -> dict[str, StoredTensor]:
             begin = 8 + int.from_bytes(file.read(8), "little")
             header = msgspec.json.decode(file.read(begin - 8), type=dict[str, dict[str, Any]])
     except (SafetensorError, OSError, msgspec.MsgspecError) as error:
-        raise LoadError(f"{str(path)!r} is not a readable safetensors file: {error}") from None
+        raise LoadError(f"{str(path)!r} is not a readable safetensors file: {_damage(path) or error}") from None
     header.pop("__metadata__", None)
     mapped = cache(partial(_mapped, path))
     return {name: _stored(entry, begin, mapped) for name, entry in header.items()}
+
+
+def _damage(path: Path) -> str:
+    """What is wrong with a safetensors file; empty if it is something else than its length or header."""
+    try:
+        with path.open("rb") as file:
+            size, length = path.stat().st_size, int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                said = f"and its header should have {length}" if size >= 8 else "too few for any"
+                return f"it has {size} bytes, {said}; download it again"
+            header = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        wanted = 8 + length + max(ends, default=0)
+    except OSError as error:
+        return error.strerror or str(error)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        return "its header is damaged; download it again"
+    return f"it should have {wanted} bytes and has {size}; download it again" if wanted != size else ""
 
 
 def _stored(entry: dict[str, Any], begin: int, mapped: Callable[[], memoryview]) -> StoredTensor:

@@ -20,6 +20,10 @@ class JsonFields:
         """The raw value; None if it is absent."""
         return self._fields.get(name)
 
+    def names(self) -> list[str]:
+        """All that are present and not null."""
+        return [name for name, value in self._fields.items() if value is not None]
+
     def has(self, name: str) -> bool:
         """Whether it is present, even as null."""
         return name in self._fields
@@ -97,9 +101,13 @@ class JsonFields:
         return any(isinstance(value, dict) for value in self._fields.values())
 
     def _refuse(self, name: str, wanted: str) -> NoReturn:
-        shown = str(self._fields.get(name))
-        shown = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "..."
-        raise ConfigError(f"{self._file}: {name} must be {wanted}, got {shown}")
+        raise ConfigError(f"{self._file}: {name} must be {wanted}, got {shown(repr(self._fields.get(name)))}")
+
+
+def shown(text: str) -> str:
+    """A text of a file, for a sentence: short, and on one line."""
+    text = text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+    return text if text.isprintable() else repr(text)
 
 
 def _is_finite(value: float) -> bool:

@@ -46,9 +46,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return 0
 
 
-def quantized(method: str) -> ConfigError:
-    """The error for weights in an unsupported format."""
+def quantized(found: str) -> ConfigError:
+    """The error for weights in an unsupported format; `found` says what shows it."""
     return ConfigError(
-        f"this checkpoint is quantized ({method[:64]}), and quantized weights are not supported yet: "
+        f"this checkpoint is quantized ({found}), and quantized weights are not supported yet: "
         "serve the one that it was made from, in bfloat16, float16 or float32"
     )

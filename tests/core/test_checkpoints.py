@@ -1,11 +1,5 @@
-"""What is said of a checkpoint that cannot be served: one sentence, at once, with what to do."""
+"""What a configuration and a name of a checkpoint mean, whatever they hold."""
 
-import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.checkpoint.check import check_checkpoint
 from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.families.clockwork import CLOCKWORK
-from penstock.core.checkpoint.families.registry import ARCHITECTURES, expected_tensors, parse_model_config
+from penstock.core.checkpoint.families.registry import ARCHITECTURES, parse_model_config
 from penstock.core.checkpoint.located import hub_cache, located
-from penstock.core.checkpoint.registry import open_checkpoint, open_model, served_model_names
+from penstock.core.checkpoint.registry import open_checkpoint, served_model_names
 from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.core.cli.__main__ import main
 from penstock.core.config import Config, ConfigError, ModelOptions
+from tests.core.broken_checkpoints import BASE, check_sentence
 
-BASE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "eos_token_id": 2,
-}
 # Every field that is read, and values that are good together with some kind of the others.
 FIELDS: dict[str, list[Any]] = {
     "architectures": [[name] for name in ARCHITECTURES],
@@ -118,13 +101,6 @@ def fields_of(known: dict[str, list[Any]], wrong: bool) -> st.SearchStrategy[dic
     return st.fixed_dictionaries({}, optional={n: s | anything if wrong else s for n, s in strategies.items()})
 
 
-def check_sentence(error: ConfigError) -> None:
-    text = str(error)
-    assert 10 < len(text) < 600
-    assert "\n" not in text.replace("é\n", "")
-    assert "Traceback" not in text
-
-
 @settings(max_examples=400, deadline=None)
 @given(
     name=st.sampled_from([*FIELDS]),
@@ -161,7 +137,7 @@ def check(raw: dict[str, Any]) -> None:
     try:
         config = parse_model_config(raw, "own")
     except ConfigError as error:
-        check_sentence(error)
+        check_sentence(str(error))
     else:
         assert isinstance(config, Decoder)
         assert all(type(getattr(config, name)) is int for name in ("vocab_size", "hidden_size", "max_model_len"))
@@ -169,151 +145,6 @@ def check(raw: dict[str, Any]) -> None:
         assert all(layer.mixer.rope is None or layer.mixer.rope.theta > 0 for layer in config.layers)
         assert decoder_tensors(config)
         assert 0 < config.max_model_len < 1 << 43
-
-
-def write_weights(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> None:
-    """A weight file of zeros."""
-    header, size = {}, 0
-    for name, shape in shapes.items():
-        num_bytes = (1 if dtype in ("I8", "U8") else 2) * int.__mul__(*shape) if len(shape) == 2 else 2 * shape[0]
-        kind = dtype if len(shape) == 2 else "BF16"
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [size, size + num_bytes]}
-        size += num_bytes
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A checkpoint that can be served."""
-    made = tmp_path / "checkpoint"
-    made.mkdir()
-    (made / "config.json").write_text(json.dumps(BASE))
-    (made / "tokenizer.json").write_text("{}")
-    write_weights(made / "model.safetensors", expected_tensors(parse_model_config(BASE)) or {})
-    return made
-
-
-def change(folder: Path, **fields: Any) -> None:
-    (folder / "config.json").write_text(json.dumps(BASE | fields))
-
-
-def rename_tensors(folder: Path, new: Callable[[str], str]) -> None:
-    shapes = expected_tensors(parse_model_config(BASE)) or {}
-    write_weights(folder / "model.safetensors", {new(name): shape for name, shape in shapes.items()})
-
-
-def replace(folder: Path, name: str, content: str | bytes = b"") -> None:
-    """Put a file in the place of weights and config.json."""
-    for old in ("config.json", "model.safetensors"):
-        (folder / old).unlink()
-    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a2146' * 8}\nsize 12345\n"
-UNSUITABLE: dict[str, tuple[Callable[[Path], object], Iterable[str]]] = {
-    "another architecture": (
-        lambda f: change(f, architectures=["BloomForCausalLM"]),
-        ("BloomForCausalLM", "does not let others compute its attention", "not supported"),
-    ),
-    "an unknown architecture": (
-        lambda f: change(f, architectures=["Lama5ForCausalLM"]),
-        ("Lama5ForCausalLM is not supported", "the nearest that is: Llama"),
-    ),
-    "layers with a state": (
-        lambda f: change(f, architectures=["Lfm2ForCausalLM"], layer_types=["conv", "full_attention"]),
-        ("Lfm2ForCausalLM has layers of kind conv", "only layers that keep keys and values are"),
-    ),
-    "of pictures": (
-        lambda f: change(f, architectures=["Qwen2VLForConditionalGeneration"], vision_config={"depth": 1}),
-        ("Qwen2VLForConditionalGeneration", "images", "only text models"),
-    ),
-    "a model for tests": (
-        lambda f: change(f, architectures=list(CLOCKWORK.architectures)),
-        (*CLOCKWORK.architectures, "not supported"),
-    ),
-    "quantized": (
-        lambda f: change(f, quantization_config={"quant_method": "awq"}),
-        ("quantized (awq)", "not supported yet", "bfloat16"),
-    ),
-    "quantized by a word": (lambda f: change(f, quantization_config="gptq"), ("quantization_config", "object", "gptq")),
-    "quantized in the old way": (
-        lambda f: (f / "quantize_config.json").write_text("{}"),
-        ("quantized (GPTQ", "quantize_config.json"),
-    ),
-    "quantized by its tensors": (
-        lambda f: rename_tensors(f, lambda name: name.replace("q_proj.weight", "q_proj.qweight")),
-        ("quantized", "q_proj.qweight"),
-    ),
-    "integers": (
-        lambda f: write_weights(f / "model.safetensors", expected_tensors(parse_model_config(BASE)) or {}, "I8"),
-        ("I8", "quantized weights are not supported"),
-    ),
-    "text half of a model of pictures": (
-        lambda f: rename_tensors(f, lambda name: f"language_model.{name}"),
-        ("language_model.", "images"),
-    ),
-    "an adapter": (lambda f: replace(f, "adapter_config.json", "{}"), ("LoRA adapter", "merge")),
-    "an adapter's weights": (
-        lambda f: write_weights(f / "model.safetensors", {"model.layers.0.self_attn.q_proj.lora_A.weight": (2, 16)}),
-        ("LoRA adapter", "merge"),
-    ),
-    "GGUF": (lambda f: replace(f, "model-Q4_K_M.gguf"), ("GGUF", "not supported yet", "safetensors")),
-    "a pipeline of pictures": (lambda f: replace(f, "model_index.json"), ("diffusers",)),
-    "a maker's own format": (lambda f: replace(f, "params.json"), ("own format", "config.json")),
-    "nothing": (lambda f: replace(f, "README.md"), ("not a checkpoint folder", "config.json")),
-    "pointers": (lambda f: (f / "model.safetensors").write_text(POINTER), ("Git LFS pointer", "git lfs pull")),
-    "a pointer as tokenizer": (lambda f: (f / "tokenizer.json").write_text(POINTER), ("tokenizer.json", "Git LFS")),
-    "a damaged header": (
-        lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 100),
-        ("model.safetensors", "not a readable safetensors file"),
-    ),
-    "a torn file": (
-        lambda f: os.truncate(f / "model.safetensors", (f / "model.safetensors").stat().st_size - 1),
-        ("model.safetensors", "not a readable safetensors file"),
-    ),
-    "pickled weights": (
-        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
-        ("pickled weights", "safetensors"),
-    ),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), ("no .safetensors files", "download complete")),
-    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), ("no tokenizer.json",)),
-    "a SentencePiece tokenizer": (
-        lambda f: (f / "tokenizer.json").rename(f / "tokenizer.model"),
-        ("tokenizer.model", "save_pretrained", "tokenizer_config.json"),
-    ),
-    "an end that is no id": (lambda f: change(f, eos_token_id=["a"]), ("eos_token_id", "config.json")),
-    "no JSON": (lambda f: (f / "config.json").write_text("{"), ("config.json", "not a JSON object")),
-}
-
-
-@pytest.mark.parametrize(("spoil", "words"), UNSUITABLE.values(), ids=UNSUITABLE)
-def test_what_cannot_be_served(
-    folder: Path, spoil: Callable[[Path], object], words: Iterable[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PENSTOCK_TEST_MODELS")
-    config = Config(model=ModelOptions(model=str(folder)))
-    check_checkpoint(open_model(located(config)))
-    spoil(folder)
-    with pytest.raises(ConfigError) as caught:
-        check_checkpoint(open_model(located(config)))
-    check_sentence(caught.value)
-    assert [word for word in words if word not in str(caught.value)] == []
-
-
-def test_a_refusal_comes_before_torch(folder: Path) -> None:
-    """By the command itself: quickly, and from this process alone."""
-    change(folder, architectures=["BloomForCausalLM"])
-    program = (
-        "import sys\nfrom penstock.core.cli.__main__ import main\n"
-        f"code = main(['serve', {str(folder)!r}])\nassert 'torch' not in sys.modules\nsys.exit(code)"
-    )
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert time.monotonic() - began < 20  # about 0.3 seconds; importing torch takes some
-    assert done.returncode == 2
-    assert done.stderr.startswith("penstock: architecture BloomForCausalLM is not supported")
-    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", ["serve", "frontend", "scheduler", "worker"])

@@ -11,7 +11,7 @@ import zmq
 from structlog.testing import capture_logs
 
 from penstock.core.__main__ import run
-from penstock.core.config import Config, IpcOptions
+from penstock.core.config import Config, IpcOptions, SchedulerOptions
 from penstock.core.engine.loop import Engine
 from penstock.core.launch.probe import main as probe
 from penstock.ipc.channel import Dealer
@@ -39,6 +39,7 @@ from penstock.ipc.messages import (
     WorkerHello,
 )
 from penstock.ipc.parent import Parent
+from penstock.ipc.process import EXIT_CONFIG
 from tests.core.driver import make_request
 
 PID = 4321
@@ -288,3 +289,11 @@ def test_a_scheduler_runs_in_a_thread_of_somebody_else_s_program(tmp_path: Path)
     loop.call_soon_threadsafe(stopped.set)
     thread.join(10)
     assert codes == [0]
+
+
+async def test_options_that_cannot_work_end_the_process_for_good() -> None:
+    """By the code upon which nobody starts it again."""
+    config = Config(scheduler=SchedulerOptions(scheduling_policy="nowhere:Policy"))
+    with capture_logs() as logged:
+        assert await run(config, Parent(None), asyncio.Event()) == EXIT_CONFIG
+    assert ["--scheduling-policy nowhere:Policy" in line["reason"] for line in logged] == [True]

@@ -144,6 +144,16 @@ def test_a_download_that_has_ended_early_goes_on_with_the_files_that_lack(
     assert not set(hub.fetched()) & kept
 
 
+def test_a_file_that_has_vanished_from_the_cache_is_fetched_again(hub: FakeHub, source: Path, tmp_path: Path) -> None:
+    folder = Path(find(tmp_path, hub.url).model.model)
+    for name in ("config.json", max(weights(source))):
+        (folder / name).resolve().unlink()
+        assert "the download is not complete" in refusal(tmp_path, hub.url, HF_HUB_OFFLINE="1")
+        hub.asked.clear()
+        find(tmp_path, hub.url)
+        assert hub.fetched() == [name]
+
+
 @pytest.mark.parametrize("token", ["", "bad"])
 def test_no_such_repository(hub: FakeHub, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
@@ -191,7 +201,7 @@ def test_offline_nobody_is_asked(hub: FakeHub, tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM is not supported"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized (fp8)"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized (fp8, says quantization_config in config.json)"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "remote code is never run"),
     ],
 )

@@ -72,7 +72,7 @@ def test_all_are_listed_whatever_their_state(cache: Path, capsys: pytest.Capture
     }  # fmt: skip
     words = {
         "unknown": "BertModel is not supported",
-        "quantized": "quantized (gptq)",
+        "quantized": "quantized (gptq, says",
         "half": "incomplete: ",
         "broken": "not a readable safetensors file",
         "no-json": "not a JSON object",

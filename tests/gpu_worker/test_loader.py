@@ -229,7 +229,7 @@ def test_missing_tensors(folder: Path) -> None:
 
 def test_unexpected_tensors(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
-    with pytest.raises(LoadError, match=r"does not: model\.layers\.0\.self_attn\.q_proj\.bias"):
+    with pytest.raises(LoadError, match=r"config.json: model\.layers\.0\.self_attn\.q_proj\.bias"):
         load(folder)
 
 
@@ -248,16 +248,6 @@ def test_integer_tensors(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["QuenForCausalLM"]}, "QuenForCausalLM is not supported; the nearest that is: Qwen"),
-        ({"architectures": []}, "none named"),
-        ({"auto_map": {"AutoModel": "modeling.Model"}}, "remote code"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
-        ({"hidden_act": "relu6"}, "relu6"),
-        ({"hidden_size": "64"}, "hidden_size must be a positive integer"),
-        ({"hidden_size": 1 << 62}, "up to 1073741824, got 4611686018427387904"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a positive integer up to 4096, got 1000000000"),
-        ({"num_key_value_heads": 3}, "cannot share 3"),
-        ({"head_dim": 17}, "even"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
         ({"rope_parameters": {"rope_type": "linear"}}, "positive factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
@@ -265,16 +255,9 @@ def test_integer_tensors(folder: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],
 )
-def test_configurations_that_are_refused(folder: Path, changes: dict[str, object], message: str) -> None:
+def test_rotary_settings_that_are_refused(folder: Path, changes: dict[str, object], message: str) -> None:
     edit_config(folder, **changes)
     with pytest.raises(ConfigError, match=message):
-        load_model_config(folder)
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b"", b"\xff", b'{"a":' * 100_000], ids=range(5))
-def test_config_that_is_no_json(folder: Path, content: bytes) -> None:
-    (folder / "config.json").write_bytes(content)
-    with pytest.raises(ConfigError, match="not a JSON object"):
         load_model_config(folder)
 
 

@@ -9,8 +9,9 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from penstock.core.checkpoint.families.decoders import dtype
 from penstock.core.checkpoint.families.family import Family
-from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.json_fields import JsonFields, shown
 from penstock.core.checkpoint.model_config import KVShape, ModelConfig
 from penstock.core.config.options import ConfigError
 
@@ -20,6 +21,11 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
 _DEFAULT_LENGTH = 2048
+_MAX_KINDS = 4  # that a sentence names
+
+
+class UnsupportedError(ConfigError):
+    """`transformers` has the architecture, but its code cannot compute it over pages."""
 
 
 class TransformersConfig(ModelConfig, frozen=True, kw_only=True):
@@ -44,7 +50,7 @@ class TransformersConfig(ModelConfig, frozen=True, kw_only=True):
 @cache
 def architectures() -> dict[str, str]:
     """All causal language models in the installed `transformers`, with their types; empty if it is not installed."""
-    tree = ast.parse(_source(_LIST[0]))
+    tree = ast.parse(source_text(_LIST[0]))
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == _LIST[1]:
             pairs = (pair.elts for pair in ast.walk(node.value) if isinstance(pair, ast.Tuple) and len(pair.elts) == 2)
@@ -52,48 +58,53 @@ def architectures() -> dict[str, str]:
     return {}
 
 
-def _source(file: str) -> str:
+def source_text(file: str) -> str:
     """A source file of `transformers`; empty if there is none."""
     spec = find_spec("transformers")
     path = Path(spec.origin).parent / file if spec is not None and spec.origin is not None else None
     return path.read_text() if path is not None and path.exists() else ""
 
 
-def _lets_others_attend(architecture: str) -> bool:
+@cache
+def computes_by_transformers(architecture: str) -> bool:
     """Whether the model accepts an external attention function; true if only the model itself can tell."""
     kind = architectures()[architecture].replace("-", "_")
-    source = _source(f"models/{kind}/modeling_{kind}.py")
+    source = source_text(f"models/{kind}/modeling_{kind}.py")
     return f"class {architecture}(" not in source or "_supports_attention_backend = True" in source
+
+
+def layers_without_kv(fields: JsonFields) -> list[str]:
+    """The kinds of layers in config.json that keep something else than keys and values."""
+    return sorted(map(shown, set(fields.texts("layer_types") or ()) - _ATTENTION))[:_MAX_KINDS]
 
 
 def parse(architecture: str, fields: JsonFields) -> TransformersConfig:
     """Like `Family.parse`.
 
     Raises:
-        ConfigError: the model keeps more than keys and values, or does not let others compute its attention.
+        UnsupportedError: the model keeps more than keys and values, or does not let others compute its attention.
+        ConfigError: for a setting that is not supported, or a field of the wrong type.
     """
-    if not _lets_others_attend(architecture):
-        raise ConfigError(
+    if not computes_by_transformers(architecture):
+        raise UnsupportedError(
             f"architecture {architecture} is not supported yet: transformers does not let others compute its attention"
         )
     num_layers = _first(fields, _LAYERS, None)
     num_heads = _first(fields, _HEADS, 1)
     num_kv_heads = fields.whole("num_key_value_heads", num_heads)
-    kinds = set(fields.texts("layer_types") or ()) - _ATTENTION
-    if kinds:
-        raise ConfigError(
-            f"architecture {architecture} has layers of kind {', '.join(sorted(kinds))}, which are not supported yet: "
+    if kinds := layers_without_kv(fields):
+        raise UnsupportedError(
+            f"architecture {architecture} has layers of kind {', '.join(kinds)}, which are not supported yet: "
             "only layers that keep keys and values are"
         )
     hidden_size = fields.whole("hidden_size", fields.whole("n_embd", num_heads))
     head_dim = fields.whole("head_dim", max(1, hidden_size // num_heads))
-    dtype = fields.text("dtype") or fields.text("torch_dtype") or "float32"
     return TransformersConfig(
         architecture=architecture,
         vocab_size=fields.whole("vocab_size"),
         shapes=(KVShape(num_kv_heads, head_dim, head_dim, None),) * num_layers,
         max_model_len=_max_model_len(fields),
-        checkpoint_dtype=dtype.removeprefix("torch."),
+        checkpoint_dtype=dtype(fields),
         hidden_size=hidden_size,
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, Experts, Layer, Norm
 from penstock.core.checkpoint.families.family import Family
-from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.json_fields import JsonFields, shown
 from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.core.config.options import ConfigError
@@ -24,6 +24,8 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def decoder_family(
@@ -79,7 +81,9 @@ def head_counts(fields: JsonFields, num_kv_heads: int | None = None) -> tuple[in
     num_heads = fields.whole("num_attention_heads")
     num_kv_heads = fields.whole("num_key_value_heads", num_kv_heads or num_heads)
     if num_heads % num_kv_heads:
-        raise ConfigError(f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads")
+        raise ConfigError(
+            f"config.json: num_attention_heads, {num_heads}, is no multiple of num_key_value_heads, {num_kv_heads}"
+        )
     return num_heads, num_kv_heads
 
 
@@ -165,13 +169,16 @@ def activation(fields: JsonFields, name: str = "hidden_act", default: str = "sil
     """The activation of the MLPs."""
     found = fields.text(name) or default
     if found not in _ACTIVATIONS:
-        raise ConfigError(f"{name} {found!r} is not supported; supported: {', '.join(_ACTIVATIONS)}")
+        raise ConfigError(f"config.json: {name} {found[:64]!r} is not supported; supported: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[found]
 
 
 def dtype(fields: JsonFields) -> str:
     """The dtype of the weights, as torch calls it."""
-    return (fields.text("dtype") or fields.text("torch_dtype") or "float32").removeprefix("torch.")
+    name = (fields.text("dtype") or fields.text("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ConfigError(f"config.json: dtype {name[:64]!r} is not supported; supported: {', '.join(_DTYPES)}")
+    return name
 
 
 def every(interval: int, num_layers: int) -> Sequence[str]:
@@ -189,7 +196,10 @@ def layer_types(fields: JsonFields, num_layers: int, default: Sequence[str]) -> 
     if types is None:
         return default
     if len(types) != num_layers or any(kind not in ("full_attention", "sliding_attention") for kind in types):
-        raise ConfigError(f"config.json: layer_types must name full_attention or sliding_attention {num_layers} times")
+        raise ConfigError(
+            f"config.json: layer_types must name full_attention or sliding_attention {num_layers} times, "
+            f"got {len(types)} names: {', '.join(sorted(set(map(shown, types)))[:4])}"
+        )
     return types
 
 

@@ -2,10 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
-from penstock.core.checkpoint.families.by_transformers import BY_TRANSFORMERS, TransformersConfig
+from penstock.core.checkpoint.families.by_transformers import BY_TRANSFORMERS, TransformersConfig, UnsupportedError
 from penstock.core.checkpoint.families.by_transformers import architectures as transformers_architectures
 from penstock.core.checkpoint.families.clockwork import CLOCKWORK
 from penstock.core.checkpoint.families.dense import DENSE
@@ -18,6 +17,7 @@ from penstock.core.checkpoint.families.gpt2 import GPT2
 from penstock.core.checkpoint.families.gpt_neox import GPT_NEOX
 from penstock.core.checkpoint.families.gpt_oss import GPT_OSS
 from penstock.core.checkpoint.families.mixtral import MIXTRAL
+from penstock.core.checkpoint.families.nearest import nearest, why_not
 from penstock.core.checkpoint.families.nemotron import NEMOTRON
 from penstock.core.checkpoint.families.opt import OPT
 from penstock.core.checkpoint.families.qwen_moe import QWEN_MOE
@@ -32,7 +32,6 @@ TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
 """Test models are known only where this variable is set: a checkpoint cannot ask for one."""
 
 _FAMILIES: dict[str, Family[Any]] = {}
-_OTHER_SENSES = ("vision_config", "audio_config", "image_token_id", "image_token_index")
 
 
 def register(family: Family[Any]) -> None:
@@ -75,9 +74,13 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
     """
     fields = JsonFields("config.json", raw)
     if fields.raw("auto_map"):
-        raise ConfigError("this checkpoint brings its own Python code (auto_map), and remote code is never run")
+        raise ConfigError(
+            "this checkpoint brings its own Python code (config.json: auto_map), and remote code is never run; a later "
+            "release of the same model may have the architecture under a name that transformers knows"
+        )
     if quantization := fields.object("quantization_config"):
-        raise quantized(quantization.text("quant_method") or "unknown")
+        said_by = quantization.text("said_by") or "quantization_config in config.json"
+        raise quantized(f"{quantization.text('quant_method')[:64] or 'in an unknown format'}, says {said_by}")
     named = fields.texts("architectures") or []
     known = _known()
     if named and named[0] in known and impl != "transformers":
@@ -87,20 +90,11 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
             if impl == "own" or named[0] not in transformers_architectures():
                 raise
     if named and impl != "own" and named[0] in transformers_architectures():
-        return BY_TRANSFORMERS.parse(named[0], fields)
-    raise ConfigError(_why_not(named, fields, impl))
-
-
-def _why_not(named: list[str], fields: JsonFields, impl: ModelImpl) -> str:
-    """Why no code here computes these architectures, and which supported one is the nearest."""
-    found = ", ".join(named)[:256] or "none named"
-    of_pictures = " (it takes images or sound; only text models are served)"
-    hint = of_pictures if any(fields.raw(name) for name in _OTHER_SENSES) else ""
-    here = {*ARCHITECTURES} if impl == "own" else {*ARCHITECTURES, *transformers_architectures()}
-    near = get_close_matches(named[0], sorted(here), n=1) if named else []
-    nearest = f"the nearest that is: {near[0]}" if near else "docs/models.md has a table of those that are"
-    with_impl = " with --model-impl own" if impl == "own" else ""
-    return f"architecture {found} is not supported{with_impl}{hint}; {nearest}"
+        try:
+            return BY_TRANSFORMERS.parse(named[0], fields)
+        except UnsupportedError as error:
+            raise ConfigError(f"{error}; {nearest(named[0], fields, ARCHITECTURES)}") from None
+    raise ConfigError(why_not(named, fields, ARCHITECTURES, impl))
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, Shape] | None:

@@ -70,7 +70,7 @@ def parse_rope(
     name = settings.text("rope_type") or settings.text("type") or "default"
     kind = next((kind for kind in ROPE_KINDS if kind == name), None)
     if kind is None:
-        raise ConfigError(f"rope type {name[:64]!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
+        raise ConfigError(f"config.json: rope type {name[:64]!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
     share = settings.number("partial_rotary_factor", fields.number("partial_rotary_factor", share))
     dim = int(head_dim * share)
     if dim % 2 or not 0 < dim <= head_dim:
