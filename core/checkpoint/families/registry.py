@@ -7,22 +7,29 @@ from typing import Any
 from penstock.core.checkpoint.families.by_transformers import BY_TRANSFORMERS, TransformersConfig, UnsupportedError
 from penstock.core.checkpoint.families.by_transformers import architectures as transformers_architectures
 from penstock.core.checkpoint.families.clockwork import CLOCKWORK
+from penstock.core.checkpoint.families.cohere import COHERE
 from penstock.core.checkpoint.families.dense import DENSE
 from penstock.core.checkpoint.families.ernie import ERNIE
 from penstock.core.checkpoint.families.exaone import EXAONE
 from penstock.core.checkpoint.families.family import Family, NotDescribed, Shape
 from penstock.core.checkpoint.families.gemma import GEMMA
-from penstock.core.checkpoint.families.glm import GLM
+from penstock.core.checkpoint.families.glm import GLM, GLM_MIXTURE
 from penstock.core.checkpoint.families.gpt2 import GPT2
 from penstock.core.checkpoint.families.gpt_neox import GPT_NEOX
 from penstock.core.checkpoint.families.gpt_oss import GPT_OSS
+from penstock.core.checkpoint.families.granite import GRANITE
+from penstock.core.checkpoint.families.hunyuan import HUNYUAN
+from penstock.core.checkpoint.families.ministral import MINISTRAL
 from penstock.core.checkpoint.families.mixtral import MIXTRAL
 from penstock.core.checkpoint.families.nearest import nearest, why_not
 from penstock.core.checkpoint.families.nemotron import NEMOTRON
+from penstock.core.checkpoint.families.olmo import OLMO
 from penstock.core.checkpoint.families.opt import OPT
+from penstock.core.checkpoint.families.phi2 import PHI
 from penstock.core.checkpoint.families.qwen_moe import QWEN_MOE
 from penstock.core.checkpoint.families.seed_oss import SEED_OSS
 from penstock.core.checkpoint.families.smollm import SMOLLM
+from penstock.core.checkpoint.families.stablelm import STABLELM
 from penstock.core.checkpoint.families.starcoder import STARCODER
 from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.model_config import ModelConfig, quantized
@@ -41,19 +48,27 @@ def register(family: Family[Any]) -> None:
 
 for _family in (
     DENSE,
+    COHERE,
     ERNIE,
     EXAONE,
     GEMMA,
     GLM,
+    GLM_MIXTURE,
     GPT2,
     GPT_NEOX,
     GPT_OSS,
+    GRANITE,
+    HUNYUAN,
+    MINISTRAL,
     MIXTRAL,
     NEMOTRON,
+    OLMO,
     OPT,
+    PHI,
     QWEN_MOE,
     SEED_OSS,
     SMOLLM,
+    STABLELM,
     STARCODER,
 ):
     register(_family)

@@ -1,0 +1,286 @@
+"""Writes the tables of `models.md` from the families, the published models and the tests: none can be forgotten.
+
+python -m docs.models_table            # write them
+python -m docs.models_table --check    # exit 1 if they are not what would be written
+"""
+
+import importlib
+import math
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.core.checkpoint import families
+from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, DenseMLP, Experts, Layer, Router
+from penstock.core.checkpoint.families.by_transformers import architectures as types_of_architectures
+from penstock.core.checkpoint.families.family import Family
+from penstock.core.checkpoint.families.registry import ARCHITECTURES
+from penstock.core.checkpoint.weights import decoder_tensors
+from penstock.frontend.parsing.reasoning import REASONING_FORMATS
+from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
+from penstock.gpu_worker.models.native_program import lacking
+from tests.core.published_models import PUBLISHED, Published
+from tests.core.test_published_models import decoder_of, kv_bytes
+from tests.gpu_worker.families.table import CASES
+from tests.gpu_worker.transformers_checkpoints import MODELS as OF_TRANSFORMERS
+
+PAGE = Path(__file__).parent / "models.md"
+
+_BEGIN = "<!-- {} is written by docs/models_table.py: run `make docs` after adding a family or a model. -->\n"
+_END = "<!-- End of what is written. -->\n"
+_TITLES = {
+    "cohere": ("Command R, Command A, Aya", ("Command",)),
+    "deepseek": ("DeepSeek, Kimi K2", ("DeepSeek", "Kimi")),
+    "dense": (
+        "Llama, Mistral, Qwen",
+        ("Llama", "Mistral", "Magistral", "Devstral", "Qwen2.5", "Qwen3", "QwQ", "Hermes"),
+    ),
+    "ernie": ("ERNIE 4.5", ("ERNIE",)),
+    "exaone": ("EXAONE 4", ("EXAONE",)),
+    "gemma": ("Gemma 1 to 3", ("Gemma 3", "FunctionGemma")),
+    "glm": ("GLM-4", ("GLM",)),
+    "gpt2": ("GPT-2", ()),
+    "gpt_neox": ("GPT-NeoX, Pythia", ()),
+    "gpt_oss": ("gpt-oss", ("gpt-oss",)),
+    "granite": ("Granite 3", ("Granite 3",)),
+    "hunyuan": ("Hunyuan", ("Hunyuan",)),
+    "llama4": ("Llama 4", ("Llama 4",)),
+    "minimax": ("MiniMax M2", ("MiniMax",)),
+    "ministral": ("Ministral 3", ("Ministral",)),
+    "mixtral": ("Mixtral", ("Mixtral",)),
+    "nemotron": ("Nemotron-4, Minitron", ()),
+    "olmo": ("OLMo 2 and 3", ("OLMo",)),
+    "opt": ("OPT, Galactica", ()),
+    "phi": ("Phi-3, Phi-3.5, Phi-4", ("Phi-4",)),
+    "phi2": ("Phi-1, Phi-1.5, Phi-2", ()),
+    "qwen_moe": ("Qwen mixtures", ("Qwen3",)),
+    "seed_oss": ("Seed-OSS", ("Seed-OSS",)),
+    "smollm": ("SmolLM3", ("SmolLM3",)),
+    "stablelm": ("StableLM", ()),
+    "starcoder": ("StarCoder 2", ()),
+}
+"""A family's file -> its title, and the words by which chat formats name its models."""
+_ACTIVATIONS: dict[Activation, str] = {
+    "silu": "SiLU",
+    "gelu": "GELU",
+    "gelu_tanh": "GELU (tanh)",
+    "relu": "ReLU",
+    "relu2": "ReLU²",
+    "clamped_swiglu": "clamped SwiGLU",
+}
+
+
+def family_files() -> dict[str, tuple[str, ...]]:
+    """The architectures of each family's file."""
+    found = {}
+    for file in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
+        names = _architectures(importlib.import_module(file.name))
+        if names and file.name.rpartition(".")[2] != "registry":
+            found[file.name.rpartition(".")[2]] = names
+    assert sorted(name for names in found.values() for name in names) == sorted(ARCHITECTURES)
+    return dict(sorted(found.items(), key=lambda item: _TITLES[item[0]][0].lower()))
+
+
+def _architectures(module: ModuleType) -> tuple[str, ...]:
+    members: Iterable[Any] = vars(module).values()
+    names = (name for member in members if isinstance(member, Family) for name in member.architectures)
+    return tuple(name for name in names if name in ARCHITECTURES)
+
+
+def blocks(decoder: Decoder) -> Iterator[str]:
+    """What a decoder is made of."""
+    layers = tuple(dict.fromkeys(decoder.layers))
+    for layer in layers:
+        yield from _norms(layer)
+    for layer in layers:
+        yield from _mixer(layer)
+    if any(layer.mixer.rope is None for layer in layers) and any(layer.mixer.rope is not None for layer in layers):
+        yield "layers without positions"
+    for layer in layers:
+        yield from _mlp(layer.mlp)
+    if any(layer.residual_scale != 1.0 for layer in layers):
+        yield "residual multiplier"
+    if decoder.positions is not None:
+        yield "learned positions"
+    if decoder.embedding_scale != 1.0:
+        yield "embedding multiplier"
+    if decoder.logit_scale != 1.0:
+        yield "logit multiplier"
+    if decoder.logit_softcap:
+        yield "softcap of logits"
+    if decoder.head_bias:
+        yield "bias of logits"
+
+
+def _norms(layer: Layer) -> Iterator[str]:
+    norm = layer.mixer_norm or layer.post_mixer_norm
+    if norm is not None:
+        kind = "RMSNorm" if norm.kind == "rms" else "LayerNorm" if norm.has_bias else "LayerNorm without bias"
+        places = (
+            "before" if layer.post_mixer_norm is None else "after" if layer.mixer_norm is None else "before and after"
+        )
+        yield f"{kind}{' (1 + w)' if norm.offset else ''} {places} blocks"
+    if layer.is_parallel:
+        yield "parallel blocks" if layer.mlp_norm is None else "parallel blocks with a norm each"
+
+
+def _mixer(layer: Layer) -> Iterator[str]:
+    mixer = layer.mixer
+    if not isinstance(mixer, Attention):
+        yield "latent attention"
+    else:
+        if mixer.q_norm is not None:
+            spans = {"head": "by head", "each head": "with weights for each head", "all": "over all heads"}
+            kind = "RMSNorm" if mixer.q_norm.kind == "rms" else "LayerNorm"
+            yield f"{kind} of q and k {spans[mixer.norms_span]}{' after rotation' * mixer.norms_follow_rope}"
+        if mixer.qkv_bias or mixer.o_bias:
+            yield "biases of q, k, v and o" if mixer.o_bias else "biases of q, k and v"
+        if mixer.window is not None:
+            yield "windows"
+        if mixer.softcap:
+            yield "softcap of scores"
+        if mixer.has_sinks:
+            yield "sinks"
+        if mixer.query_growth is not None:
+            yield "queries that grow"
+    if mixer.rope is not None:
+        head_dim = mixer.head_dim if isinstance(mixer, Attention) else mixer.rope_dim
+        part = "a part of heads" if mixer.rope.dim < head_dim else ""
+        pairs = "pairs of neighbours" if mixer.rope.is_interleaved else ""
+        scaling = mixer.rope.kind if mixer.rope.kind != "default" else ""
+        details = ", ".join(filter(None, (scaling, part, pairs)))
+        yield f"rotary ({details})" if details else "rotary"
+
+
+def _mlp(mlp: DenseMLP | Experts) -> Iterator[str]:
+    name = _ACTIVATIONS[mlp.activation]
+    if isinstance(mlp, DenseMLP):
+        yield f"{'gated ' * mlp.is_gated}{name} MLP{' with biases' * mlp.has_bias}"
+        return
+    yield f"gated {name} experts{' with biases' * mlp.has_bias}, {_router(mlp.router)}"
+    if mlp.shared is not None:
+        yield "gated shared expert" if mlp.shared_is_gated else "shared expert"
+
+
+def _router(router: Router) -> str:
+    kinds = {
+        "softmax": "softmax, then the best",
+        "sigmoid": "sigmoid, then the best",
+        "top_softmax": "the best, then softmax",
+    }
+    parts = (
+        kinds[router.kind],
+        "renormalised" * router.renormalize,
+        "corrected choice" * router.has_correction,
+        "by groups" * (router.num_groups > 1),
+        "scaled" * (router.scale != 1.0),
+        "multiplying inputs" * router.multiplies_input,
+    )
+    return "router: " + ", ".join(filter(None, parts))
+
+
+def family_tables() -> str:
+    """Each family's models, chat formats and tests, then its blocks, backends and lines."""
+    models = [
+        "| family | architectures | published models | tool calls, reasoning | tested options |",
+        "|" + " --- |" * 5,
+    ]
+    parts = ["| family | blocks | backends | lines |", "|" + " --- |" * 4]
+    for file, architectures in family_files().items():
+        title, words = _TITLES[file]
+        published = [model for model in PUBLISHED if model.architecture in architectures]
+        decoders = [decoder_of(model) for model in published]
+        models.append(
+            _row(
+                title,
+                _codes(architectures),
+                ", ".join(_short(m) for m in published),
+                _formats(words),
+                _tested(architectures),
+            )
+        )
+        unique = dict.fromkeys(block for decoder in decoders for block in blocks(decoder))
+        lacks = dict.fromkeys(filter(None, map(lacking, decoders)))
+        number = len(Path(families.__path__[0], f"{file}.py").read_text().splitlines())
+        backends = f"triton, torch (native lacks {', '.join(lacks)})" if lacks else "triton, torch, native"
+        parts.append(_row(title, "; ".join(unique), backends, f"`{file}.py`: {number}"))
+    return "\n".join(models) + "\n\n" + "\n".join(parts) + "\n"
+
+
+def _short(model: Published) -> str:
+    return model.name.partition("/")[2] or model.name
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _formats(words: tuple[str, ...]) -> str:
+    tools = [name for name, form in TOOL_FORMATS.items() if _is_among(form.models, words)]
+    thoughts = [name for name, form in REASONING_FORMATS.items() if _is_among(form.models, words)]
+    return ", ".join(filter(None, (_codes(sorted(tools)), f"thinks: {_codes(sorted(thoughts))}" if thoughts else "")))
+
+
+def _is_among(models: Iterable[str], words: tuple[str, ...]) -> bool:
+    return any(word in model for model in models for word in words)
+
+
+def _tested(architectures: Iterable[str]) -> str:
+    types = [types_of_architectures()[name] for name in architectures]
+    return _codes(name for name, case in CASES.items() if case.model_type in types)
+
+
+def published_table() -> str:
+    """Each published model with its parameters and KV."""
+    rows = ["| model | parameters | of these active | KV of a token, bf16 |", "| --- | ---: | ---: | ---: |"]
+    for model in sorted(PUBLISHED, key=lambda model: model.name.lower()):
+        decoder = decoder_of(model)
+        count = sum(math.prod(shape) for shape in decoder_tensors(decoder).values())
+        rows.append(_row(model.name, _billions(count), model.active, f"{kv_bytes(decoder) / 1024:g} KiB"))
+    return "\n".join(rows) + "\n"
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.3g}B" if count < 1e11 else f"{count / 1e9:.0f}B"
+
+
+def types_by_transformers() -> str:
+    """The types whose architectures run through transformers' code in the tests."""
+    return _codes(OF_TRANSFORMERS) + "\n"
+
+
+def page() -> str:
+    """The whole page, with what belongs there."""
+    text = PAGE.read_text()
+    for name, written in (
+        ("The families", family_tables()),
+        ("The published models", published_table()),
+        ("The list of types", types_by_transformers()),
+    ):
+        before, begin, rest = text.partition(_BEGIN.format(name))
+        assert begin, name
+        text = f"{before}{begin}{written}{_END}{rest.partition(_END)[2]}"
+    return text
+
+
+def main() -> int:
+    """Write the tables, or check them; the exit code."""
+    wanted = page()
+    if sys.argv[1:] == ["--check"]:
+        if PAGE.read_text() == wanted:
+            return 0
+        print(f"{PAGE} does not fit the families: run `make docs`", file=sys.stderr)
+        return 1
+    PAGE.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
