@@ -189,6 +189,13 @@ PUBLISHED = (
         _sizes(1536, 512, 32, 24, 8, 49155, num_local_experts=40, num_experts_per_tok=8, logits_scaling=6.0, **_TIED),
         "0.8B",
     ),
+    Published(
+        "ibm-granite/granite-4.0-micro", "GraniteMoeHybridForCausalLM", "3.40B", 81920,
+        _sizes(
+            2560, 8192, 40, 40, 8, 100352, shared_intermediate_size=8192, num_local_experts=0, logits_scaling=10.0,
+            layer_types=["attention"] * 40, position_embedding_type="rope", **_TIED,
+        ),
+    ),
     # Cohere
     Published(
         "CohereForAI/c4ai-command-r-v01", "CohereForCausalLM", "34,980,831,232", 1310720,

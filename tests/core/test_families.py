@@ -93,7 +93,7 @@ def test_what_our_blocks_cannot_compute_is_left_to_others() -> None:
         ("Glm4MoeForCausalLM", MIXTURE | {"n_group": 3}, "groups of 4 experts"),
         ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention"),
         ("GPTNeoXForCausalLM", {"hidden_size": 1}, "not enough for 2 attention heads"),
-        ("CohereForCausalLM", {"num_attention_heads": 1 << 20, "head_dim": 64}, "too many"),
+        ("CohereForCausalLM", {"num_attention_heads": 1 << 20, "hidden_size": 1 << 26}, "too many"),
     ],
 )
 def test_refusals(architecture: str, fields: dict[str, Any], words: str) -> None:

@@ -10,6 +10,7 @@ from penstock.core.checkpoint.weights import decoder_tensors
 from tests.core.published_models import PUBLISHED, Published
 
 _BF16 = 2
+_ONLY_IN_RESEARCH = {"GraniteMoeSharedForCausalLM"}
 
 
 def decoder_of(model: Published) -> Decoder:
@@ -53,4 +54,4 @@ def test_sizes_are_the_published_ones(model: Published) -> None:
 
 
 def test_every_architecture_is_there() -> None:
-    assert {model.architecture for model in PUBLISHED} >= set(ARCHITECTURES)
+    assert {model.architecture for model in PUBLISHED} == set(ARCHITECTURES) - _ONLY_IN_RESEARCH

@@ -1,20 +1,28 @@
-"""Granite 3, dense and as mixtures of experts: multipliers of embeddings, scores, residuals and logits."""
+"""Granite 3, dense and as mixtures of experts, and what has attention alone of Granite 4.
+
+Embeddings, scores, residuals and logits have multipliers.
+"""
 
 from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
 from penstock.core.checkpoint.families import decoders
+from penstock.core.checkpoint.families.family import NotDescribed
 from penstock.core.checkpoint.families.rope import parse_rope
 from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
 from penstock.core.config.options import ConfigError
 
+_DENSE = Names()
+_HYBRID = "GraniteMoeHybridForCausalLM"
 _EXPERTS = Names(
     router="block_sparse_moe.router.layer",
     expert_gate_up=("block_sparse_moe.input_linear.weight",),
     expert_down="block_sparse_moe.output_linear.weight",
     shared_gate_up=("shared_mlp.input_linear",),
     shared_down="shared_mlp.output_linear",
+    gate_up=("shared_mlp.input_linear",),
+    down="shared_mlp.output_linear",
 )
 
 
@@ -23,11 +31,15 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     attention = decoders.attention(fields, has_bias=fields.flag("attention_bias"))
     rope, max_model_len = parse_rope(fields, fields.whole("max_position_embeddings", 2048), attention.head_dim)
     norm = Norm(eps=fields.number("rms_norm_eps", 1e-6))
+    is_dense, rotates = architecture == "GraniteForCausalLM", True
+    if architecture == _HYBRID:
+        _refuse_states(fields)
+        rotates = fields.text("position_embedding_type") == "rope"
     layer = Layer(
         mixer_norm=norm,
-        mixer=replace(attention, rope=rope, scale=fields.number("attention_multiplier", 1.0)),
+        mixer=replace(attention, rope=rope if rotates else None, scale=fields.number("attention_multiplier", 1.0)),
         mlp_norm=norm,
-        mlp=_dense(fields) if architecture == "GraniteForCausalLM" else _experts(fields),
+        mlp=_dense(fields) if is_dense else _mixture(fields, 1024 if architecture == _HYBRID else 0),
         residual_scale=fields.number("residual_multiplier", 1.0),
     )
     layers = [layer] * decoders.num_layers(fields)
@@ -35,7 +47,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     if not logits_scaling:
         raise ConfigError("config.json: logits_scaling divides, and must not be 0")
     return replace(
-        decoders.decoder(architecture, fields, layers, norm, max_model_len, _EXPERTS),
+        decoders.decoder(architecture, fields, layers, norm, max_model_len, _DENSE if is_dense else _EXPERTS),
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         logit_scale=1.0 / logits_scaling,
     )
@@ -49,15 +61,28 @@ def _dense(fields: JsonFields) -> DenseMLP:
     )
 
 
-def _experts(fields: JsonFields) -> Experts:
-    shared = fields.whole("shared_intermediate_size", 0, least=0)
+def _mixture(fields: JsonFields, shared_size: int) -> DenseMLP | Experts:
+    """Experts, and beside them an MLP that may be the only one."""
+    size = fields.whole("shared_intermediate_size", shared_size, least=0)
+    shared = DenseMLP(size=size, activation=decoders.activation(fields)) if size else None
+    count = fields.whole("num_local_experts", 8, least=0)
+    if not count and shared is not None:
+        return shared
     return Experts(
-        count=fields.whole("num_local_experts", 8),
+        count=count,
         size=fields.whole("intermediate_size"),
         router=Router(kind="top_softmax", top_k=fields.whole("num_experts_per_tok", 2)),
         activation=decoders.activation(fields),
-        shared=DenseMLP(size=shared, activation=decoders.activation(fields)) if shared else None,
+        shared=shared,
     )
 
 
-GRANITE = decoders.decoder_family(("GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), parse)
+def _refuse_states(fields: JsonFields) -> None:
+    types = fields.texts("layer_types") or fields.texts("layers_block_type")
+    if types is None or any(kind not in ("attention", "full_attention") for kind in types):
+        raise NotDescribed("Granite with Mamba layers is not supported yet: they keep more than keys and values")
+
+
+GRANITE = decoders.decoder_family(
+    ("GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", _HYBRID), parse
+)

@@ -1,4 +1,4 @@
-"""Granite 3, dense and mixtures."""
+"""Granite 3, dense and mixtures, and Granite 4 without Mamba."""
 
 from tests.gpu_worker.families.case import Case
 
@@ -9,11 +9,15 @@ _MULTIPLIERS = {
     "logits_scaling": 0.5,
     "num_key_value_heads": 2,
 }
+_ROPE = {"position_embedding_type": "rope", "tie_word_embeddings": True}
+_ALL_ATTENTION = {**_MULTIPLIERS, "layer_types": ["full_attention"] * 4, "shared_intermediate_size": 40}
 
 CASES = {
     "granite": Case("granite", {**_MULTIPLIERS, "tie_word_embeddings": True}),
     "granite-biases": Case("granite", {**_MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
     "granitemoe": Case("granitemoe", {**_MULTIPLIERS, "tie_word_embeddings": True}),
     "granitemoe-top-4": Case("granitemoe", {**_MULTIPLIERS, "num_experts_per_tok": 4, "attention_bias": True}),
+    "granitemoehybrid-dense": Case("granitemoehybrid", {**_ALL_ATTENTION, "num_local_experts": 0, **_ROPE}),
+    "granitemoehybrid-experts": Case("granitemoehybrid", _ALL_ATTENTION),
     "granitemoeshared": Case("granitemoeshared", {**_MULTIPLIERS, "shared_intermediate_size": 40}),
 }
