@@ -64,11 +64,13 @@ check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation bui
 	$(BIN)/mypy bench tests docs
 	$(BIN)/python docs/options_page.py --check
 	$(BIN)/python docs/tool_table.py --check
+	$(BIN)/python -m docs.models_table --check
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
 docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
 	$(BIN)/python docs/options_page.py
 	$(BIN)/python docs/tool_table.py
+	$(BIN)/python -m docs.models_table
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	@echo "open build/docs/index.html"
 
