@@ -14,7 +14,7 @@ class Published(NamedTuple):
     name: str
     architecture: str
     parameters: str
-    """Of all weights: "494,032,768", "8.03B" for what rounds to it, or "~355B" for what is within a hundredth of it."""
+    """Of all weights: "494,032,768", "8.03B" for what rounds to it, or "~355B" for what is within 2 % of it."""
     kv_bytes: int  # of a position, in bf16, as long as every layer keeps it
     fields: dict[str, Any]
     active: str = ""
@@ -121,6 +121,110 @@ PUBLISHED = (
     ),
     Published(
         "Qwen/Qwen3-32B", "Qwen3ForCausalLM", "32.8B", 262144, _sizes(5120, 25600, 64, 64, 8, 151936, head_dim=128)
+    ),
+    # gpt-oss
+    Published(
+        "openai/gpt-oss-20b", "GptOssForCausalLM", "20.9B", 49152,
+        _sizes(2880, 2880, 24, 64, 8, 201088, head_dim=64, num_local_experts=32, num_experts_per_tok=4),
+        "3.6B",
+    ),
+    Published(
+        "openai/gpt-oss-120b", "GptOssForCausalLM", "116.8B", 73728,
+        _sizes(2880, 2880, 36, 64, 8, 201088, head_dim=64, num_local_experts=128, num_experts_per_tok=4),
+        "5.1B",
+    ),
+    # Mixtures of Qwen and Mistral
+    Published(
+        "Qwen/Qwen3-30B-A3B", "Qwen3MoeForCausalLM", "30,532,122,624", 98304,
+        _sizes(
+            2048, 6144, 48, 32, 4, 151936, head_dim=128, num_experts=128, num_experts_per_tok=8,
+            moe_intermediate_size=768, norm_topk_prob=True,
+        ),
+        "~3.3B",
+    ),
+    Published(
+        "Qwen/Qwen3-235B-A22B", "Qwen3MoeForCausalLM", "235B", 192512,
+        _sizes(
+            4096, 12288, 94, 64, 4, 151936, head_dim=128, num_experts=128, num_experts_per_tok=8,
+            moe_intermediate_size=1536, norm_topk_prob=True,
+        ),
+        "22B",
+    ),
+    Published(
+        "Qwen/Qwen1.5-MoE-A2.7B-Chat", "Qwen2MoeForCausalLM", "14,315,784,192", 196608,
+        _sizes(
+            2048, 5632, 24, 16, 16, 151936, num_experts=60, num_experts_per_tok=4, moe_intermediate_size=1408,
+            shared_expert_intermediate_size=5632, use_sliding_window=False,
+        ),
+        "2.7B",
+    ),
+    Published(
+        "Qwen/Qwen2-57B-A14B-Instruct", "Qwen2MoeForCausalLM", "57.4B", 57344,
+        _sizes(
+            3584, 18944, 28, 28, 4, 151936, num_experts=64, num_experts_per_tok=8, moe_intermediate_size=2560,
+            shared_expert_intermediate_size=20480, use_sliding_window=False,
+        ),
+        "14B",
+    ),
+    Published(
+        "mistralai/Mixtral-8x7B-Instruct-v0.1", "MixtralForCausalLM", "46,702,792,704", 131072,
+        _sizes(4096, 14336, 32, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2, sliding_window=None),
+        "12.9B",
+    ),
+    Published(
+        "mistralai/Mixtral-8x22B-v0.1", "MixtralForCausalLM", "141B", 229376,
+        _sizes(6144, 16384, 56, 48, 8, 32000, num_local_experts=8, num_experts_per_tok=2, sliding_window=None),
+        "39B",
+    ),
+    # Gemma
+    Published(
+        "google/gemma-2b", "GemmaForCausalLM", "2,506,172,416", 18432,
+        _sizes(2048, 16384, 18, 8, 1, 256000, head_dim=256),
+    ),
+    Published(
+        "google/gemma-7b", "GemmaForCausalLM", "8,537,680,896", 458752,
+        _sizes(3072, 24576, 28, 16, 16, 256000, head_dim=256),
+    ),
+    Published(
+        "google/gemma-2-2b-it", "Gemma2ForCausalLM", "2,614,341,888", 106496,
+        _sizes(2304, 9216, 26, 8, 4, 256000, head_dim=256, query_pre_attn_scalar=256, sliding_window=4096),
+    ),
+    Published(
+        "google/gemma-2-9b-it", "Gemma2ForCausalLM", "9,241,705,984", 344064,
+        _sizes(3584, 14336, 42, 16, 8, 256000, head_dim=256, query_pre_attn_scalar=256, sliding_window=4096),
+    ),
+    Published(
+        "google/gemma-2-27b-it", "Gemma2ForCausalLM", "27,227,128,320", 376832,
+        _sizes(4608, 36864, 46, 32, 16, 256000, head_dim=128, query_pre_attn_scalar=144, sliding_window=4096),
+    ),
+    Published(
+        "google/gemma-3-270m-it", "Gemma3ForCausalLM", "268,098,176", 18432,
+        _sizes(640, 2048, 18, 4, 1, 262144, head_dim=256, sliding_window=512, query_pre_attn_scalar=256),
+    ),
+    Published(
+        "google/gemma-3-1b-it", "Gemma3ForCausalLM", "999,885,952", 26624,
+        _sizes(1152, 6912, 26, 4, 1, 262144, head_dim=256, sliding_window=512, query_pre_attn_scalar=256),
+    ),
+    # ERNIE
+    Published(
+        "baidu/ERNIE-4.5-0.3B-PT", "Ernie4_5ForCausalLM", "360,748,032", 18432,
+        _sizes(1024, 3072, 18, 16, 2, 103424, head_dim=128, **_TIED),
+    ),
+    Published(
+        "baidu/ERNIE-4.5-21B-A3B-PT", "Ernie4_5_MoeForCausalLM", "21.8B", 57344,
+        _sizes(
+            2560, 12288, 28, 20, 4, 103424, moe_num_experts=64, moe_k=6, moe_intermediate_size=1536,
+            moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_end_index=27, moe_layer_interval=1, **_TIED,
+        ),
+        "3B",
+    ),
+    Published(
+        "baidu/ERNIE-4.5-300B-A47B-PT", "Ernie4_5_MoeForCausalLM", "~300B", 221184,
+        _sizes(
+            8192, 28672, 54, 64, 8, 103424, moe_num_experts=64, moe_k=8, moe_intermediate_size=3584,
+            moe_num_shared_experts=0, moe_layer_start_index=3, moe_layer_end_index=53, moe_layer_interval=1, **_UNTIED,
+        ),
+        "47B",
     ),
     # GLM
     Published(

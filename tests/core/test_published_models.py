@@ -33,7 +33,7 @@ def kv_bytes(decoder: Decoder) -> int:
 def says(published: str, count: int) -> bool:
     """Whether a number rounds to the one that is printed, or is about it."""
     if published.startswith("~"):
-        return math.isclose(count / 1e9, float(published[1:-1]), rel_tol=0.01)
+        return math.isclose(count / 1e9, float(published[1:-1]), rel_tol=0.02)
     if published.endswith("B"):
         decimals = len(published[:-1].partition(".")[2])
         return f"{count / 1e9:.{decimals}f}" == published[:-1]
