@@ -21,7 +21,7 @@ from penstock.core.checkpoint.families.registry import ARCHITECTURES
 from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
-from penstock.gpu_worker.models.native_dense import can_compute
+from penstock.gpu_worker.models.native_program import lacking
 from tests.core.published_models import PUBLISHED, Published
 from tests.core.test_published_models import decoder_of, kv_bytes
 from tests.gpu_worker.families.table import CASES
@@ -203,9 +203,9 @@ def family_tables() -> str:
             )
         )
         unique = dict.fromkeys(block for decoder in decoders for block in blocks(decoder))
-        is_native = [can_compute(decoder) for decoder in decoders]
+        lacks = dict.fromkeys(filter(None, map(lacking, decoders)))
         number = len(Path(families.__path__[0], f"{file}.py").read_text().splitlines())
-        backends = f"triton, torch{', native' * all(is_native)}"
+        backends = f"triton, torch (native lacks {', '.join(lacks)})" if lacks else "triton, torch, native"
         parts.append(_row(title, "; ".join(unique), backends, f"`{file}.py`: {number}"))
     return "\n".join(models) + "\n\n" + "\n".join(parts) + "\n"
 
