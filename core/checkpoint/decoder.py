@@ -87,8 +87,15 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def width(self) -> int:
-        """As `Attention.width`, nearly: products between latents and heads count as if they were with hidden states."""
-        return (self.q_rank or 0) + self.kv_rank + self.num_heads * (self.nope_dim + self.rope_dim + self.v_dim)
+        """As `Attention.width`."""
+        queries = self.q_rank or self.num_heads * (self.nope_dim + self.rope_dim)
+        return queries + self.kv_rank + self.rope_dim + self.num_heads * self.v_dim
+
+    @property
+    def num_latent_weights(self) -> int:
+        """Weights between latents and heads."""
+        queries = (self.q_rank or 0) * (self.nope_dim + self.rope_dim)
+        return self.num_heads * (queries + self.kv_rank * (self.nope_dim + self.v_dim))
 
 
 class DenseMLP(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,4 +200,5 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
     def num_step_weights(self) -> int:
         """Weights of the matrices that a token's step reads: of all experts only those that it goes to."""
         each = (layer.mixer.width + layer.mlp.width for layer in self.layers)
-        return self.hidden_size * (sum(each) + self.vocab_size)
+        latent = (layer.mixer.num_latent_weights for layer in self.layers if isinstance(layer.mixer, LatentAttention))
+        return self.hidden_size * (sum(each) + self.vocab_size) + sum(latent)

@@ -48,6 +48,16 @@ class AttentionSources(NamedTuple):
     sinks: Source | None
 
 
+class LatentSources(NamedTuple):
+    q_a: LinearSource | None  # to the latent of queries; None: `q` multiplies hidden states
+    q_a_norm: NormSource | None
+    q: LinearSource
+    kv_a: LinearSource  # to the latent, then the key that is rotated
+    kv_a_norm: NormSource
+    kv_b: Source  # from the latent, for each head to its key, then its value
+    o: LinearSource
+
+
 class MLPSources(NamedTuple):
     gate_up: LinearSource
     down: LinearSource
@@ -64,7 +74,7 @@ class ExpertsSources(NamedTuple):
 
 class LayerSources(NamedTuple):
     mixer_norm: NormSource | None
-    mixer: AttentionSources
+    mixer: AttentionSources | LatentSources
     post_mixer_norm: NormSource | None
     mlp_norm: NormSource | None
     mlp: MLPSources | ExpertsSources
@@ -115,11 +125,11 @@ def _all(sources: object) -> Iterator[Source]:
 
 
 def _layer(layer: Layer, hidden: int, names: Names, prefix: str) -> LayerSources:
-    if isinstance(layer.mixer, LatentAttention):
-        raise NotImplementedError("latent attention")
     return LayerSources(
         mixer_norm=_norm(layer.mixer_norm, prefix + names.mixer_norm, hidden),
-        mixer=_attention(layer.mixer, hidden, names, prefix),
+        mixer=_latent_attention(layer.mixer, hidden, names, prefix)
+        if isinstance(layer.mixer, LatentAttention)
+        else _attention(layer.mixer, hidden, names, prefix),
         post_mixer_norm=_norm(layer.post_mixer_norm, prefix + names.post_mixer_norm, hidden),
         mlp_norm=_norm(layer.mlp_norm, prefix + names.mlp_norm, hidden),
         mlp=_experts(layer.mlp, hidden, names, prefix)
@@ -148,6 +158,35 @@ def _attention(mixer: Attention, hidden: int, names: Names, prefix: str) -> Atte
         q_norm=head_norm(mixer.q_norm, names.q_norm, num_heads),
         k_norm=head_norm(mixer.k_norm, names.k_norm, num_kv_heads),
         sinks=Source((prefix + names.sinks,), ((num_heads,),)) if mixer.has_sinks else None,
+    )
+
+
+def _latent_attention(mixer: LatentAttention, hidden: int, names: Names, prefix: str) -> LatentSources:
+    heads, nope, rope = mixer.num_heads, mixer.nope_dim, mixer.rope
+    queries, has_bias = (heads * (nope + mixer.rope_dim),), mixer.has_bias
+    has_latent = mixer.q_rank is not None
+    kv_a_norm = _norm(mixer.norm, prefix + names.kv_a_norm, mixer.kv_rank)
+    assert kv_a_norm is not None
+    return LatentSources(
+        q_a=_linear((prefix + names.q_a,), (mixer.q_rank,), hidden, has_bias) if mixer.q_rank is not None else None,
+        q_a_norm=_norm(mixer.norm, prefix + names.q_a_norm, mixer.q_rank) if mixer.q_rank is not None else None,
+        q=_linear(
+            (prefix + (names.q_b if has_latent else names.q),),
+            queries,
+            mixer.q_rank or hidden,
+            False,
+            order=_turned_ends(heads, nope, rope),
+        ),
+        kv_a=_linear(
+            (prefix + names.kv_a,),
+            (mixer.kv_rank + mixer.rope_dim,),
+            hidden,
+            has_bias,
+            order=_turned_ends(1, mixer.kv_rank, rope),
+        ),
+        kv_a_norm=kv_a_norm,
+        kv_b=_vector(prefix + names.kv_b, heads * (nope + mixer.v_dim), mixer.kv_rank),
+        o=_linear((prefix + names.o,), (hidden,), heads * mixer.v_dim, has_bias),
     )
 
 
@@ -245,6 +284,16 @@ def rope_order(num_heads: int, dim: int, rope: RopeConfig | None) -> tuple[int, 
         return None
     of_head = (*range(0, rope.dim, 2), *range(1, rope.dim, 2), *range(rope.dim, dim))
     return tuple(head * dim + i for head in range(num_heads) for i in of_head)
+
+
+@cache
+def _turned_ends(num_heads: int, num_before: int, rope: RopeConfig) -> tuple[int, ...] | None:
+    """As `rope_order`, for heads whose last numbers rotate."""
+    end = rope_order(1, rope.dim, rope)
+    if end is None:
+        return None
+    of_head = (*range(num_before), *(num_before + i for i in end))
+    return tuple(head * len(of_head) + i for head in range(num_heads) for i in of_head)
 
 
 @cache

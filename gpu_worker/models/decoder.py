@@ -12,8 +12,10 @@ from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.attention import AttentionBackend, begin_attention
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
 from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
+from penstock.gpu_worker.models.blocks.latent_attention import LatentAttentionBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.blocks.step import Step
+from penstock.gpu_worker.models.latent_attention import LatentPages
 from penstock.gpu_worker.models.linear import Embedding, Linear
 from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
 from penstock.gpu_worker.models.rope import Rope
@@ -26,7 +28,7 @@ class DecoderLayer(NamedTuple):
     """See `Layer`, the description."""
 
     mixer_norm: NormWeights | None
-    mixer: AttentionBlock
+    mixer: AttentionBlock | LatentAttentionBlock
     post_mixer_norm: NormWeights | None
     mlp_norm: NormWeights | None
     mlp: MLPBlock | ExpertsBlock
@@ -77,7 +79,8 @@ class DecoderModel:
         step = Step(
             inputs,
             kv.layers,
-            tuple(self._attention(inputs.of_group(i), group) for i, group in enumerate(kv.groups)),
+            {i: self._attention(inputs.of_group(i), group) for i, group in enumerate(kv.groups) if group.has_values},
+            {i: LatentPages(inputs.of_group(i), group) for i, group in enumerate(kv.groups) if not group.has_values},
             {
                 config: rope.for_step(inputs.positions, inputs.rows, inputs.query_start_loc)
                 for config, rope in self.ropes.items()

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import structlog
 import torch
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer
 from penstock.core.checkpoint.weights import (
     AttentionSources,
     ExpertsSources,
+    LatentSources,
     LayerSources,
     MLPSources,
     NormSource,
@@ -16,6 +17,7 @@ from penstock.core.checkpoint.weights import (
 )
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
 from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
+from penstock.gpu_worker.models.blocks.latent_attention import LatentAttentionBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.model import Model
@@ -65,17 +67,40 @@ def read_weights(config: Decoder, reader: WeightReader) -> DecoderWeights:
 
 
 def _layer(layer: Layer, sources: LayerSources, reader: WeightReader) -> DecoderLayer:
-    if not (isinstance(layer.mixer, Attention) and isinstance(sources.mixer, AttentionSources)):
-        raise NotImplementedError(type(layer.mixer))
     return DecoderLayer(
         mixer_norm=_norm(sources.mixer_norm, reader),
-        mixer=_attention(layer.mixer, sources.mixer, reader),
+        mixer=_mixer(layer.mixer, sources.mixer, reader),
         post_mixer_norm=_norm(sources.post_mixer_norm, reader),
         mlp_norm=_norm(sources.mlp_norm, reader),
         mlp=_mlp(layer.mlp, sources.mlp, reader),
         post_mlp_norm=_norm(sources.post_mlp_norm, reader),
         is_parallel=layer.is_parallel,
         residual_scale=layer.residual_scale,
+    )
+
+
+def _mixer(
+    mixer: Attention | LatentAttention, sources: AttentionSources | LatentSources, reader: WeightReader
+) -> AttentionBlock | LatentAttentionBlock:
+    if isinstance(mixer, LatentAttention):
+        assert isinstance(sources, LatentSources)
+        return _latent_attention(mixer, sources, reader)
+    assert isinstance(sources, AttentionSources)
+    return _attention(mixer, sources, reader)
+
+
+def _latent_attention(mixer: LatentAttention, sources: LatentSources, reader: WeightReader) -> LatentAttentionBlock:
+    kv_a_norm = _norm(sources.kv_a_norm, reader)
+    assert kv_a_norm is not None
+    return LatentAttentionBlock(
+        mixer,
+        q_a=None if sources.q_a is None else reader.linear(sources.q_a),
+        q_a_norm=_norm(sources.q_a_norm, reader),
+        q=reader.linear(sources.q),
+        kv_a=reader.linear(sources.kv_a),
+        kv_a_norm=kv_a_norm,
+        kv_b=reader.tensor(sources.kv_b).view(mixer.num_heads, -1, mixer.kv_rank),
+        o=reader.linear(sources.o),
     )
 
 

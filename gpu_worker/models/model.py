@@ -34,6 +34,8 @@ class ForwardInputs(NamedTuple):
     max_query_len: int
     max_seq_len: int
     others: tuple[GroupInputs, ...] = ()  # of the page groups after the first
+    host_lens: tuple[IntArray, IntArray] | None = None
+    """Of each row, its new tokens and its length with them, on the host; None in captured graphs, which serve any."""
 
     def of_group(self, number: int) -> "ForwardInputs":
         """The same with the slots and the page table of another group."""

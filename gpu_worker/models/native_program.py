@@ -58,6 +58,7 @@ class ProgramWriter:
         return program, weights._replace(embedding=embedding, layers=layers, head=self._kept(head))
 
     def _layer(self, number: int, layer: Layer, weights: DecoderLayer) -> DecoderLayer:
+        assert isinstance(weights.mixer, AttentionBlock)
         scale = layer.residual_scale
         x = self._normed(weights.mixer_norm, self._x)
         # In parallel, both norms come before anything is added to the residual stream.

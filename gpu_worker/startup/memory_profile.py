@@ -9,6 +9,7 @@ import torch
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import Config
 from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.models.latent_attention import scratch_numbers
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool, cpu_budget, page_groups
 from penstock.gpu_worker.state.row_state import RowState
@@ -28,6 +29,9 @@ def pool_budget(config: Config, model: Model, dtype: torch.dtype, device: Device
         return cpu_budget(config, device)
     total, in_use, activations = measured  # in use: weights, the context, and whatever else runs on this GPU
     rows = row_state_bytes(config, model.config)
+    latents = max((shape.key_dim for shape in model.config.kv if not shape.value_dim), default=0)
+    # The measured batch has no earlier context, which may need more.
+    activations += (scratch_numbers(latents) if latents else 0) * dtype.itemsize
     # Graphs keep their own tensors, for batches no larger than the measured one.
     num_copies = 1 if config.worker.enforce_eager else 2
     return int(total * config.worker.gpu_memory_utilization) - in_use - num_copies * activations - rows

@@ -37,6 +37,7 @@ def make_inputs(
         max_query_len=int(batch.num_new.max()),
         max_seq_len=max_seq_len,
     )
+    inputs = inputs._replace(host_lens=(batch.num_new, batch.start + batch.num_new))
     if s == n:
         return inputs, last
     return inputs, SamplingRows(*(tensor.index_select(0, packed[3 * n :]) for tensor in last))

@@ -60,7 +60,32 @@ _OLMO3_SCALING = {
     "beta_slow": 1,
     "original_max_position_embeddings": 8192,
 }
+_DEEPSEEK_SCALING = {
+    "type": "yarn",
+    "factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096,
+}
 _HUNYUAN_SCALING = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+
+_V2 = {
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "moe_layer_freq": 1,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_experts_per_tok": 6,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rope_scaling": {**_DEEPSEEK_SCALING, "mscale": 0.707, "mscale_all_dim": 0.707},
+    "scoring_func": "softmax",
+    "v_head_dim": 128,
+}
+_V3 = {"max_position_embeddings": 131072, "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
 PUBLISHED = (
     # Llama, Mistral, Qwen
@@ -411,5 +436,57 @@ PUBLISHED = (
     Published(
         "tencent/Hunyuan-0.5B-Instruct", "HunYuanDenseV1ForCausalLM", "0.54B", 98304,
         _sizes(1024, 3584, 24, 16, 8, 120818, head_dim=128, rope_scaling=_HUNYUAN_SCALING, **_TIED),
+    ),
+    # Latent attention
+    Published(
+        "deepseek-ai/DeepSeek-V2-Lite", "DeepseekV2ForCausalLM", "15,706,484,224", 31104,
+        _sizes(
+            2048, 10944, 27, 16, 16, 102400, **_V2, q_lora_rank=None, moe_intermediate_size=1408, n_routed_experts=64,
+            topk_method="greedy", routed_scaling_factor=1.0,
+        ), "~2.45B",  # printed as 2.4B
+    ),
+    Published(
+        "deepseek-ai/DeepSeek-V2", "DeepseekV2ForCausalLM", "235,741,434,880", 69120,
+        _sizes(
+            5120, 12288, 60, 128, 128, 102400, **_V2, q_lora_rank=1536, moe_intermediate_size=1536,
+            n_routed_experts=160, topk_method="group_limited_greedy", n_group=8, topk_group=3,
+            routed_scaling_factor=16.0,
+        ), "21B",
+    ),
+    Published(
+        "deepseek-ai/DeepSeek-V3", "DeepseekV3ForCausalLM", "671B", 70272,
+        _sizes(7168, 18432, 61, 128, 128, 129280, **_V3, rope_scaling=_DEEPSEEK_SCALING), "37B",
+    ),
+    Published(
+        "moonshotai/Kimi-K2-Instruct", "DeepseekV3ForCausalLM", "~1026B", 70272,
+        _sizes(
+            7168, 18432, 61, 64, 64, 163840, **_V3 | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+            n_routed_experts=384, routed_scaling_factor=2.827, num_nextn_predict_layers=0,
+            rope_scaling={**_DEEPSEEK_SCALING, "factor": 32.0, "beta_fast": 1.0},
+        ), "32B",
+    ),
+    Published(
+        "moonshotai/Moonlight-16B-A3B", "DeepseekV3ForCausalLM", "15.96B", 31104,
+        _sizes(
+            2048, 11264, 27, 16, 16, 163840, **_V3 | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+            q_lora_rank=None, n_routed_experts=64, n_shared_experts=2, num_experts_per_tok=6,
+            moe_intermediate_size=1408, routed_scaling_factor=2.446,
+        ), "2.24B",
+    ),
+    Published(
+        "zai-org/GLM-4.7-Flash", "Glm4MoeLiteForCausalLM", "30B", 54144,
+        _sizes(
+            2048, 10240, 47, 20, 20, 154880, kv_lora_rank=512, q_lora_rank=768, qk_nope_head_dim=192,
+            qk_rope_head_dim=64, v_head_dim=256, moe_intermediate_size=1536, n_routed_experts=64, n_shared_experts=1,
+            num_experts_per_tok=4, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.8,
+            first_k_dense_replace=1, num_nextn_predict_layers=1, topk_method="noaux_tc", partial_rotary_factor=1.0,
+        ), "3B",
+    ),
+    Published(
+        "tencent/Youtu-LLM-2B", "YoutuForCausalLM", "1.96B", 36864,
+        _sizes(
+            2048, 6144, 32, 16, 16, 128256, kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128,
+            qk_rope_head_dim=64, v_head_dim=128, rope_interleave=True, rope_theta=1600000, **_TIED,
+        ),
     ),
 )  # fmt: skip

@@ -8,6 +8,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from penstock.gpu_worker.models.blocks.attention import AttentionBlock
+from penstock.gpu_worker.models.decoder import DecoderLayer
+
 VOCAB_SIZE = 199
 TRAINED_LEN = 512
 _STD = 0.12  # wide enough that the two best logits of a random model are well apart
@@ -130,3 +133,9 @@ def greedy_errors(model: transformers.PreTrainedModel, prompt: list[int], output
     gap = float((best.values[:, 0] - best.values[:, 1]).min())
     chosen = torch.tensor(output)
     return (best.indices[:, 0] != chosen).nonzero().squeeze(1).tolist(), gap
+
+
+def attention_of(layer: DecoderLayer) -> AttentionBlock:
+    """The layer's mixer, which must be plain attention."""
+    assert isinstance(layer.mixer, AttentionBlock)
+    return layer.mixer

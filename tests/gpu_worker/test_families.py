@@ -37,7 +37,7 @@ from penstock.kernels.native.build import build as build_library
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.paged_attention import paged_attention_reference
 from penstock.kernels.qk_norm_rope_write import QKNorms, qk_norm_rope_write_reference
-from tests.gpu_worker.checkpoints import VOCAB_SIZE, prompts
+from tests.gpu_worker.checkpoints import VOCAB_SIZE, attention_of, prompts
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.kernels.test_native import _TINY, World, dense_config, weights, whole
 
@@ -184,7 +184,7 @@ def with_products(stored: DecoderWeights, change: type[Coded] | None = None) -> 
 
     layers = tuple(
         layer._replace(
-            mixer=layer.mixer._replace(qkv=changed(layer.mixer.qkv), o=changed(layer.mixer.o)),
+            mixer=attention_of(layer)._replace(qkv=changed(attention_of(layer).qkv), o=changed(layer.mixer.o)),
             mlp=changed_mlp(layer.mlp),
         )
         for layer in stored.layers
@@ -235,7 +235,7 @@ def test_an_adapter_sees_the_rows_of_the_step() -> None:
 
     def run(qkv: Linear) -> list[Tensor]:
         first, *others = stored.layers
-        layers = (first._replace(mixer=first.mixer._replace(qkv=qkv)), *others)
+        layers = (first._replace(mixer=attention_of(first)._replace(qkv=qkv)), *others)
         return world.run(DecoderModel(config, stored._replace(layers=layers)), whole(world))
 
     base = stored_qkv(stored)
@@ -247,7 +247,7 @@ def test_an_adapter_sees_the_rows_of_the_step() -> None:
 
 
 def stored_qkv(stored: DecoderWeights) -> PlainLinear:
-    qkv = next(iter(stored.layers)).mixer.qkv
+    qkv = attention_of(next(iter(stored.layers))).qkv
     assert isinstance(qkv, PlainLinear)
     return qkv
 

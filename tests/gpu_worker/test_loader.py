@@ -27,7 +27,7 @@ from penstock.gpu_worker.models.linear import Embedding, Linear, PlainEmbedding,
 from penstock.gpu_worker.models.loader import dummy_model, load_model, load_model_config
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.native.library import Library
-from tests.gpu_worker.checkpoints import edit_config
+from tests.gpu_worker.checkpoints import attention_of, edit_config
 from tests.gpu_worker.conftest import Checkpoint
 
 CPU = CpuDevice(1)
@@ -81,7 +81,10 @@ def test_fused_weights(checkpoint: Make) -> None:
     state = model.state_dict()
     layer = loaded.layers[1]
     attention = "model.layers.1.self_attn"
-    for kind, tensor in (("weight", plain(layer.mixer.qkv).weight), ("bias", plain(layer.mixer.qkv).bias)):
+    for kind, tensor in (
+        ("weight", plain(attention_of(layer).qkv).weight),
+        ("bias", plain(attention_of(layer).qkv).bias),
+    ):
         expected = torch.cat([state[f"{attention}.{name}_proj.{kind}"] for name in "qkv"])
         assert tensor is not None
         assert torch.equal(tensor, expected)
@@ -108,7 +111,7 @@ def test_a_tied_output_matrix_in_the_file_is_ignored(checkpoint: Make, tmp_path:
 
 def test_conversion(folder: Path) -> None:
     weights = load(folder, torch.bfloat16)
-    assert plain(weights.layers[0].mixer.qkv).weight.dtype == torch.bfloat16
+    assert plain(attention_of(weights.layers[0]).qkv).weight.dtype == torch.bfloat16
     assert torch.equal(rows(weights.embedding), rows(load(folder).embedding).bfloat16())
 
 
@@ -164,8 +167,8 @@ def test_dummy_weights_are_the_same_each_time(folder: Path) -> None:
     models = [dummy_model(config, torch.float32, CPU) for _ in range(2)]
     first, second = (model for model in models if isinstance(model, DecoderModel))
     assert torch.equal(plain(mlp(first, 1).down).weight, plain(mlp(second, 1).down).weight)
-    assert plain(first.layers[0].mixer.qkv).weight.shape == ((4 + 2 * 2) * 16, 64)
-    assert plain(first.layers[0].mixer.qkv).weight.std() > 0
+    assert plain(attention_of(first.layers[0]).qkv).weight.shape == ((4 + 2 * 2) * 16, 64)
+    assert plain(attention_of(first.layers[0]).qkv).weight.std() > 0
     assert torch.equal(final_norm(first), torch.ones(64))
 
 

@@ -26,6 +26,7 @@ from penstock.kernels.native import build
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.program import ProgramBuilder
 from penstock.kernels.token_masks import mask_tokens_reference
+from tests.gpu_worker.checkpoints import attention_of
 
 _TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -234,7 +235,9 @@ def test_stored_bf16_weights_are_computed_with_exactly(library: Library) -> None
         None,
         tuple(
             layer._replace(
-                mixer=layer.mixer._replace(qkv=widened_linear(layer.mixer.qkv), o=widened_linear(layer.mixer.o)),
+                mixer=attention_of(layer)._replace(
+                    qkv=widened_linear(attention_of(layer).qkv), o=widened_linear(layer.mixer.o)
+                ),
                 mlp=widened_mlp(layer.mlp),
             )
             for layer in stored.layers

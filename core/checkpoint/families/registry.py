@@ -8,6 +8,7 @@ from penstock.core.checkpoint.families.by_transformers import BY_TRANSFORMERS, T
 from penstock.core.checkpoint.families.by_transformers import architectures as transformers_architectures
 from penstock.core.checkpoint.families.clockwork import CLOCKWORK
 from penstock.core.checkpoint.families.cohere import COHERE
+from penstock.core.checkpoint.families.deepseek import DEEPSEEK
 from penstock.core.checkpoint.families.dense import DENSE
 from penstock.core.checkpoint.families.ernie import ERNIE
 from penstock.core.checkpoint.families.exaone import EXAONE
@@ -49,6 +50,7 @@ def register(family: Family[Any]) -> None:
 for _family in (
     DENSE,
     COHERE,
+    DEEPSEEK,
     ERNIE,
     EXAONE,
     GEMMA,

@@ -8,6 +8,7 @@ from torch import Tensor
 from penstock.core.checkpoint.decoder import QueryGrowth
 from penstock.core.checkpoint.families.rope import RopeConfig
 from penstock.gpu_worker.models.attention import Attention, Rotation
+from penstock.gpu_worker.models.latent_attention import LatentPages
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.state.kv_pool import LayerPages
 
@@ -17,6 +18,7 @@ class Step(NamedTuple):
 
     inputs: ForwardInputs
     pages: tuple[LayerPages, ...]  # of each layer
-    attentions: tuple[Attention, ...]  # of each page group
+    attentions: Mapping[int, Attention]  # of page groups with keys and values
+    latents: Mapping[int, LatentPages]  # of the others
     rotations: Mapping[RopeConfig, Rotation]
     growths: Mapping[QueryGrowth, Tensor]  # fp32[T], of queries

@@ -7,6 +7,7 @@ from tests.gpu_worker.families import (
     glm,
     gpt_oss,
     granite,
+    latent,
     llama4,
     llama_like,
     minimax,
@@ -35,5 +36,6 @@ CASES: dict[str, Case] = {
     **llama_like.CASES,
     **parallel.CASES,
     **positions.CASES,
+    **latent.CASES,
 }
 """By model type and option."""

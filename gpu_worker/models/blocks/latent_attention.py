@@ -1,0 +1,36 @@
+"""Multi-head latent attention over pages of latents."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from penstock.core.checkpoint.decoder import LatentAttention
+from penstock.gpu_worker.models.blocks.step import Step
+from penstock.gpu_worker.models.linear import Linear
+from penstock.kernels.norms import NormWeights, norm
+
+
+class LatentAttentionBlock(NamedTuple):
+    """See `LatentAttention`, the description."""
+
+    attention: LatentAttention
+    q_a: Linear | None  # [q_rank, H]; None: `q` multiplies hidden states
+    q_a_norm: NormWeights | None
+    q: Linear  # [Hq * (nope_dim + rope_dim), q_rank]
+    kv_a: Linear  # [kv_rank + rope_dim, H]
+    kv_a_norm: NormWeights
+    kv_b: Tensor  # [Hq, nope_dim + v_dim, kv_rank]
+    o: Linear  # [H, Hq * v_dim]
+
+    def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
+        """[T, H] -> [T, H]"""
+        its, pages = self.attention, step.pages[layer]
+        latents = x
+        if self.q_a is not None:
+            assert self.q_a_norm is not None
+            latents = norm(self.q_a(x, step.inputs), self.q_a_norm)
+        q = self.q(latents, step.inputs).unflatten(1, (its.num_heads, -1))
+        over_pages = step.latents[pages.group]
+        over_pages.write(self.kv_a(x, step.inputs), q, self.kv_a_norm, step.rotations[its.rope], pages)
+        attended = over_pages.attend(q, self.kv_b, its, pages)
+        return self.o(attended.flatten(1), step.inputs)

@@ -1,0 +1,187 @@
+"""Latent attention over the pages of a step: which rows attend in which way is planned once for all layers."""
+
+from functools import cache, cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.core.checkpoint.decoder import LatentAttention
+from penstock.gpu_worker.models.attention import Rotation
+from penstock.gpu_worker.models.model import ForwardInputs
+from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
+from penstock.kernels.latent_attention import (
+    expanded_attention,
+    expanding_pays,
+    latent_attention,
+    latent_attention_cpu,
+)
+from penstock.kernels.latent_write import latent_write, latent_write_cpu
+from penstock.kernels.norms import NormWeights
+from penstock.kernels.paged_attention_cpu import CpuAttentionPlan, plan_cpu_attention
+from penstock.kernels.qk_norm_rope_write import slot_cells
+
+_EXPANDED = 1 << 26  # numbers of keys and values that are expanded at once, for as many heads as that allows
+_CONTEXTS = 1 << 17  # positions that are gathered at once, unless a single row has more
+
+
+def scratch_numbers(key_dim: int) -> int:
+    """The most numbers that the expanded way needs beside activations, for pages of `key_dim` numbers a position."""
+    return _EXPANDED + _CONTEXTS * key_dim
+
+
+class Absorbed(NamedTuple):
+    """Consecutive rows whose queries are taken into the space of the latents."""
+
+    tokens: slice  # of the step's
+    rows: ForwardInputs  # only their lengths and pages matter
+    cpu_plan: CpuAttentionPlan | None
+
+
+class Expanded(NamedTuple):
+    """Consecutive rows whose contexts are taken into the spaces of the heads."""
+
+    tokens: slice
+    rows: ForwardInputs
+    slots: Tensor  # int64[S], of all positions of their contexts, one behind the other
+    key_start_loc: Tensor  # int32[N + 1]
+
+
+class LatentPages:
+    """One step's attention over the pages of latents, for all layers of a page group."""
+
+    def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
+        self._inputs = inputs
+        self._page_size = group.page_size
+        self._plan = cache(self._make_plan)
+
+    def write(self, kv: Tensor, q: Tensor, norm: NormWeights, rotation: Rotation, pages: LayerPages) -> None:
+        """As `latent_write`."""
+        assert norm.weight is not None
+        args = (kv, q, rotation.positions, rotation.cos_sin, norm.weight, norm.eps, pages.keys)
+        if kv.is_cuda:
+            latent_write(*args, self._inputs.slot_mapping)
+        else:
+            latent_write_cpu(*args, self._cells)
+
+    def attend(self, q: Tensor, kv_b: Tensor, its: LatentAttention, pages: LayerPages) -> Tensor:
+        """Attend over each row's whole context.
+
+        Args:
+            q: [T, Hq, nope_dim + rope_dim], rotated.
+            kv_b: [Hq, nope_dim + v_dim, kv_rank], from latents to keys and values.
+            its: the description.
+            pages: the layer's.
+
+        Returns:
+            [T, Hq, v_dim].
+        """
+        out = q.new_empty(*q.shape[:2], its.v_dim)
+        for part in self._plan(its):
+            of_part = q[part.tokens], kv_b, its, pages.keys
+            if isinstance(part, Absorbed):
+                _absorb(*of_part, part, out[part.tokens])
+            else:
+                _expand(*of_part, part, out[part.tokens])
+        return out
+
+    @cached_property
+    def _cells(self) -> Tensor:
+        return slot_cells(self._inputs.slot_mapping, 1, self._page_size)
+
+    def _make_plan(self, its: LatentAttention) -> list[Absorbed | Expanded]:
+        """Each row attends in the way that costs less. Where the host knows no lengths, all are absorbed."""
+        inputs = self._inputs
+        if inputs.host_lens is None:
+            return [self._absorbed(slice(None), inputs)]
+        lens = list(zip(*(column.tolist() for column in inputs.host_lens), strict=True))
+        expand = [
+            expanding_pays(num_new, length, its.kv_rank, its.rope_dim, its.nope_dim, its.v_dim)
+            for num_new, length in lens
+        ]
+        parts: list[Absorbed | Expanded] = []
+        row = first_token = 0
+        while row < len(lens):
+            end, num_tokens, num_positions = row, 0, 0
+            while end < len(lens) and expand[end] == expand[row]:
+                num_new, length = lens[end]
+                if expand[row] and end > row and num_positions + length > _CONTEXTS:
+                    break
+                num_tokens, num_positions, end = num_tokens + num_new, num_positions + length, end + 1
+            tokens, some = slice(first_token, first_token + num_tokens), _some_rows(inputs, row, end, first_token)
+            parts.append(self._expanded(tokens, some, num_positions) if expand[row] else self._absorbed(tokens, some))
+            row, first_token = end, first_token + num_tokens
+        return parts
+
+    def _absorbed(self, tokens: slice, rows: ForwardInputs) -> Absorbed:
+        if rows.seq_lens.is_cuda:
+            return Absorbed(tokens, rows, None)
+        starts, seq_lens = rows.query_start_loc.tolist(), rows.seq_lens.tolist()
+        return Absorbed(tokens, rows, plan_cpu_attention(starts, seq_lens, rows.page_table, self._page_size, 1))
+
+    def _expanded(self, tokens: slice, rows: ForwardInputs, num_positions: int) -> Expanded:
+        device, size = rows.seq_lens.device, self._page_size
+        row = torch.arange(rows.seq_lens.shape[0], device=device)
+        row = row.repeat_interleave(rows.seq_lens.long(), output_size=num_positions)
+        key_start_loc = functional.pad(rows.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+        position = torch.arange(num_positions, device=device) - key_start_loc[row]
+        slots = rows.page_table[row, position // size].long() * size + position % size
+        return Expanded(tokens, rows, slots, key_start_loc)
+
+
+def _some_rows(inputs: ForwardInputs, begin: int, end: int, first_token: int) -> ForwardInputs:
+    """The lengths and pages of some rows. Copies, because kernels are compiled anew for other alignments."""
+    if end - begin == inputs.seq_lens.shape[0]:
+        return inputs
+    assert inputs.host_lens is not None
+    num_new, seq_lens = (column[begin:end] for column in inputs.host_lens)
+    return inputs._replace(
+        query_start_loc=inputs.query_start_loc[begin : end + 1] - first_token,
+        seq_lens=inputs.seq_lens[begin:end].clone(),
+        page_table=inputs.page_table[begin:end].clone(),
+        max_query_len=int(num_new.max()),
+        max_seq_len=int(seq_lens.max()),
+    )
+
+
+def _absorb(q: Tensor, kv_b: Tensor, its: LatentAttention, pages: Tensor, part: Absorbed, out: Tensor) -> None:
+    rank, nope_dim, rows = its.kv_rank, its.nope_dim, part.rows
+    absorbed = q.new_empty(*q.shape[:2], rank + its.rope_dim)
+    absorbed[..., :rank] = torch.bmm(q[..., :nope_dim].transpose(0, 1), kv_b[:, :nope_dim]).transpose(0, 1)
+    absorbed[..., rank:] = q[..., nope_dim:]
+    if part.cpu_plan is not None:
+        means = latent_attention_cpu(absorbed, pages, part.cpu_plan, rank, its.scale)
+    else:
+        means = latent_attention(
+            absorbed,
+            pages,
+            rows.page_table,
+            rows.query_start_loc,
+            rows.seq_lens,
+            kv_rank=rank,
+            scale=its.scale,
+            max_query_len=rows.max_query_len,
+            max_seq_len=rows.max_seq_len,
+        )
+    out.copy_(torch.bmm(means.transpose(0, 1), kv_b[:, nope_dim:].transpose(1, 2)).transpose(0, 1))
+
+
+def _expand(q: Tensor, kv_b: Tensor, its: LatentAttention, pages: Tensor, part: Expanded, out: Tensor) -> None:
+    """Some heads at a time, so that memory is bounded."""
+    entries = pages.view(-1, pages.shape[-1]).index_select(0, part.slots)
+    latents, rotated = entries[:, : its.kv_rank], entries[:, its.kv_rank :]
+    count = max(1, _EXPANDED // (entries.shape[0] * kv_b.shape[1]))
+    for first in range(0, its.num_heads, count):
+        heads = slice(first, first + count)
+        kv = functional.linear(latents, kv_b[heads].flatten(0, 1)).view(entries.shape[0], -1, kv_b.shape[1])
+        expanded_attention(
+            q[:, heads],
+            kv,
+            rotated,
+            part.rows.query_start_loc,
+            part.key_start_loc,
+            scale=its.scale,
+            max_query_len=part.rows.max_query_len,
+            out=out[:, heads],
+        )
