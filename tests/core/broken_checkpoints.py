@@ -186,7 +186,10 @@ BROKEN: dict[str, Case] = {
     "a model for tests": (
         _changed(architectures=list(CLOCKWORK.architectures)), (*CLOCKWORK.architectures, "not supported")
     ),
-    "remote code": (_changed(auto_map={"AutoModel": "modeling.Model"}), ("config.json", "auto_map", "never run")),
+    "remote code": (
+        _changed(architectures=["OwnForCausalLM"], auto_map={"AutoModel": "own.Model"}),
+        ("config.json", "auto_map", "never run"),
+    ),
     # quantized weights
     **{
         f"quantized: {method}": (

@@ -83,6 +83,11 @@ def test_what_our_blocks_cannot_compute_is_left_to_others() -> None:
         parse_model_config(raw, "own")
 
 
+def test_code_that_a_known_architecture_brings_is_left() -> None:
+    code = {"AutoConfig": "configuration_phi.PhiConfig", "AutoModelForCausalLM": "modeling_phi.PhiForCausalLM"}
+    assert parse("PhiForCausalLM", auto_map=code) == parse("PhiForCausalLM")
+
+
 @pytest.mark.parametrize(
     ("architecture", "fields", "words"),
     [

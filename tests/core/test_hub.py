@@ -202,7 +202,7 @@ def test_offline_nobody_is_asked(hub: FakeHub, tmp_path: Path) -> None:
     [
         ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM is not supported"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized (fp8, says quantization_config in config.json)"),
-        ({"auto_map": {"AutoModel": "modeling.Model"}}, "remote code is never run"),
+        ({"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModel": "own.Model"}}, "remote code is never run"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_its_weights(

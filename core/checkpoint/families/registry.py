@@ -90,7 +90,10 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
         ConfigError: for an unsupported architecture or setting, or a field of the wrong type.
     """
     fields = JsonFields("config.json", raw)
-    if fields.raw("auto_map"):
+    named = fields.texts("architectures") or []
+    known = _known()
+    # Checkpoints that are older than their architecture in transformers still bring the code it had before; it is left.
+    if fields.raw("auto_map") and not (named and (named[0] in known or named[0] in transformers_architectures())):
         raise ConfigError(
             "this checkpoint brings its own Python code (config.json: auto_map), and remote code is never run; a later "
             "release of the same model may have the architecture under a name that transformers knows"
@@ -98,8 +101,6 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
     if quantization := fields.object("quantization_config"):
         said_by = quantization.text("said_by") or "quantization_config in config.json"
         raise quantized(f"{quantization.text('quant_method')[:64] or 'in an unknown format'}, says {said_by}")
-    named = fields.texts("architectures") or []
-    known = _known()
     if named and named[0] in known and impl != "transformers":
         try:
             return known[named[0]].parse(named[0], fields)  # type: ignore[no-any-return]
