@@ -2,14 +2,20 @@
 
 from functools import cached_property
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Layer
+import torch
+from torch import Tensor
+
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
+from penstock.gpu_worker.models.blocks.experts import ExpertsBlock, routing_of
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderWeights
 from penstock.gpu_worker.models.linear import Linear
 from penstock.gpu_worker.models.unpacking import PackedEmbedding, UnpackingLinear, WeightMemory
+from penstock.kernels.native.experts import PackedExperts
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.native.program import (
+    ACTIVATIONS,
     HeadShape,
     Program,
     ProgramBuilder,
@@ -23,8 +29,9 @@ def lacking(decoder: Decoder) -> str | None:
     for layer in decoder.layers:
         if not isinstance(layer.mixer, Attention):
             return "latent attention"
-        if not isinstance(layer.mlp, DenseMLP):
-            return "experts"
+        shared = layer.mlp.shared if isinstance(layer.mlp, Experts) and layer.mlp.shared_is_gated else None
+        if shared is not None and shared.has_bias:
+            return "a gated shared expert with biases"
     return None
 
 
@@ -66,7 +73,9 @@ class ProgramWriter:
         mixer = self._attention(number, weights.mixer, x, scale, weights.post_mixer_norm)
         if not layer.is_parallel:
             mlp_x = self._normed(weights.mlp_norm, self._x)
-        assert isinstance(weights.mlp, MLPBlock)
+        if isinstance(weights.mlp, ExpertsBlock):
+            self._experts(weights.mlp, mlp_x, scale, weights.post_mlp_norm)
+            return weights._replace(mixer=mixer)
         mlp = self._mlp(weights.mlp, mlp_x, scale, weights.post_mlp_norm)
         return weights._replace(mixer=mixer, mlp=mlp)
 
@@ -93,13 +102,38 @@ class ProgramWriter:
         return block._replace(qkv=self._kept(qkv), o=self._kept(o))
 
     def _mlp(self, block: MLPBlock, x: int, scale: float, post: NormWeights | None) -> MLPBlock:
-        mlp = block.mlp
-        gate_up, down = self._pack(block.gate_up, interleaved=mlp.is_gated), self._pack(block.down)
+        gate_up, down = self._pack(block.gate_up, interleaved=block.mlp.is_gated), self._pack(block.down)
+        self._activated(block.mlp, gate_up, x)
+        self._add(down, self._inner, scale, post)
+        return block._replace(gate_up=self._kept(gate_up), down=self._kept(down))
+
+    def _activated(self, mlp: DenseMLP, gate_up: PackedLinear, x: int) -> None:
+        """inner = act(gate) * up, or act(up)"""
         self._builder.product(
             gate_up, x, self._inner, "gate" if mlp.is_gated else "activate", activation=mlp.activation
         )
-        self._add(down, self._inner, scale, post)
-        return block._replace(gate_up=self._kept(gate_up), down=self._kept(down))
+
+    def _experts(self, block: ExpertsBlock, x: int, scale: float, post: NormWeights | None) -> None:
+        """to = experts(x) + shared(x) in a slot for `post`, or added to the residual stream."""
+        its, builder, rounds = block.experts, self._builder, self._rounds_inputs
+        experts = PackedExperts(
+            block.router.pack(self._library),
+            block.gate_up.pack(self._library, interleaved=True, rounds_inputs=rounds),
+            block.down.pack(self._library, rounds_inputs=rounds),
+            routing_of(its.router),
+            block.correction,
+            ACTIVATIONS.index(its.activation),
+            multiplies_input=its.router.multiplies_input,
+        )
+        to, by = (self._residual, scale) if post is None else (self._added, 1.0)
+        builder.mix(experts, x, to, added=scale if post is None else None)
+        if (shared := block.shared) is not None:
+            self._activated(shared.mlp, self._pack(shared.gate_up, interleaved=shared.mlp.is_gated), x)
+            if block.shared_gate is not None:  # it scales what is linear after it
+                builder.gate(self._vector(block.shared_gate), x, self._inner, shared.mlp.size)
+            builder.product(self._pack(shared.down), self._inner, to, "add", scale=by)
+        if post is not None:
+            builder.norm(post, to, self._residual, self._config.hidden_size, added=scale)
 
     def _normed(self, norm: NormWeights | None, to: int) -> int:
         """The slot with the residual stream, normed."""
@@ -118,6 +152,13 @@ class ProgramWriter:
 
     def _pack(self, linear: Linear, *, interleaved: bool = False) -> PackedLinear:
         return linear.pack(self._library, interleaved=interleaved, rounds_inputs=self._rounds_inputs)
+
+    def _vector(self, linear: Linear) -> Tensor:
+        """fp32[K], the weight of a product with a single output."""
+        packed = linear.pack(self._library)
+        weight = torch.empty(1, packed.num_inputs, dtype=torch.float32 if packed.kind == "fp32" else torch.bfloat16)
+        self._library.unpack(packed, weight)
+        return weight[0].float()
 
     def _kept(self, packed: PackedLinear) -> Linear:
         return UnpackingLinear(packed, self._library, self._memory)
@@ -150,7 +191,8 @@ class ProgramWriter:
 
     @cached_property
     def _inner(self) -> int:
-        return self._builder.slot(max(layer.mlp.size for layer in self._config.layers))
+        mlps = (layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp for layer in self._config.layers)
+        return self._builder.slot(max(mlp.size for mlp in mlps if mlp is not None))
 
     @property
     def _attentions(self) -> list[Attention]:

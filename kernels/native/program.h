@@ -7,13 +7,17 @@
 #include "operations/attending.h"
 #include "operations/embedding.h"
 #include "operations/heads.h"
+#include "operations/mixing.h"
 #include "operations/norms.h"
 #include "operations/products.h"
 #include "pass.h"
 
 namespace penstock {
 
-enum OperationKind { kEmbedding, kPositions, kNorm, kHeads, kProduct, kAttending };  // as OPERATIONS in program.py
+enum OperationKind {  // as OPERATIONS in program.py
+  kEmbedding, kPositions, kNorm, kHeads, kGating,  // on each token alone
+  kProduct, kAttending, kMixing,
+};
 
 struct Operation {  // as _Operation in program.py
   const void* what;  // the struct of its kind
@@ -38,26 +42,49 @@ inline void run_of_token(const Pass& pass, const Operation& operation, int t) {
       return run(pass, *static_cast<const Positions*>(operation.what), t);
     case kNorm:
       return run(pass, *static_cast<const NormOperation*>(operation.what), t);
-    default:
+    case kHeads:
       return run(pass, *static_cast<const Heads*>(operation.what), t);
+    default:
+      return run(pass, *static_cast<const Gating*>(operation.what), t);
   }
 }
 
 inline void run_of_batch(const Pass& pass, const Operation& operation) {
-  if (operation.kind == kProduct)
-    run(pass, *static_cast<const Product*>(operation.what));
-  else
-    run(pass, *static_cast<const Attending*>(operation.what));
+  switch (operation.kind) {
+    case kProduct:
+      return run(pass, *static_cast<const Product*>(operation.what));
+    case kAttending:
+      return run(pass, *static_cast<const Attending*>(operation.what));
+    default:
+      return run(pass, *static_cast<const Mixing*>(operation.what));
+  }
 }
 
-inline double num_multiplications(const Program& program, const Pass& pass) {
-  double sum = 0;
-  for (int i = 0; i < program.num_operations; i++) {
-    const Operation& operation = program.operations[i];
-    if (operation.kind == kProduct) sum += num_multiplications(*static_cast<const Product*>(operation.what), pass);
-    if (operation.kind == kAttending) sum += num_multiplications(*static_cast<const Attending*>(operation.what), pass);
+inline double num_multiplications(const Operation& operation, const Pass& pass) {
+  switch (operation.kind) {
+    case kProduct:
+      return num_multiplications(*static_cast<const Product*>(operation.what), pass);
+    case kAttending:
+      return num_multiplications(*static_cast<const Attending*>(operation.what), pass);
+    case kMixing:
+      return num_multiplications(*static_cast<const Mixing*>(operation.what), pass);
+    default:
+      return 0;
   }
-  return sum;
+}
+
+// One float past an odd number of inputs is multiplied by zero: it must be a number.
+inline void pad_input(const Pass& pass, int slot, int num_inputs) {
+  for (int t = 0; num_inputs % 2 && t < pass.batch.num_tokens; t++) pass.at(slot, t)[num_inputs] = 0.0f;
+}
+inline void pad_inputs(const Pass& pass, const Operation& operation) {
+  if (operation.kind == kProduct) {
+    const Product& product = *static_cast<const Product*>(operation.what);
+    pad_input(pass, product.from, product.linear.num_inputs);
+  } else if (operation.kind == kMixing) {
+    const Mixing& mixing = *static_cast<const Mixing*>(operation.what);
+    pad_input(pass, mixing.from, mixing.experts.hidden());
+  }
 }
 
 static void forward(const Program& program, const Pool& pool, const Batch& batch) {
@@ -72,14 +99,13 @@ static void forward(const Program& program, const Pool& pool, const Batch& batch
     pass.slots.push_back({data, width});
     data += width * num_tokens;
   }
-  for (int i = 0; i < program.num_operations; i++) {  // one float past an odd number of inputs is multiplied by zero
-    if (program.operations[i].kind != kProduct) continue;
-    const Product& product = *static_cast<const Product*>(program.operations[i].what);
-    for (int t = 0; product.linear.num_inputs % 2 && t < batch.num_tokens; t++)
-      pass.at(product.from, t)[product.linear.num_inputs] = 0.0f;
-  }
   const Operation* const end = program.operations + program.num_operations;
-  team->run(num_multiplications(program, pass), [&] {
+  double multiplications = 0;
+  for (const Operation* operation = program.operations; operation < end; operation++) {
+    pad_inputs(pass, *operation);
+    multiplications += num_multiplications(*operation, pass);
+  }
+  team->run(multiplications, [&] {
     for (const Operation* operation = program.operations; operation < end;) {
       if (!is_of_tokens(*operation)) {
         run_of_batch(pass, *operation++);

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.kernels.native.experts import ExpertsStruct, PackedExperts
 from penstock.kernels.native.library import (
     UNIT,
     WEIGHT_KINDS,
@@ -83,7 +84,16 @@ class _Attending(ctypes.Structure):
     )
 
 
-OPERATIONS = (_Embedding, _Positions, _Norm, _Heads, _Product, _Attending)  # as enum OperationKind in program.h
+class _Gating(ctypes.Structure):
+    _fields_ = (*_pointers("weights"), *_numbers("num_inputs", "size", "from_", "to"))
+
+
+class _Mixing(ctypes.Structure):
+    _fields_ = (("experts", ExpertsStruct), *_numbers("from_", "to", "is_added"), ("scale", c_float))
+
+
+# As enum OperationKind in program.h.
+OPERATIONS = (_Embedding, _Positions, _Norm, _Heads, _Gating, _Product, _Attending, _Mixing)
 
 
 class _Operation(ctypes.Structure):
@@ -304,6 +314,17 @@ class ProgramBuilder:
         self._packed_width = max(self._packed_width, round_up(linear.num_inputs, UNIT))
         numbers = (source, to, FINISHES.index(finish), ACTIVATIONS.index(activation))
         self._add(_Product(linear.struct, *numbers, scale), 0, linear)
+
+    def mix(self, experts: PackedExperts, source: int, to: int, *, added: float | None = None) -> None:
+        """to = what the experts make of the source, or to += added * that."""
+        hidden = experts.struct.router.num_inputs
+        self._packed_width = max(self._packed_width, round_up(hidden, UNIT))
+        self._add(_Mixing(experts.struct, source, to, added is not None, added or 0.0), 0, experts)
+
+    def gate(self, weights: Tensor, source: int, to: int, size: int) -> None:
+        """to *= sigmoid(weights * source); [H], and `size` floats of `to`."""
+        weights = weights.float().contiguous()
+        self._add(_Gating(weights.data_ptr(), len(weights), size, source, to), size, weights)
 
     def build(
         self, library: Library, head: PackedLinear, *, logit_scale: float = 1.0, logit_softcap: float = 0.0

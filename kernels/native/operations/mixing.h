@@ -1,0 +1,47 @@
+// Mixtures of experts, and the gate of what all tokens go through beside them.
+#pragma once
+
+#include "../experts.h"
+#include "../pass.h"
+
+namespace penstock {
+
+struct Mixing {  // to = sums, or to += scale * sums; as _Mixing in program.py
+  Experts experts;
+  int32_t from, to, is_added;
+  float scale;
+};
+
+struct Gating {  // to *= sigmoid(weights * from)
+  const float* weights;
+  int32_t num_inputs, size, from, to;
+};
+
+inline void run(const Pass& pass, const Mixing& op) {
+  const Slot &x = pass.slots[op.from], &out = pass.slots[op.to];
+  auto mix = [&](auto finish) {
+    mix_experts(*team, op.experts, x.data, x.stride, pass.batch.num_tokens, pass.packed, finish);
+  };
+  if (op.is_added)
+    mix([=, scale = op.scale](int t, int output, Floats sum) {
+      float* at = out.data + size_t(t) * out.stride + output;
+      store(at, load16(at) + sum * scale);
+    });
+  else
+    mix([=](int t, int output, Floats sum) { store(out.data + size_t(t) * out.stride + output, sum); });
+}
+
+inline void run(const Pass& pass, const Gating& op, int t) {
+  const float gate = sigmoid_gate(pass.at(op.from, t), op.weights, op.num_inputs);
+  float* to = pass.at(op.to, t);
+  for (int i = 0; i < op.size; i++) to[i] *= gate;
+}
+
+inline double num_multiplications(const Mixing& op, const Pass& pass) {
+  const double num_tokens = pass.batch.num_tokens, num_pairs = num_tokens * op.experts.routing.top_k;
+  const double of_expert = 3.0 * op.experts.inner() * op.experts.hidden();
+  const double num_used = std::min<double>(num_pairs, op.experts.routing.num_experts);
+  return num_multiplications(op.experts.router, num_tokens) + of_expert * (num_pairs + kReading * num_used);
+}
+
+}  // namespace penstock
