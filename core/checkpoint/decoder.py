@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from penstock.core.checkpoint.families.rope import RopeConfig
-from penstock.core.checkpoint.model_config import KVShape, ModelConfig
+from penstock.core.checkpoint.model_config import KVShape, ModelConfig, PromptClasses
 from penstock.core.checkpoint.names import Names
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
@@ -195,6 +195,16 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
     @property
     def kv(self) -> tuple[KVShape, ...]:
         return tuple(layer.mixer.kv for layer in self.layers)
+
+    @property
+    def prompt_classes(self) -> PromptClasses | None:
+        ropes = {layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None}
+        found = [rope for rope in ropes if rope.depends_on_length]
+        if not found:
+            return None
+        return PromptClasses(
+            min(rope.original_max_len for rope in found), any(rope.kind == "dynamic" for rope in found)
+        )
 
     @property
     def num_step_weights(self) -> int:

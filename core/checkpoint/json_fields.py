@@ -51,6 +51,15 @@ class JsonFields:
             self._refuse(name, f"a number of at least {least:g}")
         return float(value)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers; empty if it is absent."""
+        value = self._fields.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(item) in (int, float) and _is_finite(item) for item in value):
+            self._refuse(name, "a list of numbers")
+        return tuple(map(float, value))
+
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""
         value = self._fields.get(name)

@@ -16,6 +16,13 @@ class KVShape(NamedTuple):
     window: int | None  # position p needs those in (p - window, p]; None: all before it
 
 
+class PromptClasses(NamedTuple):
+    """Positions mean the same in all prompts up to a length. Longer ones share no pages with those."""
+
+    up_to: int
+    each_length: bool  # longer ones share pages only with those of the same length
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of config.json that matter outside the model's own code."""
 
@@ -39,6 +46,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def windows(self) -> tuple[int | None, ...]:
         """Of each layer."""
         return tuple(shape.window for shape in self.kv)
+
+    @property
+    def prompt_classes(self) -> PromptClasses | None:
+        """Which prompts have pages that others cannot share, if there are such."""
+        return None
 
     @property
     def num_step_weights(self) -> int:

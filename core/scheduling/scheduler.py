@@ -99,6 +99,7 @@ class Scheduler:
             return refusal
         self._num_requeued += len(message.progress)
         request = Request(message, owner, self.limits.max_sequence_len, now)
+        request.namespace = self.limits.namespace(message.cache_salt, request.num_prompt_tokens)
         if self._has_keys:
             request.level = self.policy.key(request, now)
         self.requests[message.request_id] = request

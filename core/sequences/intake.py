@@ -1,5 +1,6 @@
 """Which requests the scheduler accepts, and why it refuses the others."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
@@ -23,6 +24,8 @@ class WorkerLimits:
     max_model_len: int  # prompt + output tokens of one sequence
     vocab_size: int
     window_groups: tuple[WindowGroup, ...] = ()
+    longest_usual_prompt: int = 0
+    is_each_length_special: bool = False
 
     @classmethod
     def of(cls, options: SchedulerOptions, hello: WorkerHello) -> "WorkerLimits":
@@ -34,6 +37,8 @@ class WorkerLimits:
             max_model_len=hello.max_model_len,
             vocab_size=hello.vocab_size,
             window_groups=hello.window_groups,
+            longest_usual_prompt=hello.longest_usual_prompt,
+            is_each_length_special=hello.is_each_length_special,
         )
 
     @property
@@ -44,6 +49,12 @@ class WorkerLimits:
             2 + -(-(group.window + self.page_size) // group.page_size) for group in self.window_groups
         )
         return min(self.max_model_len, max(0, self.num_pages - num_window_pages) * self.page_size)
+
+    def namespace(self, salt: str, num_prompt_tokens: int) -> Hashable:
+        """Of cached pages: those that were computed for prompts which understand positions in the same way."""
+        if not 0 < self.longest_usual_prompt < num_prompt_tokens:
+            return salt
+        return salt, num_prompt_tokens if self.is_each_length_special else 0
 
 
 class Refusal(NamedTuple):

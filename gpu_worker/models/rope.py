@@ -15,7 +15,7 @@ def inverse_frequencies(config: RopeConfig, length: int = 0) -> Tensor:
 
     Args:
         config: the rotary settings.
-        length: for the dynamic kind, the length to scale for; up to the trained length it changes nothing.
+        length: of the sequence, for the kinds that depend on it; up to the trained length it changes nothing.
     """
     theta, dim = config.theta, config.dim
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
@@ -31,6 +31,9 @@ def inverse_frequencies(config: RopeConfig, length: int = 0) -> Tensor:
             return _llama3(frequencies, config)
         case "yarn":
             return _yarn(theta**exponents, config)
+        case "longrope":
+            factors = config.long_factors if length > config.original_max_len else config.short_factors
+            return 1.0 / (torch.tensor(factors) * theta**exponents)
         case _:
             return frequencies
 
@@ -74,18 +77,18 @@ def _yarn(periods: Tensor, config: RopeConfig) -> Tensor:
 class Rope:
     """The rotation of a step's tokens.
 
-    All kinds but dynamic share one table over positions. Dynamic scaling stretches the base by a
-    sequence's length. Here that length is the prompt's, fixed when the sequence enters a row, so that tokens do
-    not depend on how the prompt was split into chunks. A prompt within the trained length is not scaled.
+    Most kinds share one table over positions. Where the rotation depends on a sequence's length, that is the prompt's,
+    fixed when the sequence enters a row, so that tokens do not depend on how the prompt was split into chunks. A prompt
+    within the trained length is rotated as in training, and so are all if no sequence can be longer.
     """
 
     def __init__(self, config: RopeConfig) -> None:
         self._config = config
-        self.table: Tensor | None = None  # fp32[positions, dim], as `cos_sin_table` makes it; None for the dynamic kind
+        self.table: Tensor | None = None  # fp32[positions, dim], as `cos_sin_table` makes it; None if rows differ
 
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
         """Allocate the table, or room for each row's own frequencies."""
-        if self._config.kind == "dynamic":
+        if self._config.depends_on_length and max_model_len > self._config.original_max_len:
             base = inverse_frequencies(self._config)
             self._device = device
             self._row_frequencies = base.repeat(num_rows, 1).to(device.torch_device)  # fp32[R, dim / 2]

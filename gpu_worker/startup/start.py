@@ -104,6 +104,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
     if device.compiles_launches:
         _warm_up(config, runner, size, model_config.vocab_size)
     _log_ready(config, groups, device, dtype, model.kernels, size, loaded - began)
+    classes = model.config.prompt_classes
     hello = WorkerHello(
         protocol_version=PROTOCOL_VERSION,
         name=rank.name,
@@ -120,6 +121,8 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         pid=os.getpid(),
         kernels=model.kernels,
         num_ranks=rank.num_ranks,
+        longest_usual_prompt=0 if classes is None else classes.up_to,
+        is_each_length_special=classes is not None and classes.each_length,
         window_groups=tuple(WindowGroup(group.page_size, group.window or 0) for group in groups[1:]),
     )
     return Started(runner, hello)

@@ -38,6 +38,9 @@ class WorkerHello(Message, frozen=True):
     pid: int = 0  # on its host; 0: unknown
     num_ranks: Count = 1  # workers that hold the model together
     window_groups: tuple[WindowGroup, ...] = ()  # page groups 1, 2, ...; group 0 keeps all, in pages of `page_size`
+    longest_usual_prompt: Annotated[int, Meta(ge=0)] = 0
+    """In longer prompts positions mean something else: they share no pages with these. 0: there is no difference."""
+    is_each_length_special: bool = False  # beyond it, pages are shared only by prompts of the same length
     kernels: ShortText = ""  # what computes the model: "native", "torch", "triton", "transformers"
 
 

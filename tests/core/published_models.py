@@ -39,6 +39,12 @@ def _gpt2(hidden: int, layers: int, heads: int) -> dict[str, Any]:
     return {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": 1024, "vocab_size": 50257}
 
 
+def _longrope(num_pairs: int) -> dict[str, Any]:
+    """Factors of the right number; what they are changes no size."""
+    factors = {"type": "longrope", "short_factor": [1.0] * num_pairs, "long_factor": [2.0] * num_pairs}
+    return {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rope_scaling": factors}
+
+
 _TIED = {"tie_word_embeddings": True}
 _UNTIED = {"tie_word_embeddings": False}
 _LLAMA3 = {
@@ -229,6 +235,59 @@ PUBLISHED = (
     Published(
         "google/gemma-3-1b-it", "Gemma3ForCausalLM", "999,885,952", 26624,
         _sizes(1152, 6912, 26, 4, 1, 262144, head_dim=256, sliding_window=512, query_pre_attn_scalar=256),
+    ),
+    # Phi
+    Published(
+        "microsoft/Phi-3-mini-4k-instruct", "Phi3ForCausalLM", "3,821,079,552", 393216,
+        _sizes(3072, 8192, 32, 32, 32, 32064, sliding_window=2047, max_position_embeddings=4096),
+    ),
+    Published(
+        "microsoft/Phi-3.5-mini-instruct", "Phi3ForCausalLM", "3,821,079,552", 393216,
+        _sizes(3072, 8192, 32, 32, 32, 32064, sliding_window=262144, **_longrope(48)),
+    ),
+    Published(
+        "microsoft/Phi-3-medium-128k-instruct", "Phi3ForCausalLM", "13,960,238,080", 204800,
+        _sizes(5120, 17920, 40, 40, 10, 32064, sliding_window=131072, **_longrope(64)),
+    ),
+    Published(
+        "microsoft/phi-4", "Phi3ForCausalLM", "14,659,507,200", 204800,
+        _sizes(5120, 17920, 40, 40, 10, 100352, sliding_window=None, max_position_embeddings=16384),
+    ),
+    Published(
+        "microsoft/Phi-4-mini-instruct", "Phi3ForCausalLM", "3,836,021,760", 131072,
+        _sizes(
+            3072, 8192, 32, 24, 8, 200064, sliding_window=262144, partial_rotary_factor=0.75, **_longrope(48), **_TIED
+        ),
+    ),
+    # MiniMax
+    Published(
+        "MiniMaxAI/MiniMax-M2", "MiniMaxM2ForCausalLM", "~230B", 253952,
+        _sizes(
+            3072, 1536, 62, 48, 8, 200064, head_dim=128, rotary_dim=64, num_local_experts=256, num_experts_per_tok=8,
+            rope_theta=5000000, **_UNTIED,
+        ),
+        "10B",
+    ),
+    # Llama 4, its text model
+    Published(
+        "meta-llama/Llama-4-Scout-17B-16E (text)", "Llama4ForCausalLM", "~109B", 196608,
+        _sizes(
+            5120, 8192, 48, 40, 8, 202048, head_dim=128, intermediate_size_mlp=16384, num_local_experts=16,
+            num_experts_per_tok=1, interleave_moe_layer_step=1, rope_theta=500000.0,
+            rope_scaling={
+                "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+            },
+        ),
+        "17B",
+    ),
+    Published(
+        "meta-llama/Llama-4-Maverick-17B-128E (text)", "Llama4ForCausalLM", "~400B", 196608,
+        _sizes(
+            5120, 8192, 48, 40, 8, 202048, head_dim=128, intermediate_size_mlp=16384, num_local_experts=128,
+            num_experts_per_tok=1, interleave_moe_layer_step=2, use_qk_norm=False, rope_theta=500000.0,
+        ),
+        "17B",
     ),
     # ERNIE
     Published(

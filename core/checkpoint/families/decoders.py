@@ -219,3 +219,15 @@ def windows(fields: JsonFields, num_layers: int, usual: Sequence[str], default: 
 def softcap(fields: JsonFields, name: str, default: float) -> float:
     """A softcap; 0 if config.json has null."""
     return fields.number(name, 0.0 if fields.has(name) else default)
+
+
+def rotates(fields: JsonFields) -> list[bool]:
+    """Whether each layer's q and k are rotated: in all but every fourth, unless config.json says it otherwise."""
+    count = num_layers(fields)
+    said = fields.raw("no_rope_layers")
+    if said is None:
+        interval = fields.whole("no_rope_layer_interval", 4)
+        return [(i + 1) % interval != 0 for i in range(count)]
+    if not isinstance(said, list) or len(said) != count or any(flag not in (0, 1) for flag in said):
+        raise ConfigError(f"config.json: no_rope_layers must be a list of {count} times 0 or 1")
+    return [bool(flag) for flag in said]

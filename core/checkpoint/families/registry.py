@@ -20,12 +20,15 @@ from penstock.core.checkpoint.families.gpt_neox import GPT_NEOX
 from penstock.core.checkpoint.families.gpt_oss import GPT_OSS
 from penstock.core.checkpoint.families.granite import GRANITE
 from penstock.core.checkpoint.families.hunyuan import HUNYUAN
+from penstock.core.checkpoint.families.llama4 import LLAMA4
+from penstock.core.checkpoint.families.minimax import MINIMAX
 from penstock.core.checkpoint.families.ministral import MINISTRAL
 from penstock.core.checkpoint.families.mixtral import MIXTRAL
 from penstock.core.checkpoint.families.nearest import nearest, why_not
 from penstock.core.checkpoint.families.nemotron import NEMOTRON
 from penstock.core.checkpoint.families.olmo import OLMO
 from penstock.core.checkpoint.families.opt import OPT
+from penstock.core.checkpoint.families.phi import PHI3
 from penstock.core.checkpoint.families.phi2 import PHI
 from penstock.core.checkpoint.families.qwen_moe import QWEN_MOE
 from penstock.core.checkpoint.families.seed_oss import SEED_OSS
@@ -61,12 +64,15 @@ for _family in (
     GPT_OSS,
     GRANITE,
     HUNYUAN,
+    LLAMA4,
+    MINIMAX,
     MINISTRAL,
     MIXTRAL,
     NEMOTRON,
     OLMO,
     OPT,
     PHI,
+    PHI3,
     QWEN_MOE,
     SEED_OSS,
     SMOLLM,

@@ -4,6 +4,8 @@ Both spellings are understood: `rope_theta` with `rope_scaling` (transformers 4)
 """
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -14,8 +16,8 @@ from penstock.core.config.options import ConfigError
 
 _MAX_ROPE_FACTOR = 4096.0
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,15 +26,22 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     kind: RopeKind
     dim: int  # how many numbers of a head are rotated, from its first
     theta: float
-    original_max_len: int  # trained length: llama3, yarn and dynamic scale against it
+    original_max_len: int  # trained length: llama3, yarn, longrope and dynamic scale against it
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
+    short_factors: tuple[float, ...] = ()  # longrope, one for each pair: up to the trained length
+    long_factors: tuple[float, ...] = ()  # longrope: beyond it
     attention_factor: float = 1.0  # multiplies cosines and sines; resolved from mscale for yarn
     is_interleaved: bool = False  # neighbours are a pair in the checkpoint, instead of one from each half
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether longer sequences than the trained ones are rotated in another way: we go by the prompt's length."""
+        return self.kind in ("dynamic", "longrope")
 
 
 def rope_settings(fields: JsonFields, layer_type: str = "") -> JsonFields:
@@ -54,6 +63,7 @@ def parse_rope(
     theta: float = 10000.0,
     share: float = 1.0,
     is_interleaved: bool = False,
+    aliases: Mapping[str, RopeKind] = MappingProxyType({}),
 ) -> tuple[RopeConfig, int]:
     """The rotary settings, and the longest sequence that they allow.
 
@@ -65,10 +75,11 @@ def parse_rope(
         theta: unless config.json says another one.
         share: of a head's numbers that are rotated, unless config.json says another one.
         is_interleaved: as in `RopeConfig`.
+        aliases: other names of kinds.
     """
     settings = settings or rope_settings(fields)
     name = settings.text("rope_type") or settings.text("type") or "default"
-    kind = next((kind for kind in ROPE_KINDS if kind == name), None)
+    kind = aliases.get(name) or next((kind for kind in ROPE_KINDS if kind == name), None)
     if kind is None:
         raise ConfigError(f"config.json: rope type {name[:64]!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
     share = settings.number("partial_rotary_factor", fields.number("partial_rotary_factor", share))
@@ -80,7 +91,7 @@ def parse_rope(
         )
     theta = settings.number("rope_theta", 0.0) or fields.number("rope_theta", 0.0) or theta
     original = trained_len
-    if kind in ("llama3", "yarn"):
+    if kind in ("llama3", "yarn", "longrope"):
         within = settings.whole("original_max_position_embeddings", trained_len)
         original = fields.whole("original_max_position_embeddings", within)
     if kind == "default":
@@ -88,7 +99,7 @@ def parse_rope(
             kind="default", dim=dim, theta=theta, original_max_len=trained_len, is_interleaved=is_interleaved
         )
         return default, trained_len
-    factor = settings.number("factor", trained_len / original if kind == "yarn" else 0.0)
+    factor = settings.number("factor", trained_len / original if kind in ("yarn", "longrope") else 0.0)
     if not 0 < factor <= _MAX_ROPE_FACTOR:
         raise ConfigError(f"config.json: rope type {kind!r} needs a positive factor, got {settings.raw('factor')}")
     scaled = RopeConfig(
@@ -103,9 +114,11 @@ def parse_rope(
             return scaled, int(trained_len * factor)
         case "llama3":
             low, high = settings.number("low_freq_factor", 0.0), settings.number("high_freq_factor", 0.0)
-            if high <= low:
-                raise ConfigError("config.json: rope type 'llama3' needs low_freq_factor < high_freq_factor")
+            if not 0 < low <= high:
+                raise ConfigError("config.json: rope type 'llama3' needs 0 < low_freq_factor <= high_freq_factor")
             return replace(scaled, low_freq_factor=low, high_freq_factor=high), trained_len
+        case "longrope":
+            return _longrope(scaled, settings), trained_len
         case _:
             rope = replace(
                 scaled,
@@ -115,6 +128,19 @@ def parse_rope(
                 attention_factor=_yarn_attention_factor(settings, factor),
             )
             return rope, max(trained_len, int(original * factor))
+
+
+def _longrope(scaled: RopeConfig, settings: JsonFields) -> RopeConfig:
+    """Ding et al., 2024; the attention factor is that of section 3.3 of the Phi-3 report."""
+    short, long = settings.numbers("short_factor"), settings.numbers("long_factor")
+    count = scaled.dim // 2
+    if not len(short) == len(long) == count or min(*short, *long) <= 0:
+        raise ConfigError(f"config.json: rope type 'longrope' needs {count} positive numbers as short and long_factor")
+    usual = 1.0
+    if scaled.factor > 1 and scaled.original_max_len > 1:
+        usual = math.sqrt(1 + math.log(scaled.factor) / math.log(scaled.original_max_len))
+    attention_factor = settings.number("attention_factor", usual)
+    return replace(scaled, short_factors=short, long_factors=long, attention_factor=attention_factor)
 
 
 def _yarn_attention_factor(settings: JsonFields, factor: float) -> float:

@@ -1,0 +1,68 @@
+"""Llama 4 (text): every fourth layer knows no positions, experts multiply their inputs, one of them is shared.
+
+Where positions are known, published models attend in chunks of 8192 positions: sequences may be as long as a chunk.
+"""
+
+from msgspec.structs import replace
+
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer, Norm, QueryGrowth, Router
+from penstock.core.checkpoint.families import decoders
+from penstock.core.checkpoint.families.rope import parse_rope
+from penstock.core.checkpoint.json_fields import JsonFields
+from penstock.core.checkpoint.names import Names
+
+_NAMES = Names(
+    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+    router="feed_forward.router",
+    expert_gate_up=("feed_forward.experts.gate_up_proj",),
+    expert_down="feed_forward.experts.down_proj",
+    experts_are_transposed=True,
+    shared_gate_up=("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
+    shared_down="feed_forward.shared_expert.down_proj",
+)
+
+
+def parse(architecture: str, fields: JsonFields) -> Decoder:
+    """As `Family.parse`."""
+    num_layers = decoders.num_layers(fields)
+    attention = decoders.attention(fields, head_dim=128, has_bias=fields.flag("attention_bias"))
+    trained_len = fields.whole("max_position_embeddings", 131072)
+    rope, max_model_len = parse_rope(fields, trained_len, attention.head_dim, theta=500000.0, is_interleaved=True)
+    if not fields.has("attention_chunk_size") or fields.raw("attention_chunk_size") is not None:
+        max_model_len = min(max_model_len, fields.whole("attention_chunk_size", 8192))
+    norm = Norm(eps=fields.number("rms_norm_eps", 1e-5))
+    head_norm = replace(norm, has_weight=False) if fields.flag("use_qk_norm", True) else None
+    growth = QueryGrowth(
+        beta=fields.number("attn_scale", 0.1), length=fields.number("floor_scale", 8192.0, least=1.0), shift=1
+    )
+    with_places = replace(attention, rope=rope, q_norm=head_norm, k_norm=head_norm, norms_follow_rope=True)
+    without = replace(attention, query_growth=growth if fields.flag("attn_temperature_tuning", True) else None)
+    activation = decoders.activation(fields)
+    dense = DenseMLP(size=fields.whole("intermediate_size_mlp", 16384), activation=activation)
+    size = fields.whole("intermediate_size", 8192)
+    experts = Experts(
+        count=fields.whole("num_local_experts", 16),
+        size=size,
+        router=Router(kind="sigmoid", top_k=fields.whole("num_experts_per_tok", 1), multiplies_input=True),
+        activation=activation,
+        shared=DenseMLP(size=size, activation=activation),
+    )
+
+    def layer(mixer: Attention, is_sparse: bool) -> Layer:
+        return Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=experts if is_sparse else dense)
+
+    sparse = _sparse(fields, num_layers)
+    layers = [
+        layer(with_places if rotates else without, i in sparse) for i, rotates in enumerate(decoders.rotates(fields))
+    ]
+    return decoders.decoder(architecture, fields, layers, norm, max_model_len, _NAMES)
+
+
+def _sparse(fields: JsonFields, num_layers: int) -> set[int]:
+    """The layers with experts."""
+    step = fields.whole("interleave_moe_layer_step", 1)
+    return set(fields.wholes("moe_layers") if fields.has("moe_layers") else range(step - 1, num_layers, step))
+
+
+LLAMA4 = decoders.decoder_family(["Llama4ForCausalLM"], parse)
