@@ -18,6 +18,6 @@ CASES = {
     "phi3": Case("phi3", {"num_key_value_heads": 4}),
     "phi3-window": Case("phi3", {"sliding_window": 12}),
     "phi3-longrope": Case("phi3", _longrope(16, 1.0)),
-    "phi3-longrope-long": Case("phi3", _longrope(16, 1.0, 24), by_transformers=False, lens=(40, 33, 25, 27, 30)),
+    "phi3-longrope-long": Case("phi3", _longrope(16, 1.0, 10), by_transformers=False, lens=(40, 33, 11, 17, 25)),
     "phi4-mini": Case("phi3", {"tie_word_embeddings": True, **_longrope(12, 0.75)}),
 }

@@ -1,6 +1,7 @@
 """Where a prompt's length decides what positions mean, prompts of different kinds share no cached pages."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.gpu_worker.families.checkpoints import Reference
 from tests.gpu_worker.families.run import GREEDY, Scored
 
 _TRAINED = 40
-_FACTORS = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]}
+_FACTORS: dict[str, Any] = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]}
 LONGROPE = Case(
     "phi3",
     {
