@@ -58,6 +58,21 @@ _LLAMA3 = {
         "original_max_position_embeddings": 8192,
     },
 }
+_GPT_OSS: dict[str, Any] = {
+    "head_dim": 64,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "max_position_embeddings": 131072,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}
 _OLMO3_SCALING = {
     "rope_type": "yarn",
     "factor": 8.0,
@@ -156,12 +171,12 @@ PUBLISHED = (
     # gpt-oss
     Published(
         "openai/gpt-oss-20b", "GptOssForCausalLM", "20.9B", 49152,
-        _sizes(2880, 2880, 24, 64, 8, 201088, head_dim=64, num_local_experts=32, num_experts_per_tok=4),
+        _sizes(2880, 2880, 24, 64, 8, 201088, num_local_experts=32, **_GPT_OSS),
         "3.6B",
     ),
     Published(
         "openai/gpt-oss-120b", "GptOssForCausalLM", "116.8B", 73728,
-        _sizes(2880, 2880, 36, 64, 8, 201088, head_dim=64, num_local_experts=128, num_experts_per_tok=4),
+        _sizes(2880, 2880, 36, 64, 8, 201088, num_local_experts=128, **_GPT_OSS),
         "5.1B",
     ),
     # Mixtures of Qwen and Mistral
