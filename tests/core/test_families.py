@@ -96,6 +96,8 @@ def test_code_that_a_known_architecture_brings_is_left() -> None:
         ("Cohere2ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types"),
         ("Glm4MoeForCausalLM", MIXTURE | {"num_experts_per_tok": 5}, "5 from 4 experts"),
         ("Glm4MoeForCausalLM", MIXTURE | {"n_group": 3}, "groups of 4 experts"),
+        ("Glm4MoeForCausalLM", MIXTURE | {"n_group": 2, "num_experts_per_tok": 3}, "3 from 1 groups of 2 experts"),
+        ("Glm4MoeForCausalLM", MIXTURE | {"n_group": 4, "topk_group": 3}, "2 from 3 groups of 1 experts"),
         ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention"),
         ("GPTNeoXForCausalLM", {"hidden_size": 1}, "not enough for 2 attention heads"),
         ("CohereForCausalLM", {"num_attention_heads": 1 << 20, "hidden_size": 1 << 26}, "too many"),

@@ -73,6 +73,12 @@ def _checked(decoder: Decoder) -> Decoder:
                 raise ConfigError(
                     f"config.json: a choice of {router.top_groups} from {router.num_groups} groups of {count} experts"
                 )
+            of_group = count // router.num_groups
+            judged = 2 if router.num_groups > 1 and router.group_judge == "top2" else 1
+            if router.top_k > router.top_groups * of_group or judged > of_group:
+                raise ConfigError(
+                    f"config.json: a choice of {router.top_k} from {router.top_groups} groups of {of_group} experts"
+                )
     return decoder
 
 
