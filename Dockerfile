@@ -31,9 +31,10 @@ ARG EXTRA_PACKAGES=""
 RUN if [ -n "$EXTRA_PACKAGES" ]; then apt-get update && apt-get install -y --no-install-recommends $EXTRA_PACKAGES \
     && rm -rf /var/lib/apt/lists/*; fi
 RUN useradd --system --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin penstock \
-    && install -d -o penstock -m 700 /keys
+    && install -d -o penstock -m 700 /keys /cache
 COPY --from=build /opt/penstock /opt/penstock
-ENV PATH=/opt/penstock/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# Mount a volume at /cache, and a model that is named is downloaded once.
+ENV PATH=/opt/penstock/bin:$PATH HOME=/tmp HF_HOME=/cache PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER penstock
 WORKDIR /tmp
 EXPOSE 8000

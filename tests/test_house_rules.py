@@ -22,7 +22,7 @@ MAY_IMPORT = {
 FLOORS = {
     "core": ("config", "checkpoint", "planning", "kv", "sequences", "steps", "scheduling", "engine", "launch", "cli"),
     "frontend": (
-        "ground", "exchange", "text", "parsing", "engine", "grammars", "validation", "api", "responses", "http",
+        "ground", "exchange", "text", "parsing", "engine", "grammars", "validation", "api", "responses", "http", "cli",
     ),
     "gpu_worker": ("devices", "state", "grammars", "models", "steps", "startup", "ground"),
 }  # fmt: skip

@@ -40,7 +40,7 @@ _SERVERS: dict[str, tuple[str, tuple[str, ...], bool]] = {
 _TOOLS = {
     "keys": ("make an API key, or the keys of tcp:// channels", "penstock.core.cli.make_key"),
     "probe": ("ask a scheduler whether it answers (a health check)", "penstock.core.launch.probe"),
-    "models": ("list the checkpoints on this machine, and what each needs", "penstock.core.cli.models"),
+    "models": ("list the checkpoints on this machine, and what each needs", "penstock.frontend.cli.models"),
     "plan": ("say what a model needs of a GPU, and how fast it can be there", "penstock.core.cli.plan"),
     "chat": ("talk to a server in the terminal", "penstock.core.cli.chat"),
     "bench serve": ("put load on an OpenAI endpoint and measure it", "penstock.bench.load.serve"),
@@ -49,7 +49,8 @@ _TOOLS = {
 
 # command of another engine -> what to do here
 _OTHER_COMMANDS = {
-    "pull": "`penstock serve ORG/NAME` downloads a checkpoint and serves it; `hf download ORG/NAME` downloads it alone",
+    "pull": "`penstock serve ORG/NAME` downloads a checkpoint and serves it; `penstock models --download ORG/NAME` "
+    "downloads it alone",
     "run": "`penstock serve MODEL` serves a checkpoint; `penstock chat` talks to it",
     "list": "`penstock models` lists the checkpoints on this machine",
     "launch": "`penstock serve MODEL` serves a checkpoint",

@@ -52,7 +52,7 @@ def test_bench_lists_its_commands(arguments: tuple[str, ...], code: int) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("pull", "llama3"), ("hf download", "penstock serve")),
+        (("pull", "llama3"), ("penstock models --download", "penstock serve")),
         (("run", "llama3"), ("penstock serve", "penstock chat")),
         (("srve",), ("did you mean serve",)),
         (("serve", "--max-num-seks", "3"), ("did you mean --max-num-seqs",)),

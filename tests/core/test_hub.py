@@ -303,6 +303,25 @@ async def test_a_name_is_downloaded_and_served(hub: FakeHub, tmp_path: Path) -> 
         assert (await answer.json())["model"] == NAME
 
 
+def test_a_command_downloads_alone(hub: FakeHub, tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": hub.url}
+        command = [sys.executable, "-m", "penstock.core.cli", "models", "--download", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+    done = run(NAME)
+    assert (done.returncode, "own code" in done.stdout) == (0, True), done.stderr
+    hub.asked.clear()
+    assert run(NAME).returncode == 0
+    assert hub.asked == []
+    for arguments, words in (((), "ORG/NAME"), (("org/other",), "there is no folder 'org/other' here")):
+        refused = run(*arguments)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("penstock models: ")
+        assert words in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+
+
 def test_the_command_refuses_with_one_sentence(hub: FakeHub, tmp_path: Path) -> None:
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": hub.url}
     command = [sys.executable, "-m", "penstock.core.cli", "serve", "org/other"]

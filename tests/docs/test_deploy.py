@@ -14,7 +14,7 @@ from tests.docs.fences import ROOT
 from tests.docs.metric_names import metric_names
 
 NOT_IN_CONTAINERS = {
-    "model",  # the mounted folder
+    "model",  # an argument of the commands
     "host", "port", "admin_host", "admin_port",  # the services' own
     "frontend_address", "worker_address", "runtime_dir", "channel_key_file",
     "num_frontends",  # --scale frontend=2
@@ -48,7 +48,7 @@ def test_every_option_reaches_its_service() -> None:
 
 def test_the_example_names_variables_that_exist() -> None:
     known = {flag.variable for flag in flags()} | {KEY_VARIABLE}
-    known |= {"PENSTOCK_MODEL_DIR", "PENSTOCK_HTTP_ADDRESS", "GRAFANA_ADDRESS"}
+    known |= {"PENSTOCK_MODEL_DIR", "PENSTOCK_HTTP_ADDRESS", "GRAFANA_ADDRESS", "HF_TOKEN"}
     known |= {"FRONTEND_MEMORY", "SCHEDULER_MEMORY", "WORKER_MEMORY"}
     text = (ROOT / "deploy" / "env.example").read_text()
     assert set(re.findall(r"^#?([A-Z_]+)=", text, flags=re.MULTILINE)) <= known
@@ -61,6 +61,22 @@ def test_every_mounted_file_is_there() -> None:
             for volume in service.get("volumes", []):
                 if volume.startswith("./"):
                     assert (ROOT / volume.split(":")[0]).exists(), volume
+
+
+def test_a_named_model_is_downloaded_once_into_a_volume() -> None:
+    """By a service of its own; those that serve only read the cache, and ask no hub."""
+    compose = yaml.load((ROOT / "compose.yaml").read_text(), Loader)
+    services, dockerfile = compose["services"], (ROOT / "Dockerfile").read_text()
+    assert "models" in compose["volumes"]
+    assert "HF_HOME=/cache" in dockerfile
+    assert "install -d -o penstock -m 700 /keys /cache" in dockerfile  # what a new volume takes over
+    assert "models:/cache" in services["model"]["volumes"]
+    assert services["model"]["command"][:2] == ["models", "--download"]
+    for name in ("frontend", "worker"):
+        assert "models:/cache:ro" in services[name]["volumes"]
+        assert services[name]["environment"]["HF_HUB_OFFLINE"] == "1"
+        assert services[name]["command"][-1] == services["model"]["command"][-1]
+        assert services[name]["depends_on"]["model"] == {"condition": "service_completed_successfully"}
 
 
 def test_the_dashboard_asks_for_metrics_that_exist() -> None:

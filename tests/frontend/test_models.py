@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from penstock.core.cli.models import look, main
+from penstock.frontend.cli.models import Chat, PageGroup, look, main
 from tests.e2e.checkpoints import make_checkpoint
+from tests.frontend.families import FAMILIES
 
 COMMITS = [f"{digit}" * 40 for digit in range(8)]
 
@@ -95,13 +96,48 @@ def test_the_figures(made: Path) -> None:
     assert model.bytes_on_disk == sum(path.stat().st_size for path in made.iterdir())
 
 
+def test_layers_that_keep_only_a_window_are_a_group_of_their_own(made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "m"))
+    change(folder, architectures=["MistralForCausalLM"], sliding_window=64)
+    model = look(folder, "m")
+    per_token = 2 * 2 * (64 // 4) * 2 * 4
+    assert model.page_groups == (PageGroup(2, 64, per_token),)
+    assert model.memory_bytes == (model.weight_bytes or 0) + 64 * per_token
+    kinds = ["full_attention", "sliding_attention"]
+    change(folder, architectures=["Qwen2ForCausalLM"], use_sliding_window=True, layer_types=kinds)
+    halves = look(folder, "m").page_groups
+    assert halves == (PageGroup(1, None, per_token // 2), PageGroup(1, 64, per_token // 2))
+
+
+def test_how_it_chats(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "m"))
+    assert look(folder, "m").chat == Chat(tools=None, reasoning=None)
+    (folder / "chat_template.jinja").write_text(FAMILIES["command"].source("command"))
+    assert look(folder, "m").chat == Chat(tools="command_r", reasoning="command_r")
+    assert main([str(folder)]) == 0
+    assert re.search("chat +calls: command_r, reasoning: command_r", capsys.readouterr().out)
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    assert "the chat template does not compile" in (look(folder, "m").reason or "")
+
+
 def test_text_for_people(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([]) == 0
     plain = capsys.readouterr().out.splitlines()
-    assert plain[0].split() == ["name", "architecture", "params", "type", "on", "disk", "memory", "served", "by"]
+    assert plain[0].split() == [
+        "name",
+        "architecture",
+        "params",
+        "type",
+        "on",
+        "disk",
+        "memory",
+        "served",
+        "by",
+        "chat",
+    ]
     assert len(plain) == 11
     assert any(line.startswith(f"org/good@{COMMITS[1][:12]} ") for line in plain)
-    assert any(line.startswith("org/quantized ") and line.endswith("no: quantized") for line in plain)
+    assert any(line.startswith("org/quantized ") and "no: quantized" in line for line in plain)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     assert main([]) == 0
@@ -130,7 +166,7 @@ def test_one_that_is_not_there(cache: Path, name: str, words: str, capsys: pytes
 
 def test_the_command_needs_no_torch(cache: Path) -> None:
     program = (
-        "import sys\nfrom penstock.core.cli.models import main\ncode = main([])\n"
+        "import sys\nfrom penstock.frontend.cli.models import main\ncode = main([])\n"
         "assert not {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()\nsys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True, check=False)

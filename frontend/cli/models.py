@@ -16,10 +16,15 @@ from rich.table import Table
 from penstock.core.checkpoint.check import check_checkpoint
 from penstock.core.checkpoint.families.by_transformers import TransformersConfig
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.checkpoint.located import find_local, hub_cache, hub_name
+from penstock.core.checkpoint.located import find_local, hub_cache, hub_name, located
 from penstock.core.checkpoint.registry import model_path, open_checkpoint
-from penstock.core.checkpoint.source import Incomplete
-from penstock.core.config import Config, ConfigError
+from penstock.core.checkpoint.source import Checkpoint, Incomplete
+from penstock.core.config import Config, ConfigError, LogOptions, ModelOptions
+from penstock.frontend.parsing.reasoning import reasoning_format_of
+from penstock.frontend.parsing.tool_formats.registry import tool_format_of
+from penstock.frontend.text.chat_template import ChatTemplate
+from penstock.frontend.text.tokenizer import special_tokens_of
+from penstock.ipc.logs import flush_logs, setup_logging
 from penstock.ipc.process import EXIT_CONFIG
 
 _KV_TOKENS = 1024
@@ -27,8 +32,23 @@ _MAX_PHRASE = 60
 _FOLDERS = re.compile(r"'[^']*/([^'/]*)'")
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_HEADERS = ("name", "architecture", "params", "type", "on disk", "memory", "served by")
+_HEADERS = ("name", "architecture", "params", "type", "on disk", "memory", "served by", "chat")
 _TO_THE_RIGHT = {"params", "on disk", "memory"}
+
+
+class PageGroup(msgspec.Struct):
+    """Layers that keep the same of a token, for the same time."""
+
+    num_layers: int
+    window: int | None  # the last tokens that they keep; None: all
+    bytes_per_token: int  # of all these layers together
+
+
+class Chat(msgspec.Struct):
+    """What the chat template teaches."""
+
+    tools: str | None  # the names that `--tool-call-parser` and `--reasoning-parser` know them by
+    reasoning: str | None
 
 
 class Model(msgspec.Struct, kw_only=True):
@@ -42,10 +62,17 @@ class Model(msgspec.Struct, kw_only=True):
     dtype: str | None = None  # torch's name of most weights' type, else safetensors' name
     bytes_on_disk: int = 0
     max_model_len: int | None = None
-    kv_bytes_per_token: int | None = None
+    weight_bytes: int | None = None
+    page_groups: tuple[PageGroup, ...] = ()
     memory_bytes: int | None = None  # the weights, and the KV of 1,024 tokens
+    chat: Chat | None = None  # None: it is not for chats
     served_by: str | None = None  # "own code", "transformers"; None: it cannot be served
     reason: str | None = None  # why not
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of a token that all layers keep."""
+        return sum(group.bytes_per_token for group in self.page_groups)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,13 +83,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"size, and the memory for the weights and the KV of {_KV_TOKENS:,} tokens, in the type that is stored.",
     )
     parser.add_argument("model", nargs="?", help="tell about this one alone: a folder, or ORG/NAME[@REVISION]")
+    parser.add_argument("--download", action="store_true", help="fetch it first, if it is not in the cache")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     try:
+        if args.download:
+            _download(args.model)
         models = [_one(args.model)] if args.model else list(_all())
     except ConfigError as error:
         print(f"penstock models: {error}", file=sys.stderr)
         return EXIT_CONFIG
+    finally:
+        flush_logs()
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(models[0] if args.model else models), indent=2).decode())
     elif args.model:
@@ -72,6 +104,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         _print_plain([_HEADERS, *(_row(model) for model in models)])
     return 0
+
+
+def _download(model: str | None) -> None:
+    if model is None:
+        raise ConfigError("--download needs the name of a checkpoint: ORG/NAME")
+    located(
+        Config(model=ModelOptions(model=model)),
+        before_download=lambda: setup_logging("penstock", LogOptions().log_level, LogOptions().log_format),
+    )
 
 
 def _one(given: str) -> Model:
@@ -135,10 +176,24 @@ def _read(path: Path, model: Model) -> None:
         num_bytes = _weigh(path, model)
     model.max_model_len = config.max_model_len
     kv_size = _BYTES.get({name: key for key, name in _TORCH_NAMES.items()}.get(config.checkpoint_dtype, ""), 2)
-    model.kv_bytes_per_token = kv_size * sum(shape.num_heads * (shape.key_dim + shape.value_dim) for shape in config.kv)
+    model.page_groups = tuple(
+        PageGroup(count, shape.window, count * kv_size * shape.num_heads * (shape.key_dim + shape.value_dim))
+        for shape, count in Counter(config.kv).items()
+    )
+    model.chat = _chat(checkpoint)
     check_checkpoint(checkpoint)
-    model.memory_bytes = num_bytes + _KV_TOKENS * model.kv_bytes_per_token
+    kept = sum(min(_KV_TOKENS, group.window or _KV_TOKENS) * group.bytes_per_token for group in model.page_groups)
+    model.weight_bytes, model.memory_bytes = num_bytes, num_bytes + kept
     model.served_by = "transformers" if isinstance(config, TransformersConfig) else "own code"
+
+
+def _chat(checkpoint: Checkpoint) -> Chat | None:
+    source = checkpoint.chat_template()
+    if source is None:
+        return None
+    reasoning = reasoning_format_of(source)
+    takes_tools = ChatTemplate(source, special_tokens_of(checkpoint)).reads_tools
+    return Chat(tool_format_of(source).name if takes_tools else None, None if reasoning is None else reasoning.name)
 
 
 def _weigh(path: Path, model: Model) -> int:
@@ -173,14 +228,23 @@ def _row(model: Model) -> tuple[str, ...]:
         _size(model.bytes_on_disk),
         "-" if model.memory_bytes is None else _size(model.memory_bytes),
         model.served_by or f"no: {_phrase(model.reason or 'unknown')}",
+        _formats(model.chat),
     )
+
+
+def _formats(chat: Chat | None) -> str:
+    if chat is None:
+        return "-"
+    return ", ".join(
+        f"{what}: {name}" for what, name in (("calls", chat.tools), ("reasoning", chat.reasoning)) if name
+    ) or "text"  # fmt: skip
 
 
 def _print_table(models: list[Model]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for header in _HEADERS:
         justify: JustifyMethod = "right" if header in _TO_THE_RIGHT else "left"
-        table.add_column(header, justify=justify, overflow="fold", no_wrap=header not in ("name", "served by"))
+        table.add_column(header, justify=justify, overflow="fold", no_wrap=header not in ("name", "served by", "chat"))
     for model in models:
         table.add_row(*map(escape, _row(model)), style="" if model.served_by else "dim")
     Console(highlight=False).print(table)
@@ -200,12 +264,16 @@ def _print_one(model: Model) -> None:
     told = [
         ("name", model.name),
         ("revision", model.revision or "-"),
-        *zip(_HEADERS[1:-1], _row(model)[1:-1], strict=True),
+        *zip(_HEADERS[1:-2], _row(model)[1:-2], strict=True),
     ]
-    if model.kv_bytes_per_token is not None:
-        told.append(("KV of a token", _size(model.kv_bytes_per_token)))
+    if model.weight_bytes is not None:
+        told.append(("weights", _size(model.weight_bytes)))
+    for group in model.page_groups:
+        of_the_last = f" of the last {group.window:,} tokens" if group.window is not None else ""
+        told.append(("KV of a token", f"{_size(group.bytes_per_token)} in {group.num_layers} layers{of_the_last}"))
     if model.max_model_len is not None:
         told.append(("longest sequence", f"{model.max_model_len:,} tokens"))
+    told.append(("chat", _formats(model.chat)))
     told += [("served by", model.served_by or f"no: {model.reason}"), ("path", model.path)]
     for header, text in told:
         if text != "-":

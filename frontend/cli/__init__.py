@@ -1,0 +1,1 @@
+"""Commands of `penstock` that need to know how models chat."""
