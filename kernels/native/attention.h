@@ -29,7 +29,7 @@ struct AttentionShape {
 };
 
 constexpr int kQueryTile = 8;  // queries of one row that share a pass over the keys
-constexpr int kMostShared = 1 << 15;  // floats of queries and sums that do: they stay in a core's own cache
+constexpr int kMostShared = 1 << 16;  // floats of queries and sums that do: they stay in a core's own cache
 constexpr int kMostTogether = 4;  // (query, head) pairs whose sums fit in registers
 constexpr int kVectors = 4;  // vectors of 16 keys in a block
 constexpr int kBlockKeys = kVectors * kLanes;
@@ -273,7 +273,9 @@ void attention(Team& team, const AttentionShape& shape, const Kv* k_pages, const
     for (int first = rows.query_start_loc[row]; first < rows.query_start_loc[row + 1]; first += kQueryTile)
       tiles.push_back({row, first, std::min(kQueryTile, rows.query_start_loc[row + 1] - first)});
   const int group = shape.group(), num_units = int(tiles.size()) * shape.num_kv_heads;
-  const int for_cache = group * kQueryTile * (shape.head_dim + shape.of_values()) / kMostShared + 1;
+  int most_queries = 0;
+  for (const Tile& tile : tiles) most_queries = std::max(most_queries, tile.count);
+  const int for_cache = group * most_queries * (shape.head_dim + shape.of_values()) / kMostShared + 1;
   const int for_threads = (team.size() + num_units - 1) / std::max(1, num_units);
   const int heads = round_up((group - 1) / std::max(for_cache, for_threads) + 1, kMostTogether);
   const int parts = (group - 1) / heads + 1;

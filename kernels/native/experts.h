@@ -88,18 +88,24 @@ struct Assignment {
 inline Assignment assignment;
 inline Buffer room_for_experts;
 
-// x [num_tokens, stride], zero past its inputs, through the experts; finish(token, output, 16 sums) takes the outputs.
-// `packed` has room for all inputs of all tokens.
+constexpr size_t kRoomForExperts = 1 << 26;  // floats, unless a single token wants more
+
+// Floats that a token takes of the room for experts.
+inline size_t floats_of_token(const Experts& layer) {
+  const size_t of_place = 2 * (round_up(layer.hidden(), kUnit) + round_up(layer.inner(), kUnit));
+  return round_up(layer.routing.num_experts, kUnit) + layer.routing.top_k * of_place;
+}
+
+// `mix_experts` of as many tokens as there is room for.
 template <typename Finish>
-void mix_experts(Team& team, const Experts& layer, const float* x, int stride, int num_tokens, float* packed,
-                 Finish finish) {
+void mix_some(Team& team, const Experts& layer, const float* x, int stride, int num_tokens, float* packed,
+              Finish finish) {
   const Routing& routing = layer.routing;
   const int top_k = routing.top_k, hidden = layer.hidden();
   const size_t num_places = size_t(num_tokens) * top_k;
   const int logits_stride = round_up(routing.num_experts, kUnit), in_stride = round_up(hidden, kUnit);
   const int inner_stride = round_up(layer.inner(), kUnit);
-  const size_t num_floats = size_t(num_tokens) * logits_stride + 2 * num_places * (in_stride + inner_stride);
-  float* logits = room_for_experts.of(num_floats);
+  float* logits = room_for_experts.of(num_tokens * floats_of_token(layer));
   float* inputs = logits + size_t(num_tokens) * logits_stride;  // and outputs
   float* packed_inputs = inputs + num_places * in_stride;
   float* inner = packed_inputs + num_places * in_stride;
@@ -146,6 +152,17 @@ void mix_experts(Team& team, const Experts& layer, const float* x, int stride, i
       finish(t, output, sum);
     }
   });
+}
+
+// x [num_tokens, stride], zero past its inputs, through the experts; finish(token, output, 16 sums) takes the outputs.
+// `packed` has room for all inputs of all tokens.
+template <typename Finish>
+void mix_experts(Team& team, const Experts& layer, const float* x, int stride, int num_tokens, float* packed,
+                 Finish finish) {
+  const int at_once = int(std::max<size_t>(1, kRoomForExperts / floats_of_token(layer)));
+  for (int first = 0; first < num_tokens; first += at_once)
+    mix_some(team, layer, x + size_t(first) * stride, stride, std::min(at_once, num_tokens - first), packed,
+             [=](int t, int output, Floats sum) { finish(first + t, output, sum); });
 }
 
 // A shared expert's gate: the sigmoid of the product of a token and a vector of `num_inputs` weights.

@@ -59,7 +59,7 @@ inline void route(const Routing& routing, float* logits, int32_t* ids, float* we
     judged.resize(routing.num_groups);
     groups.resize(routing.top_groups);
     for (int g = 0; g < routing.num_groups; g++) {
-      int32_t best[2];
+      int32_t best[2] = {};
       const float* of_group = choice.data() + g * size;
       find_best(of_group, size, routing.judges_by_two ? 2 : 1, best);
       judged[g] = of_group[best[0]] + (routing.judges_by_two ? of_group[best[1]] : 0.0f);

@@ -169,3 +169,12 @@ def test_any_logits_give_different_experts(library: Library, name: str, bad: flo
     for row in ids.tolist():
         assert len(set(row)) == len(row)
         assert set(row) <= set(range(12))
+
+
+def test_more_tokens_than_there_is_room_for() -> None:
+    """They are computed one part after the other."""
+    library, mixture = load_library(2), Mixture(_CASES["all experts"], torch.bfloat16)
+    experts = mixture.pack(library)
+    expected = native_experts(library, experts, mixture.x)
+    count = 320  # times 70 tokens, of 3,136 floats each
+    assert torch.equal(native_experts(library, experts, mixture.x.repeat(count, 1)), expected.repeat(count, 1))
