@@ -3,11 +3,13 @@
 from functools import cache, cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from penstock.core.checkpoint.decoder import LatentAttention
+from penstock.gpu_worker.devices.device import IntArray
 from penstock.gpu_worker.models.attention import Rotation
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
@@ -110,7 +112,8 @@ class LatentPages:
                     break
                 num_tokens, num_positions, end = num_tokens + num_new, num_positions + length, end + 1
             tokens, some = slice(first_token, first_token + num_tokens), _some_rows(inputs, row, end, first_token)
-            parts.append(self._expanded(tokens, some, num_positions) if expand[row] else self._absorbed(tokens, some))
+            lengths = inputs.host_lens[1][row:end]
+            parts.append(self._expanded(tokens, some, lengths) if expand[row] else self._absorbed(tokens, some))
             row, first_token = end, first_token + num_tokens
         return parts
 
@@ -120,12 +123,14 @@ class LatentPages:
         starts, seq_lens = rows.query_start_loc.tolist(), rows.seq_lens.tolist()
         return Absorbed(tokens, rows, plan_cpu_attention(starts, seq_lens, rows.page_table, self._page_size, 1))
 
-    def _expanded(self, tokens: slice, rows: ForwardInputs, num_positions: int) -> Expanded:
-        device, size = rows.seq_lens.device, self._page_size
-        row = torch.arange(rows.seq_lens.shape[0], device=device)
-        row = row.repeat_interleave(rows.seq_lens.long(), output_size=num_positions)
-        key_start_loc = functional.pad(rows.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
-        position = torch.arange(num_positions, device=device) - key_start_loc[row]
+    def _expanded(self, tokens: slice, rows: ForwardInputs, lengths: IntArray) -> Expanded:
+        size, starts = self._page_size, np.zeros(len(lengths) + 1, dtype=np.int32)
+        lengths.cumsum(out=starts[1:])
+        # A copy that blocks would wait for the steps before.
+        key_start_loc = torch.from_numpy(starts).to(rows.seq_lens.device, non_blocking=True)
+        position = torch.arange(int(starts[-1]), dtype=torch.int32, device=key_start_loc.device)
+        row = torch.searchsorted(key_start_loc, position, right=True) - 1
+        position -= key_start_loc[row]
         slots = rows.page_table[row, position // size].long() * size + position % size
         return Expanded(tokens, rows, slots, key_start_loc)
 

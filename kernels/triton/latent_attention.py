@@ -45,7 +45,8 @@ def latent_tiles(facts: DeviceFacts, num_heads: int, num_rows: int, max_seq_len:
         block_h = min(32, max(16, next_power_of_two(num_heads)))
         block_q, block_n, warps, stages = 32 // block_h, 32, 8, 5
     slots = facts.num_sms * (2 if facts.capability[0] >= 9 else 1)
-    num_tiles = min(MAX_SPLITS, ceil_div(max_seq_len, block_n))
+    # Few rows are always split, however short: so only their number decides which form of the kernel is compiled.
+    num_tiles = min(MAX_SPLITS, max(2, ceil_div(max_seq_len, block_n)))
     num_splits = choose_splits(num_rows * ceil_div(num_heads, block_h), slots, num_tiles)
     return LatentTiles(block_h, block_q, block_n, num_splits, warps, stages)
 
@@ -149,19 +150,16 @@ def latent_prefill_kernel(
     BLOCK_N: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     ONE_PAGE: tl.constexpr,
-    SKIP_SINGLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (blocks of heads, tiles). SKIP_SINGLE leaves rows with one query to the decode kernel."""
+    """Grid (blocks of heads, tiles). Rows with one query are left to the decode kernel."""
     # The last tiles of a row see the most keys: start them first, so that no long one remains for the end.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     row = find_row(query_start_loc_ptr, tile, num_rows, BLOCK_Q)
     q_first = tl.load(query_start_loc_ptr + row)
     q_len = tl.load(query_start_loc_ptr + row + 1) - q_first
     q_block = (tile - (q_first // BLOCK_Q + row)) * BLOCK_Q
-    if q_block >= q_len:
-        return
-    if SKIP_SINGLE and q_len == 1:
+    if q_block >= q_len or q_len == 1:
         return
     seq_len = tl.load(seq_lens_ptr + row)
 
@@ -233,38 +231,37 @@ def latent_attention_triton(
     }
     rows = (q, pages, page_table, query_start_loc, seq_lens, out)
     strides = (q.stride(0), q.stride(1), pages.stride(0), pages.stride(2), page_table.stride(0), *out.stride()[:2])
-    if max_query_len == 1 or num_rows > 1:
-        splits = tiles.num_splits
-        partial = partial_lse = out  # not used with one split
-        if splits > 1:
-            shape = (num_rows, num_heads, splits)
-            partial = torch.empty((*shape, kv_rank), dtype=torch.float32, device=q.device)
-            partial_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-        latent_decode_kernel[(head_blocks, num_rows, splits)](
-            *rows, partial, partial_lse, scale, splits, *strides, SPLIT=splits > 1, **constants
+    splits = tiles.num_splits
+    partial = partial_lse = out  # not used with one split
+    if splits > 1:
+        shape = (num_rows, num_heads, splits)
+        partial = torch.empty((*shape, kv_rank), dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    latent_decode_kernel[(head_blocks, num_rows, splits)](
+        *rows, partial, partial_lse, scale, splits, *strides, SPLIT=splits > 1, **constants
+    )
+    if splits > 1:
+        combine_kernel[(num_heads, num_rows)](
+            partial,
+            partial_lse,
+            query_start_loc,
+            seq_lens,
+            q,
+            out,
+            0,
+            splits,
+            *out.stride()[:2],
+            HEAD_DIM=kv_rank,
+            BLOCK_D=next_power_of_two(kv_rank),
+            BLOCK_N=tiles.block_n,
+            BLOCK_S=max(16, next_power_of_two(splits)),
+            MIN_TILES=1,
+            HAS_WINDOW=False,
+            HAS_SINKS=False,
+            num_warps=8,
         )
-        if splits > 1:
-            combine_kernel[(num_heads, num_rows)](
-                partial,
-                partial_lse,
-                query_start_loc,
-                seq_lens,
-                q,
-                out,
-                0,
-                splits,
-                *out.stride()[:2],
-                HEAD_DIM=kv_rank,
-                BLOCK_D=next_power_of_two(kv_rank),
-                BLOCK_N=tiles.block_n,
-                BLOCK_S=max(16, next_power_of_two(splits)),
-                MIN_TILES=1,
-                HAS_WINDOW=False,
-                HAS_SINKS=False,
-                num_warps=8,
-            )
     if max_query_len > 1:
         latent_prefill_kernel[(head_blocks, num_tokens // tiles.block_q + num_rows)](
-            *rows, num_rows, scale, *strides, BLOCK_Q=tiles.block_q, SKIP_SINGLE=num_rows > 1, **constants
+            *rows, num_rows, scale, *strides, BLOCK_Q=tiles.block_q, **constants
         )
     return out
