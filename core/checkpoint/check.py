@@ -69,22 +69,31 @@ class _Vocabulary(msgspec.Struct):
     vocab: dict[str, int] | list[Any] = {}
 
 
+class _AddedToken(msgspec.Struct):
+    id: int
+
+
 class _Tokenizer(msgspec.Struct):
     model: _Vocabulary
+    added_tokens: list[_AddedToken] = []
 
 
 def _check_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> None:
     """Added tokens may go beyond the model's vocabulary: many fine-tuned models have one for padding, never used."""
     try:
-        vocab = msgspec.json.decode(checkpoint.tokenizer(), type=_Tokenizer).model.vocab
+        tokenizer = msgspec.json.decode(checkpoint.tokenizer(), type=_Tokenizer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"the tokenizer.json of {str(checkpoint.path)!r} is no tokenizer ({error}); download it again"
         ) from None
-    num_tokens = max(vocab.values(), default=-1) + 1 if isinstance(vocab, dict) else len(vocab)
-    if num_tokens > vocab_size:
+    vocab = tokenizer.model.vocab
+    last = max(vocab.values(), default=-1) if isinstance(vocab, dict) else len(vocab) - 1
+    added = {token.id for token in tokenizer.added_tokens}
+    while last in added:
+        last -= 1
+    if last >= vocab_size:
         raise ConfigError(
-            f"the tokenizer.json of {str(checkpoint.path)!r} has {num_tokens} tokens, but vocab_size in its "
+            f"the tokenizer.json of {str(checkpoint.path)!r} has {last + 1} tokens, but vocab_size in its "
             f"config.json is {vocab_size}: take both from the same model"
         )
 

@@ -16,7 +16,15 @@ from penstock.core.checkpoint.located import located
 from penstock.core.checkpoint.registry import open_model
 from penstock.core.cli.__main__ import main
 from penstock.core.config import Config, ConfigError, ModelOptions
-from tests.core.broken_checkpoints import BROKEN, change, check_sentence, half_downloaded, in_shards, make_good
+from tests.core.broken_checkpoints import (
+    BROKEN,
+    change,
+    check_sentence,
+    half_downloaded,
+    in_shards,
+    make_good,
+    write_tokenizer,
+)
 
 
 @pytest.fixture
@@ -49,7 +57,9 @@ def test_a_checkpoint_in_shards_can_be_served(folder: Path) -> None:
     check(folder)
 
 
-def test_what_goes_beyond_the_vocabulary_is_not_refused_if_it_was_added(folder: Path) -> None:
+@pytest.mark.parametrize("num_tokens", [32, 33])
+def test_what_goes_beyond_the_vocabulary_is_not_refused_if_it_was_added(folder: Path, num_tokens: int) -> None:
+    write_tokenizer(folder, num_tokens)
     path = folder / "tokenizer.json"
     path.write_text(path.read_text()[:-1] + ', "added_tokens": [{"id": 32, "content": "[PAD]"}]}')
     check(folder)
