@@ -32,7 +32,7 @@ def paged_attention(
         q: [T, Hq, D].
         k_pages: [num_pages, Hk, page_size, D]; Hq is a multiple of Hk.
         v_pages: the same shape.
-        page_table: int32 [N, max_pages], one row per batch row.
+        page_table: int32 [N, max_pages], one row per batch row. Ids of pages that no query sees may be anything.
         query_start_loc: int32 [N + 1].
         seq_lens: int32 [N], context length with this step's tokens.
         scale: multiplies the dot products.
@@ -101,6 +101,8 @@ def paged_attention_reference(
         if query_len == 0:
             continue
         pages = page_table[b, : math.ceil(seq_len / page_size)].long()
+        if window is not None:
+            pages[: max(0, seq_len - query_len + 1 - window) // page_size] = pages[-1]  # what is there is not seen
         k = k_pages[pages].transpose(1, 2).flatten(0, 1)[:seq_len].double().repeat_interleave(group, 1)
         v = v_pages[pages].transpose(1, 2).flatten(0, 1)[:seq_len].double().repeat_interleave(group, 1)
         for i in range(query_len):

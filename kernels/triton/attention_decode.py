@@ -9,15 +9,18 @@ result and `combine_kernel` merges them by their log-sum-exp.
 import triton
 import triton.language as tl
 
-from penstock.kernels.triton.attention_tiles import LOG2E, attend
+from penstock.kernels.triton.attention_tiles import LOG2E, attend, first_in_window
 
 
 @triton.jit
-def split_tiles(seq_len, window, num_splits, BLOCK_N: tl.constexpr, MIN_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def split_tiles(
+    seq_len, window, num_splits,
+    BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr, MIN_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
     """(first token of the first visible tile, tiles per split) of a row: the same answer in both kernels."""
     first = 0
     if HAS_WINDOW:
-        first = tl.maximum(seq_len - window, 0) // BLOCK_N * BLOCK_N
+        first = first_in_window(seq_len - 1, window, BLOCK_N, PAGE_SIZE)
     tiles = tl.cdiv(seq_len - first, BLOCK_N)
     return first, tl.maximum(tl.cdiv(tiles, num_splits), MIN_TILES)
 
@@ -72,7 +75,7 @@ def decode_kernel(
     if tl.load(query_start_loc_ptr + row + 1) - token != 1:
         return
     seq_len = tl.load(seq_lens_ptr + row)
-    first, tiles = split_tiles(seq_len, window, num_splits, BLOCK_N, MIN_TILES, HAS_WINDOW)
+    first, tiles = split_tiles(seq_len, window, num_splits, BLOCK_N, PAGE_SIZE, MIN_TILES, HAS_WINDOW)
     lo = first + split * tiles * BLOCK_N
     hi = tl.minimum(lo + tiles * BLOCK_N, seq_len)
     if SPLIT and lo >= seq_len:
@@ -128,6 +131,7 @@ def combine_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     BLOCK_S: tl.constexpr,
     MIN_TILES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -140,7 +144,7 @@ def combine_kernel(
     if tl.load(query_start_loc_ptr + row + 1) - token != 1:
         return
     seq_len = tl.load(seq_lens_ptr + row)
-    first, tiles = split_tiles(seq_len, window, num_splits, BLOCK_N, MIN_TILES, HAS_WINDOW)
+    first, tiles = split_tiles(seq_len, window, num_splits, BLOCK_N, PAGE_SIZE, MIN_TILES, HAS_WINDOW)
     num_used = tl.cdiv(seq_len - first, tiles * BLOCK_N)
     slot = (row.to(tl.int64) * tl.num_programs(0) + head) * num_splits
     splits = tl.arange(0, BLOCK_S)

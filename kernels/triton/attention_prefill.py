@@ -9,7 +9,7 @@ row by binary search.
 import triton
 import triton.language as tl
 
-from penstock.kernels.triton.attention_tiles import LOG2E, attend
+from penstock.kernels.triton.attention_tiles import LOG2E, attend, first_in_window
 
 
 @triton.jit
@@ -100,10 +100,10 @@ def prefill_kernel(
 
     first = 0
     if HAS_WINDOW:
-        first = tl.maximum(prefix + q_block - window + 1, 0) // BLOCK_N * BLOCK_N
+        first = first_in_window(prefix + q_block, window, BLOCK_N, PAGE_SIZE)
     end = tl.minimum(prefix + q_block + BLOCK_Q, seq_len)
     # Tiles that are fully visible to every query of the block need no mask.
-    full = tl.maximum((prefix + q_block + 1) // BLOCK_N * BLOCK_N, first)
+    full = first + (prefix + q_block + 1 - first) // BLOCK_N * BLOCK_N
     acc, l_i, m_i = attend(
         acc, l_i, m_i, q, q_pos, k_base, v_base, page_row, first, full, end, stride_kp, stride_kt, stride_vp, stride_vt,
         scale, softcap, window, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, ONE_PAGE, False, False, HAS_WINDOW,

@@ -56,6 +56,16 @@ def load_tile(
 
 
 @triton.jit
+def first_in_window(position, window, BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr):
+    """Where the tiles of a query at `position` begin.
+
+    Not before the page of the first token that it sees: the page before may be gone, and its id be anything. A tile
+    lies in one page, or begins with one.
+    """
+    return tl.maximum(position - window + 1, 0) // min(BLOCK_N, PAGE_SIZE) * min(BLOCK_N, PAGE_SIZE)
+
+
+@triton.jit
 def attend(
     acc,
     l_i,
@@ -86,7 +96,7 @@ def attend(
     HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Fold KV tiles [tile_lo, tile_hi) (token positions, multiples of BLOCK_N) into (acc, l_i, m_i).
+    """Fold KV tiles of BLOCK_N tokens, from tile_lo on until tile_hi is reached, into (acc, l_i, m_i).
 
     `q_pos` [BLOCK_M] are the queries' positions. CHECK masks tokens >= n_end, CAUSAL those after the query,
     HAS_WINDOW those at or before q_pos - window.

@@ -13,6 +13,14 @@ class DeviceFacts:
     num_sms: int
     capability: tuple[int, int]
 
+    @property
+    def is_large(self) -> bool:
+        """Of Hopper's and Blackwell's data centre GPUs: warpgroup products, and 227 KiB of shared memory for a block.
+
+        Blackwell's other GPUs, 12.x, have neither: they are like Ampere's.
+        """
+        return self.capability[0] in (9, 10)
+
 
 HOPPER = DeviceFacts(num_sms=132, capability=(9, 0))
 

@@ -44,7 +44,7 @@ def latent_tiles(facts: DeviceFacts, num_heads: int, num_rows: int, max_seq_len:
     else:
         block_h = min(32, max(16, next_power_of_two(num_heads)))
         block_q, block_n, warps, stages = 32 // block_h, 32, 8, 5
-    slots = facts.num_sms * (2 if facts.capability[0] >= 9 else 1)
+    slots = facts.num_sms * (2 if facts.is_large else 1)
     # Few rows are always split, however short: so only their number decides which form of the kernel is compiled.
     num_tiles = min(MAX_SPLITS, max(2, ceil_div(max_seq_len, block_n)))
     num_splits = choose_splits(num_rows * ceil_div(num_heads, block_h), slots, num_tiles)
@@ -90,7 +90,7 @@ def latent_decode_kernel(
     if tl.load(query_start_loc_ptr + row + 1) - token != 1:
         return
     seq_len = tl.load(seq_lens_ptr + row)
-    _, tiles = split_tiles(seq_len, 0, num_splits, BLOCK_N, 1, False)
+    _, tiles = split_tiles(seq_len, 0, num_splits, BLOCK_N, PAGE_SIZE, 1, False)
     lo = split * tiles * BLOCK_N
     hi = tl.minimum(lo + tiles * BLOCK_N, seq_len)
     if SPLIT and lo >= seq_len:
@@ -254,6 +254,7 @@ def latent_attention_triton(
             HEAD_DIM=kv_rank,
             BLOCK_D=next_power_of_two(kv_rank),
             BLOCK_N=tiles.block_n,
+            PAGE_SIZE=pages.shape[2],
             BLOCK_S=max(16, next_power_of_two(splits)),
             MIN_TILES=1,
             HAS_WINDOW=False,

@@ -29,7 +29,7 @@ def expanded_tiles(facts: DeviceFacts, largest_dim: int, itemsize: int) -> Expan
         return ExpandedTiles(16, 16, 4, 1)
     if largest_dim > 128:
         return ExpandedTiles(64, 32, 8, 2)
-    return ExpandedTiles(128, 64 if facts.capability[0] >= 9 else 32, 8, 2)
+    return ExpandedTiles(128, 64 if facts.is_large else 32, 8, 2)
 
 
 @triton.jit

@@ -33,19 +33,27 @@ MAX_SPLITS = 128
 
 
 def decode_tiles(
-    facts: DeviceFacts, num_rows: int, num_kv_heads: int, head_dim: int, max_seq_len: int, itemsize: int
+    facts: DeviceFacts,
+    num_rows: int,
+    num_kv_heads: int,
+    head_dim: int,
+    max_seq_len: int,
+    itemsize: int,
+    group: int = 1,
 ) -> DecodeTiles:
     """Tiles for `num_rows` single-query rows of up to `max_seq_len` tokens.
 
     A tile of K is 16 KiB. num_stages 5 gives K and V two tiles in flight each, since the page ids that address
-    them take every other stage: 64 to 72 KiB per program, so three fit a Hopper multiprocessor and two an
-    Ampere one. None of these constants has been tuned on a GPU yet; `bench/kernels/sweep.py` does that.
+    them take every other stage: 64 to 72 KiB per program, so three fit a large GPU's multiprocessor and two an
+    Ampere one. More than 32 query heads for a KV head need the registers of twice the warps, and their memory.
+    None of these constants has been tuned on a GPU yet; `bench/kernels/sweep.py` does that.
     """
     row_bytes = next_power_of_two(head_dim) * itemsize
     block_n = max(16, min(128, 16384 // row_bytes))
-    slots = facts.num_sms * (3 if facts.capability[0] >= 9 else 2)
+    slots = facts.num_sms * (3 if facts.is_large else 2)
     num_splits = choose_splits(num_rows * num_kv_heads, slots, ceil_div(max_seq_len, block_n))
-    return DecodeTiles(block_n, num_splits, 1, num_warps=4, num_stages=5)
+    is_wide = group > 32
+    return DecodeTiles(block_n, num_splits, 1, num_warps=8 if is_wide else 4, num_stages=3 if is_wide else 5)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -67,16 +75,15 @@ def choose_splits(num_programs: int, slots: int, num_tiles: int) -> int:
 
 
 def prefill_tiles(facts: DeviceFacts, head_dim: int, itemsize: int, group: int, softcap: bool) -> PrefillTiles:
-    """Tiles for rows with several queries: 64 rows or more, so that Hopper uses its warpgroup products.
+    """Tiles for rows with several queries: 64 rows or more, so that large GPUs use their warpgroup products.
 
     As in FlashAttention-2's Triton version; not tuned on a GPU yet (`bench/kernels/sweep.py`).
     """
     if itemsize == 4:  # exact fp32 products run on the plain cores: for tests and parity, not for speed
         return PrefillTiles(max(16, next_power_of_two(group)), 16, 4, 2)
-    hopper = facts.capability[0] >= 9
     if head_dim > 128:
-        return PrefillTiles(128 if hopper else 64, 32, 8, 3)
-    if hopper:
+        return PrefillTiles(128 if facts.is_large else 64, 32, 8, 3)
+    if facts.is_large:
         return PrefillTiles(128, 64, 8, 5)
     # Softcapping, or masking a padded head, costs registers that 64 columns of scores need: they would spill.
     return PrefillTiles(128, 64 if head_dim in (64, 128) and not softcap else 32, 8, 3)
@@ -110,16 +117,15 @@ def paged_attention_triton(
     if q.shape[0] == 0:
         return out
     num_rows = seq_lens.shape[0]
-    facts = device_facts(q.device)
+    facts, group = device_facts(q.device), q.shape[1] // k_pages.shape[1]
     if max_query_len == 1 or num_rows > 1:
         if decode is None:
-            decode = decode_tiles(facts, num_rows, k_pages.shape[1], q.shape[2], max_seq_len, q.element_size())
+            decode = decode_tiles(facts, num_rows, k_pages.shape[1], q.shape[2], max_seq_len, q.element_size(), group)
         _launch_decode(
             q, k_pages, v_pages, page_table, query_start_loc, seq_lens, sinks, out, scale, softcap, window, decode
         )  # fmt: skip
     if max_query_len > 1:
         if prefill is None:
-            group = q.shape[1] // k_pages.shape[1]
             prefill = prefill_tiles(facts, q.shape[2], q.element_size(), group, softcap > 0)
         _launch_prefill(
             q, k_pages, v_pages, page_table, query_start_loc, seq_lens, sinks, out, scale, softcap, window, prefill
@@ -208,6 +214,7 @@ def _launch_decode(
             HEAD_DIM=head_dim,
             BLOCK_D=block_d,
             BLOCK_N=tiles.block_n,
+            PAGE_SIZE=page_size,
             BLOCK_S=max(16, next_power_of_two(splits)),
             MIN_TILES=tiles.min_tiles,
             HAS_WINDOW=window is not None,

@@ -33,7 +33,10 @@ class AttentionInputs:
 
 
 def make_inputs(case: AttentionCase, device: str = "cpu", seed: int = 0) -> AttentionInputs:
-    """Pages in random order; every slot that no row owns, and every unused page id, would spoil the result."""
+    """Pages in random order; what no query of a row may read would spoil the result.
+
+    That is every slot that no row owns, and the page ids behind the row's pages and behind its window.
+    """
     generator = torch.Generator().manual_seed(seed)
     page, heads, dim = case.page_size, case.num_kv_heads, case.head_dim
     counts = [-(-seq_len // page) for _, seq_len in case.lens]
@@ -43,11 +46,12 @@ def make_inputs(case: AttentionCase, device: str = "cpu", seed: int = 0) -> Atte
     order = torch.randperm(num_pages, generator=generator).tolist()
     table = torch.full((len(case.lens), max(counts) + 2), 10**6, dtype=torch.int32)
     used = 0
-    for b, (_, seq_len) in enumerate(case.lens):
+    for b, (query_len, seq_len) in enumerate(case.lens):
         pages = order[used : used + counts[b]]
         used += counts[b]
-        table[b, : counts[b]] = torch.tensor(pages, dtype=torch.int32)
-        for i, page_id in enumerate(pages):
+        first = 0 if case.window is None else max(0, seq_len - query_len + 1 - case.window) // page
+        table[b, first : counts[b]] = torch.tensor(pages[first:], dtype=torch.int32)
+        for i, page_id in enumerate(pages[first:], first):
             filled = min(page, seq_len - i * page)
             pool[1, :, page_id, :, :filled] = torch.randn(2, heads, filled, dim, generator=generator)
     pool = pool.to(case.dtype).to(device)

@@ -6,6 +6,7 @@ import torch
 from penstock.kernels.paged_attention import paged_attention_reference
 from penstock.kernels.triton.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
 from tests.kernels.attention_cases import AttentionCase, make_inputs
+from tests.kernels.pairs import every
 from tests.kernels.tolerances import assert_near
 
 DECODES = ((1, 1), (1, 16), (1, 17), (1, 67))
@@ -46,23 +47,26 @@ def test_group_sizes(device: str, heads: int, kv_heads: int) -> None:
     )
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_head_dims(device: str, head_dim: int) -> None:
-    check(device, AttentionCase(((1, 37), (9, 18)), head_dim=head_dim), decode=DecodeTiles(16, 2, 1, 4, 2))
-
-
-@pytest.mark.parametrize("window", [1, 5, 16, 33])
-@pytest.mark.parametrize("num_splits", [1, 3])
-def test_sliding_window(device: str, window: int, num_splits: int) -> None:
-    case = AttentionCase(((1, 50), (1, 3), (23, 49)), window=window)
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "window", "softcap", "sinks", "num_splits"),
+    every((32, 64, 80, 96, 112, 128, 192, 256), (1, 4, 16, 64), (None, 1, 9, 33), (0.0, 2.0), (False, True), (1, 3)),
+)
+def test_combinations(
+    device: str, head_dim: int, page_size: int, window: int | None, softcap: float, sinks: bool, num_splits: int
+) -> None:
+    """Rows of one query and of several, over tiles of one page and of several, some of which a window hides."""
+    case = AttentionCase(
+        ((1, 50), (1, 3), (9, 41)), 3, 1, head_dim, page_size, window=window, softcap=softcap, sinks=sinks
+    )
     check(device, case, DecodeTiles(16, num_splits, 1, 4, 2), PrefillTiles(16, 16, 4, 2))
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
-def test_softcap_and_sinks(device: str, num_splits: int) -> None:
-    case = AttentionCase(((1, 50), (1, 1), (23, 49)), softcap=2.0, sinks=True)
-    check(device, case, DecodeTiles(16, num_splits, 1, 4, 2), PrefillTiles(32, 16, 4, 2))
-    check(device, AttentionCase(case.lens, sinks=True, window=7), DecodeTiles(16, num_splits, 1, 4, 2))
+@pytest.mark.parametrize("window", [1, 16, 17])
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_windows_at_the_edges_of_tiles(device: str, window: int, num_splits: int) -> None:
+    """A chunk of several tiles of queries; pages of half a tile."""
+    case = AttentionCase(((1, 32), (1, 33), (1, 49), (37, 64)), 2, 2, 32, 8, window=window)
+    check(device, case, DecodeTiles(16, num_splits, 1, 4, 2), PrefillTiles(16, 16, 4, 2))
 
 
 def test_dtypes(device: str, dtype: torch.dtype) -> None:
