@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,11 @@ from penstock.ipc.messages import SamplingParams
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
+from tests.gpu_worker.families.checkpoints import Reference
+from tests.gpu_worker.families.run import check
+from tests.gpu_worker.families.schedules import PAIRWISE
+from tests.gpu_worker.families.table import CASES
+from tests.gpu_worker.families.test_parity_of_families import is_ours
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,6 +56,14 @@ def test_fp32_whatever_the_schedule(checkpoint: Make, page_size: int, depth: int
             assert greedy_errors(model, prompt, output)[0] == [], f"prompt of {len(prompt)}"
     assert page_size > 1 or engine.scheduler.stats().num_preemptions > 0
     assert engine.scheduler.stats().num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if is_ours(name)])
+def test_fp32_of_every_family(name: str, tmp_path: Path) -> None:
+    """Graphs with padded rows; chunks of 8 and 24 tokens, a tight pool, prefix hits."""
+    reference = Reference(tmp_path, CASES[name])
+    for run in PAIRWISE[:2]:
+        check(reference, run, device="cuda", dtype="float32", model_impl="own")
 
 
 @torch.inference_mode()
