@@ -52,6 +52,24 @@ def test_the_command_says_one_sentence(
     assert [word for word in words if word not in said] == [], said
 
 
+@pytest.mark.parametrize(
+    ("impl", "architecture", "words"),
+    [
+        ("own", "OPTForCausalLM", ("word_embed_proj_dim", "without --model-impl own")),
+        ("own", "PersimmonForCausalLM", ("not supported with --model-impl own", "the nearest that is: ")),
+        ("transformers", "NoSuchForCausalLM", ("NoSuchForCausalLM is not supported", "the nearest that is: ")),
+    ],
+)
+def test_the_code_that_was_asked_for_cannot(
+    folder: Path, impl: str, architecture: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(folder, architectures=[architecture], word_embed_proj_dim=8)
+    assert main(["serve", str(folder), "--model-impl", impl]) == 2
+    said = capsys.readouterr().err
+    check_sentence(said.removesuffix("\n"))
+    assert [word for word in words if word not in said] == [], said
+
+
 def test_a_checkpoint_in_shards_can_be_served(folder: Path) -> None:
     in_shards(folder)
     check(folder)

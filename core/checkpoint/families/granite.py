@@ -80,7 +80,9 @@ def _mixture(fields: JsonFields, shared_size: int) -> DenseMLP | Experts:
 def _refuse_states(fields: JsonFields) -> None:
     types = fields.texts("layer_types") or fields.texts("layers_block_type")
     if types is None or any(kind not in ("attention", "full_attention") for kind in types):
-        raise NotDescribed("Granite with Mamba layers is not supported yet: they keep more than keys and values")
+        raise NotDescribed(
+            "config.json: layers of kind mamba are not supported yet: they keep more than keys and values"
+        )
 
 
 GRANITE = decoders.decoder_family(

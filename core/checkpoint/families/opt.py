@@ -25,9 +25,11 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     """Like `Family.parse`."""
     hidden_size = fields.whole("hidden_size", 768)
     if fields.whole("word_embed_proj_dim", hidden_size) != hidden_size:
-        raise NotDescribed("OPT with embeddings of another size than its layers (OPT-350m)")
+        raise NotDescribed(
+            "config.json: word_embed_proj_dim is only supported if it is hidden_size (in OPT-350m it is not)"
+        )
     if not fields.flag("do_layer_norm_before", True):
-        raise NotDescribed("OPT with norms after the residual additions (OPT-350m)")
+        raise NotDescribed("config.json: do_layer_norm_before is only supported if it is true (in OPT-350m it is not)")
     has_bias, has_weight = fields.flag("enable_bias", True), fields.flag("layer_norm_elementwise_affine", True)
     norm = Norm(kind="layer", eps=1e-5, has_weight=has_weight, has_bias=has_weight)
     mlp = DenseMLP(

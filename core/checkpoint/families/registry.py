@@ -110,9 +110,11 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
     if named and named[0] in known and impl != "transformers":
         try:
             return known[named[0]].parse(named[0], fields)  # type: ignore[no-any-return]
-        except NotDescribed:
-            if impl == "own" or named[0] not in transformers_architectures():
+        except NotDescribed as error:
+            if named[0] not in transformers_architectures():
                 raise
+            if impl == "own":
+                raise ConfigError(f"{error}; without --model-impl own, transformers' code may compute it") from None
     if named and impl != "own" and named[0] in transformers_architectures():
         try:
             return BY_TRANSFORMERS.parse(named[0], fields)

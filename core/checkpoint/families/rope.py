@@ -110,7 +110,7 @@ def parse_rope(
             return scaled, trained_len
         case "dynamic":
             if dim <= 2:
-                raise ConfigError(f"head_dim {head_dim} is too small for dynamic rotary scaling")
+                raise ConfigError(f"config.json: head_dim {head_dim} is too small for dynamic rotary scaling")
             return scaled, int(trained_len * factor)
         case "llama3":
             low, high = settings.number("low_freq_factor", 0.0), settings.number("high_freq_factor", 0.0)
