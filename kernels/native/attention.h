@@ -264,29 +264,34 @@ struct AttentionRows {  // the N rows of a step
 template <typename Kv>
 void attention(Team& team, const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const AttentionRows& rows,
                const float* q, int stride, float* out, int out_stride) {
-  struct Tile {
-    int row, first, count;
+  struct Unit {
+    int row, first, count, kv_head, first_head, num_heads;
   };
-  static std::vector<Tile> tiles;
-  tiles.clear();
+  static std::vector<Unit> units;
+  units.clear();
+  const int group = shape.group();
+  int num_tiles = 0;
   for (int row = 0; row < rows.num_rows; row++)
-    for (int first = rows.query_start_loc[row]; first < rows.query_start_loc[row + 1]; first += kQueryTile)
-      tiles.push_back({row, first, std::min(kQueryTile, rows.query_start_loc[row + 1] - first)});
-  const int group = shape.group(), num_units = int(tiles.size()) * shape.num_kv_heads;
-  int most_queries = 0;
-  for (const Tile& tile : tiles) most_queries = std::max(most_queries, tile.count);
-  const int for_cache = group * most_queries * (shape.head_dim + shape.of_values()) / kMostShared + 1;
-  const int for_threads = (team.size() + num_units - 1) / std::max(1, num_units);
-  const int heads = round_up((group - 1) / std::max(for_cache, for_threads) + 1, kMostTogether);
-  const int parts = (group - 1) / heads + 1;
-  team.each(num_units * parts, 1, [&](int n) {
+    num_tiles += (rows.query_start_loc[row + 1] - rows.query_start_loc[row] + kQueryTile - 1) / kQueryTile;
+  const int for_threads = (team.size() - 1) / std::max(1, num_tiles * shape.num_kv_heads) + 1;
+  for (int row = 0; row < rows.num_rows; row++)
+    for (int first = rows.query_start_loc[row]; first < rows.query_start_loc[row + 1]; first += kQueryTile) {
+      const int count = std::min(kQueryTile, rows.query_start_loc[row + 1] - first);
+      const int for_cache = group * count * (shape.head_dim + shape.of_values()) / kMostShared + 1;
+      const int heads = round_up((group - 1) / std::max(for_cache, for_threads) + 1, kMostTogether);
+      for (int kv_head = 0; kv_head < shape.num_kv_heads; kv_head++)
+        for (int head = 0; head < group; head += heads)
+          units.push_back({row, first, count, kv_head, head, std::min(heads, group - head)});
+    }
+  team.each(int(units.size()), 1, [&](int n) {
     // Later queries see more keys. They come first, so that no thread gets a long one at the end.
-    const Tile& tile = tiles[tiles.size() - 1 - n / (shape.num_kv_heads * parts)];
-    const int begin = rows.query_start_loc[tile.row], end = rows.query_start_loc[tile.row + 1];
-    const int position = rows.seq_lens[tile.row] - (end - begin) + (tile.first - begin), part = n % parts;
-    const int table_row = rows.table_rows ? rows.table_rows[tile.row] : tile.row;
-    attend<Kv>(shape, k_pages, v_pages, rows.page_table + size_t(table_row) * rows.page_table_stride, n / parts % shape.num_kv_heads, q + size_t(tile.first) * stride, stride, tile.count, position,
-               out + size_t(tile.first) * out_stride, out_stride, part * heads, std::min(heads, group - part * heads));
+    const Unit& unit = units[units.size() - 1 - n];
+    const int begin = rows.query_start_loc[unit.row], end = rows.query_start_loc[unit.row + 1];
+    const int position = rows.seq_lens[unit.row] - (end - begin) + (unit.first - begin);
+    const int table_row = rows.table_rows ? rows.table_rows[unit.row] : unit.row;
+    const int32_t* pages = rows.page_table + size_t(table_row) * rows.page_table_stride;
+    attend<Kv>(shape, k_pages, v_pages, pages, unit.kv_head, q + size_t(unit.first) * stride, stride, unit.count,
+               position, out + size_t(unit.first) * out_stride, out_stride, unit.first_head, unit.num_heads);
   });
 }
 
