@@ -23,7 +23,7 @@ class DecodeGroup(NamedTuple):
     page_runs: Tensor  # int64[G * Hk * P], index of each page's run of one head
     num_rows: int
     num_keys: int  # S <= P * page_size
-    mask: Tensor | None  # fp32[G, 1, 1, S], 0 or -inf; None if every row sees every key
+    mask: Tensor | None  # [G, 1, 1, S], 0 or -inf; None if every row sees every key
 
 
 class PrefillRow(NamedTuple):
@@ -54,15 +54,29 @@ class CpuAttentionPlan:
             elif query_len > 1:
                 pages = page_table[b, : math.ceil(seq_len / page_size)].long()
                 self.prefills.append(PrefillRow(starts[b], query_len, seq_len, pages))
-        self._groups: dict[int | None, list[DecodeGroup]] = {}
+        self._groups: dict[tuple[int | None, torch.dtype], list[DecodeGroup]] = {}
+        self._masks: dict[tuple[int, int, int, int, torch.dtype], Tensor] = {}
 
-    def decode_groups(self, window: int | None) -> list[DecodeGroup]:
-        """The decode rows in groups; layers with the same window share them."""
-        if window not in self._groups:
-            self._groups[window] = self._group(window)
-        return self._groups[window]
+    def decode_groups(self, window: int | None, dtype: torch.dtype = torch.float32) -> list[DecodeGroup]:
+        """The decode rows in groups, with masks of a dtype; layers with the same window share them."""
+        key = (window, dtype)
+        if key not in self._groups:
+            self._groups[key] = self._group(window, dtype)
+        return self._groups[key]
 
-    def _group(self, window: int | None) -> list[DecodeGroup]:
+    def window_mask(self, num_queries: int, num_keys: int, ahead: int, window: int, dtype: torch.dtype) -> Tensor:
+        """[num_queries, num_keys]: 0 where a query sees a key, else -inf; made once for all layers.
+
+        Query i is `ahead` + i positions after the first key.
+        """
+        key = (num_queries, num_keys, ahead, window, dtype)
+        if key not in self._masks:
+            distance = torch.arange(ahead, ahead + num_queries)[:, None] - torch.arange(num_keys)
+            hidden = (distance < 0) | (distance >= window)
+            self._masks[key] = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
+        return self._masks[key]
+
+    def _group(self, window: int | None, dtype: torch.dtype) -> list[DecodeGroup]:
         page_size = self.page_size
         # (keys to gather, batch row, token, first page, seq_len): with a window, old pages are skipped.
         rows = []
@@ -73,7 +87,7 @@ class CpuAttentionPlan:
             return []
         longest, shortest = max(row[0] for row in rows), min(row[0] for row in rows)
         if longest * len(rows) <= GATHER_TOKENS and longest <= 2 * shortest + 64:
-            return [self._make_group(rows, window)]
+            return [self._make_group(rows, window, dtype)]
         # Longest first; a group ends where padding would more than double a row's work.
         rows.sort(key=lambda row: (-row[0], row[1]))
         groups, begin = [], 0
@@ -81,11 +95,13 @@ class CpuAttentionPlan:
             longest = rows[begin][0]
             full = (end - begin + 1) * longest > GATHER_TOKENS
             if end == len(rows) or full or rows[end][0] * 2 + 64 < longest:
-                groups.append(self._make_group(rows[begin:end], window))
+                groups.append(self._make_group(rows[begin:end], window, dtype))
                 begin = end
         return groups
 
-    def _make_group(self, rows: list[tuple[int, int, int, int, int]], window: int | None) -> DecodeGroup:
+    def _make_group(
+        self, rows: list[tuple[int, int, int, int, int]], window: int | None, dtype: torch.dtype
+    ) -> DecodeGroup:
         num_keys = max(row[0] for row in rows)
         num_pages = math.ceil(num_keys / self.page_size)
         batch_rows = torch.tensor([row[1] for row in rows])
@@ -105,7 +121,7 @@ class CpuAttentionPlan:
         if any(row[0] != num_keys for row in rows) or any(first_seen):
             keys = torch.arange(num_keys)
             seen = (keys < lens[:, None]) & (keys >= torch.tensor(first_seen)[:, None])
-            mask = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)[:, None, None, :]
+            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, None, :]
         tokens = [row[2] for row in rows]
         in_order = len(tokens) == self.num_tokens and tokens == list(range(len(tokens)))
         return DecodeGroup(None if in_order else torch.tensor(tokens), runs.view(-1), len(rows), num_keys, mask)
@@ -142,14 +158,13 @@ def paged_attention_cpu(
         out = torch.empty(q.shape, dtype=q.dtype)
     _, num_q_heads, head_dim = q.shape
     num_kv_heads = k_pages.shape[1]
-    for group in plan.decode_groups(window):
+    for group in plan.decode_groups(window, q.dtype):
         rows = q if group.tokens is None else q.index_select(0, group.tokens)
         # The query heads that share a key-value head are treated as several queries of that head.
         packed = rows.view(group.num_rows, num_kv_heads, -1, head_dim)
         k = gather_group(k_pages, group)
         v = gather_group(v_pages, group)
-        mask = group.mask if group.mask is None or q.dtype == torch.float32 else group.mask.to(q.dtype)
-        attended, lse = attend(packed, k, v, mask, False, scale, softcap)
+        attended, lse = attend(packed, k, v, group.mask, False, scale, softcap)
         result = attended.reshape(group.num_rows, num_q_heads, head_dim)
         if sinks is not None:
             _apply_sinks(result, lse.reshape(group.num_rows, num_q_heads), sinks)
@@ -158,7 +173,7 @@ def paged_attention_cpu(
         else:
             out.index_copy_(0, group.tokens, result)
     for row in plan.prefills:
-        _prefill(q, k_pages, v_pages, row, scale, window, softcap, sinks, out)
+        _prefill(q, k_pages, v_pages, plan, row, scale, window, softcap, sinks, out)
     return out
 
 
@@ -182,6 +197,7 @@ def _prefill(
     q: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
+    plan: CpuAttentionPlan,
     row: PrefillRow,
     scale: float,
     window: int | None,
@@ -204,7 +220,7 @@ def _prefill(
         for key_begin, key_end in [(begin, end), *_pieces(first_key, begin)]:
             mask = None
             if window is not None and end - 1 - window >= key_begin:
-                mask = _window_mask(begin, end, key_begin, key_end, window).to(q.dtype)
+                mask = plan.window_mask(count, key_end - key_begin, begin - key_begin, window, q.dtype)
             k = gather_row(k_pages, row.pages, key_begin, key_end)
             v = gather_row(v_pages, row.pages, key_begin, key_end)
             part, part_lse = attend(queries, k, v, mask, key_begin == begin and mask is None, scale, softcap)
@@ -221,12 +237,6 @@ def _prefill(
 
 def _pieces(begin: int, end: int) -> list[tuple[int, int]]:
     return [(piece, min(piece + CONTEXT_PIECE, end)) for piece in range(begin, end, CONTEXT_PIECE)]
-
-
-def _window_mask(begin: int, end: int, key_begin: int, key_end: int, window: int) -> Tensor:
-    """fp32 [end - begin, key_end - key_begin]: 0 where the query at a position sees the key, else -inf."""
-    distance = torch.arange(begin, end)[:, None] - torch.arange(key_begin, key_end)
-    return torch.zeros(distance.shape).masked_fill_((distance < 0) | (distance >= window), -torch.inf)
 
 
 def attend(

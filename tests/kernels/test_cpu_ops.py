@@ -29,6 +29,7 @@ from penstock.kernels.qk_norm_rope_write import (
 )
 from penstock.kernels.row_updates import write_runs, write_runs_reference
 from tests.kernels.norm_cases import NORMS, QK_CASES, QKCase, make_qk_inputs, norm_weights
+from tests.kernels.pairs import every
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -124,17 +125,24 @@ ATTENTION = [
 
 
 def attention_inputs(
-    case: Attention, page_size: int, num_q_heads: int, num_kv_heads: int, dtype: torch.dtype = torch.float32
+    case: Attention,
+    page_size: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    dtype: torch.dtype = torch.float32,
+    head_dim: int = 16,
 ) -> tuple[Tensor, ...]:
     needed = [-(-n // page_size) for n in case.seq_lens]
     num_pages = sum(needed) + 3
     ids = torch.randperm(num_pages, dtype=torch.int32)
-    # What lies past a row's pages is left from an earlier owner, and need not name a page of this pool.
+    # What lies past a row's pages, or behind its window, need not name a page of this pool.
     page_table = torch.full((len(needed), max(needed) + 2), 1 << 20, dtype=torch.int32)
     for row, (pages, count) in enumerate(zip(torch.split(ids, [*needed, 3]), needed, strict=False)):
-        page_table[row, :count] = pages
-    k, v = torch.randn(2, num_pages, num_kv_heads, page_size, 16).to(dtype).unbind(0)
-    q = torch.randn(sum(case.query_lens), num_q_heads, 16).to(dtype)
+        unseen = case.seq_lens[row] - case.query_lens[row] + 1 - (case.window or case.seq_lens[row])
+        first = max(0, unseen) // page_size
+        page_table[row, first:count] = pages[first:]
+    k, v = torch.randn(2, num_pages, num_kv_heads, page_size, head_dim).to(dtype).unbind(0)
+    q = torch.randn(sum(case.query_lens), num_q_heads, head_dim).to(dtype)
     starts = torch.tensor([0, *case.query_lens]).cumsum(0).int()
     return q, k, v, page_table, starts, int32(*case.seq_lens)
 
@@ -175,6 +183,17 @@ def test_paged_attention(case: Attention, page_size: int) -> None:
 def test_paged_attention_head_groups(num_q_heads: int, num_kv_heads: int, dtype: torch.dtype) -> None:
     case = Attention((1, 9, 1), (70, 40, 33))
     check_attention(case, attention_inputs(case, 64, num_q_heads, num_kv_heads, dtype))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "window", "softcap", "with_sinks", "dtype"),
+    every((32, 80, 96, 112, 192, 256), (1, 16, 64), (None, 9, 33), (0.0, 5.0), (False, True), tuple(DTYPES)),
+)
+def test_paged_attention_combinations(
+    head_dim: int, page_size: int, window: int | None, softcap: float, with_sinks: bool, dtype: torch.dtype
+) -> None:
+    case = Attention((1, 1, 9, 20, 1), (50, 3, 41, 70, 64), window, softcap, with_sinks)
+    check_attention(case, attention_inputs(case, page_size, 6, 2, dtype, head_dim))
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, 0.0), (70, 0.0), (None, 5.0)])
