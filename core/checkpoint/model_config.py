@@ -30,8 +30,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int  # as far as positions allow
     checkpoint_dtype: str  # torch's name, such as "bfloat16"
-    has_page_groups: bool = True
-    """Whether the model's code reads a page table for each group of layers that keep the same positions."""
 
     @property
     def kv(self) -> tuple[KVShape, ...]:

@@ -48,11 +48,10 @@ class PageGroup(NamedTuple):
 def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
     """Page groups of a model. The first of several groups keeps all positions, the others have a window each.
 
-    If the model reads only one page table, all layers share it and keep all positions, whatever their windows are.
-    Otherwise layers with windows are in groups of as many layers as fit beside those of the first group: then no part
-    of a page is empty, except in the last group with a window. Groups with larger heads have fewer tokens in a page.
-    The first group is what prefixes are found by, so if all layers have windows, which long sequences leave far behind,
-    every eighth keeps all positions nevertheless.
+    Layers with windows are in groups of as many layers as fit beside those of the first group: then no part of a page
+    is empty, except in the last group with a window. Groups with larger heads have fewer tokens in a page. The first
+    group is what prefixes are found by, so if all layers have windows, which long sequences leave far behind, every
+    eighth keeps all positions nevertheless; all of them do if no sequence can be much longer than a window.
 
     Raises:
         ConfigError: layers that must be in one group keep different shapes, or no number of tokens makes pages equal.
@@ -61,8 +60,7 @@ def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
     kept = [layer for layer, shape in enumerate(shapes) if shape.window is None]
     if not kept and max(shape.window or 0 for shape in shapes) * _LONG <= model.max_model_len:
         kept = list(range(0, model.num_layers, 8))
-    if not (model.has_page_groups and kept):
-        kept = list(range(model.num_layers))
+    kept = kept or list(range(model.num_layers))
     first = _group(kept, shapes, page_size)
     groups = [first]
     others = [layer for layer in range(model.num_layers) if layer not in kept]
