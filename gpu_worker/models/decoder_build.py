@@ -39,14 +39,15 @@ def build(config: Decoder, reader: WeightReader) -> Model:
     if library is None or lacks is not None:
         return DecoderModel(config, read_weights(config, reader._replace(library=None)))
     computes_in_bf16 = reader.dtype == torch.bfloat16
-    has_experts = any(isinstance(layer.mlp, Experts) for layer in config.layers)  # torch would want their stacks
+    # Of other blocks, torch would want weights that are packed here.
+    is_plain = all(isinstance(layer.mixer, Attention) and isinstance(layer.mlp, DenseMLP) for layer in config.layers)
     packed = reader._replace(dtype=torch.bfloat16 if reader.is_bf16 else reader.dtype, are_packed=True)
     return NativeDecoderModel(
         config,
         read_weights(config, packed),
         library,
         rounds_inputs=computes_in_bf16 and library.multiplies_bf16,
-        long_on_torch=computes_in_bf16 and library.leaves_long_steps and not has_experts,
+        long_on_torch=computes_in_bf16 and library.leaves_long_steps and is_plain,
     )
 
 

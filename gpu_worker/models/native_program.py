@@ -5,14 +5,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
 from penstock.gpu_worker.models.blocks.experts import ExpertsBlock, routing_of
+from penstock.gpu_worker.models.blocks.latent_attention import LatentAttentionBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderWeights
 from penstock.gpu_worker.models.linear import Linear
 from penstock.gpu_worker.models.unpacking import PackedEmbedding, UnpackingLinear, WeightMemory
 from penstock.kernels.native.experts import PackedExperts
+from penstock.kernels.native.latent import PackedLatents
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.native.program import (
     ACTIVATIONS,
@@ -27,8 +29,6 @@ from penstock.kernels.norms import NormWeights
 def lacking(decoder: Decoder) -> str | None:
     """The part of a model for which there is no native operation; None if there are all."""
     for layer in decoder.layers:
-        if not isinstance(layer.mixer, Attention):
-            return "latent attention"
         shared = layer.mlp.shared if isinstance(layer.mlp, Experts) and layer.mlp.shared_is_gated else None
         if shared is not None and shared.has_bias:
             return "a gated shared expert with biases"
@@ -65,12 +65,15 @@ class ProgramWriter:
         return program, weights._replace(embedding=embedding, layers=layers, head=self._kept(head))
 
     def _layer(self, number: int, layer: Layer, weights: DecoderLayer) -> DecoderLayer:
-        assert isinstance(weights.mixer, AttentionBlock)
         scale = layer.residual_scale
         x = self._normed(weights.mixer_norm, self._x)
         # In parallel, both norms come before anything is added to the residual stream.
         mlp_x = x if weights.mlp_norm is None or not layer.is_parallel else self._normed(weights.mlp_norm, self._mlp_x)
-        mixer = self._attention(number, weights.mixer, x, scale, weights.post_mixer_norm)
+        mixer = weights.mixer
+        if isinstance(mixer, AttentionBlock):
+            mixer = self._attention(number, mixer, x, scale, weights.post_mixer_norm)
+        else:
+            self._latent_attention(number, mixer, x, scale, weights.post_mixer_norm)
         if not layer.is_parallel:
             mlp_x = self._normed(weights.mlp_norm, self._x)
         if isinstance(weights.mlp, ExpertsBlock):
@@ -100,6 +103,35 @@ class ProgramWriter:
         )
         self._add(o, self._attended, scale, post)
         return block._replace(qkv=self._kept(qkv), o=self._kept(o))
+
+    def _latent_attention(
+        self, number: int, block: LatentAttentionBlock, x: int, scale: float, post: NormWeights | None
+    ) -> None:
+        its, builder = block.attention, self._builder
+        of_queries = x
+        if block.q_a is not None and its.q_rank is not None:
+            builder.product(self._pack(block.q_a), x, self._q_latent)
+            builder.norm(block.q_a_norm, self._q_latent, self._q_latent, its.q_rank)
+            of_queries = self._q_latent
+        builder.product(self._pack(block.q), of_queries, self._qkv)
+        builder.product(self._pack(block.kv_a), x, self._latent)
+        norm = block.kv_a_norm
+        assert norm.kind == "rms"
+        assert norm.weight is not None
+        packed = PackedLatents(
+            self._library,
+            block.kv_b.flatten(0, 1),
+            norm.weight.float(),
+            norm.eps,
+            num_heads=its.num_heads,
+            nope_dim=its.nope_dim,
+            rope_dim=its.rope_dim,
+            scale=its.scale,
+            rounds_inputs=self._rounds_inputs,
+        )
+        rotary = self.ropes.index(its.rope)
+        builder.attend_to_latents(packed, self._latent, self._qkv, self._attended, number, rotary)
+        self._add(self._pack(block.o), self._attended, scale, post)
 
     def _mlp(self, block: MLPBlock, x: int, scale: float, post: NormWeights | None) -> MLPBlock:
         gate_up, down = self._pack(block.gate_up, interleaved=block.mlp.is_gated), self._pack(block.down)
@@ -181,13 +213,19 @@ class ProgramWriter:
 
     @cached_property
     def _qkv(self) -> int:
-        return self._builder.slot(
-            max((its.num_heads + 2 * its.num_kv_heads) * its.head_dim for its in self._attentions)
-        )
+        return self._builder.slot(max(_qkv_size(layer.mixer) for layer in self._config.layers))
 
     @cached_property
     def _attended(self) -> int:
-        return self._builder.slot(max(its.num_heads * its.head_dim for its in self._attentions))
+        return self._builder.slot(max(_attended_size(layer.mixer) for layer in self._config.layers))
+
+    @cached_property
+    def _q_latent(self) -> int:
+        return self._builder.slot(max(its.q_rank or 0 for its in self._latent_attentions))
+
+    @cached_property
+    def _latent(self) -> int:
+        return self._builder.slot(max(its.kv.key_dim for its in self._latent_attentions))
 
     @cached_property
     def _inner(self) -> int:
@@ -195,5 +233,15 @@ class ProgramWriter:
         return self._builder.slot(max(mlp.size for mlp in mlps if mlp is not None))
 
     @property
-    def _attentions(self) -> list[Attention]:
-        return [layer.mixer for layer in self._config.layers if isinstance(layer.mixer, Attention)]
+    def _latent_attentions(self) -> list[LatentAttention]:
+        return [layer.mixer for layer in self._config.layers if isinstance(layer.mixer, LatentAttention)]
+
+
+def _qkv_size(mixer: Attention | LatentAttention) -> int:
+    if isinstance(mixer, LatentAttention):
+        return mixer.num_heads * (mixer.nope_dim + mixer.rope_dim)
+    return (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim
+
+
+def _attended_size(mixer: Attention | LatentAttention) -> int:
+    return mixer.num_heads * (mixer.v_dim if isinstance(mixer, LatentAttention) else mixer.head_dim)

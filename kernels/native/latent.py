@@ -33,8 +33,8 @@ class PackedLatents:
         num_heads: int,
         nope_dim: int,
         rope_dim: int,
-        page_size: int,
         scale: float,
+        page_size: int = 0,
         rounds_inputs: bool = False,
     ) -> None:
         """
@@ -47,8 +47,8 @@ class PackedLatents:
             num_heads: of queries.
             nope_dim: numbers of a head of a query, or of its key, that are not rotated.
             rope_dim: those that are.
-            page_size: positions.
             scale: multiplies the scores.
+            page_size: positions; a program has it from its pages.
             rounds_inputs: as for `Library.pack`.
         """
         kv_rank = kv_b.shape[1]

@@ -67,6 +67,17 @@ struct Pass {
 
   float* at(int slot, int t) const { return slots[slot].data + size_t(t) * slots[slot].stride; }
 
+  const float* cos_sin(int rotary, int t) const {
+    const Rotary& angles = batch.rotaries[rotary];
+    return angles.cos_sin + size_t(angles.is_by_position ? batch.positions[t] : t) * angles.dim;
+  }
+
+  AttentionRows rows_of(const LayerPages& layer) const {
+    const GroupPages& group = batch.groups[layer.group];
+    return {batch.num_rows, group.page_table_stride, batch.query_start_loc, batch.seq_lens, group.page_table,
+            batch.table_rows};
+  }
+
   // Pairs of a query and a key that it may see.
   double num_scores() const {
     double sum = 0;

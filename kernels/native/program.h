@@ -7,6 +7,7 @@
 #include "operations/attending.h"
 #include "operations/embedding.h"
 #include "operations/heads.h"
+#include "operations/latents.h"
 #include "operations/mixing.h"
 #include "operations/norms.h"
 #include "operations/products.h"
@@ -15,8 +16,8 @@
 namespace penstock {
 
 enum OperationKind {  // as OPERATIONS in program.py
-  kEmbedding, kPositions, kNorm, kHeads, kGating,  // on each token alone
-  kProduct, kAttending, kMixing,
+  kEmbedding, kPositions, kNorm, kHeads, kGating, kKeepingLatents,  // on each token alone
+  kProduct, kAttending, kMixing, kAttendingLatents,
 };
 
 struct Operation {  // as _Operation in program.py
@@ -44,8 +45,10 @@ inline void run_of_token(const Pass& pass, const Operation& operation, int t) {
       return run(pass, *static_cast<const NormOperation*>(operation.what), t);
     case kHeads:
       return run(pass, *static_cast<const Heads*>(operation.what), t);
-    default:
+    case kGating:
       return run(pass, *static_cast<const Gating*>(operation.what), t);
+    default:
+      return run_keeping(pass, *static_cast<const Latents*>(operation.what), t);
   }
 }
 
@@ -55,8 +58,10 @@ inline void run_of_batch(const Pass& pass, const Operation& operation) {
       return run(pass, *static_cast<const Product*>(operation.what));
     case kAttending:
       return run(pass, *static_cast<const Attending*>(operation.what));
-    default:
+    case kMixing:
       return run(pass, *static_cast<const Mixing*>(operation.what));
+    default:
+      return run_attending(pass, *static_cast<const Latents*>(operation.what));
   }
 }
 
@@ -68,6 +73,8 @@ inline double num_multiplications(const Operation& operation, const Pass& pass) 
       return num_multiplications(*static_cast<const Attending*>(operation.what), pass);
     case kMixing:
       return num_multiplications(*static_cast<const Mixing*>(operation.what), pass);
+    case kAttendingLatents:
+      return num_multiplications(*static_cast<const Latents*>(operation.what), pass);
     default:
       return 0;
   }

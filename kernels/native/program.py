@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.native.experts import ExpertsStruct, PackedExperts
+from penstock.kernels.native.latent import LatentStruct, PackedLatents
 from penstock.kernels.native.library import (
     UNIT,
     WEIGHT_KINDS,
@@ -92,8 +93,23 @@ class _Mixing(ctypes.Structure):
     _fields_ = (("experts", ExpertsStruct), *_numbers("from_", "to", "is_added"), ("scale", c_float))
 
 
+class _Latents(ctypes.Structure):
+    _fields_ = (("attention", LatentStruct), *_numbers("latents", "q", "to", "layer", "rotary"))
+
+
+class _KeepingLatents(_Latents):
+    pass
+
+
+class _AttendingLatents(_Latents):
+    pass
+
+
 # As enum OperationKind in program.h.
-OPERATIONS = (_Embedding, _Positions, _Norm, _Heads, _Gating, _Product, _Attending, _Mixing)
+OPERATIONS = (
+    *(_Embedding, _Positions, _Norm, _Heads, _Gating, _KeepingLatents),
+    *(_Product, _Attending, _Mixing, _AttendingLatents),
+)
 
 
 class _Operation(ctypes.Structure):
@@ -320,6 +336,24 @@ class ProgramBuilder:
         hidden = experts.struct.router.num_inputs
         self._packed_width = max(self._packed_width, round_up(hidden, UNIT))
         self._add(_Mixing(experts.struct, source, to, added is not None, added or 0.0), 0, experts)
+
+    def attend_to_latents(
+        self, attention: PackedLatents, latents: int, q: int, to: int, layer: int, rotary: int
+    ) -> None:
+        """Norm and rotate new latents and their keys, write them to the pages of a layer, and attend over these.
+
+        Args:
+            attention: with its weights.
+            latents: slot with latents and keys, [kv_rank + rope_dim].
+            q: slot with all heads of the queries; both are changed.
+            to: slot of the result, all heads of values.
+            layer: index of the pages.
+            rotary: index of the rotary table.
+        """
+        its = attention.struct
+        numbers = (latents, q, to, layer, rotary)
+        self._add(_KeepingLatents(its, *numbers), its.num_heads * (its.nope_dim + its.rope_dim), attention)
+        self._add(_AttendingLatents(its, *numbers))
 
     def gate(self, weights: Tensor, source: int, to: int, size: int) -> None:
         """to *= sigmoid(weights * source); [H], and `size` floats of `to`."""

@@ -12,6 +12,7 @@ from penstock.core.checkpoint.decoder import (
     Decoder,
     DenseMLP,
     Experts,
+    LatentAttention,
     Layer,
     LearnedPositions,
     Norm,
@@ -96,6 +97,24 @@ _LAYERS: dict[str, tuple[Layer, ...]] = {
         ),
     ),
     "experts of scaled inputs": (experts(Router(kind="sigmoid", top_k=1, multiplies_input=True)),),
+}
+_LATENT = LatentAttention(
+    num_heads=5,
+    q_rank=31,
+    kv_rank=26,
+    nope_dim=12,
+    rope_dim=10,
+    v_dim=14,
+    scale=0.3,
+    rope=replace(_ROPE, dim=10),
+    norm=_RMS,
+)
+_LAYERS |= {
+    "latents": (replace(_LAYER, mixer=_LATENT), replace(_LAYER, mixer=_LATENT)),
+    "latents, queries projected directly, experts": (
+        replace(experts(Router(top_k=2)), mixer=replace(_LATENT, q_rank=None, nope_dim=7, v_dim=33)),
+        replace(_LAYER, mixer=replace(_LATENT, v_dim=9), mlp_norm=None, post_mixer_norm=_RMS),
+    ),
 }
 _MODELS: dict[str, dict[str, Any]] = {
     "scales": {"embedding_scale": 6.0, "logit_scale": 0.25, "logit_softcap": 3.0},

@@ -15,13 +15,10 @@ struct Attending {  // as _Attending in program.py
 
 template <typename Kv>
 void run_attention(const Pass& pass, const Attending& op) {
-  const Batch& batch = pass.batch;
   const LayerPages& pages = pass.pool.layers[op.layer];
-  const GroupPages& group = batch.groups[pages.group];
   const AttentionShape shape{op.num_q_heads, op.num_kv_heads, op.head_dim, pages.page_size, op.window, op.scale,
                              0,              op.softcap,      op.sinks};
-  const AttentionRows rows{batch.num_rows, group.page_table_stride, batch.query_start_loc,
-                           batch.seq_lens, group.page_table,        batch.table_rows};
+  const AttentionRows rows = pass.rows_of(pages);
   const Slot &q = pass.slots[op.qkv], &out = pass.slots[op.to];
   attention(*team, shape, static_cast<const Kv*>(pages.keys), static_cast<const Kv*>(pages.values), rows, q.data,
             q.stride, out.data, out.stride);

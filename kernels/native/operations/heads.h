@@ -56,9 +56,8 @@ void run_heads(const Pass& pass, const Heads& op, int t) {
   };
   if (!op.norms_follow_rotation) normalize_both();
   if (op.rotary >= 0) {
-    const Rotary& rotary = batch.rotaries[op.rotary];
-    const float* cos_sin = rotary.cos_sin + size_t(rotary.is_by_position ? batch.positions[t] : t) * rotary.dim;
-    for (int h = 0; h < num_rotated; h++) rotate(q + h * dim, cos_sin, rotary.dim);
+    const float* cos_sin = pass.cos_sin(op.rotary, t);
+    for (int h = 0; h < num_rotated; h++) rotate(q + h * dim, cos_sin, batch.rotaries[op.rotary].dim);
   }
   if (op.norms_follow_rotation) normalize_both();
   if (op.growth_beta) {
