@@ -28,6 +28,7 @@ from bench.offline import sampling_of
 from bench.shapes_folder import shape_folder
 from penstock.core.config.options import CpuKernels
 from penstock.gpu_worker.models.loader import load_model_config
+from penstock.gpu_worker.state.kv_pool import page_groups
 
 KERNELS: tuple[CpuKernels, ...] = ("native", "torch")
 
@@ -66,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     folder = shape_folder(args.shape) if args.shape else args.model or demo_folder()
     model, batches = load_model_config(folder), [int(batch) for batch in args.batch.split(",")]
+    num_groups = len(page_groups(model, 16))
     engines = {
         kernels: LocalEngine(
             folder,
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_num_seqs=max(batches),
             max_num_batched_tokens=max(args.prefill, 2048),
             max_model_len=max(args.context + args.steps, args.prefill) + 16,
-            num_pages=((max(batches) + 1) * (args.context + args.steps) + args.prefill) // 16 + 100,
+            num_pages=(((max(batches) + 1) * (args.context + args.steps) + args.prefill) // 16 + 100) * num_groups,
             num_threads=args.threads,
             cpu_kernels=kernels,
         )
