@@ -20,7 +20,6 @@ from penstock.frontend.engine.book import RESUME_WAIT_SECONDS
 from penstock.frontend.http.routes import ROUTES
 from tests.docs.fences import PAGES, ROOT
 from tests.docs.metric_names import metric_names
-from tests.gpu_worker.transformers_checkpoints import MODELS
 
 README = (ROOT / "README.md").read_text()
 RECORD = ROOT / "bench/results/2026-11-21-xeon-2-cores/peers-3.json"
@@ -69,12 +68,14 @@ def test_the_demo_model_is_as_large_as_told() -> None:
     assert f"{count / 1e6:.1f} million\nparameters" in README or f"{count / 1e6:.1f} million parameters" in README
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/checkpoints.md"], ids=lambda path: path.name)
+@each_page
 def test_the_models_that_are_named_are_those_that_load(page: Path) -> None:
-    named = set(re.findall(r"`(\w+ForCausalLM)`", page.read_text()))
-    assert named == set(ARCHITECTURES)
-    assert set(ROPE_KINDS) - {"default"} <= set(code_spans(page))
-    assert "longrope" not in page.read_text().partition("**Other architectures**")[0]
+    """docs/models.md lists all; it is written from the code, and checked by `docs/models_table.py --check`."""
+    assert set(re.findall(r"`(\w+ForCausalLM)`", page.read_text())) <= set(ARCHITECTURES)
+
+
+def test_all_rotary_scalings_are_named() -> None:
+    assert set(ROPE_KINDS) - {"default"} <= set(code_spans(ROOT / "docs/models.md"))
 
 
 @each_page
@@ -145,10 +146,3 @@ def test_the_python_versions_are_those_of_the_package() -> None:
     least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
     for page in (ROOT / "README.md", ROOT / "docs/quickstart.md"):
         assert f"Python {least} or later" in page.read_text(), page.name
-
-
-def test_types_that_transformers_computes_are_those_tested() -> None:
-    page = (ROOT / "docs/checkpoints.md").read_text()
-    listed = page.partition("are tested, greedy against `transformers`")[2].partition("Models that keep more")[0]
-    own = {"llama", "mistral", "qwen2", "qwen3"}
-    assert set(re.findall(r"`([a-z0-9_-]+)`", listed)) == set(MODELS) - own

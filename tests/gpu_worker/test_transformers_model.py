@@ -69,13 +69,13 @@ def test_what_pages_cannot_serve_is_refused(tmp_path: Path, model_type: str, sai
     )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=said):
-        Engine(tmp_path)
+        Engine(tmp_path, model_impl="transformers")
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "gemma3_text", "gpt_oss", "mixtral"])
 def test_the_trial_bears_with_rounding(tmp_path: Path, model_type: str) -> None:
     make_checkpoint(tmp_path, model_type)
-    engine = Engine(tmp_path, dtype="bfloat16")
+    engine = Engine(tmp_path, model_impl="transformers", dtype="bfloat16")
     assert [len(output) for (output,) in engine.run(PROMPTS, GREEDY)] == [12] * len(PROMPTS)
 
 
@@ -84,7 +84,7 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"only pickled weights"):
-        Engine(tmp_path)
+        Engine(tmp_path, model_impl="transformers")
 
 
 def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     weights = {name: tensor for name, tensor in model.state_dict().items() if "h.2.mlp.c_fc" not in name}
     model.save_pretrained(tmp_path, state_dict=weights)
     with pytest.raises(ConfigError, match=r"lacks transformer\.h\.2\.mlp\.c_fc"):
-        Engine(tmp_path)
+        Engine(tmp_path, model_impl="transformers")
 
 
 def test_longrope_is_served_as_far_as_positions_mean_the_same_in_any_batch(tmp_path: Path) -> None:
@@ -105,7 +105,8 @@ def test_longrope_is_served_as_far_as_positions_mean_the_same_in_any_batch(tmp_p
         "rope_theta": 10000.0,
     }
     make_checkpoint(tmp_path, "phi3", rope_parameters=rope, original_max_position_embeddings=128)
-    assert Engine(tmp_path, num_pages=100).hello.max_model_len == 128
+    engine = Engine(tmp_path, model_impl="transformers", num_pages=100)
+    assert engine.hello.max_model_len == 128
 
 
 def test_architectures_are_those_that_transformers_lists() -> None:
