@@ -16,7 +16,8 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     attention = decoders.attention(fields, has_bias=fields.flag("attention_bias"))
     # model_max_length: what the first generation was made for; it was trained on less.
     trained_len = fields.whole("model_max_length", fields.whole("max_position_embeddings", 8192))
-    rope, max_model_len = parse_rope(fields, trained_len, attention.head_dim, is_interleaved=True)
+    theta = 500000.0 if architecture == "CohereForCausalLM" else 10000.0
+    rope, max_model_len = parse_rope(fields, trained_len, attention.head_dim, theta=theta, is_interleaved=True)
     norm = Norm(kind="layer", eps=fields.number("layer_norm_eps", 1e-5))
     num_layers = decoders.num_layers(fields)
     if architecture == "CohereForCausalLM":

@@ -83,9 +83,10 @@ def _checked(decoder: Decoder) -> Decoder:
 
 
 def head_counts(fields: JsonFields, num_kv_heads: int | None = None) -> tuple[int, int]:
-    """Query heads and key-value heads; of these there are `num_kv_heads`, or as many, unless config.json says it."""
+    """Query heads and key-value heads; of these there are `num_kv_heads` unless config.json says it."""
     num_heads = fields.whole("num_attention_heads")
-    num_kv_heads = fields.whole("num_key_value_heads", num_kv_heads or num_heads)
+    is_null = fields.has("num_key_value_heads")
+    num_kv_heads = fields.whole("num_key_value_heads", num_heads if is_null else num_kv_heads or num_heads)
     if num_heads % num_kv_heads:
         raise ConfigError(
             f"config.json: num_attention_heads, {num_heads}, is no multiple of num_key_value_heads, {num_kv_heads}"
@@ -106,15 +107,16 @@ def attention(
     Args:
         fields: config.json.
         num_kv_heads: as in `head_counts`.
-        head_dim: unless config.json says another one; None: the hidden size over the query heads.
+        head_dim: unless config.json says another one; None, or null there: the hidden size over the query heads.
         has_bias: of all projections.
         has_groups: whether config.json may name fewer key-value heads, and another size of heads.
     """
     num_heads, num_kv_heads = (
         head_counts(fields, num_kv_heads) if has_groups else (fields.whole("num_attention_heads"),) * 2
     )
-    usual = head_dim or usual_head_dim(fields.whole("hidden_size"), num_heads)
-    head_dim = fields.whole("head_dim", usual) if has_groups else usual
+    if head_dim is None or fields.has("head_dim"):
+        head_dim = usual_head_dim(fields.whole("hidden_size"), num_heads)
+    head_dim = fields.whole("head_dim", head_dim) if has_groups else head_dim
     return Attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

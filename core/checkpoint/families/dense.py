@@ -25,8 +25,10 @@ class _Variant(NamedTuple):
 _VARIANTS = {
     "LlamaForCausalLM": _Variant(attention_bias=True, mlp_bias=True),
     "MistralForCausalLM": _Variant(num_kv_heads=8, max_len=131072, windows="all"),
-    "Qwen2ForCausalLM": _Variant(num_kv_heads=32, qkv_bias=True, windows="some"),
-    "Qwen3ForCausalLM": _Variant(num_kv_heads=32, head_dim=128, attention_bias=True, qk_norm=True, windows="some"),
+    "Qwen2ForCausalLM": _Variant(num_kv_heads=32, max_len=32768, qkv_bias=True, windows="some"),
+    "Qwen3ForCausalLM": _Variant(
+        num_kv_heads=32, head_dim=128, max_len=32768, attention_bias=True, qk_norm=True, windows="some"
+    ),
 }
 
 

@@ -1,6 +1,8 @@
 """Ernie 4.5, dense and with experts: neighbours are rotated together; a shared expert that all tokens go through."""
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer, Norm, Router
+from msgspec.structs import replace
+
+from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
 from penstock.core.checkpoint.families import decoders
 from penstock.core.checkpoint.families.rope import parse_rope
 from penstock.core.checkpoint.json_fields import JsonFields
@@ -13,34 +15,25 @@ _MIXTURE = "Ernie4_5_MoeForCausalLM"
 def parse(architecture: str, fields: JsonFields) -> Decoder:
     """As `Family.parse`."""
     num_layers = fields.whole("num_hidden_layers", most=decoders.MAX_LAYERS)
-    hidden_size = fields.whole("hidden_size")
-    num_heads, num_kv_heads = decoders.head_counts(fields)
-    head_dim = fields.whole("head_dim", hidden_size // num_heads)
-    trained_len = fields.whole("max_position_embeddings", 131072)
-    rope, max_model_len = parse_rope(fields, trained_len, head_dim, theta=500000.0, is_interleaved=True)
-    norm = Norm(eps=fields.number("rms_norm_eps", 1e-5))
+    is_mixture = architecture == _MIXTURE
     has_bias = fields.flag("use_bias")
-    mixer = Attention(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
-        rope=rope,
-    )
+    attention = decoders.attention(fields, 4 if is_mixture else 2, None if is_mixture else 128, has_bias)
+    trained_len = fields.whole("max_position_embeddings", 131072)
+    rope, max_model_len = parse_rope(fields, trained_len, attention.head_dim, theta=500000.0, is_interleaved=True)
+    norm = Norm(eps=fields.number("rms_norm_eps", 1e-5))
+    mixer = replace(attention, rope=rope)
     dense = DenseMLP(size=fields.whole("intermediate_size"), activation=decoders.activation(fields), has_bias=has_bias)
     mlps: list[DenseMLP | Experts] = [dense] * num_layers
-    if architecture == _MIXTURE:
+    if is_mixture:
         _put_experts(mlps, fields, has_bias)
     return Decoder(
         architecture=architecture,
         vocab_size=fields.whole("vocab_size"),
-        hidden_size=hidden_size,
+        hidden_size=fields.whole("hidden_size"),
         layers=tuple(Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=mlp) for mlp in mlps),
         final_norm=norm,
         tied_embeddings=fields.flag("tie_word_embeddings", True),
-        head_bias=has_bias and architecture == _MIXTURE,
+        head_bias=has_bias and is_mixture,
         max_model_len=max_model_len,
         checkpoint_dtype=decoders.dtype(fields),
         names=_NAMES,

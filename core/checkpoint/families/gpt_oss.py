@@ -1,14 +1,25 @@
 """gpt-oss: attention sinks, windows on some layers, biases, and clamped experts whose gates and ups alternate."""
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, Experts, Layer, Norm, Router
+from msgspec.structs import replace
+
+from penstock.core.checkpoint.decoder import Decoder, Experts, Layer, Norm, Router
 from penstock.core.checkpoint.families import decoders
-from penstock.core.checkpoint.families.rope import parse_rope
+from penstock.core.checkpoint.families.rope import parse_rope, rope_settings
 from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
 from penstock.core.config.options import ConfigError
 
 _ALPHA, _LIMIT = 1.702, 7.0  # of the clamped activation, in every published model
 
+_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""Unless config.json says anything about it."""
 _NAMES = Names(
     router="mlp.router",
     expert_gate_up=("mlp.experts.gate_up_proj",),
@@ -21,16 +32,16 @@ _NAMES = Names(
 def parse(architecture: str, fields: JsonFields) -> Decoder:
     """As `Family.parse`."""
     num_layers = fields.whole("num_hidden_layers", most=decoders.MAX_LAYERS)
-    num_heads, num_kv_heads = decoders.head_counts(fields)
-    head_dim = fields.whole("head_dim", 64)
+    attention = decoders.attention(fields, 8, 64, fields.flag("attention_bias", True))
+    is_silent = fields.raw("rope_parameters") is None and fields.raw("rope_scaling") is None
+    settings = JsonFields("config.json", _ROPE) if is_silent else rope_settings(fields)
     trained_len = fields.whole("max_position_embeddings", 131072)
-    rope, max_model_len = parse_rope(fields, trained_len, head_dim, theta=150000.0)
+    rope, max_model_len = parse_rope(fields, trained_len, attention.head_dim, settings=settings, theta=150000.0)
     if (fields.number("swiglu_alpha", _ALPHA), fields.number("swiglu_limit", _LIMIT)) != (_ALPHA, _LIMIT):
         raise ConfigError(f"config.json: only swiglu_alpha {_ALPHA} and swiglu_limit {_LIMIT:g} are supported")
     norm = Norm(eps=fields.number("rms_norm_eps", 1e-5))
-    has_bias = fields.flag("attention_bias", True)
     mlp = Experts(
-        count=fields.whole("num_local_experts"),
+        count=fields.whole("num_local_experts", 128),
         size=fields.whole("intermediate_size"),
         router=Router(kind="top_softmax", top_k=fields.whole("num_experts_per_tok", 4), has_bias=True),
         activation="clamped_swiglu",
@@ -38,17 +49,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     )
 
     def layer(window: int | None) -> Layer:
-        mixer = Attention(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            qkv_bias=has_bias,
-            o_bias=has_bias,
-            rope=rope,
-            window=window,
-            has_sinks=True,
-        )
+        mixer = replace(attention, rope=rope, window=window, has_sinks=True)
         return Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=mlp)
 
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]

@@ -26,7 +26,7 @@ _NAMES = Names(
 def parse(architecture: str, fields: JsonFields) -> Decoder:
     """As `Family.parse`."""
     num_layers = decoders.num_layers(fields)
-    attention = decoders.attention(fields, head_dim=128, has_bias=fields.flag("attention_bias"))
+    attention = decoders.attention(fields, num_kv_heads=8, head_dim=128, has_bias=fields.flag("attention_bias"))
     trained_len = fields.whole("max_position_embeddings", 131072)
     rope, max_model_len = parse_rope(fields, trained_len, attention.head_dim, theta=500000.0, is_interleaved=True)
     if not fields.has("attention_chunk_size") or fields.raw("attention_chunk_size") is not None:
