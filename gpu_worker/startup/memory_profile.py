@@ -30,11 +30,11 @@ def pool_budget(config: Config, model: Model, dtype: torch.dtype, device: Device
     total, in_use, activations = measured  # in use: weights, the context, and whatever else runs on this GPU
     rows = row_state_bytes(config, model.config)
     latents = max((shape.key_dim for shape in model.config.kv if not shape.value_dim), default=0)
-    # The measured batch has no earlier context, which may need more.
-    activations += (scratch_numbers(latents) if latents else 0) * dtype.itemsize
+    # The measured batch has no earlier context, which may need as much again as this.
+    expanded = scratch_numbers(latents) * dtype.itemsize if latents else 0
     # Graphs keep their own tensors, for batches no larger than the measured one.
     num_copies = 1 if config.worker.enforce_eager else 2
-    return int(total * config.worker.gpu_memory_utilization) - in_use - num_copies * activations - rows
+    return int(total * config.worker.gpu_memory_utilization) - in_use - num_copies * activations - rows - expanded
 
 
 def row_state_bytes(config: Config, model: ModelConfig) -> int:

@@ -1,6 +1,10 @@
 """A step's latent attention: each row in the way that costs less, which changes nothing but rounding."""
 
+from collections.abc import Callable
 from itertools import accumulate
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -8,10 +12,15 @@ import torch
 
 from penstock.core.checkpoint.decoder import LatentAttention, Norm
 from penstock.core.checkpoint.families.rope import RopeConfig
+from penstock.core.checkpoint.model_config import KVShape
+from penstock.gpu_worker.devices.cpu import CpuDevice
+from penstock.gpu_worker.devices.device import MemoryUse
 from penstock.gpu_worker.models import latent_attention
 from penstock.gpu_worker.models.latent_attention import Absorbed, LatentPages
-from penstock.gpu_worker.models.model import ForwardInputs
+from penstock.gpu_worker.models.model import ForwardInputs, Model
+from penstock.gpu_worker.startup.memory_profile import pool_budget
 from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup
+from tests.gpu_worker.engine_in_process import make_config
 
 ITS = LatentAttention(
     num_heads=3,
@@ -82,3 +91,22 @@ def test_rows_that_attend_in_the_same_way_go_together(
     monkeypatch.setattr(latent_attention, "_CONTEXTS", contexts)
     parts = LatentPages(inputs_of(ROWS, 4), PageGroup((0,), 4, 1, 40, has_values=False))._make_plan(ITS)
     assert [(isinstance(part, Absorbed), part.tokens.stop - part.tokens.start) for part in parts] == expected
+
+
+class Measured(CpuDevice):
+    """A device with memory of its own."""
+
+    def measure(self, step: Callable[[], None]) -> MemoryUse | None:
+        return MemoryUse(total=8 << 30, in_use=1 << 30, peak=1 << 20)
+
+
+def test_memory_for_expanded_contexts_is_kept_free(tmp_path: Path) -> None:
+    """The batch that is measured has none."""
+
+    def budget(kv: KVShape) -> int:
+        config = make_config(tmp_path, max_model_len=64, gpu_memory_utilization=0.5)
+        model = cast(Model, SimpleNamespace(config=SimpleNamespace(kv=(kv,), max_model_len=64, num_layers=1)))
+        return pool_budget(config, model, torch.bfloat16, Measured(1))
+
+    latent, plain = KVShape(1, 576, 0, None), KVShape(1, 576, 576, None)
+    assert budget(plain) - budget(latent) == 2 * latent_attention.scratch_numbers(576) < 300 << 20
