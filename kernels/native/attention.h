@@ -181,12 +181,12 @@ inline void take_block(const float* queries, const float* keys, const float* con
     accumulate<1>(weights, kept, values, d, num_vectors * kLanes, padded_values, sums);
 }
 
-// Attention of `num_heads` of the query heads that share a kv head, for `num_queries` <= kQueryTile neighbouring queries
-// of one row. No page is touched whose positions none of the queries sees.
+// Attention of `num_heads` of the query heads that share a kv head, for `num_queries` <= kQueryTile neighbouring
+// queries of one row. No page is touched whose positions none of the queries sees.
 //
 // q: [num_queries] rows of `stride` floats with all heads of a token; the first query is at `first_position`.
-// k_pages, v_pages: one layer's [pages, Hk, page_size, head_dim or value_dim]; without v_pages a value is the first part
-// of its key. first_head, num_heads: counted within the group; 0 heads: all. out: rows of `out_stride` floats.
+// k_pages, v_pages: one layer's [pages, Hk, page_size, head_dim or value_dim]; without v_pages a value is the first
+// part of its key. first_head, num_heads: counted within the group; 0 heads: all. out: rows of `out_stride` floats.
 template <typename Kv>
 void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const int32_t* pages, int kv_head,
             const float* q, int stride, int num_queries, int first_position, float* out, int out_stride,

@@ -49,7 +49,8 @@ struct PartOfRows {
     seq_lens.clear();
     table_rows.clear();
     for (int row = 0; row < all.num_rows; row++) {
-      const int begin = std::max(first, all.query_start_loc[row]), its_end = std::min(end, all.query_start_loc[row + 1]);
+      const int begin = std::max(first, all.query_start_loc[row]);
+      const int its_end = std::min(end, all.query_start_loc[row + 1]);
       if (begin >= its_end) continue;
       query_start_loc.push_back(its_end - first);
       seq_lens.push_back(all.seq_lens[row] - (all.query_start_loc[row + 1] - its_end));
@@ -68,7 +69,7 @@ struct PartOfRows {
 inline Buffer room_for_latents;
 inline PartOfRows part_of_rows;
 
-// A product for each head, of `num_tokens` tokens: from [tokens, from_stride] with heads `from_step` apart, to likewise.
+// A product for each head: from [num_tokens, from_stride], whose heads are `from_step` apart; `to` likewise.
 inline void by_head(Team& team, const Linear* layers, int num_heads, int num_tokens, const float* from, int from_stride,
                     int from_step, float* packed, float* to, int to_stride, int to_step) {
   std::vector<Share> shares;
@@ -112,8 +113,8 @@ void latent_attention(Team& team, const LatentAttention& layer, const Kv* pages,
     by_head(team, layer.into, heads, count, from, stride, layer.q_dim(), packed, queries, queries_stride, key_dim);
     attention(team, shape, pages, static_cast<const Kv*>(nullptr), part_of_rows.of(rows, first, first + count), queries,
               queries_stride, found, found_stride);
-    by_head(team, layer.out_of, heads, count, found, found_stride, layer.kv_rank, packed, out + size_t(first) * out_stride,
-            out_stride, layer.v_dim);
+    by_head(team, layer.out_of, heads, count, found, found_stride, layer.kv_rank, packed,
+            out + size_t(first) * out_stride, out_stride, layer.v_dim);
   }
 }
 

@@ -278,7 +278,8 @@ void linears_of(Team& team, const Share* shares, int num_shares, Row row, float*
   const int num_units = (like.num_outputs + kUnit - 1) / kUnit;
   // So many tiles stay in the core's own cache while the weights stream by.
   const int piece = std::clamp((3 << 18) / (4 * inputs * kMostTokens), 16, kMostTiles);
-  const Numbering units(shares, num_shares, [&](Tiles tiles) { return num_units * ((tiles.count + piece - 1) / piece); });
+  auto num_pieces = [&](Tiles tiles) { return (tiles.count + piece - 1) / piece; };
+  const Numbering units(shares, num_shares, [&](Tiles tiles) { return num_units * num_pieces(tiles); });
   team.each(units.count(), 1, [&](int item) {
     const int s = units.share_of(item), i = item - units.begin(s);
     const Share& share = shares[s];
