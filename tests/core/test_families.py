@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.core.checkpoint import families
 from penstock.core.checkpoint.check import model_tensors
 from penstock.core.checkpoint.decoder import Attention, Decoder
 from penstock.core.checkpoint.families.by_transformers import TransformersConfig
@@ -81,6 +82,12 @@ def test_what_our_blocks_cannot_compute_is_left_to_others() -> None:
     assert isinstance(parse_model_config(raw), TransformersConfig)
     with pytest.raises(ConfigError, match="OPT-350m"):
         parse_model_config(raw, "own")
+
+
+def test_a_family_is_read_at_one_sitting() -> None:
+    folder = Path(families.__path__[0])
+    long = {path.name for path in folder.glob("*.py") if len(path.read_text().splitlines()) > 150}
+    assert long <= {"decoders.py", "registry.py", "rope.py"}, "only what all families share may be longer"
 
 
 def test_code_that_a_known_architecture_brings_is_left() -> None:

@@ -57,12 +57,9 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     """Like `Family.parse`."""
     variant, num_layers = _VARIANTS[architecture], decoders.num_layers(fields)
     rope_dim = fields.whole("qk_rope_head_dim", 64)
-    rope, max_model_len = parse_rope(
-        fields,
-        fields.whole("max_position_embeddings", variant.max_len),
-        rope_dim,
-        is_interleaved=variant.is_softmax or fields.flag("rope_interleave", True),
-    )
+    trained_len = fields.whole("max_position_embeddings", variant.max_len)
+    is_interleaved = variant.is_softmax or fields.flag("rope_interleave", True)
+    rope, max_model_len = parse_rope(fields, trained_len, rope_dim, is_interleaved=is_interleaved)
     if rope.dim != rope_dim:
         raise NotDescribed("config.json: partial_rotary_factor is not supported for latent attention")
     nope_dim = fields.whole("qk_nope_head_dim", variant.nope_dim)
@@ -84,15 +81,9 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     dense = DenseMLP(size=fields.whole("intermediate_size"), activation=act, has_bias=has_bias)
     is_dense = _dense_layers(fields, variant, num_layers)
     experts = dense if all(is_dense) else _experts(fields, variant, act, has_bias)
-    return decoders.decoder(
-        architecture,
-        fields,
-        [Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=dense if its else experts) for its in is_dense],
-        norm,
-        max_model_len,
-        Names(unused_layers=fields.whole("num_nextn_predict_layers", 1, least=0, most=decoders.MAX_LAYERS)),
-        is_tied=variant.is_tied,
-    )
+    layers = [Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=dense if its else experts) for its in is_dense]
+    names = Names(unused_layers=fields.whole("num_nextn_predict_layers", 1, least=0, most=decoders.MAX_LAYERS))
+    return decoders.decoder(architecture, fields, layers, norm, max_model_len, names, is_tied=variant.is_tied)
 
 
 def _q_rank(fields: JsonFields, variant: _Variant) -> int | None:
