@@ -36,7 +36,8 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     growth = QueryGrowth(
         beta=fields.number("attn_scale", 0.1), length=fields.number("floor_scale", 8192.0, least=1.0), shift=1
     )
-    with_places = replace(attention, rope=rope, q_norm=head_norm, k_norm=head_norm, norms_follow_rope=True)
+    # Theirs come after the rotation, which makes no difference to a norm without weights.
+    with_places = replace(attention, rope=rope, q_norm=head_norm, k_norm=head_norm)
     without = replace(attention, query_growth=growth if fields.flag("attn_temperature_tuning", True) else None)
     activation = decoders.activation(fields)
     dense = DenseMLP(size=fields.whole("intermediate_size_mlp", 16384), activation=activation)

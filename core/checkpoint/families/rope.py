@@ -140,7 +140,7 @@ def _longrope(scaled: RopeConfig, settings: JsonFields) -> RopeConfig:
     if scaled.factor > 1 and scaled.original_max_len > 1:
         usual = math.sqrt(1 + math.log(scaled.factor) / math.log(scaled.original_max_len))
     attention_factor = settings.number("attention_factor", usual)
-    return replace(scaled, short_factors=short, long_factors=long, attention_factor=attention_factor)
+    return replace(scaled, factor=1.0, short_factors=short, long_factors=long, attention_factor=attention_factor)
 
 
 def _yarn_attention_factor(settings: JsonFields, factor: float) -> float:

@@ -46,6 +46,8 @@ class Case(NamedTuple):
     """Fields of its configuration, beside the sizes above."""
     wider: Mapping[str, float] = MappingProxyType({})
     """What the weights with this in their names are multiplied by: so that clamps clamp, and caps cap."""
+    seed: int = 0
+    """Of the weights: another one where two logits are nearly the same."""
     by_transformers: bool = True
     """Whether `--model-impl transformers` can compute it, too."""
     lens: tuple[int, ...] = (40, 33, 1, 17, 25)

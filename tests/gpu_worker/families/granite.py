@@ -17,7 +17,9 @@ CASES = {
     "granite-biases": Case("granite", {**_MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
     "granitemoe": Case("granitemoe", {**_MULTIPLIERS, "tie_word_embeddings": True}),
     "granitemoe-top-4": Case("granitemoe", {**_MULTIPLIERS, "num_experts_per_tok": 4, "attention_bias": True}),
-    "granitemoehybrid-dense": Case("granitemoehybrid", {**_ALL_ATTENTION, "num_local_experts": 0, **_ROPE}),
+    "granitemoehybrid-dense": Case(
+        "granitemoehybrid", {**_ALL_ATTENTION, "num_local_experts": 0, **_ROPE}, {"q_proj": 3.0, "k_proj": 3.0}
+    ),
     "granitemoehybrid-experts": Case("granitemoehybrid", _ALL_ATTENTION),
     "granitemoeshared": Case("granitemoeshared", {**_MULTIPLIERS, "shared_intermediate_size": 40}),
 }

@@ -2,7 +2,7 @@
 
 from tests.gpu_worker.families.case import Case, rope
 
-_YARN = {"factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 8, "beta_slow": 1}
+_YARN = {"factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 1.0, "beta_slow": 0.1}
 _OF_V3 = {"head_dim": 8, "num_key_value_heads": 4, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 _ONE_GROUP = {**_OF_V3, "n_group": 1, "topk_group": 1}
 _LITE = {
@@ -48,6 +48,7 @@ CASES = {
             "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
             "n_group": 2,
         },
+        seed=1,
     ),
     "youtu": Case("youtu", {"head_dim": 8, "num_key_value_heads": 4, "tie_word_embeddings": True}),
 }

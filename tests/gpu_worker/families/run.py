@@ -28,7 +28,7 @@ class Scored(Engine):
         """All at once; what follows each."""
         ids = [self.add(text, sampling) for text in texts]
         self.drain()
-        return [Answer(self.outputs[request_id, 0], self.logprobs[request_id]) for request_id in ids]
+        return [Answer(self.outputs[request_id, 0], self.logprobs.get(request_id, [])) for request_id in ids]
 
     def _take(self, delta: SequenceDelta) -> None:
         super()._take(delta)

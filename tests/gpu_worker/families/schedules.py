@@ -42,8 +42,8 @@ ALL = tuple(
 
 
 def schedules(turn: int) -> tuple[Schedule, ...]:
-    """All of them in the long form; else three, others at each turn."""
+    """All of them in the long form; else two, others at each turn."""
     if IS_LONG:
         return ALL
-    start = 3 * turn % len(PAIRWISE)
-    return PAIRWISE[start : start + 3]
+    start = 2 * turn % len(PAIRWISE)
+    return PAIRWISE[start : start + 2]
