@@ -9,6 +9,7 @@ CASES = {
     "glm": Case("glm", {"num_key_value_heads": 1}),
     "glm-whole-heads": Case("glm", {"attention_bias": False, **rope("default", 5e6, partial_rotary_factor=1.0)}),
     "glm4": Case("glm4"),
+    "glm4-no-biases": Case("glm4", {"attention_bias": False, "num_attention_heads": 6, "num_key_value_heads": 2}),
     "glm4-yarn": Case("glm4", rope("yarn", factor=4.0, original_max_position_embeddings=32, partial_rotary_factor=0.5)),
     "glm4_moe": Case("glm4_moe", {"attention_bias": True, **rope("default", 1e6, partial_rotary_factor=0.5)}),
     "glm4_moe-qk-norm": Case("glm4_moe", _LARGE_MIXTURE),
