@@ -63,9 +63,10 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     if rope.dim != rope_dim:
         raise NotDescribed("config.json: partial_rotary_factor is not supported for latent attention")
     nope_dim = fields.whole("qk_nope_head_dim", variant.nope_dim)
+    has_q_latent = not fields.has("q_lora_rank") or fields.raw("q_lora_rank") is not None
     mixer = LatentAttention(
         num_heads=fields.whole("num_attention_heads"),
-        q_rank=_q_rank(fields, variant),
+        q_rank=fields.whole("q_lora_rank", variant.q_rank) if has_q_latent else None,
         kv_rank=fields.whole("kv_lora_rank", 512),
         nope_dim=nope_dim,
         rope_dim=rope_dim,
@@ -84,11 +85,6 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     layers = [Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=dense if its else experts) for its in is_dense]
     names = Names(unused_layers=fields.whole("num_nextn_predict_layers", 1, least=0, most=decoders.MAX_LAYERS))
     return decoders.decoder(architecture, fields, layers, norm, max_model_len, names, is_tied=variant.is_tied)
-
-
-def _q_rank(fields: JsonFields, variant: _Variant) -> int | None:
-    is_direct = fields.has("q_lora_rank") and fields.raw("q_lora_rank") is None
-    return None if is_direct else fields.whole("q_lora_rank", variant.q_rank)
 
 
 def _mscale(fields: JsonFields, factor: float) -> float:
@@ -118,31 +114,23 @@ def _experts(fields: JsonFields, variant: _Variant, act: Activation, has_bias: b
         raise NotDescribed(f"config.json: scoring_func or topk_method is not that of {kind} routing")
     if variant.is_softmax and fields.flag("norm_topk_prob"):
         raise NotDescribed("config.json: norm_topk_prob is not supported with softmax routing")
-    num_groups, top_groups = (
-        (1, 1)
-        if method == "greedy"
-        else (fields.whole("n_group", variant.groups[0]), fields.whole("topk_group", variant.groups[1]))
-    )
+    has_groups = method != "greedy"
     router = Router(
         kind="softmax" if variant.is_softmax else "sigmoid",
         top_k=fields.whole("num_experts_per_tok", variant.top_k),
         renormalize=not variant.is_softmax and fields.flag("norm_topk_prob", True),
         renormalize_eps=1e-20,
         has_correction=not variant.is_softmax,
-        num_groups=num_groups,
-        top_groups=top_groups,
+        num_groups=fields.whole("n_group", variant.groups[0]) if has_groups else 1,
+        top_groups=fields.whole("topk_group", variant.groups[1]) if has_groups else 1,
         group_judge="max" if variant.is_softmax else "top2",
         scale=fields.number("routed_scaling_factor", variant.scale),
     )
     size = fields.whole("moe_intermediate_size", variant.expert_size)
-    shared = size * fields.whole("n_shared_experts", variant.num_shared)
-    return Experts(
-        count=fields.whole("n_routed_experts", variant.num_experts),
-        size=size,
-        router=router,
-        activation=act,
-        shared=DenseMLP(size=shared, activation=act, has_bias=has_bias),
-    )
+    num_shared = fields.whole("n_shared_experts", variant.num_shared)
+    shared = DenseMLP(size=size * num_shared, activation=act, has_bias=has_bias)
+    count = fields.whole("n_routed_experts", variant.num_experts)
+    return Experts(count=count, size=size, router=router, activation=act, shared=shared)
 
 
 DEEPSEEK = decoders.decoder_family(tuple(_VARIANTS), parse)
