@@ -27,6 +27,8 @@ SANITIZED = (
     "tests/kernels/test_native_attention.py",
     "tests/kernels/test_native_experts.py",
     "tests/kernels/test_native_latent.py",
+    "tests/kernels/test_native_program.py",
+    "tests/gpu_worker/test_native_decoder.py",
     "tests/kernels/test_cpu_sampling.py",
 )
 
