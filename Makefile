@@ -52,7 +52,7 @@ test-agents: $(VENV)/.made $(AGENTS)/.made  ## Run the loops of agent frameworks
 
 soak: $(VENV)/.made-dev  ## The long forms of tests, among them sanitizers and ARM, then MINUTES of mixed load with deaths
 	$(BIN)/python -c "import ziglang" 2>/dev/null || $(INSTALL) ziglang  # a cross-compiler, too large for everybody
-	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 tests/faults tests/attack tests/kernels \
+	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 tests/faults tests/attack tests/kernels tests/gpu_worker/families \
 		tests/frontend/test_leaks.py tests/frontend/test_heavy_bodies.py tests/frontend/test_fuzz.py $(FLAGS)
 	mkdir -p build
 	$(BIN)/python -m tests.soak.drive --minutes $(MINUTES) --out build/soak.json
