@@ -260,8 +260,8 @@ def page() -> str:
     """The whole page, with what belongs there."""
     text = PAGE.read_text()
     for name, written in (
-        ("The families", family_tables()),
-        ("The published models", published_table()),
+        ("The table of families", family_tables()),
+        ("The table of published models", published_table()),
         ("The list of types", types_by_transformers()),
     ):
         before, begin, rest = text.partition(_BEGIN.format(name))
