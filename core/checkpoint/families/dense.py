@@ -2,7 +2,9 @@
 
 from typing import Literal, NamedTuple
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Layer, Norm
+from msgspec.structs import replace
+
+from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Layer, Norm
 from penstock.core.checkpoint.families import decoders
 from penstock.core.checkpoint.families.rope import parse_rope
 from penstock.core.checkpoint.json_fields import JsonFields
@@ -35,12 +37,11 @@ _VARIANTS = {
 def parse(architecture: str, fields: JsonFields) -> Decoder:
     """Like `Family.parse`, for the architectures of this family."""
     variant = _VARIANTS[architecture]
-    num_layers = fields.whole("num_hidden_layers", most=decoders.MAX_LAYERS)
-    hidden_size = fields.whole("hidden_size")
-    num_heads, num_kv_heads = decoders.head_counts(fields, variant.num_kv_heads)
-    head_dim = fields.whole("head_dim", variant.head_dim or hidden_size // num_heads)
-    rope, max_model_len = parse_rope(fields, fields.whole("max_position_embeddings", variant.max_len), head_dim)
-    if rope.dim != head_dim:
+    attention = decoders.attention(fields, variant.num_kv_heads, variant.head_dim)
+    rope, max_model_len = parse_rope(
+        fields, fields.whole("max_position_embeddings", variant.max_len), attention.head_dim
+    )
+    if rope.dim != attention.head_dim:
         raise ConfigError("config.json: partial_rotary_factor is not supported for these architectures")
     attention_bias = fields.flag("attention_bias") and variant.attention_bias
     norm = Norm(eps=fields.number("rms_norm_eps", 1e-6))
@@ -50,31 +51,20 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         has_bias=fields.flag("mlp_bias") and variant.mlp_bias,
     )
 
-    def layer(window: int | None) -> Layer:
-        mixer = Attention(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            qkv_bias=attention_bias or variant.qkv_bias,
-            o_bias=attention_bias,
-            q_norm=norm if variant.qk_norm else None,
-            k_norm=norm if variant.qk_norm else None,
-            rope=rope,
-            window=window,
-        )
-        return Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=mlp)
-
-    return Decoder(
-        architecture=architecture,
-        vocab_size=fields.whole("vocab_size"),
-        hidden_size=hidden_size,
-        layers=tuple(layer(window) for window in _windows(fields, variant.windows, num_layers)),
-        final_norm=norm,
-        tied_embeddings=fields.flag("tie_word_embeddings"),
-        max_model_len=max_model_len,
-        checkpoint_dtype=decoders.dtype(fields),
+    qk_norm = norm if variant.qk_norm else None
+    mixer = replace(
+        attention,
+        qkv_bias=attention_bias or variant.qkv_bias,
+        o_bias=attention_bias,
+        q_norm=qk_norm,
+        k_norm=qk_norm,
+        rope=rope,
     )
+    layers = [
+        Layer(mixer_norm=norm, mixer=replace(mixer, window=window), mlp_norm=norm, mlp=mlp)
+        for window in _windows(fields, variant.windows, decoders.num_layers(fields))
+    ]
+    return decoders.decoder(architecture, fields, layers, norm, max_model_len)
 
 
 def _windows(fields: JsonFields, kind: Literal["none", "all", "some"], num_layers: int) -> tuple[int | None, ...]:

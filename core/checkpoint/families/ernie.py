@@ -14,7 +14,7 @@ _MIXTURE = "Ernie4_5_MoeForCausalLM"
 
 def parse(architecture: str, fields: JsonFields) -> Decoder:
     """As `Family.parse`."""
-    num_layers = fields.whole("num_hidden_layers", most=decoders.MAX_LAYERS)
+    num_layers = decoders.num_layers(fields)
     is_mixture = architecture == _MIXTURE
     has_bias = fields.flag("use_bias")
     attention = decoders.attention(fields, 4 if is_mixture else 2, None if is_mixture else 128, has_bias)
@@ -26,18 +26,9 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     mlps: list[DenseMLP | Experts] = [dense] * num_layers
     if is_mixture:
         _put_experts(mlps, fields, has_bias)
-    return Decoder(
-        architecture=architecture,
-        vocab_size=fields.whole("vocab_size"),
-        hidden_size=fields.whole("hidden_size"),
-        layers=tuple(Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=mlp) for mlp in mlps),
-        final_norm=norm,
-        tied_embeddings=fields.flag("tie_word_embeddings", True),
-        head_bias=has_bias and is_mixture,
-        max_model_len=max_model_len,
-        checkpoint_dtype=decoders.dtype(fields),
-        names=_NAMES,
-    )
+    layers = [Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=mlp) for mlp in mlps]
+    decoder = decoders.decoder(architecture, fields, layers, norm, max_model_len, _NAMES, is_tied=True)
+    return replace(decoder, head_bias=has_bias and is_mixture)
 
 
 def _put_experts(mlps: list[DenseMLP | Experts], fields: JsonFields, has_bias: bool) -> None:

@@ -1,6 +1,8 @@
 """Gemma 1, 2 and 3 (text): 1 + w norms, scaled embeddings; from 2 on norms around each part, windows and softcaps."""
 
-from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, DenseMLP, Layer, Norm
+from msgspec.structs import replace
+
+from penstock.core.checkpoint.decoder import Activation, Decoder, DenseMLP, Layer, Norm
 from penstock.core.checkpoint.families import decoders
 from penstock.core.checkpoint.families.rope import RopeConfig, parse_rope, rope_settings
 from penstock.core.checkpoint.json_fields import JsonFields
@@ -21,26 +23,21 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     version = _VERSIONS[architecture]
     if fields.flag("use_bidirectional_attention"):
         raise ConfigError("config.json: use_bidirectional_attention is not supported: tokens see only earlier ones")
-    num_layers = fields.whole("num_hidden_layers", most=decoders.MAX_LAYERS)
-    hidden_size = fields.whole("hidden_size")
-    num_heads, num_kv_heads = decoders.head_counts(fields, None if version == 1 else 4)
-    head_dim = fields.whole("head_dim", 256)
+    num_layers = decoders.num_layers(fields)
+    attention = decoders.attention(fields, None if version == 1 else 4, 256, fields.flag("attention_bias"))
+    head_dim = attention.head_dim
     trained_len = fields.whole("max_position_embeddings", 131072 if version == 3 else 8192)
     everywhere, in_windows, max_model_len = _ropes(fields, trained_len, head_dim, version)
     norm = Norm(eps=fields.number("rms_norm_eps", 1e-6), offset=1.0)
-    has_bias = fields.flag("attention_bias")
+    qk_norm = norm if version == 3 else None
     mlp = DenseMLP(size=fields.whole("intermediate_size"), activation=_activation(fields, version))
 
     def layer(window: int | None) -> Layer:
-        mixer = Attention(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
+        mixer = replace(
+            attention,
             scale=(head_dim if version == 1 else fields.whole("query_pre_attn_scalar", 256)) ** -0.5,
-            qkv_bias=has_bias,
-            o_bias=has_bias,
-            q_norm=norm if version == 3 else None,
-            k_norm=norm if version == 3 else None,
+            q_norm=qk_norm,
+            k_norm=qk_norm,
             rope=everywhere if window is None else in_windows,
             window=window,
             softcap=decoders.softcap(fields, "attn_logit_softcapping", 50.0) if version == 2 else 0.0,
@@ -48,21 +45,12 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         after = norm if version > 1 else None
         return Layer(mixer_norm=norm, mixer=mixer, post_mixer_norm=after, mlp_norm=norm, mlp=mlp, post_mlp_norm=after)
 
-    return Decoder(
-        architecture=architecture,
-        vocab_size=fields.whole("vocab_size"),
-        hidden_size=hidden_size,
-        layers=tuple(layer(window) for window in _windows(fields, num_layers, version)),
-        final_norm=norm,
-        tied_embeddings=fields.flag("tie_word_embeddings", True),
-        embedding_scale=hidden_size**0.5,
-        embedding_scale_is_rounded=True,
-        logit_softcap=decoders.softcap(fields, "final_logit_softcapping", 30.0 if version == 2 else 0.0)
-        if version > 1
-        else 0.0,
-        max_model_len=max_model_len,
-        checkpoint_dtype=decoders.dtype(fields),
-        names=_SANDWICH if version > 1 else Names(),
+    cap = decoders.softcap(fields, "final_logit_softcapping", 30.0 if version == 2 else 0.0) if version > 1 else 0.0
+    layers = [layer(window) for window in _windows(fields, num_layers, version)]
+    names = _SANDWICH if version > 1 else Names()
+    decoder = decoders.decoder(architecture, fields, layers, norm, max_model_len, names, is_tied=True)
+    return replace(
+        decoder, embedding_scale=decoder.hidden_size**0.5, embedding_scale_is_rounded=True, logit_softcap=cap
     )
 
 

@@ -31,7 +31,7 @@ _NAMES = Names(
 
 def parse(architecture: str, fields: JsonFields) -> Decoder:
     """As `Family.parse`."""
-    num_layers = fields.whole("num_hidden_layers", most=decoders.MAX_LAYERS)
+    num_layers = decoders.num_layers(fields)
     attention = decoders.attention(fields, 8, 64, fields.flag("attention_bias", True))
     is_silent = fields.raw("rope_parameters") is None and fields.raw("rope_scaling") is None
     settings = JsonFields("config.json", _ROPE) if is_silent else rope_settings(fields)
@@ -53,17 +53,8 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         return Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=mlp)
 
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
-    return Decoder(
-        architecture=architecture,
-        vocab_size=fields.whole("vocab_size"),
-        hidden_size=fields.whole("hidden_size"),
-        layers=tuple(layer(window) for window in decoders.windows(fields, num_layers, alternating, 128)),
-        final_norm=norm,
-        tied_embeddings=fields.flag("tie_word_embeddings"),
-        max_model_len=max_model_len,
-        checkpoint_dtype=decoders.dtype(fields),
-        names=_NAMES,
-    )
+    layers = [layer(window) for window in decoders.windows(fields, num_layers, alternating, 128)]
+    return decoders.decoder(architecture, fields, layers, norm, max_model_len, _NAMES)
 
 
 GPT_OSS = decoders.decoder_family(["GptOssForCausalLM"], parse)

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer, Norm, Router
+from msgspec.structs import replace
+
+from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
 from penstock.core.checkpoint.families import decoders
 from penstock.core.checkpoint.families.rope import parse_rope
 from penstock.core.checkpoint.json_fields import JsonFields
@@ -33,11 +35,8 @@ _VARIANTS = {
 def parse(architecture: str, fields: JsonFields) -> Decoder:
     """As `Family.parse`."""
     variant = _VARIANTS[architecture]
-    num_layers = fields.whole("num_hidden_layers", most=decoders.MAX_LAYERS)
-    hidden_size = fields.whole("hidden_size")
-    num_heads, num_kv_heads = decoders.head_counts(fields, variant.num_kv_heads)
-    head_dim = fields.whole("head_dim", hidden_size // num_heads)
-    rope, max_model_len = parse_rope(fields, fields.whole("max_position_embeddings", 32768), head_dim)
+    attention = decoders.attention(fields, variant.num_kv_heads)
+    rope, max_model_len = parse_rope(fields, fields.whole("max_position_embeddings", 32768), attention.head_dim)
     norm = Norm(eps=fields.number("rms_norm_eps", 1e-6))
     activation = decoders.activation(fields)
     dense = DenseMLP(size=fields.whole("intermediate_size"), activation=activation)
@@ -56,35 +55,19 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     )
     only_dense, every = fields.wholes("mlp_only_layers"), fields.whole("decoder_sparse_step", 1)
 
-    def layer(number: int, window: int | None) -> Layer:
-        has_bias = fields.flag("qkv_bias", True) if variant.is_second else fields.flag("attention_bias")
-        mixer = Attention(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            qkv_bias=has_bias,
-            o_bias=has_bias and not variant.is_second,
-            q_norm=None if variant.is_second else norm,
-            k_norm=None if variant.is_second else norm,
-            rope=rope,
-            window=window,
-        )
-        is_sparse = number not in only_dense and (number + 1) % every == 0
-        return Layer(mixer_norm=norm, mixer=mixer, mlp_norm=norm, mlp=experts if is_sparse else dense)
+    has_bias = fields.flag("qkv_bias", True) if variant.is_second else fields.flag("attention_bias")
+    qk_norm = None if variant.is_second else norm
+    o_bias = has_bias and not variant.is_second
+    mixer = replace(attention, qkv_bias=has_bias, o_bias=o_bias, q_norm=qk_norm, k_norm=qk_norm, rope=rope)
 
-    windows = _windows(fields, num_layers, variant)
-    return Decoder(
-        architecture=architecture,
-        vocab_size=fields.whole("vocab_size"),
-        hidden_size=hidden_size,
-        layers=tuple(layer(i, window) for i, window in enumerate(windows)),
-        final_norm=norm,
-        tied_embeddings=fields.flag("tie_word_embeddings"),
-        max_model_len=max_model_len,
-        checkpoint_dtype=decoders.dtype(fields),
-        names=_NAMES,
-    )
+    def layer(number: int, window: int | None) -> Layer:
+        is_sparse = number not in only_dense and (number + 1) % every == 0
+        mlp = experts if is_sparse else dense
+        return Layer(mixer_norm=norm, mixer=replace(mixer, window=window), mlp_norm=norm, mlp=mlp)
+
+    windows = _windows(fields, decoders.num_layers(fields), variant)
+    layers = [layer(i, window) for i, window in enumerate(windows)]
+    return decoders.decoder(architecture, fields, layers, norm, max_model_len, _NAMES)
 
 
 def _windows(fields: JsonFields, num_layers: int, variant: _Variant) -> tuple[int | None, ...]:
