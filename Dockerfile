@@ -17,7 +17,7 @@ RUN set -e; cd /build/wheels; \
     if ls torch-*.whl >/dev/null 2>&1; then pip install --find-links . -c constraints.txt torch-*.whl; \
     elif [ -n "$TORCH_INDEX_URL" ]; then pip install --index-url "$TORCH_INDEX_URL" -c constraints.txt torch; \
     else pip install -c constraints.txt torch; fi
-RUN python -c "import pathlib, tomllib; print(*tomllib.loads(pathlib.Path('/build/wheels/pyproject.toml').read_text())['project']['dependencies'], sep='\n')" > /build/requirements.txt \
+RUN python -c "import pathlib, tomllib; project = tomllib.loads(pathlib.Path('/build/wheels/pyproject.toml').read_text())['project']; print(*project['dependencies'], *project['optional-dependencies']['otel'], sep='\n')" > /build/requirements.txt \
     && pip install --find-links /build/wheels -c /build/wheels/constraints.txt -r /build/requirements.txt
 # For the CPU kernels; without it a worker on a CPU takes torch's, which are slower.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ || echo "no C++ compiler could be installed"
@@ -31,7 +31,7 @@ ARG EXTRA_PACKAGES=""
 RUN if [ -n "$EXTRA_PACKAGES" ]; then apt-get update && apt-get install -y --no-install-recommends $EXTRA_PACKAGES \
     && rm -rf /var/lib/apt/lists/*; fi
 RUN useradd --system --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin penstock \
-    && install -d -o penstock -m 700 /keys /cache
+    && install -d -o penstock -m 700 /keys /cache /kv
 COPY --from=build /opt/penstock /opt/penstock
 # Mount a volume at /cache, and a model that is named is downloaded once.
 ENV PATH=/opt/penstock/bin:$PATH HOME=/tmp HF_HOME=/cache PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

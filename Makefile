@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 MODEL ?=
 FLAGS ?=
 MINUTES ?= 30
-# Tests run by file in this many processes, with one thread each: most of them wait for one process or another.
-JOBS ?= 2
-SOURCES := api bench/load core demo frontend gpu_worker ipc kernels
+# Tests run by file in this many processes, with one thread each. Each waits for others a quarter of its time, or more:
+# three keep two cores busy.
+JOBS ?= 3
+SOURCES := api bench/load bench/quality core demo deploy/ray frontend gpu_worker ipc kernels
 # A folder's time stamp changes when a file in it comes or goes: then the editable install is made again.
 FOLDERS := $(shell find $(SOURCES) -type d -not -name __pycache__)
 
@@ -52,8 +53,7 @@ test-agents: $(VENV)/.made $(AGENTS)/.made  ## Run the loops of agent frameworks
 
 soak: $(VENV)/.made-dev  ## The long forms of tests, among them sanitizers and ARM, then MINUTES of mixed load with deaths
 	$(BIN)/python -c "import ziglang" 2>/dev/null || $(INSTALL) ziglang  # a cross-compiler, too large for everybody
-	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 tests/faults tests/attack tests/kernels tests/gpu_worker/families \
-		tests/frontend/test_leaks.py tests/frontend/test_heavy_bodies.py tests/frontend/test_fuzz.py $(FLAGS)
+	PENSTOCK_SOAK=1 $(BIN)/python -m pytest -o timeout=900 $(FLAGS)
 	mkdir -p build
 	$(BIN)/python -m tests.soak.drive --minutes $(MINUTES) --out build/soak.json
 
@@ -63,14 +63,18 @@ check: $(VENV)/.made-dev  ## Format, lint and type checks; the documentation bui
 	$(BIN)/mypy -p penstock
 	$(BIN)/mypy bench tests docs
 	$(BIN)/python docs/options_page.py --check
-	$(BIN)/python docs/tool_table.py --check
+	$(BIN)/python -m docs.tool_table --check
 	$(BIN)/python -m docs.models_table --check
+	$(BIN)/python -m docs.gguf_table --check
+	$(BIN)/python -m docs.planning_table --check
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 
 docs: $(VENV)/.made-dev  ## Build the documentation into build/docs
 	$(BIN)/python docs/options_page.py
-	$(BIN)/python docs/tool_table.py
+	$(BIN)/python -m docs.tool_table
 	$(BIN)/python -m docs.models_table
+	$(BIN)/python -m docs.gguf_table
+	$(BIN)/python -m docs.planning_table
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	@echo "open build/docs/index.html"
 

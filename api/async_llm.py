@@ -25,8 +25,10 @@ from penstock.frontend.api.logprobs import prompt_logprobs
 from penstock.frontend.api.run import make_ready, submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
+from penstock.frontend.api.usage import bill_as_sent
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.link import EngineLink
+from penstock.frontend.engine.router.router import router_for
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.validation.chat import validate_conversation
@@ -67,7 +69,20 @@ class AsyncLLM:
         quiet(config.log.log_level)
         has_weights = config.worker.load_format != "dummy"
         self.config = located(config, with_weights=has_weights)
-        check_checkpoint(open_model(self.config), with_weights=has_weights, with_tokenizer=True)
+        worker = self.config.worker
+        check_checkpoint(
+            open_model(self.config),
+            "auto",
+            worker.quantization,
+            worker.kv_cache_dtype,
+            self.config.parallel,
+            with_weights=has_weights,
+            with_tokenizer=True,
+        )
+        if worker.speculative_config:
+            from penstock.core.checkpoint.drafts.check import check_drafter  # few need it
+
+            check_drafter(self.config, with_weights=has_weights)
         self._engine = EngineThread(self.config) if engine == "thread" else EngineProcesses(self.config)
         self._start = asyncio.Lock()
         self._service: Service | None = None
@@ -80,9 +95,14 @@ class AsyncLLM:
         Raises:
             ConfigError: if the configuration or the checkpoint cannot work.
         """
-        await self._running()
+        await self.service()
 
-    async def _running(self) -> Service:
+    async def service(self) -> Service:
+        """What answers: the rooms behind a server's handlers. Started if it is not running.
+
+        Raises:
+            ConfigError: if the configuration or the checkpoint cannot work.
+        """
         async with self._start:
             if self._is_closed:
                 raise RuntimeError("this LLM is closed")
@@ -93,9 +113,12 @@ class AsyncLLM:
                 except BaseException:
                     model.tokenizer.close()
                     raise
-                address = self._engine.address("api", fingerprint(open_model(self.config)))
-                link = EngineLink(address, self.config.scheduler, self._engine.connect, log.error)
-                self._service = Service(self.config, model, RequestBook([link]), Metrics(dict))
+                addresses = self._engine.addresses("api", fingerprint(open_model(self.config)))
+                links = [EngineLink(each, self._engine.connect, log.error) for each in addresses]
+                metrics = Metrics(dict, price_per_hour=self.config.frontend.price_per_hour)
+                router = router_for(self.config, len(links), metrics.registry)
+                book = RequestBook(links, self.config.scheduler, router)
+                self._service = Service(self.config, model, book, metrics)
                 await self._service.engine.wait_ready(_READY_SECONDS)
             return self._service
 
@@ -110,7 +133,7 @@ class AsyncLLM:
             ApiError: as the server would answer it; see `penstock.frontend.errors`.
         """
         params = sampling_params or SamplingParams()
-        service = await self._running()
+        service = await self.service()
         if service.engine.facts is None:
             await service.engine.wait_ready(self._engine.patience)
         record = RequestRecord(request_id or str(next(self._ids)), "generate", time.monotonic())
@@ -131,6 +154,9 @@ class AsyncLLM:
                 for event in await generation.next_events():
                     output.outputs[event.index].add(event, scores)
                 output.finished = generation.is_finished
+                if output.finished:
+                    await generation.billed()
+                    output.bill = bill_as_sent(task.generation.bill, service.metrics.price_per_hour)
                 output.num_cached_tokens = generation.progress.num_cached_tokens
                 if output.finished and ready.grammar.checked_schema:
                     for each in output.outputs:
@@ -192,7 +218,7 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> None:
         """Drop all cached pages that no sequence uses."""
-        (await self._running()).engine.reset_prefix_cache()
+        (await self.service()).engine.reset_prefix_cache()
 
     async def close(self) -> None:
         """Abort what runs, and free the model. Idempotent."""

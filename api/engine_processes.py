@@ -10,8 +10,9 @@ import zmq
 
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import with_addresses
+from penstock.core.launch.kept_files import with_kept_files
 from penstock.core.launch.supervisor import Supervisor
-from penstock.frontend.engine.link import Channel, EngineAddress, over_sockets
+from penstock.frontend.engine.connection import Channel, EngineAddress, engine_addresses, over_sockets
 from penstock.ipc.addresses import private_dir
 from penstock.ipc.messages import ToFrontend
 
@@ -37,11 +38,12 @@ class EngineProcesses:
         Raises:
             ConfigError: if they cannot work; the reason is on stderr.
         """
-        self._config = with_addresses(self._config, self._held.enter_context(private_dir()))
+        folder = self._held.enter_context(private_dir())
+        self._config = with_addresses(with_kept_files(self._config, folder), folder)
         self._context: zmq.Context[Any] = zmq.Context()
         self._supervisor = supervisor = Supervisor(self._config, has_frontends=False)
         self._running = asyncio.create_task(supervisor.run())
-        loaded = asyncio.gather(*(child.is_ready.wait() for child in supervisor.engine))
+        loaded = asyncio.gather(*(child.is_ready.wait() for child in supervisor.children))
         ends: list[asyncio.Future[Any]] = [self._running, loaded]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -55,16 +57,15 @@ class EngineProcesses:
             await self.stop()
             raise ConfigError(f"the engine cannot be started (exit code {code}); stderr says why")
 
-    def address(self, name: str, model_fingerprint: str) -> EngineAddress:
-        """What a link to it needs."""
-        ipc = self._config.ipc
-        return EngineAddress(
-            ipc.frontend_address, name, model_fingerprint, ipc.heartbeat_interval, ipc.heartbeat_timeout
-        )
+    def addresses(self, name: str, model_fingerprint: str) -> list[EngineAddress]:
+        """What a link to each engine needs."""
+        return engine_addresses(self._config, name, model_fingerprint)
 
-    def connect(self, to: EngineAddress, on_message: Callable[[ToFrontend], None]) -> Channel:
+    def connect(
+        self, to: EngineAddress, on_message: Callable[[ToFrontend], None], on_broken: Callable[[], None]
+    ) -> Channel:
         """Over the sockets of this launch."""
-        return over_sockets(self._context)(to, on_message)
+        return over_sockets(self._context)(to, on_message, on_broken)
 
     async def stop(self) -> None:
         """End both."""

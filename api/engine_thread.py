@@ -8,6 +8,7 @@ The messages are those of the sockets (`ipc/messages/`), and nothing is encoded.
 import asyncio
 import gc
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,9 +18,9 @@ from itertools import chain
 import structlog
 
 from penstock.core.config import Config, ConfigError
-from penstock.core.engine.loop import engine_ready
+from penstock.core.engine.readiness import engine_ready
 from penstock.core.scheduling.scheduler import Refusal
-from penstock.frontend.engine.link import EngineAddress
+from penstock.frontend.engine.connection import EngineAddress
 from penstock.gpu_worker.devices.out_of_memory import failure_reason
 from penstock.in_process import OWNER, InProcessEngine
 from penstock.ipc.messages import (
@@ -77,13 +78,15 @@ class EngineThread:
             self.send(None)
             await asyncio.wrap_future(self._ended)
 
-    def address(self, name: str, model_fingerprint: str) -> EngineAddress:
+    def addresses(self, name: str, model_fingerprint: str) -> list[EngineAddress]:
         """What a link to it needs. It may be silent for as long as a step takes."""
-        return EngineAddress("", name, model_fingerprint, heartbeat_timeout=float("inf"))
+        return [EngineAddress("", name, model_fingerprint, heartbeat_timeout=float("inf"))]
 
     # --- the channel --------------------------------------------------------------------------
 
-    def connect(self, _to: EngineAddress, on_message: Callable[[ToFrontend], None]) -> "EngineThread":
+    def connect(
+        self, _to: EngineAddress, on_message: Callable[[ToFrontend], None], _on_broken: Callable[[], None]
+    ) -> "EngineThread":
         """Send what there is to tell to `on_message`, in the event loop that runs now."""
         loop = asyncio.get_running_loop()
 
@@ -125,6 +128,7 @@ class EngineThread:
             self._tell(TokenBatch(0, tuple(seq.error_delta(reason) for seq in live)))
             self._refuse_all(reason)
         finally:
+            engine.close()
             del engine
             gc.collect()  # weights and pool are in cycles
             _in_use.release()
@@ -141,7 +145,7 @@ class EngineThread:
             if step.deltas:
                 self._tell(TokenBatch(0, tuple(step.deltas)))
             elif step.plan is None:
-                self._wake.wait()
+                self._wake.wait(engine.seconds_to_wait)
                 self._wake.clear()
 
     def _refuse_all(self, reason: str) -> None:
@@ -173,9 +177,9 @@ class EngineThread:
                 if refusal is not None:
                     self._refuse(message, refusal)
             case AbortRequest():
-                scheduler.abort(message.request_id, message.sequence_idx)
+                scheduler.abort(message.request_id, message.sequence_idx, time.monotonic())
             case PauseRequest():
-                scheduler.pause(message.request_id)
+                scheduler.pause(message.request_id, time.monotonic())
             case ResumeRequest():
                 scheduler.resume(message.request_id)
             case ResetPrefixCache():

@@ -8,18 +8,27 @@ add / handle ──▶ Scheduler ──plans──▶ ModelRunner        step() 
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.core.config import Config
+from penstock.core.config import Config, ConfigError
+from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.scheduling.scheduler import Refusal, Scheduler
+from penstock.gpu_worker.disk.mover import DiskMover
 from penstock.gpu_worker.startup.start import start
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc.codec import deltas_of
 from penstock.ipc.messages import AddRequest, PrepareGrammar, SamplingParams, SequenceDelta, StepPlan, StepResult
 
 OWNER = b"in process"
+
+_LOOK_SECONDS = 0.0005  # between looks at what the disk has done
+_MOST_SECONDS = 0.05  # to wait for it while there is nothing to compute
+_LISTING_SECONDS = 5.0  # for what it holds, at the start
+_WRITING_SECONDS = 5.0  # for pages that are to be written when all else is done
 
 
 class Step(NamedTuple):
@@ -40,11 +49,25 @@ class InProcessEngine:
             ConfigError: if the configuration or the checkpoint cannot work.
         """
         began = time.perf_counter()
-        self.runner, self.hello = start(config)
+        if config.parallel != ParallelOptions():
+            raise ConfigError(
+                "tensor_parallel_size and the options like it: an engine in process has one worker; `penstock serve` "
+                "and `AsyncLLM` start several"
+            )
+        started = start(config)
+        self.runner, self.hello, self._disk = started.runner, started.hello, started.disk
         self.start_seconds = time.perf_counter() - began
         self.scheduler = Scheduler.for_worker(config.scheduler, self.hello)
         self._pending: deque[tuple[StepPlan, PendingStep]] = deque()
         self._num_added = 0
+        if self._disk is not None:
+            self._disk.begin()
+            self._exchange_pages(self._disk, seconds=_LISTING_SECONDS)
+
+    def close(self) -> None:
+        """Let others use what this engine has for itself beside memory: the folder of a disk tier."""
+        if self._disk is not None:
+            self._disk.close()
 
     @property
     def has_work(self) -> bool:
@@ -71,27 +94,77 @@ class InProcessEngine:
     def step(self) -> Step:
         """Launch what the pipeline takes, and wait for the oldest step.
 
-        It has no plan if there is nothing to compute: no request, or only paused ones. If all wait for grammars to be
-        made ready, so does this call.
+        It has no plan if there is nothing to compute: no request, only paused ones, or only those of a batch that is
+        not to begin yet (`seconds_to_wait`). If all wait for grammars to be made ready, so does this call.
         """
-        scheduler, deltas = self.scheduler, list[SequenceDelta]()
+        scheduler, deltas = self.scheduler, self._take_bills()
         while scheduler.can_schedule:
             step = scheduler.schedule(time.monotonic())
+            for ended in scheduler.take_ended().values() if scheduler.ended else ():
+                deltas += ended
             if scheduler.grammars.messages or self.runner.grammar_store.is_preparing:
                 is_idle = step is None and not self._pending
                 deltas += self.exchange_grammars(wait=is_idle)
                 if is_idle:
                     continue
+            if step is not None:
+                self._pending.append((step.plan, self.runner.launch(step.plan)))
+            if self._disk is not None:
+                is_idle = step is None and not self._pending
+                if self._exchange_pages(self._disk, seconds=_MOST_SECONDS if is_idle else 0.0) and is_idle:
+                    continue
             if step is None:
                 break
-            self._pending.append((step.plan, self.runner.launch(step.plan)))
         if not self._pending:
             return Step(deltas)
         plan, launched = self._pending.popleft()
         result = launched.result()
-        for batch in scheduler.process(result).values():
+        for batch in scheduler.process(result, time.monotonic()).values():
             deltas += deltas_of(batch)
-        return Step(deltas, plan, result)
+        if self._disk is not None and not self.has_work:
+            self._write_pages(self._disk)
+        return Step(deltas + self._take_bills(), plan, result)
+
+    def _take_bills(self) -> list[SequenceDelta]:
+        """The last deltas of sequences that were aborted."""
+        return (
+            [*chain.from_iterable(self.scheduler.accounts.take_bills().values())]
+            if self.scheduler.accounts.bills
+            else []
+        )
+
+    @property
+    def seconds_to_wait(self) -> float | None:
+        """How long there is nothing to compute if nothing else happens; None: for ever."""
+        wakes_at = self.scheduler.wakes_at
+        return max(0.0, wakes_at - time.monotonic()) if wakes_at < inf else None
+
+    def _exchange_pages(self, disk: DiskMover, seconds: float) -> bool:
+        """Have the pages moved that the scheduler asks for, and tell it which were; wait so long for the first ones.
+
+        Returns:
+            Whether there was anything to tell.
+        """
+        moves = self.scheduler.disk
+        if moves is None:
+            return False
+        for message in moves.take_messages():
+            disk.order(message)
+        until = time.monotonic() + seconds
+        while not (answers := disk.take_done()) and disk.is_busy and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+        for answer in answers:
+            moves.answered(answer)
+        return bool(answers)
+
+    def _write_pages(self, disk: DiskMover) -> None:
+        """Nothing else is to be done, and the caller may end: pages that are to be written are written now."""
+        moves, until = self.scheduler.disk, time.monotonic() + _WRITING_SECONDS
+        while moves is not None and moves.num_under_way and time.monotonic() < until:
+            step = self.scheduler.schedule(time.monotonic())
+            if step is not None:
+                self.scheduler.process(self.runner.launch(step.plan).result(), time.monotonic())
+            self._exchange_pages(disk, seconds=_MOST_SECONDS)
 
     def exchange_grammars(self, *, wait: bool = True) -> list[SequenceDelta]:
         """Have the grammars made ready that the scheduler asks for; the ends of sequences whose grammar failed."""

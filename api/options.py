@@ -1,5 +1,6 @@
 """From keyword arguments to a configuration: the options of `penstock serve`, checked by the same code."""
 
+import json
 import logging
 import os
 import re
@@ -13,11 +14,25 @@ import structlog
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.flags import config_from, flags
 from penstock.core.config.foreign_flags import unknown_flag
+from penstock.core.config.options import check_tiers
 
-_OF_FRONTENDS = ("chat_template", "parse_special_tokens", "max_n", "strict_requests")
+_OF_FRONTENDS = ("chat_template", "parse_special_tokens", "max_n", "strict_requests", "price_per_hour")
 """Options of the HTTP side that are about texts and requests, and so mean something without HTTP."""
 
-APART_ONLY = frozenset(("step_trace", "queue_patience", "overload_order", "queue_timeout", "profile", "log_format"))
+APART_ONLY = frozenset(
+    (
+        "step_trace",
+        "record",
+        "record_mib",
+        "record_prompts",
+        "queue_patience",
+        "overload_order",
+        "queue_timeout",
+        "profile",
+        "min_prefill_tokens",
+        "log_format",
+    )
+)
 """Options of processes of their own, which an engine in the caller's process has no use for."""
 
 
@@ -27,16 +42,20 @@ def config_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.en
     Raises:
         ConfigError: naming the option, its value and the bound that it breaks.
     """
-    of_groups = [flag.field for flag in flags(("model", "scheduler", "worker", "log"))]
-    known = {*of_groups, *_OF_FRONTENDS} - {"spare_worker"}
+    of_groups = [flag.field for flag in flags(("model", "scheduler", "worker", "parallel", "log"))]
+    known = {*of_groups, *_OF_FRONTENDS} - {"spare_worker", "launcher"}
     for name in options:
         if name not in known:
             if any(flag.field == name for flag in flags()):
                 raise ConfigError(f"{name} is an option of `penstock serve` that has no effect here")
             raise _in_python(unknown_flag("--" + name.replace("_", "-"), ["--" + k.replace("_", "-") for k in known]))
     variables = {flag.variable: environment.get(flag.variable, "") for flag in flags() if flag.field in known}
+    if isinstance(options.get("speculative_config"), Mapping):  # as vLLM has it
+        options = {**options, "speculative_config": json.dumps(options["speculative_config"])}
     try:
-        return config_from(Namespace(**options), variables)
+        config = config_from(Namespace(**options), variables)
+        check_tiers(config)
+        return config
     except ConfigError as error:
         raise _in_python(str(error)) from None
 

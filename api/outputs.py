@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from penstock.frontend.api.logprobs import ScoreWriter
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ApiError
+from penstock.frontend.schema import Bill
 from penstock.frontend.schema import PromptLogprob as Logprob
 
-__all__ = ["BatchError", "CompletionOutput", "Logprob", "Logprobs", "RequestOutput"]
+__all__ = ["BatchError", "Bill", "CompletionOutput", "Logprob", "Logprobs", "RequestOutput"]
 
 Logprobs = dict[int, Logprob]
 """By token id: the most likely tokens of one position, and the one that stands there."""
@@ -53,6 +54,7 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    bill: Bill | None = None  # what the engine spent on it, once it is finished
     warnings: list[str] = field(default_factory=list)  # what was honoured in another way than one may expect
     error: ApiError | None = None  # why there are no outputs; only in what `generate_iter` and `BatchError` give
 

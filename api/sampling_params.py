@@ -46,6 +46,7 @@ class SamplingParams(Struct, kw_only=True, forbid_unknown_fields=True):
     logprobs: int | None = None  # of so many best tokens, and of the one that was drawn
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None  # the last ones are kept; -1: as many as fit
+    speculative: bool | dict[str, int] | None = None  # False: no guesses. {"num_speculative_tokens": k}: k at most
     structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE  # of streams
 

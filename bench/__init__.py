@@ -1,1 +1,1 @@
-"""Measurements, run from a clone of the repository; `load/` alone is installed, as `penstock.bench.load`."""
+"""Measurements, run from a clone of the repository; `load/` and `quality/` are installed, too, in `penstock.bench`."""

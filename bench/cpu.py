@@ -23,11 +23,12 @@ from msgspec.structs import replace
 from bench.decode_step import bytes_read, decode_times
 from bench.grammar import demo_folder
 from bench.local_engine import LocalEngine
-from bench.machine import commit, processor, read_rate
+from bench.machine import commit, processor
 from bench.offline import sampling_of
 from bench.shapes_folder import shape_folder
+from penstock.calibration.rates import read_rate
 from penstock.core.config.options import CpuKernels
-from penstock.gpu_worker.models.loader import load_model_config
+from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.state.kv_pool import page_groups
 
 KERNELS: tuple[CpuKernels, ...] = ("native", "torch")

@@ -19,7 +19,7 @@ from bench.local_engine import LocalEngine, Run
 from bench.offline import fixed, sampling_of
 from bench.shapes_folder import shape_folder
 from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.gpu_worker.models.loader import load_model_config
+from penstock.gpu_worker.models.loading.loader import load_model_config
 
 _NUM_STEPS = 100
 _CONTEXT = {1: 128, 256: 1024}
@@ -35,10 +35,13 @@ def decode_times(run: Run, batch: int) -> list[float]:
     ]
 
 
-def bytes_read(model: ModelConfig, batch: int, context: float, itemsize: int = 2) -> float:
-    """What a decode step must at least read: all weights but an untied embedding, and the rows' keys and values."""
+def bytes_read(model: ModelConfig, batch: int, context: float, itemsize: int = 2, weight_bits: float = 16) -> float:
+    """What a decode step must at least read: all weights but an untied embedding, and the rows' keys and values.
+
+    `itemsize` is of keys and values, and of weights unless these have other bits.
+    """
     kv = sum(s.num_heads * (s.key_dim + s.value_dim) for s in model.kv) * context * batch
-    return itemsize * (model.num_step_weights + kv)
+    return itemsize * kv + weight_bits / 8 * model.num_step_weights
 
 
 def measure(engine: LocalEngine, model: ModelConfig, batch: int, context: int, num_steps: int) -> dict[str, float]:
@@ -70,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", default="1,256", help="batch sizes, separated by commas")
     parser.add_argument("--dry", action="store_true", help="tiny sizes and shape on the CPU")
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as of `penstock serve`")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     batches = [1, 3] if args.dry else [int(batch) for batch in args.batch.split(",")]
@@ -82,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_model_len=128 if args.dry else 4096,
         num_pages=64 if args.dry else 0,
         enforce_eager=args.enforce_eager,
+        kv_cache_dtype=args.kv_cache_dtype,
     )
     model = load_model_config(shape_folder(shape))
     rows = []

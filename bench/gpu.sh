@@ -112,7 +112,8 @@ fi
 # shellcheck disable=SC2086 - a list of files
 if [ "$ONLY" != bench ] && has "tests" pytest; then
     tests tests/kernels/launched/test_attention.py tests/kernels/launched/test_sampling.py \
-        tests/kernels/launched/test_small_kernels.py $ENGINE_TESTS
+        tests/kernels/launched/test_small_kernels.py tests/kernels/launched/test_quantized.py \
+        tests/kernels/launched/test_quantized_kv.py $ENGINE_TESTS
 fi
 if [ "$ONLY" != tests ]; then
 part kernels 150 "$PYTHON" -m bench.kernels $DRY --out "$RESULTS/kernels.json"
@@ -125,6 +126,11 @@ if has "steps and offline" msgspec structlog safetensors tqdm llguidance; then
         "$PYTHON" -m bench.offline $DRY --shape qwen3-0.6b --out "$RESULTS/offline-uniform-qwen3-0.6b.json"
     part offline-1024x1024-qwen3-8b 120 "$PYTHON" -m bench.offline $DRY --shape qwen3-8b \
         --workload 1024x1024 --out "$RESULTS/offline-1024x1024-qwen3-8b.json"
+    for kv in int8 fp8_e4m3; do
+        part "offline-1024x1024-qwen3-8b-kv-$kv" 120 "$PYTHON" -m bench.offline $DRY --shape qwen3-8b --kv-cache-dtype $kv \
+            --workload 1024x1024 --out "$RESULTS/offline-1024x1024-qwen3-8b-kv-$kv.json"
+        if [ -n "$DRY" ]; then break; fi
+    done
 fi
 if has "served" zmq aiohttp uvloop msgspec structlog rich tokenizers transformers jinja2 prometheus_client setproctitle \
     llguidance

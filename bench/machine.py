@@ -1,43 +1,12 @@
-"""What a measurement has to tell of the machine it ran on, and the rate at which that reads memory."""
+"""What a measurement has to tell of the machine it ran on."""
 
-import mmap
 import os
 import platform
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from penstock.kernels.native.build import built_library
-from penstock.kernels.native.library import Library
-
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
-_READ_BYTES = 512 << 20
-
-
-def read_rate(num_threads: int) -> float:
-    """Bytes per second of reading memory that no cache holds, on huge pages if there are any: the best of some tries.
-
-    With the CPU kernels' own loop if there are any: it asks for data early and beats torch's sum by a tenth.
-    """
-    path = built_library()
-    torch.set_num_threads(num_threads)
-    library = Library(path, num_threads) if path else None
-    memory = mmap.mmap(-1, _READ_BYTES)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    data, best = torch.frombuffer(memory, dtype=torch.float32), 0.0
-    data.fill_(1)
-    for _ in range(5):
-        began = time.perf_counter()
-        if library is None:
-            data.sum()
-        else:
-            library.read(data)
-        best = max(best, data.nbytes / (time.perf_counter() - began))
-    return best
 
 
 def commit() -> str:

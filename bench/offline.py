@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workload", choices=WORKLOADS, default="uniform")
     parser.add_argument("--dry", action="store_true", help="a tiny workload and shape on the CPU")
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as of `penstock serve`")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     if args.dry:
@@ -78,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_model_len=128 if args.dry else 4096,
         num_pages=64 if args.dry else 0,
         enforce_eager=args.enforce_eager,
+        kv_cache_dtype=args.kv_cache_dtype,
     )
     engine.run([[1, 2, 3]], sampling_of([2]))  # the warm-up
     run = engine.run(prompts, sampling_of(lens))
@@ -86,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "kind": "offline",
         "shape": shape,
         "workload": args.workload,
+        "kv_cache_dtype": args.kv_cache_dtype,
         "dry": args.dry,
         "device": engine.hello.device,
         "start_seconds": engine.start_seconds,

@@ -22,7 +22,7 @@ from bench.machine import commit, machine
 from bench.offline import sampling_of
 from bench.peers.plot import is_available
 from bench.shapes_folder import shape_folder
-from penstock.gpu_worker.models.loader import load_model_config
+from penstock.gpu_worker.models.loading.loader import load_model_config
 
 _CONTEXT = 128
 _ROWS = 16

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import signal
 import sys
+from time import monotonic
 
 import structlog
 import uvloop
@@ -13,16 +14,32 @@ from penstock.core.config import Config, ConfigError
 from penstock.core.engine.loop import Engine
 from penstock.ipc import process
 from penstock.ipc.logs import refuse
+from penstock.ipc.messages import DrainEngine
 from penstock.ipc.parent import Parent, Word
 
 log = structlog.get_logger()
 
+DRAIN_SECONDS = 30.0
+"""As long as frontends wait for their streams when they end (--shutdown-timeout)."""
 
-async def run(config: Config, parent: Parent, stopped: asyncio.Event) -> int:
-    """Serve until `stopped` is set; return the exit code. The caller handles signals, in whichever thread."""
+_LOOK_SECONDS = 0.02
+
+
+async def run(config: Config, parent: Parent, stopped: asyncio.Event, hurry: asyncio.Event) -> int:
+    """Serve until `stopped` is set; return the exit code. The caller handles signals, in whichever thread.
+
+    Frontends then get some time to take their requests to other engines, or to see them end, unless `hurry` is set.
+    """
     loop = asyncio.get_running_loop()
+
+    def restart() -> None:
+        if parent.listens:
+            parent.tell(Word.RESTART)
+        else:  # whoever started it starts it again
+            stopped.set()
+
     try:
-        engine = Engine(config, lambda pid: parent.tell(Word.HUNG, pid))
+        engine = Engine(config, lambda pid: parent.tell(Word.HUNG, pid), restart)
     except ConfigError as error:
         refuse(str(error))
         return process.EXIT_CONFIG
@@ -45,10 +62,20 @@ async def run(config: Config, parent: Parent, stopped: asyncio.Event) -> int:
         parent.tell(Word.READY)
         log.info("ready", frontends=engine.frontends.channel.address, workers=engine.workers.channel.address)
         await stopped.wait()
+        if not failed:
+            await _drain(engine, hurry)
         watch.cancel()
+        await engine.write_pages()
         alive.cancel()
     engine.close()
     return 1 if failed else 0
+
+
+async def _drain(engine: Engine, hurry: asyncio.Event) -> None:
+    engine.drain(DrainEngine())
+    deadline = monotonic() + DRAIN_SECONDS
+    while not (engine.is_drained or hurry.is_set()) and monotonic() < deadline:  # noqa: ASYNC110 (nobody tells)
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _keep_telling(parent: Parent, engine: Engine, interval: float) -> None:
@@ -59,19 +86,26 @@ async def _keep_telling(parent: Parent, engine: Engine, interval: float) -> None
 
 
 async def _run_process(config: Config, parent: Parent) -> int:
-    """Serve until SIGTERM; return the exit code."""
+    """Serve until SIGTERM, then drain, but not after a second one; return the exit code."""
     loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
+    stopped, hurry = asyncio.Event(), asyncio.Event()
+
+    def end() -> None:
+        if stopped.is_set():
+            hurry.set()
+        stopped.set()
+
     process.on_hangup(loop, lambda: log.info("nothing to reload"))
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    return await run(config, parent, stopped)
+        loop.add_signal_handler(number, end)
+    return await run(config, parent, stopped, hurry)
 
 
 def main() -> int:
     """Run the scheduler process."""
     config = process.inherited_config(sys.argv[1:], Config)
-    process.begin("penstock-scheduler", config.log.log_level, config.log.log_format)
+    name = process.options_of(sys.argv[1:]).get("--name", "penstock-scheduler")
+    process.begin(name, config.log.log_level, config.log.log_format)
     gc.freeze()  # imported modules stay: the collector need not scan them between steps
     return uvloop.run(_run_process(config, Parent.of(sys.argv[1:])))
 

@@ -90,7 +90,7 @@ def train(
     bar = tqdm(total=num_steps * per_step, unit="tok", unit_scale=True, desc="training", mininterval=1.0)
     for step in range(num_steps):
         for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * _schedule(step, num_steps)
+            group["lr"] = recipe.learning_rate * schedule(step, num_steps)
         ids, labels = next(source).to(device, non_blocking=True)
         targets = labels[:, 1:]
         learned = targets != -100
@@ -109,7 +109,7 @@ def train(
     model.train(False)
 
 
-def _schedule(step: int, num_steps: int) -> float:
+def schedule(step: int, num_steps: int) -> float:
     """Share of the full learning rate at a step: linear warm-up over 3 %, then half a cosine."""
     warm_up = max(1, int(0.03 * num_steps))
     if step < warm_up:

@@ -13,11 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from docs.written_parts import with_parts, write_or_check
 from penstock.core.checkpoint import families
 from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, DenseMLP, Experts, Layer, Router
-from penstock.core.checkpoint.families.by_transformers import architectures as types_of_architectures
-from penstock.core.checkpoint.families.family import Family
 from penstock.core.checkpoint.families.registry import ARCHITECTURES
+from penstock.core.checkpoint.parsing.by_transformers import architectures as types_of_architectures
+from penstock.core.checkpoint.parsing.family import Family
 from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
@@ -30,7 +31,6 @@ from tests.gpu_worker.transformers_checkpoints import MODELS as OF_TRANSFORMERS
 PAGE = Path(__file__).parent / "models.md"
 
 _BEGIN = "<!-- {} is written by docs/models_table.py: run `make docs` after adding a family or a model. -->\n"
-_END = "<!-- End of what is written. -->\n"
 _TITLES = {
     "cohere": ("Command R, Command A, Aya", ("Command",)),
     "deepseek": ("DeepSeek, Kimi K2", ("DeepSeek", "Kimi")),
@@ -41,6 +41,7 @@ _TITLES = {
     "ernie": ("ERNIE 4.5", ("ERNIE",)),
     "exaone": ("EXAONE 4", ("EXAONE",)),
     "gemma": ("Gemma 1 to 3", ("Gemma 3", "FunctionGemma")),
+    "gemma4": ("Gemma 4", ("Gemma 4",)),
     "glm": ("GLM-4", ("GLM",)),
     "gpt2": ("GPT-2", ()),
     "gpt_neox": ("GPT-NeoX, Pythia", ()),
@@ -101,8 +102,15 @@ def blocks(decoder: Decoder) -> Iterator[str]:
         yield "layers without positions"
     for layer in layers:
         yield from _mlp(layer.mlp)
+        if layer.beside_mlp is not None:
+            yield from _mlp(layer.beside_mlp.experts)
+            yield "experts beside the MLP"
     if any(layer.residual_scale != 1.0 for layer in layers):
         yield "residual multiplier"
+    if any(layer.has_output_scale for layer in layers):
+        yield "scaled layers"
+    if decoder.layer_inputs is not None:
+        yield "a vector for each layer and token"
     if decoder.positions is not None:
         yield "learned positions"
     if decoder.embedding_scale != 1.0:
@@ -136,6 +144,12 @@ def _mixer(layer: Layer) -> Iterator[str]:
             spans = {"head": "by head", "each head": "with weights for each head", "all": "over all heads"}
             kind = "RMSNorm" if mixer.q_norm.kind == "rms" else "LayerNorm"
             yield f"{kind} of q and k {spans[mixer.norms_span]}{' after rotation' * mixer.norms_follow_rope}"
+        if mixer.v_norm_eps is not None:
+            yield "RMSNorm of v by head"
+        if mixer.values_are_keys:
+            yield "keys as values"
+        if mixer.shares_kv_of is not None:
+            yield "keys and values of another layer"
         if mixer.qkv_bias or mixer.o_bias:
             yield "biases of q, k, v and o" if mixer.o_bias else "biases of q, k and v"
         if mixer.window is not None:
@@ -149,7 +163,7 @@ def _mixer(layer: Layer) -> Iterator[str]:
     if mixer.rope is not None:
         head_dim = mixer.head_dim if isinstance(mixer, Attention) else mixer.rope_dim
         part = "a part of heads" if mixer.rope.dim < head_dim else ""
-        pairs = "pairs of neighbours" if mixer.rope.is_interleaved else ""
+        pairs = "pairs of neighbours" if mixer.rope.is_interleaved else "pairs of halves" * bool(mixer.rope.spread_over)
         scaling = mixer.rope.kind if mixer.rope.kind != "default" else ""
         details = ", ".join(filter(None, (scaling, part, pairs)))
         yield f"rotary ({details})" if details else "rotary"
@@ -177,6 +191,7 @@ def _router(router: Router) -> str:
         "corrected choice" * router.has_correction,
         "by groups" * (router.num_groups > 1),
         "scaled" * (router.scale != 1.0),
+        "scaled by expert" * router.has_expert_scales,
         "multiplying inputs" * router.multiplies_input,
     )
     return "router: " + ", ".join(filter(None, parts))
@@ -233,7 +248,7 @@ def _is_among(models: Iterable[str], words: tuple[str, ...]) -> bool:
 
 
 def _tested(architectures: Iterable[str]) -> str:
-    types = [types_of_architectures()[name] for name in architectures]
+    types = [types_of_architectures().get(name) for name in architectures]  # text parts have none of their own
     return _codes(name for name, case in CASES.items() if case.model_type in types)
 
 
@@ -258,28 +273,17 @@ def types_by_transformers() -> str:
 
 def page() -> str:
     """The whole page, with what belongs there."""
-    text = PAGE.read_text()
-    for name, written in (
-        ("The table of families", family_tables()),
-        ("The table of published models", published_table()),
-        ("The list of types", types_by_transformers()),
-    ):
-        before, begin, rest = text.partition(_BEGIN.format(name))
-        assert begin, name
-        text = f"{before}{begin}{written}{_END}{rest.partition(_END)[2]}"
-    return text
+    parts = {
+        "The table of families": family_tables(),
+        "The table of published models": published_table(),
+        "The list of types": types_by_transformers(),
+    }
+    return with_parts(PAGE, {_BEGIN.format(name): written for name, written in parts.items()})
 
 
 def main() -> int:
     """Write the tables, or check them; the exit code."""
-    wanted = page()
-    if sys.argv[1:] == ["--check"]:
-        if PAGE.read_text() == wanted:
-            return 0
-        print(f"{PAGE} does not fit the families: run `make docs`", file=sys.stderr)
-        return 1
-    PAGE.write_text(wanted)
-    return 0
+    return write_or_check(PAGE, page)
 
 
 if __name__ == "__main__":

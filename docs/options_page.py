@@ -17,7 +17,7 @@ from penstock.core.config.flags import Flag, flags
 PAGE = Path(__file__).parent / "options.md"
 
 _HEAD = """\
-<!-- Written by docs/options_page.py from core/config/options.py: change it there, then run `make docs`. -->
+<!-- Written by docs/options_page.py from core/config/groups/: change it there, then run `make docs`. -->
 # Options
 
 Every option can be given as a flag or as an environment variable; a flag wins over a variable, a variable over the
@@ -30,14 +30,16 @@ PENSTOCK_MAX_NUM_SEQS=16 .venv/bin/penstock serve --port 8000
 ```
 
 `penstock serve` takes all of them. The commands that start one process take the groups that concern it: `frontend`
-takes the model, frontend, addresses and log groups, `scheduler` the scheduler, addresses and log groups, `worker` the
-model, scheduler, worker, addresses and log groups. `penstock serve --help` prints this list, too.
+takes the model, parallelism, frontend, addresses and log groups, `scheduler` the scheduler, parallelism, addresses and
+log groups, `worker` the model, scheduler, worker, parallelism, addresses and log groups. `penstock serve --help` prints
+this list, too.
 """
 
 _TITLES = {
     "model": "Model",
     "scheduler": "Scheduler",
     "worker": "Worker",
+    "parallel": "Parallelism",
     "frontend": "Frontend",
     "ipc": "Addresses between the processes",
     "log": "Log",

@@ -1,18 +1,18 @@
 """Writes the tables of tool and reasoning formats into `tool-calling.md`, from the registries: none can be forgotten.
 
-python docs/tool_table.py            # write it
-python docs/tool_table.py --check    # exit 1 if it is not what would be written
+python -m docs.tool_table            # write it
+python -m docs.tool_table --check    # exit 1 if it is not what would be written
 """
 
 import sys
 from pathlib import Path
 
+from docs.written_parts import with_parts, write_or_check
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 
 PAGE = Path(__file__).parent / "tool-calling.md"
-
-_END = "<!-- End of the table. -->\n"
+_BEGIN = "<!-- The table of {} is written by docs/tool_table.py: run `make docs` after adding one. -->\n"
 
 
 def tool_formats() -> str:
@@ -45,25 +45,13 @@ def _code(text: str) -> str:
 
 def page() -> str:
     """The whole page, with the tables that belong there."""
-    text = PAGE.read_text()
-    for what, table in (("tool formats", tool_formats()), ("reasoning formats", reasoning_formats())):
-        begin = f"<!-- The table of {what} is written by docs/tool_table.py: run `make docs` after adding one. -->\n"
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(_END)
-        text = f"{before}{begin}{table}{_END}{after}"
-    return text
+    parts = {"tool formats": tool_formats(), "reasoning formats": reasoning_formats()}
+    return with_parts(PAGE, {_BEGIN.format(what): table for what, table in parts.items()})
 
 
 def main() -> int:
-    """Write the table, or check it; the exit code."""
-    wanted = page()
-    if sys.argv[1:] == ["--check"]:
-        if PAGE.read_text() == wanted:
-            return 0
-        print(f"{PAGE} does not fit the formats: run `make docs`", file=sys.stderr)
-        return 1
-    PAGE.write_text(wanted)
-    return 0
+    """Write the tables, or check them; the exit code."""
+    return write_or_check(PAGE, page)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ Before the first byte of an answer an error is a status and a JSON body; after i
 is a server-sent event (see `sse.py`). Messages name the limit and the value that exceeded it.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 import msgspec
@@ -27,6 +30,7 @@ class ApiError(Exception):
         self.param = param
         self.retry_after = retry_after  # seconds
         self.headers: dict[str, str] = {}  # sent with the answer, in addition to those of its kind
+        self.request_id = ""  # of the request that it answers, once that is known
 
 
 class InvalidRequest(ApiError, status=400, type="invalid_request_error", code="invalid_request"):
@@ -73,6 +77,18 @@ class ModelNotFound(InvalidRequest, status=404, code="model_not_found"):
     """The request names a model that is not served here."""
 
 
+class EngineNotFound(InvalidRequest, status=404, code="engine_not_found"):
+    """There is no engine of this name behind the server."""
+
+
+class SimulationFailed(InvalidRequest, code="simulation_failed"):
+    """A simulation refuses its options or its recording, or takes too much."""
+
+
+class RequestNotFound(InvalidRequest, status=404, code="request_not_found"):
+    """No engine has, or remembers, a request with this id."""
+
+
 class ResponseNotFound(InvalidRequest, status=404, code="response_not_found"):
     """There is no response with this id, or it is no longer stored."""
 
@@ -115,6 +131,14 @@ class UnsupportedTransfer(InvalidRequest, status=501, code="unsupported_transfer
 
 class Overloaded(ApiError, status=429, type="rate_limit_error", code="queue_full"):
     """The queue is full; trying again later helps."""
+
+
+class TargetMissed(ApiError, status=429, type="rate_limit_error", code="slo_missed"):
+    """The request cannot meet its targets under the load of this moment; trying again later helps."""
+
+
+class TargetUnattainable(InvalidRequest, code="slo_unattainable"):
+    """The request's targets cannot be met here, even without any load."""
 
 
 class RateLimitExceeded(ApiError, status=429, type="rate_limit_error", code="rate_limit_exceeded"):
@@ -181,6 +205,18 @@ def http_headers(error: ApiError) -> dict[str, str]:
 def error_body(error: ApiError) -> bytes:
     """The JSON body: of the answer before the first byte, of an SSE event after it."""
     return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, error.type, error.param, error.code)))
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How an API writes its errors."""
+
+    kind: type  # of the body, for the API's description
+    write: Callable[[ApiError], bytes]
+    status: Callable[[ApiError], int] = attrgetter("status")
+
+
+OPENAI = ErrorShape(ErrorBody, error_body)
 
 
 def from_exception(error: Exception) -> ApiError:

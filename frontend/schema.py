@@ -5,7 +5,7 @@ is not a string, and `true` is not an integer). Only types are checked here; `va
 into another type, which the rest of the program uses.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -65,8 +65,16 @@ class StructuredOutputs(Struct):
     structural_tag: Any = None
 
 
+class SpeculativeOptions(Struct):
+    """How many tokens are guessed in a step at most; 0: none."""
+
+    num_speculative_tokens: int | None = None
+
+
 class SamplingRequest(Struct, kw_only=True):
     """The fields that chat completions and completions share."""
+
+    always_has_usage: ClassVar[bool] = False  # also when it is streamed
 
     model: str | None = None
     n: int | None = None
@@ -90,7 +98,11 @@ class SamplingRequest(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_timings: bool | None = None
+    return_bill: bool | None = None
+    speculative: bool | SpeculativeOptions | None = None
     priority: int | None = None
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
     cache_salt: str | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -178,7 +190,7 @@ class CompletionRequest(SamplingRequest, kw_only=True):
     echo: bool | None = None
     add_special_tokens: bool | None = None
     logprobs: int | None = None
-    suffix: Unsupported = None
+    suffix: str | None = None  # the text behind a gap
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -221,6 +233,30 @@ class Timings(Struct, frozen=True):
     total_ms: float
 
 
+class SloReport(Struct, frozen=True):
+    """The targets of a request, and whether it has met them so far."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    met: bool
+    demoted: str | UnsetType = UNSET  # why it was served behind others, if it was
+
+
+class Bill(Struct, frozen=True):
+    """What the engine spent on a request, over all its sequences."""
+
+    queue_ms: float | None  # until the first of them had a row
+    steps: int
+    device_seconds: float  # its parts of the steps' times
+    kv_byte_seconds: float  # bytes of KV pages, over the time for which they were held
+    saved_tokens: int  # of prompts, not computed: prefix cache, or a sibling's prompt
+    preemptions: int
+    recomputed_tokens: int
+    guessed_tokens: int | UnsetType = UNSET  # ahead of the model, if there were any
+    accepted_tokens: int | UnsetType = UNSET  # those of them that were right
+    price: float | UnsetType = UNSET  # of the device seconds, with --price-per-hour
+
+
 class Usage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
@@ -228,6 +264,8 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
+    slo: SloReport | UnsetType = UNSET
+    bill: Bill | UnsetType = UNSET
 
 
 class CalledFunction(Struct, frozen=True):
@@ -339,6 +377,71 @@ class Completion(Struct, frozen=True):
     system_fingerprint: str | None = None
 
 
+class RequestStatus(Struct, frozen=True):
+    """What one live sequence is doing."""
+
+    id: str  # of the HTTP request: `x-request-id`
+    index: int  # of the sequence
+    state: str  # running, waiting, or paused because its client does not read
+    reason: str | None  # why it waits
+    tenant: str
+    age_seconds: float | None  # null: it came from a scheduler that is gone
+    prompt_tokens: int
+    output_tokens: int
+    max_output_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+    pages: int
+    row: int | None
+    preemptions: int
+    engine: str | UnsetType = UNSET  # if there are several
+
+
+class RequestStatusList(Struct, frozen=True):
+    """Those that run, those that wait by their turns, those that are paused; and how many there are in all."""
+
+    data: list[RequestStatus]
+    has_more: bool
+    num_running: int
+    num_waiting: int
+    num_paused: int
+    object: str = "list"
+
+
+class EngineStatus(Struct, frozen=True):
+    """One engine behind the server. Counts are of all frontends' sequences, and of paused requests."""
+
+    id: str
+    state: Literal["ready", "draining", "drained", "not ready"]
+    reason: str | None  # why it is not ready
+    start_id: str | None  # of its scheduler's process: another one after each start
+    num_ranks: int | None
+    running: int
+    waiting: int
+    paused: int
+    role: Literal["", "both", "prefill", "decode"] = ""  # empty: it serves alone, and cannot get another one
+
+
+class RoleRequest(Struct, frozen=True, kw_only=True):
+    """What an engine is to do from now on."""
+
+    role: Literal["both", "prefill", "decode"]
+
+
+class EngineList(Struct, frozen=True):
+    """All engines behind the server."""
+
+    data: list[EngineStatus]
+    object: str = "list"
+
+
+class ExpertLoad(Struct, frozen=True):
+    """How many tokens went to each expert of each layer, over all engines."""
+
+    layers: dict[str, list[int]]
+    object: str = "expert_load"
+
+
 class ModelCard(Struct, frozen=True):
     id: str
     created: int
@@ -348,6 +451,34 @@ class ModelCard(Struct, frozen=True):
     owned_by: str = "penstock"
     parent: None = None
     kernels: str | None = None  # what computes the model; None until an engine is ready
+    system_fingerprint: str | None = None  # as in answers; None until an engine is ready
+    input_modalities: tuple[str, ...] = ("text",)  # what messages may hold
+    sampling_defaults: dict[str, float] | None = None  # for fields that a request leaves out
+
+
+class SystemParts(Struct, frozen=True):
+    """What an answer's bytes depend on besides the request; `system_fingerprint` is a digest of all but the last."""
+
+    program: str  # Penstock's version
+    architecture: str  # digest of config.json
+    weights: str  # checksum over all bytes of the weights
+    text: str  # digest of tokenizer, chat template and sampling defaults
+    kernels: str  # what computes the model
+    arithmetic: str  # the programs and the processor that these kernels are of
+    dtype: str  # of weights and KV
+    ranks: int  # workers that hold the model together
+    batch_invariant: bool  # whether the same request gives the same bytes whatever else runs
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str
+    engines: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # their states, if there are several
+
+
+class Version(Struct, frozen=True):
+    version: str
+    system_fingerprint: str | None = None  # None until an engine is ready, as is the next
+    system: SystemParts | None = None
 
 
 class ModelList(Struct, frozen=True):
@@ -370,3 +501,4 @@ CHAT = msgspec.json.Decoder(ChatRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+ROLE = msgspec.json.Decoder(RoleRequest)

@@ -1,11 +1,11 @@
 """The HTTP types of /v1/responses. See `schema.py`; the shapes are OpenAI's."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from penstock.frontend.schema import ContentLogprob, SamplingRequest, Unsupported
+from penstock.frontend.schema import Bill, ContentLogprob, SamplingRequest, Unsupported
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that requests log-probabilities."""
@@ -34,8 +34,14 @@ class TextOptions(Struct, frozen=True):
     verbosity: str | None = None
 
 
+class ConversationId(Struct, frozen=True):
+    id: str
+
+
 class ResponsesRequest(SamplingRequest, kw_only=True):
     """POST /v1/responses"""
+
+    always_has_usage: ClassVar[bool] = True
 
     input: str | list[dict[str, Any]] | None = None
     metadata: dict[str, str] | None = None
@@ -57,8 +63,8 @@ class ResponsesRequest(SamplingRequest, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    background: Unsupported = None
-    conversation: Unsupported = None
+    background: bool | None = None
+    conversation: str | ConversationId | None = None
     prompt: Unsupported = None
     return_tokens_as_token_ids: Unsupported = None
     return_token_ids: Unsupported = None
@@ -69,7 +75,7 @@ RESPONSES = msgspec.json.Decoder(ResponsesRequest)
 
 # --- answers --------------------------------------------------------------------------------
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputText(Struct, frozen=True):
@@ -127,6 +133,7 @@ class ResponseUsage(Struct, frozen=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    bill: Bill | UnsetType = UNSET
 
 
 class ResponseError(Struct, frozen=True):
@@ -159,6 +166,7 @@ class Response(Struct, frozen=True, kw_only=True):
     presence_penalty: float
     frequency_penalty: float
     previous_response_id: str | None
+    conversation: ConversationId | UnsetType = UNSET
     prompt_cache_key: str | None
     reasoning: ReasoningOptions
     safety_identifier: str | None
@@ -174,6 +182,7 @@ class Response(Struct, frozen=True, kw_only=True):
     user: str | None
     background: bool = False
     schema_error: str | UnsetType = UNSET  # for a finished text whose schema could not be fully enforced
+    system_fingerprint: str | None = None  # as in chat completions
 
 
 class DeletedResponse(Struct, frozen=True):

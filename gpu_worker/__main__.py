@@ -14,8 +14,8 @@ from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_
 from penstock.gpu_worker.faults import with_faults
 from penstock.gpu_worker.profiler import StepProfiler
 from penstock.gpu_worker.startup.replacement import StillNoMemoryError
-from penstock.gpu_worker.startup.start import start, start_replacement
-from penstock.gpu_worker.worker_loop import EXIT_FAILED, EXIT_REFUSED, run_worker
+from penstock.gpu_worker.startup.start import Started, start, start_replacement
+from penstock.gpu_worker.worker_loop import EXIT_FAILED, EXIT_REFUSED, Channel, Runner, run_worker
 from penstock.ipc import faults, process
 from penstock.ipc.channel import SyncDealer
 from penstock.ipc.codec import Codec
@@ -62,7 +62,7 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
     channel: SyncDealer[ToWorker] = SyncDealer(context, config.ipc.worker_address, rank.name, Codec(ToWorker), keys)
     try:
         parent.tell(Word.READY)
-        runner, plans = with_faults(started.runner, channel)
+        runner, plans = with_faults(*_staged(started, channel))
         code = run_worker(
             runner,
             plans,
@@ -71,15 +71,32 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
             None if profiler is None else profiler.step,
             max_silence_ms=int(config.ipc.heartbeat_timeout * 1000),
             memory_use=started.runner.memory_use,
+            disk=started.disk,
+            handover=started.handover,
+            take_expert_tokens=started.take_expert_tokens,
         )
         if code == EXIT_FAILED:
             time.sleep(_LAST_WORDS)
     finally:  # even when SIGTERM ends it: an open socket would keep the context, and so the process, alive for ever
         channel.close()
         context.term()
+        if started.stage is not None:
+            started.stage.close()
+        started.ranks.close()
+        if started.handover is not None:
+            started.handover.close()
         if profiler is not None:
             profiler.close()
     return code
+
+
+def _staged(started: Started, channel: SyncDealer[ToWorker]) -> tuple[Runner, Channel]:
+    """What the loop drives, and where its plans come from: a stage of a pipeline waits for others, too."""
+    if started.stage is None:
+        return started.runner, channel
+    from penstock.gpu_worker.staged_channel import StagedChannel
+
+    return started.stage, StagedChannel(channel, started.stage)
 
 
 def _on_signal(_signal: int, _frame: FrameType | None) -> None:

@@ -6,22 +6,33 @@ from time import monotonic
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_memory
+from penstock.gpu_worker.disk.mover import DiskMover
 from penstock.gpu_worker.grammars.store import GrammarStore
+from penstock.gpu_worker.handover.handover import Handover
 from penstock.ipc import process
 from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
     DropGrammar,
+    DropStoredKV,
+    ExpertTokens,
     Heartbeat,
+    LoadKV,
     Message,
+    OfferKV,
     PrepareGrammar,
+    ReceiveKV,
     Refused,
     SayHello,
     StepPlan,
     StepResult,
+    StopReceivingKV,
+    StoreKV,
     ToWorker,
     Welcome,
+    WithdrawKV,
     WorkerFailed,
     WorkerHello,
 )
@@ -35,8 +46,11 @@ _SAFE_SECONDS = 0.002
 step leaves at least this much time; then it spins between socket and device. On a CPU a launched step is done, so
 nothing waits or spins."""
 
-_LOOK_AT_GRAMMARS_MS = 2
-"""How long to wait while a grammar is being prepared and there is nothing else to do."""
+_TELL_SECONDS = 2.0
+"""Between two messages about the tokens of experts. Reading them waits for the device."""
+
+_LOOK_MS = 2
+"""How long to wait while a thread prepares a grammar, or moves pages, and there is nothing else to do."""
 
 
 class Channel(Protocol):
@@ -93,12 +107,17 @@ def run_worker(
     *,
     max_silence_ms: int = 10_000,
     memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    disk: DiskMover | None = None,
+    handover: Handover | None = None,
+    take_expert_tokens: Callable[[], ExpertTokens | None] | None = None,
 ) -> int:
-    """Serve one scheduler until it refuses or a step fails; return the exit code. Rank 0 of a group sends results.
+    """Serve one scheduler until it refuses or a step fails; return the exit code. The rank that answers sends results.
 
     A plan that is already queued is launched before the loop waits for the result of an older one, so the
     device goes from step to step without waiting for the host. `on_step` is called after each launch. `memory_use`
-    returns the device's used and total bytes.
+    returns the device's used and total bytes. `disk` moves pages beside the steps, if there is a disk tier, and
+    `handover` those of other engines, if this one has a role.
+    `take_expert_tokens` returns what its experts have computed since the last call, if they are spread over ranks.
 
     A scheduler sends heartbeats. If it has sent nothing for `max_silence_ms`, while this loop only listened, it may not
     have received the hello: the worker says hello again over a new connection.
@@ -106,7 +125,7 @@ def run_worker(
     pending: deque[PendingResult] = deque()
     grammars = runner.grammar_store
     recent_us: deque[int] = deque(maxlen=_NUM_RECENT)  # durations of recent steps
-    beat_at = began = monotonic()
+    beat_at = told_at = began = monotonic()
     has_heard, silence_ms = False, 0
     channel.send(hello)
     while True:
@@ -115,12 +134,26 @@ def run_worker(
                 result = pending.popleft().result()
                 began = monotonic()  # of the next step, if there is one
                 recent_us.append(result.num_forward_us)
-                if hello.rank == 0:
+                if handover is not None:
+                    handover.end_step(result.step_id)
+                if hello.answers:
                     channel.send(result)
+            if take_expert_tokens is not None and monotonic() - told_at > _TELL_SECONDS:
+                told_at = monotonic()
+                if (tokens := take_expert_tokens()) is not None:
+                    channel.send(tokens)
             if grammars.is_preparing:
                 for prepared in grammars.take_prepared():
                     channel.send(prepared)
-            idle_ms = _LOOK_AT_GRAMMARS_MS if grammars.is_preparing else heartbeat_ms
+            is_moving = disk is not None and disk.is_busy
+            if is_moving and disk is not None:
+                for moved in disk.take_done():
+                    channel.send(moved)
+            if handover is not None and handover.is_busy:
+                is_moving = True
+                for received in handover.take_done():
+                    channel.send(received)
+            idle_ms = _LOOK_MS if grammars.is_preparing or is_moving else heartbeat_ms
             message = channel.receive(_look_ms(recent_us, began) if pending else idle_ms)
             if message is not None:
                 has_heard, silence_ms = True, 0
@@ -128,6 +161,8 @@ def run_worker(
                 case StepPlan():
                     if not pending:
                         began = monotonic()
+                    if handover is not None:
+                        handover.begin_step(message.step_id)
                     pending.append(runner.launch(message))
                     if on_step is not None:
                         on_step()
@@ -146,10 +181,23 @@ def run_worker(
                     grammars.prepare(message)
                 case DropGrammar():
                     grammars.drop(message.grammar_id)
+                case StoreKV() | LoadKV() | DropStoredKV() if disk is not None:
+                    disk.order(message)
+                case OfferKV() | WithdrawKV() | ReceiveKV() | StopReceivingKV() if handover is not None:
+                    handover.order(message)
                 case Welcome():
+                    if hello.num_ranks > 1:
+                        hello = replace(hello, was_welcomed=True)
                     pending.clear()  # from an earlier scheduler
+                    if handover is not None:
+                        handover.begin()
                     runner.clear_rows()
+                    if disk is not None:
+                        disk.begin()
                     channel.send(Heartbeat(channel.num_dropped, num_dropped_log_lines(), *memory_use()))
+                case SayHello(is_broken=True) if hello.num_ranks > 1:
+                    log.warning("the group has lost a rank: starting again, to meet the new one")
+                    return EXIT_FAILED
                 case SayHello():
                     pending.clear()
                     channel.send(hello)

@@ -40,6 +40,11 @@ def private_dir(wanted: str = "") -> Iterator[Path]:
     yield folder
 
 
+def addresses_in(text: str) -> list[str]:
+    """The addresses that an option has, separated by commas: one for each engine, by the engines' numbers."""
+    return [address.strip() for address in text.split(",")]
+
+
 def is_tcp(address: str) -> bool:
     """Whether processes of other machines or users could reach it."""
     return address.startswith("tcp://")
@@ -49,9 +54,11 @@ def ipc_address(folder: Path, name: str) -> str:
     """The address of a socket file in `folder`.
 
     Raises:
-        AddressError: if the path is longer than a Unix socket's may be.
+        AddressError: if the path is longer than a Unix socket's may be, or could be taken for two.
     """
     path = folder / f"{name}.sock"
+    if "," in str(path):
+        raise AddressError(f"socket path {str(path)!r} has a comma, which separates addresses")
     if len(str(path).encode()) > _MAX_IPC_PATH:
         raise AddressError(f"socket path {str(path)!r} is longer than {_MAX_IPC_PATH} bytes")
     return f"ipc://{path}"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 import zmq
+import zmq.backend
 
 from penstock.ipc import sockets
 from penstock.ipc.codec import Codec, MalformedMessage
@@ -25,21 +26,67 @@ _MAX_MESSAGES_PER_DRAIN = 256
 """A flooding peer must not starve the rest of the event loop: what is left follows in the next turn."""
 
 
+_send, _MORE, _LAST = zmq.backend.Socket.send, int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
+"""pyzmq's own call. What is above it checks and converts, which takes twice as long as sending, for every rank."""
+
+
+class _BrokenConnections:
+    """Tells when a connection of a socket breaks: at once if the process at its other end ends."""
+
+    def __init__(self, socket: zmq.Socket[bytes], on_broken: Callable[[], object]) -> None:
+        self._on_broken = on_broken
+        self._socket = socket
+        self._events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._descriptor = self._events.fileno()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, self._drain)
+        self._loop.call_soon(self._drain)
+        self._is_closed = False
+
+    def _drain(self) -> None:
+        has_broken = False
+        while not self._is_closed:
+            try:
+                self._events.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            has_broken = True
+        if has_broken:
+            self._on_broken()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._loop.remove_reader(self._descriptor)
+        self._socket.disable_monitor()
+        self._events.close(linger=0)
+
+
 class _AsyncChannel:
     """What the two asyncio channels share: drain when readable, look again after a send.
 
     A message that is malformed, or that makes `on_message` raise MalformedMessage, is dropped and counted.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], on_dropped: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        on_dropped: Callable[[], object] = lambda: None,
+        on_broken: Callable[[], object] | None = None,
+    ) -> None:
         self._socket = socket
         self._on_dropped = on_dropped
+        self._broken = None if on_broken is None else _BrokenConnections(socket, on_broken)
         self._loop = asyncio.get_running_loop()
         self._drain_is_scheduled = False
         self._is_closed = False
         self.num_dropped = 0
         self._loop.add_reader(socket.fileno(), self._drain)
         self._schedule_drain()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
 
     def _drain(self) -> None:
         self._drain_is_scheduled = False
@@ -77,6 +124,8 @@ class _AsyncChannel:
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._socket.fileno())
+            if self._broken is not None:
+                self._broken.close()
             self._socket.close()
 
 
@@ -91,11 +140,13 @@ class Router(_AsyncChannel, Generic[In]):
         on_message: Callable[[PeerId, In], None],
         peer_timeout: float | None = None,
         keys: ChannelKeys | None = None,
+        on_broken: Callable[[], object] | None = None,
     ) -> None:
+        """`on_broken` is called when a peer's connection breaks; soon after, nothing can be sent to it."""
         self._codec = codec
         self._on_message = on_message
         socket = sockets.router(context, address, peer_timeout, keys)
-        super().__init__(socket)
+        super().__init__(socket, on_broken=on_broken)
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def send(self, peer: PeerId, message: Message) -> bool:
@@ -104,11 +155,12 @@ class Router(_AsyncChannel, Generic[In]):
 
     def broadcast(self, peers: Iterable[PeerId], message: Message) -> list[PeerId]:
         """Encode a message once and queue it for each peer. Returns those not connected or with a full queue."""
-        frame, missed = self._codec.encode(message), []
+        frame, missed, socket = self._codec.encode(message), [], self._socket
         try:
             for peer in peers:
                 try:
-                    self._socket.send_multipart((peer, frame), zmq.NOBLOCK)
+                    _send(socket, peer, _MORE)
+                    _send(socket, frame, _LAST)
                 except zmq.ZMQError as error:
                     if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                         raise
@@ -135,10 +187,12 @@ class Dealer(_AsyncChannel, Generic[In]):
         on_message: Callable[[In], None],
         keys: ChannelKeys | None = None,
         on_dropped: Callable[[], object] = lambda: None,
+        on_broken: Callable[[], object] | None = None,
     ) -> None:
+        """`on_broken` is called when the connection breaks; the socket connects again by itself."""
         self._codec = codec
         self._on_message = on_message
-        super().__init__(sockets.dealer(context, address, name, keys), on_dropped)
+        super().__init__(sockets.dealer(context, address, name, keys), on_dropped, on_broken)
 
     def send(self, message: Message) -> bool:
         """Queue a message (also while the other side is away); False if the queue is full."""
@@ -174,19 +228,20 @@ class SyncDealer(Generic[In]):
         self._open()
 
     def _open(self) -> None:
-        self._socket = self._connect()
+        self.socket = self._connect()
+        """To poll beside others."""
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self.socket, zmq.POLLIN)
 
     def send(self, message: Message) -> None:
         """Queue a message; blocks only when the queue is full."""
-        self._socket.send(self._codec.encode(message))
+        self.socket.send(self._codec.encode(message))
 
     def receive(self, timeout_ms: int | None = None) -> In | None:
         """The next valid message; None if none came within `timeout_ms` (None waits for ever, 0 only looks)."""
         while True:
             try:  # usually the next plan is there already, and polling first costs more than receiving
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 if timeout_ms == 0 or not self._poller.poll(timeout_ms):
                     return None
@@ -200,9 +255,9 @@ class SyncDealer(Generic[In]):
 
     def connect_again(self) -> None:
         """Open a new socket as the same peer; what is queued in the old one is dropped."""
-        self._socket.close()
+        self.socket.close()
         self._open()
 
     def close(self) -> None:
         """Close the socket; what is queued is dropped."""
-        self._socket.close()
+        self.socket.close()

@@ -70,6 +70,19 @@ def unpack_int32(buffer: bytes) -> "array[int]":
     return values
 
 
+def unpack_uint64(buffer: bytes) -> "array[int]":
+    """Return uint64 values from a little-endian buffer.
+
+    Raises:
+        ValueError: the length is not a multiple of 8 bytes.
+    """
+    values = array("Q")
+    values.frombytes(buffer)
+    if _SWAP:
+        values.byteswap()
+    return values
+
+
 def deltas_of(batch: TokenBatch) -> Iterator[SequenceDelta]:
     """Yield all rows of a batch as deltas: first its own deltas, then its columns.
 

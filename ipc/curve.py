@@ -21,7 +21,16 @@ def make_key_file(path: Path) -> None:
         FileExistsError: the file exists; processes may be using its keys.
         KeyFileError: if it cannot be written.
     """
-    public, secret = zmq.curve_keypair()
+    write_key_file(path, ChannelKeys(*zmq.curve_keypair()))
+
+
+def write_key_file(path: Path, keys: ChannelKeys) -> None:
+    """Write a key pair to a new file that only its owner may read.
+
+    Raises:
+        FileExistsError: the file exists; processes may be using its keys.
+        KeyFileError: if it cannot be written.
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -29,7 +38,7 @@ def make_key_file(path: Path) -> None:
     except OSError as error:
         raise KeyFileError(f"{str(path)!r} cannot be made: {error.strerror}") from None
     with os.fdopen(descriptor, "w") as file:
-        file.write(f"public = '{public.decode()}'\nsecret = '{secret.decode()}'\n")
+        file.write(f"public = '{keys.public.decode()}'\nsecret = '{keys.secret.decode()}'\n")
 
 
 def secure_listener(socket: zmq.Socket[bytes], keys: ChannelKeys) -> None:

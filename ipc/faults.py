@@ -23,6 +23,8 @@ POINTS = (
     "worker.load",  # before loading weights
     "worker.step",  # a plan has arrived, nothing is computed yet
     "worker.computed",  # its tokens are sampled
+    "worker.disk",  # before a page is written to the disk
+    "worker.handover",  # before parts of pages are read from another engine
     "worker.result",  # before the result is sent
     "scheduler.plan",  # a plan is made, not sent
     "scheduler.planned",  # the plan is sent

@@ -5,6 +5,7 @@ started PID  a spare: it has forked this worker
 ready        it can do its work
 alive        its loop turns; said every heartbeat interval while it does
 alone        the scheduler: the same, and no worker is connected
+restart      the scheduler: it has been drained, and its engine is to be started again
 hung PID     the scheduler: that process no longer responds
 """
 
@@ -17,9 +18,6 @@ from time import sleep
 
 from penstock.ipc.process import options_of
 
-FIRST, REPLACEMENT = b"1", b"2"
-"""What a parent sends a spare together with a descriptor: which kind of worker it wants."""
-
 
 class Word(StrEnum):
     """All possible words."""
@@ -29,6 +27,7 @@ class Word(StrEnum):
     READY = "ready"
     ALIVE = "alive"
     ALONE = "alone"
+    RESTART = "restart"
     HUNG = "hung"
 
 

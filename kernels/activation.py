@@ -1,6 +1,6 @@
 """Activations of the feed-forward block, alone and gated: act(gate) * up, from one fused matrix product."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
@@ -8,6 +8,17 @@ from torch.nn import functional
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
 """`relu2` is the square of ReLU (So et al., 2021). `clamped_swiglu` is gpt-oss's, which only gates: with
 g = min(gate, 7) and u = up within [-7, 7], it is (u + 1) * g * sigmoid(1.702 g)."""
+
+
+class Activation(NamedTuple):
+    """What an MLP does between its products."""
+
+    kind: ActivationKind
+    is_gated: bool = True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, 2 * I], or [T, I] if it is not gated, -> [T, I]."""
+        return gated_activation(x, self.kind) if self.is_gated else activation(x, self.kind)
 
 
 def gated_activation(gate_up: Tensor, kind: ActivationKind) -> Tensor:

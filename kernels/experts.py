@@ -1,7 +1,8 @@
 """Grouped products of a mixture's experts: each reads the weights of every used expert once.
 
 Token t and the j-th of its k experts make row t * k + j. `group_rows` sorts the rows by expert, `grouped_linear`
-multiplies each with its expert's matrix, and `sum_of_experts` adds up each token's. E experts, T tokens.
+multiplies each with its expert's matrix, and `sum_of_experts` adds up each token's. E experts, T tokens, R rows: T * k,
+or on a CPU those of the experts that are held here (`held_experts.py`).
 """
 
 from typing import NamedTuple
@@ -14,8 +15,8 @@ class SortedRows(NamedTuple):
     """Rows for the CPU, where they are kept in the order of their experts."""
 
     top_k: int
-    rows: Tensor  # int64[T * k], the row at each place
-    places: Tensor  # int64[T * k], the place of each row
+    rows: Tensor  # int64[R], the row at each place
+    places: Tensor  # int64[T * k], the place of each row; R: it is another rank's
     experts: tuple[tuple[int, int, int], ...]  # (expert, its first place, the place after its last one), ascending
 
 
@@ -26,33 +27,46 @@ class BlockedRows(NamedTuple):
     rows: Tensor  # int32[T * k], by expert
     blocks: Tensor  # int32[3, B]: its expert, its first place in `rows`, the place after its last one; empty ones too
     size: int  # the most rows of a block
+    experts: Tensor | None = None  # int32[T * k], of each row, if some rows are other ranks'
+    num_experts: int = 0  # then: experts from this number on are theirs
 
 
 GroupedRows = SortedRows | BlockedRows
 
 
-def group_rows(ids: Tensor, num_experts: int) -> GroupedRows:
+def group_rows(ids: Tensor, num_experts: int, *, are_some: bool = False) -> GroupedRows:
     """Sort rows by expert, those of one expert by token. On a GPU the host reads nothing back.
 
     Args:
         ids: int32 [T, k], each token's experts, all different.
         num_experts: E.
+        are_some: ids of E mean that a row is another rank's: nothing is computed for it.
     """
     if ids.ndim != 2 or ids.dtype != torch.int32:
         raise ValueError(f"ids must be int32 [T, k], got {ids.dtype} {tuple(ids.shape)}")
     if ids.is_cuda:
         from penstock.kernels.triton.experts import group_rows_triton
 
-        return group_rows_triton(ids, num_experts)
+        return group_rows_triton(ids, num_experts, are_some=are_some)
     flat = ids.flatten()
     rows = flat.argsort(stable=True)
     places = torch.empty_like(rows).scatter_(0, rows, torch.arange(len(rows)))
     experts, begin = [], 0
-    for expert, count in enumerate(torch.bincount(flat, minlength=num_experts).tolist()):
+    for expert, count in enumerate(torch.bincount(flat, minlength=num_experts)[:num_experts].tolist()):
         if count:
             experts.append((expert, begin, begin + count))
             begin += count
+    if begin < len(rows):
+        rows = rows[:begin]
+        places.clamp_(max=begin)
     return SortedRows(ids.shape[1], rows, places, tuple(experts))
+
+
+def num_inputs(grouped: GroupedRows, *, of_tokens: bool) -> int:
+    """Rows that an input of a grouped product has: T `of_tokens`, else R."""
+    if not of_tokens:
+        return grouped.rows.shape[0]
+    return (grouped.places if isinstance(grouped, SortedRows) else grouped.rows).shape[0] // grouped.top_k
 
 
 def grouped_linear(
@@ -67,7 +81,7 @@ def grouped_linear(
     """Each row's product with its expert's matrix: x @ weight^T + bias.
 
     Args:
-        x: [T * k, in], an earlier result; [T, in] if `of_tokens`, where a row's input is its token's.
+        x: [R, in], an earlier result; [T, in] if `of_tokens`, where a row's input is its token's.
         grouped: the rows.
         weight: [E, out, in], contiguous.
         bias: [E, out] or None.
@@ -75,9 +89,9 @@ def grouped_linear(
         scales: fp32 [T, k], inputs are multiplied by these; None: they are not.
 
     Returns:
-        [T * k, out] in the dtype of `x`, in the order in which `grouped` keeps rows. Sums are fp32.
+        [R, out] in the dtype of `x`, in the order in which `grouped` keeps rows. Sums are fp32.
     """
-    num_rows = grouped.rows.shape[0] // (grouped.top_k if of_tokens else 1)
+    num_rows = num_inputs(grouped, of_tokens=of_tokens)
     if x.shape != (num_rows, weight.shape[2]) or not weight.is_contiguous():
         raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit {num_rows} rows")
     if isinstance(grouped, BlockedRows):
@@ -102,12 +116,12 @@ def sum_of_experts(x: Tensor, grouped: GroupedRows, weights: Tensor | None = Non
     """The weighted sum of each token's rows, in the order of its experts.
 
     Args:
-        x: [T * k, H], a result of `grouped_linear`.
+        x: [R, H], a result of `grouped_linear`.
         grouped: the rows.
         weights: fp32 [T, k]; None: all are 1.
 
     Returns:
-        [T, H] in the dtype of `x`; sums are fp32.
+        [T, H] in the dtype of `x`; sums are fp32, of the rows that are computed here.
     """
     if x.ndim != 2 or x.shape[0] != grouped.rows.shape[0]:
         raise ValueError(f"x {tuple(x.shape)} does not fit {grouped.rows.shape[0]} rows")
@@ -118,6 +132,11 @@ def sum_of_experts(x: Tensor, grouped: GroupedRows, weights: Tensor | None = Non
     places = grouped.places.view(-1, grouped.top_k)
     total = torch.zeros(places.shape[0], x.shape[1])
     for j in range(grouped.top_k):
+        if x.shape[0] < places.numel():
+            its = (places[:, j] < x.shape[0]).nonzero().squeeze(1)
+            part = x.index_select(0, places[its, j]).float()
+            total.index_add_(0, its, part if weights is None else part.mul_(weights[its, j, None]))
+            continue
         rows = x.index_select(0, places[:, j])
         if weights is None:
             total += rows

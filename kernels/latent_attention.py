@@ -84,7 +84,7 @@ def latent_attention(
     if query_start_loc.shape[0] != seq_lens.shape[0] + 1:
         raise ValueError(f"query_start_loc {tuple(query_start_loc.shape)} does not fit {seq_lens.shape[0]} rows")
     if q.is_cuda:
-        from penstock.kernels.triton.latent_attention import latent_attention_triton
+        from penstock.kernels.triton.latents.attention import latent_attention_triton
 
         return latent_attention_triton(
             q,
@@ -169,7 +169,7 @@ def expanded_attention(
     if query_start_loc.shape != key_start_loc.shape:
         raise ValueError(f"{tuple(query_start_loc.shape)} and {tuple(key_start_loc.shape)} are different rows")
     if q.is_cuda:
-        from penstock.kernels.triton.latent_expanded import expanded_attention_triton
+        from penstock.kernels.triton.latents.expanded import expanded_attention_triton
 
         expanded_attention_triton(
             q, kv, rotated, query_start_loc, key_start_loc, scale=scale, max_query_len=max_query_len, out=out

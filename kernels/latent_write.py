@@ -39,7 +39,7 @@ def latent_write(
     if positions is None and cos_sin.shape[0] != kv.shape[0]:
         raise ValueError(f"without positions, cos_sin needs one row per token, got {tuple(cos_sin.shape)}")
     if kv.is_cuda:
-        from penstock.kernels.triton.latent_write import latent_write_triton
+        from penstock.kernels.triton.latents.write import latent_write_triton
 
         latent_write_triton(kv, q, positions, cos_sin, weight, eps, pages, slot_mapping)
         return

@@ -1,11 +1,10 @@
 """Causal attention of a ragged batch over paged keys and values."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from penstock.kernels.paged_attention_cpu import paged_attention_cpu, plan_cpu_attention
+from penstock.kernels.kv_quantization import PageLayout, read_quantized
+from penstock.kernels.paged_attention_cpu import first_seen, paged_attention_cpu, plan_cpu_attention
 
 
 def paged_attention(
@@ -23,6 +22,8 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
+    layout: PageLayout | None = None,
+    paths: Tensor | None = None,
 ) -> Tensor:
     """Attend from each row's new tokens to its whole context, which is already in the pages.
 
@@ -30,7 +31,7 @@ def paged_attention(
 
     Args:
         q: [T, Hq, D].
-        k_pages: [num_pages, Hk, page_size, D]; Hq is a multiple of Hk.
+        k_pages: [num_pages, Hk, page_size, D]; Hq is a multiple of Hk. With a layout uint8[num_pages, Hk, head bytes].
         v_pages: the same shape.
         page_table: int32 [N, max_pages], one row per batch row. Ids of pages that no query sees may be anything.
         query_start_loc: int32 [N + 1].
@@ -38,26 +39,34 @@ def paged_attention(
         scale: multiplies the dot products.
         max_query_len: largest query length of the batch.
         max_seq_len: largest of `seq_lens` (an upper bound is fine).
-        window: position p sees (p - window, p]; None for all.
+        window: position p sees (p - window, p]; None for all. If negative, it sees those of its own chunk of -window
+            positions, the first of which begins at 0.
         softcap: scores become softcap * tanh(score / softcap); 0 for none.
         sinks: fp32 [Hq], a logit per head that takes part in the softmax and has no value; None for none.
         out: [T, Hq, D] to write to.
+        layout: of quantized pages.
+        paths: int32 [N, 1 + D], of nodes of trees of drafts; None if there are none. In a node's row first the position
+            f at which its tree begins, then the places of the keys and values of positions f, f + 1, ... up to its own:
+            they are where another row has these positions. A row that is no node has `NO_PATH` first; nodes have one
+            query each. Keys are taken in the order of positions, so a node finds what it would find in a sequence
+            whose tokens are those of its path.
 
     Returns:
         [T, Hq, D].
     """
-    if q.ndim != 3 or k_pages.ndim != 4 or k_pages.shape != v_pages.shape or q.shape[2] != k_pages.shape[3]:
+    head_dim, num_axes = (layout.head_dim, 3) if layout is not None else (k_pages.shape[-1], 4)
+    if q.ndim != 3 or k_pages.ndim != num_axes or k_pages.shape != v_pages.shape or q.shape[2] != head_dim:
         raise ValueError(f"q {tuple(q.shape)} does not fit pages {tuple(k_pages.shape)}, {tuple(v_pages.shape)}")
     if q.shape[1] % k_pages.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k_pages.shape[1]} key-value heads")
     if query_start_loc.shape[0] != seq_lens.shape[0] + 1:
         raise ValueError(f"query_start_loc {tuple(query_start_loc.shape)} does not fit {seq_lens.shape[0]} rows")
-    if window is not None and window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
-    if window is not None and window >= max_seq_len:
+    if window == 0:
+        raise ValueError("window must be a number of positions, or None, got 0")
+    if window is not None and abs(window) >= max_seq_len:
         window = None
     if q.is_cuda:
-        from penstock.kernels.triton.paged_attention import paged_attention_triton
+        from penstock.kernels.triton.attention.paged_attention import paged_attention_triton
 
         return paged_attention_triton(
             q,
@@ -73,10 +82,13 @@ def paged_attention(
             softcap=softcap,
             sinks=sinks,
             out=out,
+            layout=layout,
+            paths=paths,
         )
     starts, lens = query_start_loc.tolist(), seq_lens.tolist()
-    plan = plan_cpu_attention(starts, lens, page_table, k_pages.shape[2], k_pages.shape[1])
-    return paged_attention_cpu(q, k_pages, v_pages, plan, scale, window, softcap, sinks, out)
+    page_size = k_pages.shape[2] if layout is None else layout.page_size
+    plan = plan_cpu_attention(starts, lens, page_table, page_size, k_pages.shape[1], paths)
+    return paged_attention_cpu(q, k_pages, v_pages, plan, scale, window, softcap, sinks, out, layout)
 
 
 def paged_attention_reference(
@@ -91,8 +103,12 @@ def paged_attention_reference(
     window: int | None = None,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    layout: PageLayout | None = None,
+    paths: Tensor | None = None,
 ) -> Tensor:
     """Query by query in float64, rounded once; arguments as in `paged_attention`."""
+    if layout is not None:
+        k_pages, v_pages = read_quantized(k_pages, layout), read_quantized(v_pages, layout)
     page_size, group = k_pages.shape[2], q.shape[1] // k_pages.shape[1]
     out = torch.empty_like(q)
     starts = query_start_loc.tolist()
@@ -100,14 +116,18 @@ def paged_attention_reference(
         query_len = starts[b + 1] - starts[b]
         if query_len == 0:
             continue
-        pages = page_table[b, : math.ceil(seq_len / page_size)].long()
+        places = torch.arange(seq_len, device=q.device)
+        if paths is not None and int(paths[b, 0]) < seq_len:
+            first = int(paths[b, 0])
+            places[first:] = paths[b, 1 : 1 + seq_len - first]
+        pages = page_table[b, : int(places.max()) // page_size + 1].long()
         if window is not None:
-            pages[: max(0, seq_len - query_len + 1 - window) // page_size] = pages[-1]  # what is there is not seen
-        k = k_pages[pages].transpose(1, 2).flatten(0, 1)[:seq_len].double().repeat_interleave(group, 1)
-        v = v_pages[pages].transpose(1, 2).flatten(0, 1)[:seq_len].double().repeat_interleave(group, 1)
+            pages[: first_seen(seq_len - query_len, window) // page_size] = pages[-1]  # what is there is not seen
+        k = k_pages[pages].transpose(1, 2).flatten(0, 1)[places].double().repeat_interleave(group, 1)
+        v = v_pages[pages].transpose(1, 2).flatten(0, 1)[places].double().repeat_interleave(group, 1)
         for i in range(query_len):
             position = seq_len - query_len + i
-            first = 0 if window is None else max(0, position - window + 1)
+            first = first_seen(position, window)
             token = starts[b] + i
             scores = torch.einsum("hd,shd->hs", q[token].double(), k[first : position + 1]) * scale
             if softcap:

@@ -11,9 +11,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.kernels.kv_quantization import PageLayout, read_quantized
+
 CONTEXT_PIECE = 8192  # keys gathered at once for a prefill row
 QUERY_PIECE = 256  # queries at once where a mask or a score matrix is needed
+NO_PATH = 2**31 - 1  # where the tree begins of a row that is not in one
 GATHER_TOKENS = 1 << 16  # keys gathered at once for a group of decode rows
+
+
+def first_seen(position: int, window: int | None) -> int:
+    """The first position that a query sees; the window is as in `paged_attention`."""
+    if window is None:
+        return 0
+    return max(0, position - window + 1) if window > 0 else position - position % -window
 
 
 class DecodeGroup(NamedTuple):
@@ -24,6 +34,16 @@ class DecodeGroup(NamedTuple):
     num_rows: int
     num_keys: int  # S <= P * page_size
     mask: Tensor | None  # [G, 1, 1, S], 0 or -inf; None if every row sees every key
+    moved: "MovedKeys | None" = None  # of nodes of trees
+
+
+class MovedKeys(NamedTuple):
+    """Keys of a group that are elsewhere in their rows' pages (M of them)."""
+
+    rows: Tensor  # int64[M], of the group
+    keys: Tensor  # int64[M], of S
+    pages: Tensor  # int64[M], where they are
+    offsets: Tensor  # int64[M], in the page
 
 
 class PrefillRow(NamedTuple):
@@ -39,12 +59,19 @@ class CpuAttentionPlan:
     """How one batch's attention is split; made once per step and used by all layers."""
 
     def __init__(
-        self, starts: list[int], seq_lens: list[int], page_table: Tensor, page_size: int, num_kv_heads: int
+        self,
+        starts: list[int],
+        seq_lens: list[int],
+        page_table: Tensor,
+        page_size: int,
+        num_kv_heads: int,
+        paths: Tensor | None = None,
     ) -> None:
         self.page_table = page_table
         self.page_size = page_size
         self.num_kv_heads = num_kv_heads
         self.num_tokens = starts[-1]
+        self._paths = paths
         self._decodes: list[tuple[int, int, int]] = []  # (seq_len, batch row, token)
         self.prefills: list[PrefillRow] = []
         for b, seq_len in enumerate(seq_lens):
@@ -55,7 +82,7 @@ class CpuAttentionPlan:
                 pages = page_table[b, : math.ceil(seq_len / page_size)].long()
                 self.prefills.append(PrefillRow(starts[b], query_len, seq_len, pages))
         self._groups: dict[tuple[int | None, torch.dtype], list[DecodeGroup]] = {}
-        self._masks: dict[tuple[int, int, int, int, torch.dtype], Tensor] = {}
+        self._masks: dict[tuple[int, int, int, int, int, torch.dtype], Tensor] = {}
 
     def decode_groups(self, window: int | None, dtype: torch.dtype = torch.float32) -> list[DecodeGroup]:
         """The decode rows in groups, with masks of a dtype; layers with the same window share them."""
@@ -64,15 +91,18 @@ class CpuAttentionPlan:
             self._groups[key] = self._group(window, dtype)
         return self._groups[key]
 
-    def window_mask(self, num_queries: int, num_keys: int, ahead: int, window: int, dtype: torch.dtype) -> Tensor:
+    def window_mask(
+        self, num_queries: int, num_keys: int, ahead: int, first: int, window: int, dtype: torch.dtype
+    ) -> Tensor:
         """[num_queries, num_keys]: 0 where a query sees a key, else -inf; made once for all layers.
 
-        Query i is `ahead` + i positions after the first key.
+        Query i is at position `first` + i, which is `ahead` + i positions after the first key.
         """
-        key = (num_queries, num_keys, ahead, window, dtype)
+        key = (num_queries, num_keys, ahead, first % -window if window < 0 else 0, window, dtype)
         if key not in self._masks:
             distance = torch.arange(ahead, ahead + num_queries)[:, None] - torch.arange(num_keys)
-            hidden = (distance < 0) | (distance >= window)
+            num_seen = torch.arange(first, first + num_queries)[:, None] % -window + 1 if window < 0 else window
+            hidden = (distance < 0) | (distance >= num_seen)
             self._masks[key] = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
         return self._masks[key]
 
@@ -81,7 +111,7 @@ class CpuAttentionPlan:
         # (keys to gather, batch row, token, first page, seq_len): with a window, old pages are skipped.
         rows = []
         for seq_len, b, token in self._decodes:
-            first_page = 0 if window is None else max(0, seq_len - window) // page_size
+            first_page = first_seen(seq_len - 1, window) // page_size
             rows.append((seq_len - first_page * page_size, b, token, first_page, seq_len))
         if not rows:
             return []
@@ -117,18 +147,41 @@ class CpuAttentionPlan:
         pages.mul_(torch.arange(num_pages) * self.page_size < lens[:, None])
         runs = pages[:, None, :] * self.num_kv_heads + torch.arange(self.num_kv_heads)[:, None]
         mask = None
-        first_seen = [0 if window is None else max(0, row[4] - window - row[3] * self.page_size) for row in rows]
-        if any(row[0] != num_keys for row in rows) or any(first_seen):
+        firsts = [first_seen(row[4] - 1, window) - row[3] * self.page_size for row in rows]
+        if any(row[0] != num_keys for row in rows) or any(firsts):
             keys = torch.arange(num_keys)
-            seen = (keys < lens[:, None]) & (keys >= torch.tensor(first_seen)[:, None])
+            seen = (keys < lens[:, None]) & (keys >= torch.tensor(firsts)[:, None])
             mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, None, :]
         tokens = [row[2] for row in rows]
         in_order = len(tokens) == self.num_tokens and tokens == list(range(len(tokens)))
-        return DecodeGroup(None if in_order else torch.tensor(tokens), runs.view(-1), len(rows), num_keys, mask)
+        index = None if in_order else torch.tensor(tokens)
+        moved = None if self._paths is None else self._find_moved(self._paths, rows)
+        return DecodeGroup(index, runs.view(-1), len(rows), num_keys, mask, moved)
+
+    def _find_moved(self, paths: Tensor, rows: list[tuple[int, int, int, int, int]]) -> MovedKeys | None:
+        found: list[tuple[int, int, int, int]] = []  # (row of the group, key, batch row, place)
+        for i, (_, b, _, first_page, seq_len) in enumerate(rows):
+            first, *places = paths[b].tolist()
+            skipped = first_page * self.page_size
+            found += [
+                (i, first + j - skipped, b, place)
+                for j, place in enumerate(places[: max(0, seq_len - first)])
+                if first + j >= skipped
+            ]
+        if not found:
+            return None
+        group_rows, keys, batch_rows, at = torch.tensor(found).unbind(1)
+        pages = self.page_table[batch_rows, at // self.page_size].long()
+        return MovedKeys(group_rows, keys, pages, at % self.page_size)
 
 
 def plan_cpu_attention(
-    query_start_loc: list[int], seq_lens: list[int], page_table: Tensor, page_size: int, num_kv_heads: int
+    query_start_loc: list[int],
+    seq_lens: list[int],
+    page_table: Tensor,
+    page_size: int,
+    num_kv_heads: int,
+    paths: Tensor | None = None,
 ) -> CpuAttentionPlan:
     """Split a batch for `paged_attention_cpu`.
 
@@ -138,8 +191,9 @@ def plan_cpu_attention(
         page_table: int32 [N, max_pages], already one row per batch row.
         page_size: tokens per page.
         num_kv_heads: Hk.
+        paths: as in `paged_attention`.
     """
-    return CpuAttentionPlan(query_start_loc, seq_lens, page_table, page_size, num_kv_heads)
+    return CpuAttentionPlan(query_start_loc, seq_lens, page_table, page_size, num_kv_heads, paths)
 
 
 def paged_attention_cpu(
@@ -152,6 +206,7 @@ def paged_attention_cpu(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
+    layout: PageLayout | None = None,
 ) -> Tensor:
     """Arguments and result as in `paged_attention`."""
     if out is None:
@@ -162,8 +217,8 @@ def paged_attention_cpu(
         rows = q if group.tokens is None else q.index_select(0, group.tokens)
         # The query heads that share a key-value head are treated as several queries of that head.
         packed = rows.view(group.num_rows, num_kv_heads, -1, head_dim)
-        k = gather_group(k_pages, group)
-        v = gather_group(v_pages, group)
+        k = _gather_group(k_pages, group, layout, q.dtype)
+        v = _gather_group(v_pages, group, layout, q.dtype)
         attended, lse = attend(packed, k, v, group.mask, False, scale, softcap)
         result = attended.reshape(group.num_rows, num_q_heads, head_dim)
         if sinks is not None:
@@ -173,7 +228,7 @@ def paged_attention_cpu(
         else:
             out.index_copy_(0, group.tokens, result)
     for row in plan.prefills:
-        _prefill(q, k_pages, v_pages, plan, row, scale, window, softcap, sinks, out)
+        _prefill(q, k_pages, v_pages, plan, row, scale, window, softcap, sinks, out, layout)
     return out
 
 
@@ -186,10 +241,41 @@ def gather_group(pages: Tensor, group: DecodeGroup) -> Tensor:
 
 def gather_row(pages: Tensor, page_ids: Tensor, begin: int, end: int) -> Tensor:
     """Positions [begin, end) of a sequence -> [1, Hk, end - begin, D]"""
-    page_size = pages.shape[2]
-    first = begin // page_size
-    run = pages.index_select(0, page_ids[first : math.ceil(end / page_size)])
-    skipped = first * page_size
+    return _positions(pages.index_select(0, _pages_of(page_ids, begin, end, pages.shape[2])), begin, end)
+
+
+def _gather_group(pages: Tensor, group: DecodeGroup, layout: PageLayout | None, dtype: torch.dtype) -> Tensor:
+    if layout is None:
+        keys = gather_group(pages, group)
+    else:
+        runs = read_quantized(pages.view(-1, pages.shape[-1]).index_select(0, group.page_runs), layout)
+        keys = runs.to(dtype).view(group.num_rows, pages.shape[1], -1, layout.head_dim)[:, :, : group.num_keys]
+    if (moved := group.moved) is not None:
+        if layout is not None:  # of the whole page: few are moved
+            its = read_quantized(pages.index_select(0, moved.pages), layout)
+            its = its[torch.arange(len(moved.pages)), :, moved.offsets].to(dtype)
+        else:
+            its = pages[moved.pages, :, moved.offsets]
+        keys[moved.rows, :, moved.keys] = its
+    return keys
+
+
+def _gather_row(
+    pages: Tensor, page_ids: Tensor, begin: int, end: int, layout: PageLayout | None, dtype: torch.dtype
+) -> Tensor:
+    if layout is None:
+        return gather_row(pages, page_ids, begin, end)
+    run = pages.index_select(0, _pages_of(page_ids, begin, end, layout.page_size))
+    return _positions(read_quantized(run, layout).to(dtype), begin, end)
+
+
+def _pages_of(page_ids: Tensor, begin: int, end: int, page_size: int) -> Tensor:
+    return page_ids[begin // page_size : math.ceil(end / page_size)]
+
+
+def _positions(run: Tensor, begin: int, end: int) -> Tensor:
+    """Neighbouring pages [P, Hk, page_size, D] -> [1, Hk, end - begin, D]"""
+    skipped = begin - begin % run.shape[2]
     return run.transpose(0, 1).flatten(1, 2)[None, :, begin - skipped : end - skipped]
 
 
@@ -204,6 +290,7 @@ def _prefill(
     softcap: float,
     sinks: Tensor | None,
     out: Tensor,
+    layout: PageLayout | None,
 ) -> None:
     cached = row.seq_len - row.query_len
     plain = window is None and not softcap
@@ -215,14 +302,14 @@ def _prefill(
         queries = q[tokens].transpose(0, 1)[None]
         result: Tensor | None = None
         lse = torch.empty(0)
-        first_key = 0 if window is None else max(0, begin - window + 1)
+        first_key = first_seen(begin, window)
         # The diagonal piece first: there every query sees at least itself, so no log-sum-exp is empty.
         for key_begin, key_end in [(begin, end), *_pieces(first_key, begin)]:
             mask = None
-            if window is not None and end - 1 - window >= key_begin:
-                mask = plan.window_mask(count, key_end - key_begin, begin - key_begin, window, q.dtype)
-            k = gather_row(k_pages, row.pages, key_begin, key_end)
-            v = gather_row(v_pages, row.pages, key_begin, key_end)
+            if window is not None and first_seen(end - 1, window) > key_begin:
+                mask = plan.window_mask(count, key_end - key_begin, begin - key_begin, begin, window, q.dtype)
+            k = _gather_row(k_pages, row.pages, key_begin, key_end, layout, q.dtype)
+            v = _gather_row(v_pages, row.pages, key_begin, key_end, layout, q.dtype)
             part, part_lse = attend(queries, k, v, mask, key_begin == begin and mask is None, scale, softcap)
             if result is None:
                 result, lse = part, part_lse

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.kernels.kv_quantization import KVScales, PageLayout, write_quantized
 from penstock.kernels.norms import NormWeights, norm_cpu, norm_reference
 
 
@@ -15,6 +16,7 @@ class QKNorms(NamedTuple):
     k: NormWeights | None = None  # the same, with Hk
     spans_all: bool = False  # all heads are normed as one vector, not each of them
     follow_rope: bool = False
+    v: NormWeights | None = None  # of each head, without weights
 
 
 NO_NORMS = QKNorms()
@@ -29,6 +31,10 @@ def qk_norm_rope_write(
     v_pages: Tensor,
     slot_mapping: Tensor,
     q_scale: Tensor | None = None,
+    *,
+    writes: bool = True,
+    layout: PageLayout | None = None,
+    kv_scales: KVScales | None = None,
 ) -> Tensor:
     """Norm and rotate q and k (Su et al., 2021; the half-split layout of transformers' `rotate_half`), store k and v.
 
@@ -38,15 +44,18 @@ def qk_norm_rope_write(
         cos_sin: [max_pos or T, rotary_dim] fp32, cosines in the first half of a row, sines in the second.
             rotary_dim <= D; the rest of a head is not rotated. None if nothing is.
         norms: of q and k.
-        k_pages: [num_pages, Hk, page_size, D], written.
+        k_pages: [num_pages, Hk, page_size, D], written. With a layout uint8[num_pages, Hk, head bytes].
         v_pages: the same shape, written.
         slot_mapping: [T] int32 or int64; a negative slot writes nothing.
         q_scale: fp32 [T], multiplies each token's q at last (see `query_growth`).
+        writes: False if `qkv` has only q heads, and nothing is stored.
+        layout: of quantized pages.
+        kv_scales: of the checkpoint, for quantized pages; None: each head of each token has its own.
 
     Returns:
         q: [T, Hq, D], normed and rotated. (`qkv` may be overwritten.)
     """
-    num_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
+    num_kv_heads, head_dim = k_pages.shape[1] * writes, k_pages.shape[3] if layout is None else layout.head_dim
     if qkv.ndim != 2 or qkv.shape[1] % head_dim or qkv.shape[1] // head_dim <= 2 * num_kv_heads:
         raise ValueError(f"qkv {tuple(qkv.shape)} does not fit pages {tuple(k_pages.shape)}")
     if v_pages.shape != k_pages.shape or slot_mapping.shape[0] != qkv.shape[0]:
@@ -60,11 +69,20 @@ def qk_norm_rope_write(
         from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
 
         return qk_norm_rope_write_triton(
-            qkv, positions, cos_sin, norms, k_pages, v_pages, slot_mapping, q_scale
-        )  # fmt: skip
+            *(qkv, positions, cos_sin, norms, k_pages, v_pages, slot_mapping, q_scale),
+            writes=writes,
+            layout=layout,
+            kv_scales=kv_scales,
+        )
     kept = slot_mapping >= 0
-    cells = slot_cells(slot_mapping[kept], num_kv_heads, k_pages.shape[2])
-    return qk_norm_rope_write_cpu(qkv, positions, cos_sin, norms, k_pages, v_pages, cells, q_scale, kept)
+    page_size = k_pages.shape[2] if layout is None else layout.page_size
+    cells = slot_cells(slot_mapping[kept], k_pages.shape[1], page_size)
+    return qk_norm_rope_write_cpu(
+        *(qkv, positions, cos_sin, norms, k_pages, v_pages, cells, q_scale, kept),
+        writes=writes,
+        layout=layout,
+        kv_scales=kv_scales,
+    )
 
 
 def qk_norm_rope_write_cpu(
@@ -77,9 +95,13 @@ def qk_norm_rope_write_cpu(
     cells: Tensor,
     q_scale: Tensor | None = None,
     kept: Tensor | None = None,
+    *,
+    writes: bool = True,
+    layout: PageLayout | None = None,
+    kv_scales: KVScales | None = None,
 ) -> Tensor:
     """Like `qk_norm_rope_write`, with the result of `slot_cells`; `kept` says which tokens have a slot."""
-    num_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
+    num_kv_heads, head_dim = k_pages.shape[1] * writes, k_pages.shape[3] if layout is None else layout.head_dim
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     num_q_heads = heads.shape[1] - 2 * num_kv_heads
     rows = cos_sin if cos_sin is None or positions is None else cos_sin.index_select(0, positions)
@@ -93,11 +115,20 @@ def qk_norm_rope_write_cpu(
         k = _norm_and_rotate(heads[:, num_q_heads : num_q_heads + num_kv_heads], rows, norms.k, norms)
     if q_scale is not None:
         q = (q * q_scale[:, None, None]).to(q.dtype)
+    if not writes:
+        return q
     v = heads[:, num_q_heads + num_kv_heads :]
+    if norms.v is not None:
+        v = norm_cpu(v, norms.v)
     if kept is not None:
         k, v = k[kept], v[kept]
-    k_pages.view(-1, head_dim).index_copy_(0, cells, k.reshape(-1, head_dim))
-    v_pages.view(-1, head_dim).index_copy_(0, cells, v.reshape(-1, head_dim))
+    k, v = k.reshape(-1, head_dim), v.reshape(-1, head_dim)
+    if layout is not None:
+        write_quantized(k_pages, layout, cells, k, None if kv_scales is None else kv_scales.k)
+        write_quantized(v_pages, layout, cells, v, None if kv_scales is None else kv_scales.v)
+    else:
+        k_pages.view(-1, head_dim).index_copy_(0, cells, k)
+        v_pages.view(-1, head_dim).index_copy_(0, cells, v)
     return q
 
 
@@ -132,9 +163,14 @@ def qk_norm_rope_write_reference(
     v_pages: Tensor,
     slot_mapping: Tensor,
     q_scale: Tensor | None = None,
+    *,
+    writes: bool = True,
+    layout: PageLayout | None = None,
+    kv_scales: KVScales | None = None,
 ) -> Tensor:
     """Token by token; rotation in fp32. Does not change `qkv`, writes the pages."""
-    _, num_kv_heads, page_size, head_dim = k_pages.shape
+    num_kv_heads = k_pages.shape[1] * writes
+    page_size, head_dim = k_pages.shape[2:] if layout is None else layout[1:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     num_q_heads = heads.shape[1] - 2 * num_kv_heads
     out = torch.empty(qkv.shape[0], num_q_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
@@ -144,7 +180,13 @@ def qk_norm_rope_write_reference(
         q, k = _reference_heads(q, row, norms.q, norms), _reference_heads(k, row, norms.k, norms)
         out[t] = q if q_scale is None else q * q_scale[t]
         slot = int(slot_mapping[t])
-        if slot >= 0:
+        if slot >= 0 and writes:
+            v = v if norms.v is None else norm_reference(v, norms.v)
+            if layout is not None:
+                cells = slot_cells(slot_mapping[t : t + 1], num_kv_heads, page_size)
+                write_quantized(k_pages, layout, cells, k, None if kv_scales is None else kv_scales.k)
+                write_quantized(v_pages, layout, cells, v, None if kv_scales is None else kv_scales.v)
+                continue
             k_pages[slot // page_size, :, slot % page_size] = k
             v_pages[slot // page_size, :, slot % page_size] = v
     return out

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+_FEW = 8  # runs: one after the other takes less time than an index of all their cells
+
 
 def write_runs(table: Tensor, rows: Tensor, starts: Tensor, counts: Tensor, values: Tensor) -> None:
     """`table[rows[i], starts[i] : starts[i] + counts[i]] = ` the i-th run of `values`.
@@ -20,6 +22,12 @@ def write_runs(table: Tensor, rows: Tensor, starts: Tensor, counts: Tensor, valu
         from penstock.kernels.triton.row_updates import write_runs_triton
 
         write_runs_triton(table, rows, starts, counts, values)
+        return
+    if rows.shape[0] <= _FEW:
+        columns, given, used = table.numpy(), values.numpy(), 0
+        for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
+            columns[row, start : start + count] = given[used : used + count]
+            used += count
         return
     num_values = values.shape[0]
     # Index of value j in the flat table: its run's first cell, plus j minus the number of values before the run.

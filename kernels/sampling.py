@@ -36,7 +36,7 @@ def sample(logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState
     if logits.ndim != 2 or rows.shape != positions.shape or rows.shape[0] != logits.shape[0]:
         raise ValueError(f"logits {tuple(logits.shape)} do not fit rows {tuple(rows.shape)}")
     if logits.is_cuda:
-        from penstock.kernels.triton.sampling import sample_triton
+        from penstock.kernels.triton.sampling.sampling import sample_triton
 
         return sample_triton(logits, rows, positions, state, needs)
     rows, positions = rows.long(), positions.long()

@@ -23,7 +23,7 @@ def top_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, 
     if logits.ndim != 2 or chosen.shape != logits.shape[:1] or not 0 <= num_top <= logits.shape[1]:
         raise ValueError(f"logits {tuple(logits.shape)}, chosen {tuple(chosen.shape)} and num_top {num_top} do not fit")
     if logits.is_cuda:
-        from penstock.kernels.triton.top_logprobs import top_logprobs_triton
+        from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton
 
         # The kernel is compiled for each number of best tokens: a few sizes serve all requests.
         most = min(next((size for size in _COMPILED_FOR if size >= num_top), num_top), logits.shape[1])

@@ -1,5 +1,7 @@
 """What holds for all tests."""
 
+import gc
+import multiprocessing
 import os
 
 import pytest
@@ -16,8 +18,23 @@ os.environ["PENSTOCK_TEST_MODELS"] = "1"  # here, the models for tests may be se
 if structlog is not None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(open(1, "w", closefd=False)))  # noqa: SIM115
 
+# What the children of tests need is imported once, by the process that they are forked from.
+_OF_CHILDREN = ["torch", "tests.kernels.rank_processes", "tests.gpu_worker.parallel.rank_process"]
+multiprocessing.get_context("forkserver").set_forkserver_preload(_OF_CHILDREN)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with a long test come first: run by file in several processes, none is left alone with one at the end."""
     long = {item.path for item in items if item.get_closest_marker("long")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: collections of garbage need not look at it again for every model that is freed."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries that look for leaks when they are unloaded find none."""
+    gc.unfreeze()

@@ -185,7 +185,8 @@ def _bandwidth_share(row: Record | None, limits: dict[str, float]) -> str:
 
 def _offline(records: Sequence[Record], shape: str, workload: str) -> float | None:
     for record in records:
-        if record.get("kind") == "offline" and (record["shape"], record["workload"]) == (shape, workload):
+        is_it = record.get("kind") == "offline" and (record["shape"], record["workload"]) == (shape, workload)
+        if is_it and record.get("kv_cache_dtype", "auto") == "auto":
             return float(record["figures"]["output_tokens_per_s"])
     return None
 

@@ -1,6 +1,6 @@
 """Times every kernel at serving shapes beside the card's own limits and, where installed, other libraries.
 
-    python -m bench.kernels [--out FILE.json] [--only decode,prefill,small,experts,sampling]
+    python -m bench.kernels [--out FILE.json] [--only decode,prefill,small,experts,sampling,quantized,quantized_kv]
     python -m bench.kernels --dry       # the same code at tiny sizes on the CPU: proves that it runs, measures nothing
 
 Needs nothing from the network. Shares are of the copy bandwidth and the bf16 matrix rate measured in the same run.
@@ -12,17 +12,19 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from bench.kernels.inputs import AttentionProblem, attention_calls
 from bench.kernels.peers import Peer, decode_peers, prefill_peers
-from bench.kernels.small import expert_cases, sampling_cases, small_cases
+from bench.kernels.quantized import quantized_cases
+from bench.kernels.small import Case, expert_cases, kv_write_cases, sampling_cases, small_cases
 from bench.kernels.timing import measure_limits, time_calls
+from penstock.kernels.kv_quantization import KV_FORMATS
 
-PARTS = ("decode", "prefill", "small", "experts", "sampling")
+PARTS = ("decode", "prefill", "small", "experts", "sampling", "quantized", "quantized_kv")
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,7 @@ def bench_decode(timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[
     shapes.append((256, 2048))
     for batch, context in [(2, 40)] if dry else shapes:
         problem = small(AttentionProblem(batch, 1, context), dry)
-        seconds = timer(attention_calls(problem, problem.rotations))
-        rate = problem.kv_bytes / seconds
-        peers = time_peers(timer, decode_peers(problem))
-        name = f"B={batch} context={context} ({problem.kv_bytes / 2**20:.0f} MiB)"
-        yield Result("decode", name, seconds, rate / 1e9, "GB/s", rate / limits["copy_bytes_per_s"], *peers)
+        yield decode_result("decode", problem, timer, limits, decode_peers(problem))
 
 
 def bench_prefill(timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[Result]:
@@ -77,16 +75,52 @@ def bench_prefill(timer: Timer, limits: dict[str, float], dry: bool) -> Iterator
     shapes += [(1, 2048, 8192), (1, 2048, 16384), (16, 512, 512), (8, 256, 4096)]
     for batch, query_len, context in [(2, 5, 9)] if dry else shapes:
         problem = small(AttentionProblem(batch, query_len, context), dry)
-        seconds = timer(attention_calls(problem, problem.rotations))
-        rate = problem.flops / seconds
-        peers = time_peers(timer, prefill_peers(problem))
-        name = f"B={batch} new={query_len} context={context}"
-        yield Result("prefill", name, seconds, rate / 1e12, "TFLOP/s", rate / limits["matrix_flop_per_s"], *peers)
+        yield prefill_result("prefill", problem, timer, limits, prefill_peers(problem))
+
+
+def bench_quantized_kv(timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[Result]:
+    """Attention over pages of each format, and the kernel that writes them."""
+    for kv in KV_FORMATS:
+        for batch, context in [(2, 40)] if dry else [(1, 32768), (8, 8192), (64, 2048)]:
+            problem = small(AttentionProblem(batch, 1, context, kv=kv), dry)
+            yield decode_result("quantized_kv", problem, timer, limits, ())
+        for query_len, context in [(5, 9)] if dry else [(8192, 8192), (2048, 16384)]:
+            problem = small(AttentionProblem(1, query_len, context, kv=kv), dry)
+            yield prefill_result("quantized_kv", problem, timer, limits, ())
+    yield from bench_cases("quantized_kv", timer, limits, dry)
+
+
+def decode_result(
+    part: str, problem: AttentionProblem, timer: Timer, limits: dict[str, float], peers: Iterable[Peer]
+) -> Result:
+    seconds = timer(attention_calls(problem, problem.rotations))
+    rate = problem.kv_bytes / seconds
+    size = f"({problem.kv_bytes / 2**20:.0f} MiB)"
+    name = " ".join(filter(None, (f"B={problem.batch} context={problem.context}", problem.kv, size)))
+    timed = time_peers(timer, peers)
+    return Result(part, name, seconds, rate / 1e9, "GB/s", rate / limits["copy_bytes_per_s"], *timed)
+
+
+def prefill_result(
+    part: str, problem: AttentionProblem, timer: Timer, limits: dict[str, float], peers: Iterable[Peer]
+) -> Result:
+    seconds = timer(attention_calls(problem, problem.rotations))
+    rate = problem.flops / seconds
+    name = f"B={problem.batch} new={problem.query_len} context={problem.context} {problem.kv}".rstrip()
+    timed = time_peers(timer, peers)
+    return Result(part, name, seconds, rate / 1e12, "TFLOP/s", rate / limits["matrix_flop_per_s"], *timed)
 
 
 def bench_cases(part: str, timer: Timer, limits: dict[str, float], dry: bool) -> Iterator[Result]:
-    """Norms, activation, rotary embedding with the KV write; mixtures of experts; sampling at 152k tokens."""
-    for case in {"small": small_cases, "experts": expert_cases, "sampling": sampling_cases}[part](dry):
+    """Norms, activation, rotary embedding with the KV write; mixtures; sampling at 152k tokens; quantized weights."""
+    parts: dict[str, Callable[[bool], Iterable[Case]]] = {
+        "small": small_cases,
+        "experts": expert_cases,
+        "sampling": sampling_cases,
+        "quantized": quantized_cases,
+        "quantized_kv": kv_write_cases,
+    }
+    for case in parts[part](dry):
         seconds = timer(case.calls)
         rate, flop_rate = case.bytes_per_call / seconds, case.flops_per_call / seconds
         share, flop_share = rate / limits["copy_bytes_per_s"], flop_rate / limits["matrix_flop_per_s"]
@@ -108,7 +142,7 @@ def small(problem: AttentionProblem, dry: bool) -> AttentionProblem:
         "dtype": torch.float32,
         "device": "cpu",
     }
-    return AttentionProblem(problem.batch, problem.query_len, problem.context, **shape)  # type: ignore[arg-type]
+    return replace(problem, **shape)  # type: ignore[arg-type]
 
 
 def time_on_cpu(calls: Sequence[Callable[[], object]]) -> float:
@@ -156,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     copy, matrix = limits["copy_bytes_per_s"] / 1e12, limits["matrix_flop_per_s"] / 1e12
     print(f"copy {copy:.2f} TB/s, bf16 matrix product {matrix:.0f} TFLOP/s")
     results: list[Result] = []
-    benches = {"decode": bench_decode, "prefill": bench_prefill}
+    benches = {"decode": bench_decode, "prefill": bench_prefill, "quantized_kv": bench_quantized_kv}
     for part in parts:
         bench = benches.get(part) or functools.partial(bench_cases, part)
         for result in bench(timer, limits, args.dry):

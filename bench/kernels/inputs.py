@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from bench.kernels.timing import num_rotations
+from penstock.kernels.kv_quantization import KV_FORMATS, PageLayout
 from penstock.kernels.paged_attention import paged_attention
-from penstock.kernels.triton.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
+from penstock.kernels.triton.attention.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,19 @@ class AttentionProblem:
     page_size: int = 16
     dtype: torch.dtype = torch.bfloat16
     device: str = "cuda"
+    kv: str = ""  # the format of quantized pages; else they have the dtype
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V that the batch must read."""
-        return self.batch * self.context * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        layout = self.layout
+        of_head = self.head_dim * self.dtype.itemsize if layout is None else layout.format.head_bytes(self.head_dim)
+        return self.batch * self.context * 2 * self.num_kv_heads * of_head
+
+    @property
+    def layout(self) -> PageLayout | None:
+        """Of quantized pages."""
+        return PageLayout(KV_FORMATS[self.kv], self.page_size, self.head_dim) if self.kv else None
 
     @property
     def flops(self) -> int:
@@ -47,12 +56,14 @@ class AttentionProblem:
 
 @functools.lru_cache(maxsize=2)
 def attention_inputs(problem: AttentionProblem, rotations: int) -> tuple[Tensor, ...]:
-    """(q [rotations, T, Hq, D], kv [rotations, 2, pages, Hk, page_size, D], page table, query starts, lengths)."""
+    """(q [rotations, T, Hq, D], kv [rotations, 2, pages, Hk, page_size, D], page table, query starts, lengths).
+
+    Quantized kv is uint8[rotations, 2, pages, Hk, head bytes].
+    """
     generator = torch.Generator(device=problem.device).manual_seed(0)
     per_row = -(-problem.context // problem.page_size)
     num_pages = problem.batch * per_row
-    shape = (rotations, 2, num_pages, problem.num_kv_heads, problem.page_size, problem.head_dim)
-    kv = torch.empty(shape, dtype=problem.dtype, device=problem.device).normal_(generator=generator)
+    kv = _random_pages((rotations, 2, num_pages, problem.num_kv_heads), problem, generator)
     tokens = problem.batch * problem.query_len
     q = torch.randn(
         rotations, tokens, problem.num_q_heads, problem.head_dim, device=problem.device, generator=generator
@@ -62,6 +73,17 @@ def attention_inputs(problem: AttentionProblem, rotations: int) -> tuple[Tensor,
     starts = torch.arange(0, tokens + 1, problem.query_len, dtype=torch.int32, device=problem.device)
     lens = torch.full((problem.batch,), problem.context, dtype=torch.int32, device=problem.device)
     return q, kv, table, starts, lens
+
+
+def _random_pages(shape: tuple[int, ...], problem: AttentionProblem, generator: torch.Generator) -> Tensor:
+    layout = problem.layout
+    if layout is None:
+        shape = (*shape, problem.page_size, problem.head_dim)
+        return torch.empty(shape, dtype=problem.dtype, device=problem.device).normal_(generator=generator)
+    pages = torch.empty((*shape, layout.used_bytes), dtype=torch.uint8, device=problem.device)
+    pages.random_(0, 120, generator=generator)  # codes of numbers, whatever the format
+    layout.scales(pages).fill_(0.01)
+    return pages
 
 
 def attention_calls(
@@ -74,6 +96,7 @@ def attention_calls(
             functools.partial(
                 paged_attention, q[i], kv[i, 0], kv[i, 1], table, starts, lens,
                 scale=problem.head_dim**-0.5, max_query_len=problem.query_len, max_seq_len=problem.context,
+                layout=problem.layout,
             )
             for i in range(rotations)
         ]  # fmt: skip
@@ -81,6 +104,7 @@ def attention_calls(
         functools.partial(
             paged_attention_triton, q[i], kv[i, 0], kv[i, 1], table, starts, lens,
             scale=problem.head_dim**-0.5, max_query_len=problem.query_len, max_seq_len=problem.context,
+            layout=problem.layout,
             decode=tiles if isinstance(tiles, DecodeTiles) else None,
             prefill=tiles if isinstance(tiles, PrefillTiles) else None,
         )

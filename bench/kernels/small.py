@@ -11,6 +11,7 @@ from torch.nn import functional
 from bench.kernels.timing import num_rotations
 from penstock.kernels.activation import gated_activation
 from penstock.kernels.experts import group_rows, grouped_linear, sum_of_experts
+from penstock.kernels.kv_quantization import KV_FORMATS, PageLayout
 from penstock.kernels.norms import NormWeights, add_norm
 from penstock.kernels.qk_norm_rope_write import QKNorms, qk_norm_rope_write
 from penstock.kernels.routing import Routing, route
@@ -36,6 +37,12 @@ def small_cases(dry: bool) -> list[Case]:
         out += [_norm_case(tokens, 64 if dry else 4096, dry), _gate_case(tokens, 96 if dry else 12288, dry)]
         out.append(_rope_case(tokens, (4, 2, 16) if dry else (32, 8, 128), dry))
     return out
+
+
+def kv_write_cases(dry: bool) -> list[Case]:
+    """The last of `small_cases` with quantized KV of each format."""
+    heads = (4, 2, 16) if dry else (32, 8, 128)
+    return [_rope_case(tokens, heads, dry, kv) for kv in KV_FORMATS for tokens in ((3,) if dry else (1, 256, 8192))]
 
 
 def sampling_cases(dry: bool) -> list[Case]:
@@ -99,20 +106,28 @@ def _gate_case(tokens: int, width: int, dry: bool) -> Case:
     return Case(f"SiLU * mul, T={tokens}", 3 * x[0].nbytes // 2, calls)
 
 
-def _rope_case(tokens: int, heads: tuple[int, int, int], dry: bool) -> Case:
+def _rope_case(tokens: int, heads: tuple[int, int, int], dry: bool, kv_format: str = "") -> Case:
     num_q, num_kv, dim = heads
     qkv = _rotate((tokens, (num_q + 2 * num_kv) * dim), dry)
     page_size = 16
     num_pages = tokens // page_size + 2
-    kv = torch.zeros(len(qkv), 2, num_pages, num_kv, page_size, dim, device=qkv.device, dtype=qkv.dtype)
+    layout = PageLayout(KV_FORMATS[kv_format], page_size, dim) if kv_format else None
+    shape = (page_size, dim) if layout is None else (layout.used_bytes,)
+    dtype = qkv.dtype if layout is None else torch.uint8
+    kv = torch.zeros(len(qkv), 2, num_pages, num_kv, *shape, device=qkv.device, dtype=dtype)
     cos_sin = torch.rand(tokens, dim, device=qkv.device)
     norm = NormWeights(torch.rand(dim, device=qkv.device).to(qkv.dtype))
     at = torch.arange(tokens, device=qkv.device)
     calls: Calls = [
-        functools.partial(qk_norm_rope_write, part, at, cos_sin, QKNorms(norm, norm), pages[0], pages[1], at)
+        functools.partial(
+            qk_norm_rope_write, part, at, cos_sin, QKNorms(norm, norm), pages[0], pages[1], at, layout=layout
+        )
         for part, pages in zip(qkv, kv, strict=True)
     ]
-    return Case(f"q/k norm + RoPE + KV write, T={tokens}", 2 * qkv[0].nbytes, calls)
+    num_bytes = 2 * qkv[0].nbytes  # of which those of k and v are fewer when they are written
+    if layout is not None:
+        num_bytes -= tokens * 2 * num_kv * (dim * qkv.element_size() - layout.format.head_bytes(dim))
+    return Case(f"q/k norm + RoPE + KV write {kv_format}, T={tokens}".replace(" ,", ","), num_bytes, calls)
 
 
 def _mixture_case(name: str, tokens: int, shape: tuple[int, int, int, int], dry: bool) -> Case:

@@ -1,6 +1,6 @@
-"""Times the attention kernels over tile sizes, to choose the constants of `kernels/triton/paged_attention.py`.
+"""Times the attention kernels over tile sizes, to choose constants of `kernels/triton/attention/paged_attention.py`.
 
-    python -m bench.kernels.sweep [--out FILE]
+    python -m bench.kernels.sweep [--kv int8] [--out FILE]
 
 Kernels are compiled first by several processes into Triton's cache; then one process measures. Needs a GPU.
 """
@@ -16,7 +16,8 @@ import torch
 
 from bench.kernels.inputs import AttentionProblem, attention_calls
 from bench.kernels.timing import time_calls
-from penstock.kernels.triton.paged_attention import DecodeTiles, PrefillTiles
+from penstock.kernels.kv_quantization import KV_FORMATS
+from penstock.kernels.triton.attention.paged_attention import DecodeTiles, PrefillTiles
 
 PAGE_SIZES = (16, 128)
 DECODE_PROBLEMS = [(1, 1024), (1, 32768), (8, 4096), (64, 1024), (256, 1024), (32, 8192)]
@@ -48,12 +49,12 @@ def jobs() -> list[tuple[int, tuple[int, ...], DecodeTiles | PrefillTiles]]:
     return out
 
 
-def problem_of(page_size: int, shape: tuple[int, ...]) -> AttentionProblem:
+def problem_of(page_size: int, shape: tuple[int, ...], kv: str) -> AttentionProblem:
     batch, query_len, context = shape if len(shape) == 3 else (shape[0], 1, shape[1])
-    return AttentionProblem(batch, query_len, context, page_size=page_size)
+    return AttentionProblem(batch, query_len, context, page_size=page_size, kv=kv)
 
 
-def compile_share(share: int, of: int) -> None:
+def compile_share(share: int, of: int, kv: str) -> None:
     """Launch each kernel once on a small problem, which puts it into the cache."""
     seen = set()
     for page_size, shape, tiles in jobs()[share::of]:
@@ -61,7 +62,7 @@ def compile_share(share: int, of: int) -> None:
         if key in seen:
             continue
         seen.add(key)
-        small = AttentionProblem(4, 1 if len(shape) == 2 else 32, 64, page_size=page_size)
+        small = AttentionProblem(4, 1 if len(shape) == 2 else 32, 64, page_size=page_size, kv=kv)
         try:
             attention_calls(small, 1, tiles)[0]()
         except Exception as error:  # too much shared memory, say: measured as nothing below
@@ -71,17 +72,18 @@ def compile_share(share: int, of: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--kv", choices=("", *KV_FORMATS), default="", help="the format of quantized KV")
     parser.add_argument("--processes", type=int, default=12)
     args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=compile_share, args=(i, args.processes)) for i in range(args.processes)]
+    workers = [context.Process(target=compile_share, args=(i, args.processes, args.kv)) for i in range(args.processes)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
     results = []
     for (page_size, shape), group in itertools.groupby(jobs(), key=lambda job: job[:2]):
-        problem = problem_of(page_size, shape)
+        problem = problem_of(page_size, shape, args.kv)
         calls_of = {}
         timed = []
         for _, _, tiles in group:

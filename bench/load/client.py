@@ -134,9 +134,9 @@ async def run_job(job: Job) -> list[Outcome]:
         async def one(request: PlannedRequest, body: bytes) -> Outcome:
             await asyncio.sleep(max(0.0, zero + request.arrival - time.perf_counter()))
             if limit is None:
-                return await _ask(session, job, body, zero)
+                return await _ask(session, job, request, body, zero)
             async with limit:
-                return await _ask(session, job, body, zero)
+                return await _ask(session, job, request, body, zero)
 
         return await asyncio.gather(*map(one, job.requests, bodies))
 
@@ -157,15 +157,17 @@ def _body(job: Job, request: PlannedRequest) -> bytes:
         fields["messages"] = [{"role": "user", "content": request.prompt}]
     else:
         fields["prompt"] = request.prompt
+    fields |= request.more
     return msgspec.json.encode(fields)
 
 
-async def _ask(session: aiohttp.ClientSession, job: Job, body: bytes, zero: float) -> Outcome:
+async def _ask(session: aiohttp.ClientSession, job: Job, request: PlannedRequest, body: bytes, zero: float) -> Outcome:
     """One request from sending to the last byte. Every failure becomes an outcome with an error."""
     path = "/chat/completions" if job.endpoint == "chat" else "/completions"
+    headers = {"Authorization": f"Bearer {request.api_key}"} if request.api_key else None
     clock = StreamClock(time.perf_counter())
     try:
-        async with session.post(job.base_url + path, data=body) as response:
+        async with session.post(job.base_url + path, data=body, headers=headers) as response:
             if response.status != 200:
                 text = (await response.text())[:300]
                 return Outcome(start=clock.started - zero, error=f"HTTP {response.status}: {text}")

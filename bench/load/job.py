@@ -13,6 +13,8 @@ class PlannedRequest(Struct, frozen=True, array_like=True):
     arrival: float  # seconds after the start; 0 for all in a closed loop
     prompt: str | list[int]
     max_tokens: int
+    more: dict[str, int | float | str] = {}  # further fields of the body
+    api_key: str = ""  # in place of the job's
 
 
 class Job(Struct, frozen=True):

@@ -1,12 +1,13 @@
 """Penstock beside vLLM, OpenVINO GenAI and llama.cpp on this machine's CPU, in one run.
 
     python -m bench.peers --shape qwen2.5-0.5b --peers vllm,openvino,llamacpp [--quick] [--out FOLDER]
+    python -m bench.peers --format q8_0 --peers penstock-bf16,llamacpp
 
 Makes a checkpoint of random weights, installs each peer into an environment of its own (kept for the next time; some
 GB), and then lets all take turns, round after round: start, the workloads over HTTP with streaming (OpenVINO in
 process), stop. Nothing else runs meanwhile, and nothing else should. Writes FOLDER/peers.json, .md and .svg; a peer
-that cannot be installed or started is told in the table, and the others go on. `--draw FILE.json` makes table and plot
-of a record again.
+that cannot be installed or started is told in the table, and the others go on. With a `--format` all have the weights
+in it, as far as they know it, but for penstock-bf16. `--draw FILE.json` makes table and plot of a record again.
 """
 
 import argparse
@@ -16,21 +17,25 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.decode_step import bytes_read
-from bench.machine import commit, machine, read_rate
+from bench.machine import commit, machine
 from bench.peers.envs import PEERS, PeerError
+from bench.peers.formats import AS_STORED, FORMATS, weight_bits
 from bench.peers.model import harmless_ids, make_checkpoint
 from bench.peers.plot import draw, is_available
 from bench.peers.report import markdown
-from bench.peers.systems import PENSTOCK, System, prepare, started
+from bench.peers.systems import PENSTOCK, PENSTOCK_BF16, Asked, System, prepare, started
 from bench.peers.workloads import QUICK, Sizes, WorkloadFailed, decode_bytes, measure_chat, measure_raw
 from bench.shapes_folder import SHAPES
-from penstock.gpu_worker.models.loader import load_model_config
+from penstock.calibration.rates import read_rate
+from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.kernels.native.build import cache_folder
 
+_PEERS = (PENSTOCK_BF16, *PEERS)
 _QUIET = 0.5
 """Load average up to which a machine counts as left alone."""
 
@@ -52,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     record: dict[str, Any] = {
         "kind": "peers",
         "shape": args.shape,
+        "format": args.format,
         "is_quick": args.quick,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit(),
@@ -59,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "machine": machine(),
         "threads": args.threads,
         "prefill_tokens": sizes.prefill,
-        "decode_bytes": decode_bytes(sizes, lambda rows, context: bytes_read(model, rows, context)),
+        "decode_bytes": {},
+        "decode_bytes_as_stored": {},
         "read_gb_per_s": [],
         "systems": {},
         "failures": {},
@@ -68,16 +75,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if record["machine"]["load_before"] > _QUIET:
         _say(f"this machine is busy (load average {record['machine']['load_before']:.2f}): the figures will be rough")
     extra = dict(args.flags)
+    asked = Asked(checkpoint, args.format, args.envs, args.threads, _say)
     systems = []
     for name in names:
         record["systems"][name] = {"versions": {}, "how": "", "flags": extra.get(name, "")}
         try:
-            system = prepare(name, checkpoint, args.envs, args.threads, extra.get(name, ""), _say)
+            system = prepare(name, asked, extra.get(name, ""))
         except PeerError as error:
             _fail(record, name, error)
             continue
         record["systems"][name] |= {"versions": system.versions, "how": system.how}
         systems.append(system)
+    for field, format in (("decode_bytes", args.format), ("decode_bytes_as_stored", AS_STORED)):
+        bits = weight_bits(format, checkpoint, model.num_step_weights) if systems else 0.0
+        record[field] = decode_bytes(sizes, partial(bytes_read, model, weight_bits=bits))
     vocabulary = harmless_ids(checkpoint)
     for round_ in range(args.rounds):
         record["rounds"].append({system.name: {} for system in systems})
@@ -129,15 +140,15 @@ def _say(text: str) -> None:
 
 def _flags(text: str) -> tuple[str, str]:
     name, separator, flags = text.partition("=")
-    if not separator or name not in (PENSTOCK, *PEERS):
+    if not separator or name not in (PENSTOCK, *_PEERS):
         raise ValueError(text)
     return name, flags
 
 
 def _peers(text: str) -> str:
-    unknown = [name for name in text.split(",") if name and name not in PEERS]
+    unknown = [name for name in text.split(",") if name and name not in _PEERS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"no such peer: {', '.join(unknown)}; there are {', '.join(PEERS)}")
+        raise argparse.ArgumentTypeError(f"no such peer: {', '.join(unknown)}; there are {', '.join(_PEERS)}")
     return text
 
 
@@ -146,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--shape", default="qwen2.5-0.5b", choices=sorted(folder.name for folder in SHAPES.iterdir()))
     add("--peers", type=_peers, default=",".join(PEERS), help="separated by commas (default: %(default)s)")
+    add("--format", default=AS_STORED, choices=FORMATS, help="of all weights (default: %(default)s)")
     add("--threads", type=int, default=2, help="of each system (default: %(default)s)")
     add("--rounds", type=int, default=2, help="in which all take a turn (default: %(default)s)")
     add("--quick", action="store_true", help="everything much shorter: to see that it runs")

@@ -175,8 +175,10 @@ def _make_llamacpp(env: Environment) -> None:
     ninja = f"-DCMAKE_MAKE_PROGRAM={env.program('ninja')}"
     build = env.folder / "build"
     env.run("configures llama.cpp", [tool, "-G", "Ninja", ninja, "-S", source, "-B", build, *flags])
-    env.run("compiles llama-server (minutes)", [tool, "--build", build, "--target", "llama-server"])
-    shutil.copy(build / "bin/llama-server", env.program("llama-server"))
+    programs = ("llama-server", "llama-quantize")
+    env.run("compiles llama-server and llama-quantize (minutes)", [tool, "--build", build, "--target", *programs])
+    for program in programs:
+        shutil.copy(build / "bin" / program, env.program(program))
     shutil.rmtree(build)
 
 

@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import save_file
 
 from bench.peers.envs import Environment, PeerError
+from bench.peers.formats import AS_STORED, FORMATS, gguf_path
 from bench.shapes_folder import NUM_BYTES, servable_folder, shape_folder
 from penstock.core.checkpoint.families.registry import expected_tensors
-from penstock.gpu_worker.models.loader import load_model_config
+from penstock.gpu_worker.models.loading.loader import load_model_config
 
 _STANDARD_DEVIATION = 0.02
 _MADE = "made"
@@ -68,13 +69,13 @@ def _special_ids(config: dict[str, object]) -> list[int]:
     return found
 
 
-def to_openvino(env: Environment, checkpoint: Path) -> Path:
-    """OpenVINO's form, exported with 16-bit weights as its users would.
+def to_openvino(env: Environment, checkpoint: Path, weights: str) -> Path:
+    """OpenVINO's form, exported as its users would; `weights` is optimum's name of their format.
 
     Raises:
         PeerError: if the export fails.
     """
-    target = checkpoint / "openvino"
+    target = checkpoint / ("openvino" if weights == "fp16" else f"openvino-{weights}")
     if not (target / _MADE).is_file():
         shutil.rmtree(target, ignore_errors=True)
         command: list[str | Path] = [
@@ -84,7 +85,7 @@ def to_openvino(env: Environment, checkpoint: Path) -> Path:
             "--model",
             checkpoint,
             "--weight-format",
-            "fp16",
+            weights,
         ]
         env.run("exports the checkpoint", [*command, "--task", "text-generation-with-past", target])
         if not (target / "openvino_model.bin").is_file():
@@ -93,14 +94,19 @@ def to_openvino(env: Environment, checkpoint: Path) -> Path:
     return target
 
 
-def to_gguf(env: Environment, checkpoint: Path) -> Path:
-    """llama.cpp's form, bf16.
+def to_gguf(env: Environment, checkpoint: Path, kind: str) -> Path:
+    """llama.cpp's form; `kind` is the name that its own quantizer has for the format.
 
     Raises:
         PeerError: if the architecture is none that is written here.
     """
-    target = checkpoint / "model.gguf"
-    if not target.is_file():
+    stored = gguf_path(checkpoint, FORMATS[AS_STORED].gguf)
+    if not stored.is_file():
         script = Path(__file__).with_name("write_gguf.py")
-        env.run("writes the GGUF file", [env.python, script, checkpoint, target])
+        env.run("writes the GGUF file", [env.python, script, checkpoint, stored])
+    target = gguf_path(checkpoint, kind)
+    if not target.is_file():
+        partial = target.with_suffix(".partial")
+        env.run(f"quantizes the GGUF file to {kind}", [env.program("llama-quantize"), stored, partial, kind])
+        partial.rename(target)
     return target

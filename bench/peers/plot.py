@@ -51,7 +51,8 @@ def draw(record: Mapping[str, Any], target: Path) -> None:
             axes.set(xlabel="requests at once", title=title)
             axes.set_ylim(bottom=0)
             axes.grid(alpha=0.3)
-            axes.legend(fontsize="small")
+            if axes.has_data():
+                axes.legend(fontsize="small")
         latency.set_ylim(auto=True)
         latency.set_yscale("log")
         figure.suptitle(

@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from bench.peers.systems import PENSTOCK
+from bench.peers.formats import AS_STORED
+from bench.peers.systems import PENSTOCK, PENSTOCK_BF16
 
 _NONE = "-"
 UNRESOLVED = 1.15
@@ -31,6 +32,13 @@ _MIXED = (
 _CHAT = (("tokens_per_s", "output tok/s", "high"), ("ttft_ms", "TTFT, ms", "low"), ("itl_p99_ms", "p99 ITL, ms", "low"))
 
 _Targets = Mapping[str, Mapping[tuple[str, str], float]]
+
+_AGAINST_THE_SAME_FILE = {
+    ("decode 1", "step_ms"): 1.2,
+    ("decode 16", "step_ms"): 3.0,
+    ("mixed", "tokens_per_s"): 3.0,
+    ("start", "seconds"): 1 / 1.2,
+}
 
 TARGETS: Mapping[str, _Targets] = {
     "qwen2.5-0.5b": {
@@ -59,6 +67,17 @@ TARGETS: Mapping[str, _Targets] = {
             ("start", "seconds"): 1.0,
         },
     },
+    "qwen2.5-0.5b in int8": {
+        "penstock-bf16": {
+            ("decode 1", "step_ms"): 1.7,
+            ("decode 16", "step_ms"): 1.8,
+            ("prefill", "tokens_per_s"): 2.0,
+        },
+        "openvino": {("prefill", "tokens_per_s"): 1.2},
+    },
+    "qwen2.5-0.5b in int4": {"penstock-bf16": {("decode 1", "step_ms"): 2.6}},
+    "qwen2.5-0.5b in q8_0": {"llamacpp": _AGAINST_THE_SAME_FILE},
+    "qwen2.5-0.5b in q4_k_m": {"llamacpp": _AGAINST_THE_SAME_FILE},
     "llama-tiny": {
         "vllm": {
             ("decode 1", "step_ms"): 2.0,
@@ -123,7 +142,8 @@ def markdown(record: Record) -> str:
     features = ", ".join(machine["features"]) or "no features known"
     amx = "yes" if machine["has_amx"] else "no"
     lines = [
-        f"# {record['shape']}: Penstock beside {', '.join(name for name in record['systems'] if name != PENSTOCK)}",
+        f"# {record['shape']}{_of_format(record)}: Penstock beside "
+        + ", ".join(name for name in record["systems"] if name != PENSTOCK),
         "",
         f"{record['date']}, commit {record['commit'] or 'unknown'}: `{record['command']}`",
         "",
@@ -147,6 +167,11 @@ def markdown(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _of_format(record: Record) -> str:
+    format = record.get("format", AS_STORED)
+    return "" if format == AS_STORED else f" in {format}"
+
+
 def _figures_table(record: Record, systems: Sequence[str]) -> list[str]:
     head = [_line("", *systems), _line("---", *("---:" for _ in systems))]
     return head + [_line(*row) for row in figures_rows(record, systems)]
@@ -161,7 +186,8 @@ def figures_rows(record: Record, systems: Sequence[str]) -> list[list[str]]:
             values = [value for value in figures(record, system, row) if value is not None]
             cells.append(_number(_median(values)) if values else _NONE)
             if values and row.workload in record["decode_bytes"]:
-                share = record["decode_bytes"][row.workload] / (_read_rate(record) * 1e9)
+                needed = record["decode_bytes_as_stored" if system == PENSTOCK_BF16 else "decode_bytes"]
+                share = needed[row.workload] / (_read_rate(record) * 1e9)
                 cells[-1] += f" ({share / (_median(values) / 1e3):.0%} of memory)"
         rows.append([row.label, *cells])
     return rows
@@ -169,7 +195,7 @@ def figures_rows(record: Record, systems: Sequence[str]) -> list[list[str]]:
 
 def _ratio_table(record: Record, systems: Sequence[str]) -> list[str]:
     peers = [name for name in systems if name != PENSTOCK]
-    targets = TARGETS.get(record["shape"], {})
+    targets = TARGETS.get(record["shape"] + _of_format(record), {})
     lines = [_line("", *(f"against {name}" for name in peers)), _line("---", *("---" for _ in peers))]
     for row in rows_of(record):
         cells = []

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from bench.peers.envs import Environment, PeerError, make
+from bench.peers.formats import AS_STORED, FORMATS
 from bench.peers.model import to_gguf, to_openvino
 from bench.server_process import free_port, running, stop
 from penstock.bench.load.job import Job, Outcome, PlannedRequest
@@ -23,6 +24,8 @@ from penstock.gpu_worker.devices.cpu import computes_in_bf16
 from penstock.kernels.native.build import built_library
 
 PENSTOCK = "penstock"
+PENSTOCK_BF16 = "penstock-bf16"
+"""Penstock with the weights as they are stored: what another format has to be faster than."""
 MAX_NUM_SEQS = 64
 MAX_MODEL_LEN = 2048
 _START_SECONDS = 900.0
@@ -51,20 +54,41 @@ class System(NamedTuple):
     ready_path: str = ""  # empty: in process, over pipes
 
 
-def prepare(name: str, checkpoint: Path, envs: Path, threads: int, extra: str, say: Callable[[str], None]) -> System:
+class Asked(NamedTuple):
+    """What all systems are given."""
+
+    checkpoint: Path
+    format: str  # one of FORMATS
+    envs: Path
+    threads: int
+    say: Callable[[str], None]
+
+    def gguf(self) -> Path:
+        """The file that llama.cpp and Penstock read.
+
+        Raises:
+            PeerError: it cannot be made.
+        """
+        return to_gguf(make("llamacpp", self.envs, self.say), self.checkpoint, FORMATS[self.format].gguf)
+
+
+def prepare(name: str, asked: Asked, extra: str) -> System:
     """A peer's environment and its form of the checkpoint, or Penstock as it is; `extra` are further flags.
 
     Raises:
         PeerError: if it cannot be had on this machine.
     """
     flags = shlex.split(extra)
-    if name == PENSTOCK:
-        return _penstock(checkpoint, threads, flags)
-    env = make(name, envs, say)
-    return _PREPARE[name](env, checkpoint, threads, flags)
+    if name in (PENSTOCK, PENSTOCK_BF16):
+        return _penstock(name, asked, flags)
+    return _PREPARE[name](make(name, asked.envs, asked.say), asked, flags)
 
 
-def _penstock(checkpoint: Path, threads: int, flags: list[str]) -> System:
+def _penstock(name: str, asked: Asked, flags: list[str]) -> System:
+    checkpoint, threads = asked.checkpoint, asked.threads
+    its = FORMATS[AS_STORED if name == PENSTOCK_BF16 else asked.format]
+    model = checkpoint if its is FORMATS[AS_STORED] or not its.gguf else asked.gguf()
+    flags = [*its.penstock, *flags]
     own = ["--num-threads", str(threads), "--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN)]
 
     def command(port: int, prefix_caching: bool) -> list[str | Path]:
@@ -74,17 +98,20 @@ def _penstock(checkpoint: Path, threads: int, flags: list[str]) -> System:
             "-m",
             "penstock.core.cli",
             "serve",
-            checkpoint,
+            model,
             "--port",
             str(port),
         ]
         return [*serve, *own, caching, "--served-model-name", checkpoint.name, *flags]
 
     versions = {"torch": importlib.metadata.version("torch"), "kernels": "native" if built_library() else "torch's"}
-    return System(PENSTOCK, "HTTP", versions, command, dict(os.environ), "/ready")
+    return System(name, "HTTP", versions, command, dict(os.environ), "/ready")
 
 
-def _vllm(env: Environment, checkpoint: Path, threads: int, flags: list[str]) -> System:
+def _vllm(env: Environment, asked: Asked, flags: list[str]) -> System:
+    checkpoint, threads = asked.checkpoint, asked.threads
+    if not FORMATS[asked.format].vllm:
+        raise PeerError(f"vLLM is given the checkpoint as it is stored, not {asked.format}")
     # In bf16 without instructions for it, its steps of four rows and its prefills take four times as long.
     dtype = "bfloat16" if computes_in_bf16() else "float32"
     own = ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN), "--dtype", dtype]
@@ -109,8 +136,10 @@ def _vllm(env: Environment, checkpoint: Path, threads: int, flags: list[str]) ->
     return System("vllm", "HTTP", versions, command, _own_environment() | settings, "/health")
 
 
-def _llamacpp(env: Environment, checkpoint: Path, threads: int, flags: list[str]) -> System:
-    model = to_gguf(env, checkpoint)
+def _llamacpp(env: Environment, asked: Asked, flags: list[str]) -> System:
+    if not FORMATS[asked.format].gguf:
+        raise PeerError(f"a GGUF file has no {asked.format}")
+    checkpoint, threads, model = asked.checkpoint, asked.threads, asked.gguf()
     own = ["--threads", str(threads), "--threads-batch", str(threads), "--parallel", str(MAX_NUM_SEQS)]
     own += ["--ctx-size", str(_NUM_KV_TOKENS), "--kv-unified", "--alias", checkpoint.name, "--host", "127.0.0.1"]
 
@@ -123,12 +152,15 @@ def _llamacpp(env: Environment, checkpoint: Path, threads: int, flags: list[str]
     return System("llamacpp", "HTTP", {"llama-cpp-python": version}, command, _own_environment(), "/health")
 
 
-def _openvino(env: Environment, checkpoint: Path, threads: int, flags: list[str]) -> System:
+def _openvino(env: Environment, asked: Asked, flags: list[str]) -> System:
     if flags:
         raise PeerError("OpenVINO runs in process and takes no flags")
-    model = to_openvino(env, checkpoint)
+    weights = FORMATS[asked.format].openvino
+    if not weights:
+        raise PeerError(f"OpenVINO has no {asked.format}")
+    model = to_openvino(env, asked.checkpoint, weights)
     script = Path(__file__).with_name("run_openvino.py")
-    sizes = [str(threads), str(MAX_NUM_SEQS), str(_NUM_KV_TOKENS)]
+    sizes = [str(asked.threads), str(MAX_NUM_SEQS), str(_NUM_KV_TOKENS)]
 
     def command(port: int, prefix_caching: bool) -> list[str | Path]:
         return [env.python, script, model, *sizes, str(int(prefix_caching))]
@@ -137,7 +169,7 @@ def _openvino(env: Environment, checkpoint: Path, threads: int, flags: list[str]
     return System("openvino", "in process", versions, command, _own_environment())
 
 
-_PREPARE: Mapping[str, Callable[[Environment, Path, int, list[str]], System]] = {
+_PREPARE: Mapping[str, Callable[[Environment, Asked, list[str]], System]] = {
     "vllm": _vllm,
     "openvino": _openvino,
     "llamacpp": _llamacpp,
@@ -203,7 +235,8 @@ def _in_process(command: Sequence[str | Path], env: Mapping[str, str], log: Path
         return found
 
     def over_pipes(requests: Sequence[PlannedRequest], concurrency: int) -> list[Outcome]:
-        to_it.write(msgspec.json.encode({"concurrency": concurrency, "requests": list(requests)}) + b"\n")
+        asked = [(each.arrival, each.prompt, each.max_tokens) for each in requests]
+        to_it.write(msgspec.json.encode({"concurrency": concurrency, "requests": asked}) + b"\n")
         to_it.flush()
         return [
             outcome_of(start, arrivals, request)

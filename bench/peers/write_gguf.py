@@ -85,7 +85,7 @@ def write(folder: Path, target: Path) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     if experts := config.get("num_local_experts"):
@@ -122,7 +122,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
-    writer.add_bos_token_id(config["bos_token_id"])
+    if config["bos_token_id"] is not None:
+        writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)
 

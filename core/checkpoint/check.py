@@ -1,28 +1,60 @@
 """Whether a checkpoint can be served: checked in milliseconds, before any process starts."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.core.checkpoint.families.registry import expected_tensors, family_of, is_ignored, parse_model_config
-from penstock.core.checkpoint.model_config import ModelConfig, quantized
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.families.registry import (
+    expected_matrices,
+    expected_tensors,
+    family_of,
+    is_ignored,
+    parse_model_config,
+)
+from penstock.core.checkpoint.formats.format import FLOATS, MatrixFormat, Part, Shape
+from penstock.core.checkpoint.kv_formats import kv_format_of
+from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.parsing.json_fields import shown
+from penstock.core.checkpoint.parsing.text_part import name_in_text_part
+from penstock.core.checkpoint.quantization import with_quantization
+from penstock.core.checkpoint.shards.experts import with_experts_spread
+from penstock.core.checkpoint.shards.shard import check_shards
+from penstock.core.checkpoint.shards.stages import stage_ranges
 from penstock.core.checkpoint.source import Checkpoint, LoadError, StoredTensor, eos_token_ids
-from penstock.core.config.options import ConfigError, ModelImpl
+from penstock.core.config.groups.parallel import ParallelOptions
+from penstock.core.config.options import ConfigError, KVCacheDType, ModelImpl
 
-_FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
+_FLOATS = (*FLOATS, "F8_E4M3", "F8_E5M2")
 _OF_QUANTIZED = (".qweight", ".qzeros", ".scales", ".g_idx", ".SCB", ".absmax", ".weight_scale", ".weight_scale_inv")
 """Name endings of the additional tensors in quantized formats."""
 
 
 def check_checkpoint(
-    checkpoint: Checkpoint, impl: ModelImpl = "auto", *, with_weights: bool = True, with_tokenizer: bool = True
+    checkpoint: Checkpoint,
+    impl: ModelImpl = "auto",
+    quantization: str = "",
+    kv_cache_dtype: KVCacheDType = "auto",
+    parallel: ParallelOptions | None = None,
+    *,
+    with_weights: bool = True,
+    with_tokenizer: bool = True,
 ) -> None:
-    """Check everything that can be known without reading a tensor.
+    """Check everything that can be known without reading a tensor. `quantization` is what the option says.
+
+    With `parallel`, the model must be one that can be spread over so many workers.
 
     Raises:
         ConfigError: one clear sentence: what is not supported, missing or damaged, and what to do.
     """
-    config = parse_model_config(checkpoint.config, impl)
+    config = with_quantization(parse_model_config(checkpoint.config, impl), quantization)
+    kv_format_of(kv_cache_dtype, config)
+    if parallel is not None:
+        config = with_experts_spread(config, parallel)
+        check_shards(config, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+        if isinstance(config, Decoder):
+            stage_ranges(config, parallel.pipeline_parallel_size, parallel.pipeline_layers)
     eos_token_ids(checkpoint)
     if with_tokenizer:
         _check_tokenizer(checkpoint, config.vocab_size)
@@ -30,21 +62,29 @@ def check_checkpoint(
         model_tensors(checkpoint, config)
 
 
-def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, StoredTensor]:
+def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> "ModelTensors":
     """Return all tensors of the checkpoint, checked against those that `config` expects (if it lists them).
 
     Raises:
-        LoadError: if tensors are missing, damaged, unexpected, quantized or of other shapes.
+        LoadError: if tensors are missing, damaged, unexpected, of other shapes or dtypes.
     """
     known_as = family_of(config).known_as
-    found = {known_as(name): stored for name, stored in checkpoint.tensors().items()}
-    expected = expected_tensors(config)
-    if expected is None:
+    of_part = name_in_text_part if config.text_part_of else str
+    stored = checkpoint.tensors()
+    own_names = {known_as(known): name for name in stored if (known := of_part(name)) is not None}
+    found = {known: stored[name] for known, name in own_names.items()}
+    shapes = expected_tensors(config)
+    if shapes is None:
         _explain(found)
-        return found
-    missing = [name for name in expected if name not in found]
-    unexpected = [name for name in found if name not in expected and not is_ignored(name, config)]
-    if missing or unexpected:
+        return ModelTensors(found, {}, own_names)
+    parts, formats = _expected_parts(config, shapes, found, own_names)
+    for name, part in parts.items():
+        other = next((its for its in part.other_names if its in found), None)
+        if name not in found and other is not None:
+            found[name] = found.pop(other)
+    missing = [name for name, part in parts.items() if name not in found and not part.is_optional]
+    unexpected = [name for name in found if name not in parts and not _is_ignored(name, config)]
+    if (missing or unexpected) and config.quantization is None:
         _explain(found)
     if missing:
         raise LoadError(
@@ -56,13 +96,62 @@ def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Stor
             f"the checkpoint has tensors that {config.architecture} does not have by its config.json: "
             f"{_some(unexpected)}; the weights are of another model"
         )
-    for name, shape in expected.items():
-        stored = found[name]
-        if stored.shape != shape:
-            raise LoadError(f"tensor {name} has shape {list(stored.shape)}, but config.json asks for {list(shape)}")
-        if stored.dtype not in _FLOATS:
-            raise LoadError(str(quantized(f"tensor {name} is of type {stored.dtype}")))
-    return found
+    for name, part in parts.items():
+        its = found.get(name)
+        if its is None:
+            continue
+        if part.shape is not None and not _is_shape(its.shape, part):
+            raise LoadError(f"tensor {name} has shape {list(its.shape)}, but config.json asks for {list(part.shape)}")
+        if its.dtype not in part.dtypes:
+            wanted = "floats" if part.dtypes is _FLOATS else " or ".join(part.dtypes)
+            raise LoadError(f"tensor {name} is of type {its.dtype}, but config.json asks for {wanted}")
+    return ModelTensors(found, formats, own_names)
+
+
+class ModelTensors(NamedTuple):
+    """What a checkpoint has of a model."""
+
+    stored: dict[str, StoredTensor]  # by the names that the model has for them
+    formats: dict[str, MatrixFormat]  # of each matrix that is quantized, by the name of its weight
+    own_names: dict[str, str]  # what the checkpoint itself calls each tensor
+
+
+def _expected_parts(
+    config: ModelConfig, shapes: dict[str, Shape], found: Mapping[str, StoredTensor], own_names: Mapping[str, str]
+) -> tuple[dict[str, Part], dict[str, MatrixFormat]]:
+    """Every tensor that there must be, and the format of each quantized matrix."""
+    parts: dict[str, Part] = {}
+    formats: dict[str, MatrixFormat] = {}
+    quantization = config.quantization
+    matrices = expected_matrices(config) if quantization is not None else {}
+    own_stems = {} if quantization is None else {_stem(known): _stem(own) for known, own in own_names.items()}
+    for name, shape in shapes.items():
+        its = found.get(name)
+        is_plain = quantization is None or name not in matrices or (its is not None and its.dtype in FLOATS)
+        own_name = own_stems.get(_stem(name), _stem(name)) + name.removeprefix(_stem(name))
+        format = None if is_plain or quantization is None else quantization.format_of(own_name)
+        if format is None:
+            parts[name] = Part(name, shape, _FLOATS)
+        else:
+            formats[name] = format
+            parts.update((part.name, part) for part in format.parts(name, matrices[name]).values())
+    return parts, formats
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _is_ignored(name: str, config: ModelConfig) -> bool:
+    quantization = config.quantization
+    return is_ignored(name, config) or (quantization is not None and quantization.ignores(name))
+
+
+def _is_shape(shape: Shape, part: Part) -> bool:
+    """Axes of size 1 count in tensors of floats only: there they tell models apart."""
+    if shape == part.shape or part.shape is None or part.dtypes is _FLOATS:
+        return shape == part.shape
+    return [size for size in shape if size != 1] == [size for size in part.shape if size != 1]
 
 
 class _Vocabulary(msgspec.Struct):
@@ -101,7 +190,10 @@ def _check_tokenizer(checkpoint: Checkpoint, vocab_size: int) -> None:
 def _explain(names: dict[str, StoredTensor]) -> None:
     """Say what the checkpoint is, if its tensors show it."""
     if found := next((name for name in names if name.endswith(_OF_QUANTIZED)), None):
-        raise LoadError(str(quantized(f"it has {found}")))
+        raise LoadError(
+            f"this checkpoint is quantized, as {shown(found)} shows, but its config.json does not say how "
+            "(quantization_config): download it again"
+        )
     if any(name.startswith(("language_model.", "model.language_model.", "vision_tower.", "visual.")) for name in names):
         raise LoadError(
             "these are the weights of a model that takes images or sound (language_model., vision_tower., ...); "

@@ -9,9 +9,13 @@ from typing import Literal
 
 import msgspec
 
-from penstock.core.checkpoint.families.rope import RopeConfig
 from penstock.core.checkpoint.model_config import KVShape, ModelConfig, PromptClasses
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing.rope import RopeConfig
+from penstock.core.config.ranks import Place
+
+Range = tuple[int, int]
+"""From the first number to the one behind the last."""
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
 """`clamped_swiglu` (gpt-oss): (min(up, 7) + 1) * g * sigmoid(1.702 g), g = min(gate, 7); up is at least -7."""
@@ -41,8 +45,12 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     norms_span: Literal["head", "each head", "all"] = "head"
     """What q_norm and k_norm see: a head, with weights that all heads share or of its own; or q (k) as a whole."""
     norms_follow_rope: bool = False
+    v_norm_eps: float | None = None  # each head's values have unit root mean square, with this added to its square
+    values_are_keys: bool = False  # values are the projection to keys, before its norm
+    shares_kv_of: int | None = None  # the layer whose keys and values it reads, instead of its own
     rope: RopeConfig | None = None  # None: positions do not rotate anything
     window: int | None = None  # position p sees (p - window, p]
+    window_is_chunk: bool = False  # of these it sees only those in its own chunk of `window` positions
     softcap: float = 0.0  # of the scores; 0: none
     has_sinks: bool = False  # a learned logit for each head in the softmax, without a value
     query_growth: "QueryGrowth | None" = None
@@ -55,7 +63,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def width(self) -> int:
         """Weights that a token's step reads, for each number of the hidden size."""
-        return 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        num_projected = 0 if self.shares_kv_of is not None else 1 if self.values_are_keys else 2
+        return (2 * self.num_heads + num_projected * self.num_kv_heads) * self.head_dim
 
 
 class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +142,23 @@ class Router(msgspec.Struct, frozen=True, kw_only=True):
     top_groups: int = 1
     group_judge: Literal["top2", "max"] = "top2"
     scale: float = 1.0
+    has_expert_scales: bool = False  # learned: each expert's weight is multiplied by its own
     multiplies_input: bool = False  # an expert's input is multiplied by its weight, instead of its output (Llama 4)
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Experts that are spread over tensor ranks, which hold whole ones (`core/checkpoint/shards/placement.py`)."""
+
+    ranks_of: tuple[tuple[int, ...], ...]  # for each expert, the tensor ranks that hold a copy, ascending
+    fewest_travelling: int | None = None  # tokens of a step that travel between ranks; None: they never do
+    rank: int | None = None  # whose description this is; None: the whole model's
+
+    def held_by(self, rank: int) -> tuple[Range, ...]:
+        """The experts of a rank."""
+        held = [expert for expert, ranks in enumerate(self.ranks_of) if rank in ranks]
+        begins = [expert for i, expert in enumerate(held) if not i or held[i - 1] != expert - 1]
+        ends = [expert + 1 for i, expert in enumerate(held) if i + 1 == len(held) or held[i + 1] != expert + 1]
+        return tuple(zip(begins, ends, strict=True))
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,11 +171,28 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     has_bias: bool = False
     shared: DenseMLP | None = None  # every token goes through it
     shared_is_gated: bool = False  # its output is multiplied by a sigmoid that the token decides
+    spread: Spread | None = None  # None: every rank has all of them, or a part of each
 
     @property
     def width(self) -> int:
         """As `Attention.width`."""
-        return self.count + 3 * self.size * self.router.top_k + (self.shared.width if self.shared is not None else 0)
+        used = self.router.top_k
+        if self.spread is not None and self.spread.rank is not None:
+            held = sum(end - begin for begin, end in self.spread.held_by(self.spread.rank))
+            used = -(-used * held // self.count)
+        return self.count + 3 * self.size * used + (self.shared.width if self.shared is not None else 0)
+
+
+class BesideMLP(msgspec.Struct, frozen=True, kw_only=True):
+    """Experts beside a dense MLP: mlp_post(mlp(mlp_norm(x))) + post(experts(norm(x))) takes the place of the MLP.
+
+    The router gets x with unit root mean square, times weights of its own that are divided by the root of its size.
+    """
+
+    experts: Experts
+    norm: Norm
+    post: Norm
+    mlp_post: Norm
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +200,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
     In sequence: x += r * post_mixer_norm(mixer(mixer_norm(x))); x += r * post_mlp_norm(mlp(mlp_norm(x))).
     In parallel: x += r * (mixer(mixer_norm(x)) + mlp(mlp_norm(x))); without mlp_norm the MLP gets what the mixer gets.
+    At last, if the decoder has layer inputs: x += norm(up(act(down(x)) * its input); then x *= a learned number.
     """
 
     mixer: Attention | LatentAttention
@@ -166,8 +209,16 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     post_mixer_norm: Norm | None = None
     mlp_norm: Norm | None = None
     post_mlp_norm: Norm | None = None
+    beside_mlp: BesideMLP | None = None
     is_parallel: bool = False
     residual_scale: float = 1.0  # r
+    has_output_scale: bool = False
+
+    @property
+    def width(self) -> int:
+        """As `Attention.width`."""
+        beside = 0 if self.beside_mlp is None else self.beside_mlp.experts.width
+        return self.mixer.width + self.mlp.width + beside
 
 
 class LearnedPositions(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,8 +228,45 @@ class LearnedPositions(msgspec.Struct, frozen=True, kw_only=True):
     offset: int = 0  # position p has vector p + offset
 
 
+class LayerInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """A vector for each layer and token, from the token itself and its embedding e (Gemma 3n, 2025).
+
+    (norm(project(e) / sqrt(hidden size)) + sqrt(size) * table[token]) / sqrt(2), the norm over each layer's part.
+    """
+
+    size: int  # of each
+    vocab_size: int  # of the table
+    activation: Activation
+    norm: Norm  # of what is projected, and of what is added to the residual stream
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """How a head that guesses tokens begins: with what it is given of a position, g, and the next token's embedding e.
+
+    The residual stream is project([embedding_norm(e), given_norm(g)]): EAGLE, and layers that predict several tokens.
+    If nothing is projected it is g, or given_norm(g) if that `is_residual`; the first mixer gets the pair: EAGLE-3.
+    """
+
+    embedding_norm: Norm | None = None
+    given_norm: Norm | None = None
+    projects: bool = True
+    has_bias: bool = False  # of the projection
+    given_is_first: bool = False  # of the pair
+    is_residual: bool = False
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of a decoder a rank holds (`core/checkpoint/shards/`)."""
+
+    whole: "Decoder"
+    place: Place
+    layers: Range  # by the checkpoint's numbers
+    vocab: Range  # rows of the embedding, and outputs of the head
+    layer_vocab: Range = (0, 0)  # rows of the table of layer inputs
+
+
 class Decoder(ModelConfig, frozen=True, kw_only=True):
-    """A decoder."""
+    """A decoder, or what a rank computes of one: then heads, sizes and layers are those that the rank has."""
 
     hidden_size: int
     layers: tuple[Layer, ...]
@@ -187,14 +275,28 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
     embedding_scale: float = 1.0
     embedding_scale_is_rounded: bool = False  # to the dtype of activations
     positions: LearnedPositions | None = None
+    layer_inputs: LayerInputs | None = None
+    entry: Entry | None = None  # None: it begins with embeddings alone
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # logits become cap * tanh(logit / cap); 0: none
     names: Names = Names()  # of the weights in the checkpoint
+    shard: Shard | None = None  # None: this is the whole model
+    has_embedding: bool = True  # False for later stages of a pipeline
+    has_head: bool = True  # and a final norm; False for earlier stages
 
     @property
     def kv(self) -> tuple[KVShape, ...]:
-        return tuple(layer.mixer.kv for layer in self.layers)
+        """What each layer keeps; those that read another's keep nothing, and are left out."""
+        return tuple(layer.mixer.kv for layer in self.layers if _shared(layer.mixer) is None)
+
+    @property
+    def kv_index(self) -> tuple[int, ...]:
+        """For each layer, which of `kv` it reads."""
+        owners = [i for i, layer in enumerate(self.layers) if _shared(layer.mixer) is None]
+        of_owner = {layer: index for index, layer in enumerate(owners)}
+        shared = (_shared(layer.mixer) for layer in self.layers)
+        return tuple(of_owner[i if other is None else other] for i, other in enumerate(shared))
 
     @property
     def prompt_classes(self) -> PromptClasses | None:
@@ -209,6 +311,11 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
     @property
     def num_step_weights(self) -> int:
         """Weights of the matrices that a token's step reads: of all experts only those that it goes to."""
-        each = (layer.mixer.width + layer.mlp.width for layer in self.layers)
+        inputs = 0 if self.layer_inputs is None else 3 * self.layer_inputs.size  # from and to each layer, and before
+        each = (layer.width + inputs for layer in self.layers)
         latent = (layer.mixer.num_latent_weights for layer in self.layers if isinstance(layer.mixer, LatentAttention))
         return self.hidden_size * (sum(each) + self.vocab_size) + sum(latent)
+
+
+def _shared(mixer: Attention | LatentAttention) -> int | None:
+    return mixer.shares_kv_of if isinstance(mixer, Attention) else None

@@ -17,7 +17,7 @@ from penstock.core.config.options import ConfigError
 
 WEIGHT_INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"
-_OLD_QUANTIZED = {"quantize_config.json": "GPTQ", "quant_config.json": "AWQ"}
+_OLD_QUANTIZED = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json")
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
@@ -27,8 +27,6 @@ _OTHER_FOLDERS = {
     "(PEFT: merge_and_unload) and serve the result",
     "model_index.json": "it holds a pipeline of the diffusers library; only models that generate text are served",
     "params.json": "it holds a model in its maker's own format; serve the one with a config.json",
-    "*.gguf": "it holds GGUF files, which are not supported yet; serve the checkpoint in safetensors that they were "
-    "made from",
 }
 
 
@@ -53,7 +51,8 @@ class HuggingFaceFolder:
         _refuse_pointer(path)
         for name, method in _OLD_QUANTIZED.items():
             if name in names:
-                return _read_json(path) | {"quantization_config": {"quant_method": method, "said_by": name}}
+                said = {"quant_method": method, "said_by": name} | _read_json(self.path / name)
+                return {"quantization_config": said} | _read_json(path)
         return _read_json(path)
 
     @cached_property
@@ -105,6 +104,24 @@ class HuggingFaceFolder:
                 raise ConfigError("the checkpoint has several chat templates and none is called 'default'")
         if found is not None and not isinstance(found, str):
             raise ConfigError("tokenizer_config.json: chat_template is neither a text nor a list of named ones")
+        return found
+
+    def embedding_modules(self) -> list[tuple[str, dict[str, Any]]]:
+        """modules.json, and the config.json of each module's folder."""
+        path = self.path / "modules.json"
+        if not path.is_file():
+            return []
+        try:
+            modules = msgspec.json.decode(path.read_bytes(), type=list[_Module])
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ConfigError(f"{str(path)!r} is not a list of sentence-transformers' modules: {error}") from None
+        found = []
+        for module in modules:
+            folder = Path(module.path)
+            if folder.is_absolute() or ".." in folder.parts:
+                raise ConfigError(f"{str(path)!r}: the module's path {module.path[:64]!r} leaves the checkpoint")
+            settings = _read_json(self.path / folder / "config.json") if module.path else {}
+            found.append((module.type.rpartition(".")[2], settings))
         return found
 
     def tensors(self) -> dict[str, StoredTensor]:
@@ -190,9 +207,12 @@ def weight_files(where: str, names: Collection[str], index: Path) -> list[str]:
         raise LoadError(
             f"{where!r} has only pickled weights (.bin), which can run code when read; convert them to safetensors"
         )
-    if any(name.endswith(".gguf") for name in names):
-        raise LoadError(f"{where!r} has only GGUF weights, which are not supported yet; safetensors are served")
     raise Incomplete(f"{where!r} has no .safetensors files; is the download complete?")
+
+
+class _Module(msgspec.Struct):
+    type: str
+    path: str = ""
 
 
 class _Index(msgspec.Struct):

@@ -25,6 +25,9 @@ import structlog
 from penstock.core.checkpoint.check import check_checkpoint
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.folder import WEIGHT_INDEX, HuggingFaceFolder, no_config, weight_files
+from penstock.core.checkpoint.gguf.checkpoint import GGUFCheckpoint
+from penstock.core.checkpoint.gguf.choice import chosen_file, has_only_gguf
+from penstock.core.checkpoint.gguf.container import part_names
 from penstock.core.config.options import ConfigError, ModelImpl
 
 log = structlog.get_logger()
@@ -35,6 +38,7 @@ _DEFAULT_ENDPOINT = "https://huggingface.co"
 _SMALL = (
     "config.json", "generation_config.json", "quantize_config.json", "quant_config.json", WEIGHT_INDEX,
     "tokenizer*.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
+    "modules.json", "1_Pooling/config.json",
     "tokenizer.model", "tekken.json", "*.tiktoken", "vocab.json",
 )  # fmt: skip
 """All but the weights. The last line's files are not read; they explain why there is no tokenizer.json."""
@@ -60,12 +64,15 @@ def download(
     with_weights: bool = True,
     with_tokenizer: bool = True,
 ) -> Path:
-    """Fetch what is not in the cache yet; returns the snapshot's folder.
+    """Fetch what is not in the cache yet; returns the snapshot's folder, or the GGUF file in it.
+
+    Of a GGUF file nothing is known before it is there. `name` may end with the choice of one, ":Q4_K_M".
 
     Raises:
         ConfigError: it cannot be downloaded or served, or the disk is too small; one sentence.
     """
     endpoint = endpoint.rstrip("/") or _DEFAULT_ENDPOINT
+    name, _, choice = name.partition(":")
     shown = f"{name}@{revision}" if revision else name
     with _explained(shown, endpoint), _quiet_library():
         from huggingface_hub import HfApi  # here alone: it takes half a second to import
@@ -76,11 +83,18 @@ def download(
             lambda: hub.model_info(name, revision=revision or None, files_metadata=True, timeout=_ANSWER_SECONDS),
         )
         commit = info.sha or ""
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if "/" not in file.rfilename}
-        if "config.json" not in sizes:
-            raise ConfigError(str(no_config(shown, sizes)))
+        files = [file for file in info.siblings or () if "/" not in file.rfilename or file.rfilename in _SMALL]
+        sizes = {file.rfilename: file.size or 0 for file in files}
         folder = cache / f"models--{name.replace('/', '--')}" / "snapshots" / commit
         repository = _Repository(name, shown, commit, cache, endpoint, folder)
+        if choice or has_only_gguf(sizes):
+            file = chosen_file(name, sizes, choice)
+            repository.fetch({part: sizes[part] for part in part_names(file)})
+            check_checkpoint(GGUFCheckpoint(folder / file, folder / file), impl, with_tokenizer=with_tokenizer)
+            _remember(folder.parents[1] / "refs" / (revision or "main"), commit)
+            return folder / file
+        if "config.json" not in sizes:
+            raise ConfigError(str(no_config(shown, sizes)))
         repository.fetch({"config.json": sizes["config.json"]})
         parse_model_config(HuggingFaceFolder(folder).config, impl)
         small = [file for file in sizes if any(fnmatch(file, pattern) for pattern in _SMALL)]

@@ -1,5 +1,7 @@
 """What MODEL means: a path, or the name of a checkpoint of the Hugging Face hub, ORG/NAME or ORG/NAME@REVISION.
 
+ORG/NAME:Q4_K_M is one of several GGUF files.
+
 A name is looked up in the local cache of the hub, and downloaded into it if it is not there, or not all of it.
 
     CACHE/models--org--name/refs/main              names the snapshot
@@ -15,11 +17,17 @@ from pathlib import Path
 import msgspec
 
 from penstock.core.checkpoint.folder import HuggingFaceFolder
+from penstock.core.checkpoint.gguf.choice import chosen_file, has_only_gguf
+from penstock.core.checkpoint.gguf.container import part_paths
 from penstock.core.checkpoint.hub import download
 from penstock.core.checkpoint.source import Incomplete
+from penstock.core.config.groups.model import ModelOptions
 from penstock.core.config.options import Config, ConfigError
+from penstock.core.config.speculative import speculative_config
 
-_HUB_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
+_HUB_NAME = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(:(?P<choice>[\w.-]+))?(@(?P<revision>[\w.-]+(/[\w.-]+)*))?"
+)
 _LEAST_DIGITS = 7  # of a commit
 _ON = {"1", "on", "yes", "true"}  # as the library reads its variables
 
@@ -32,7 +40,7 @@ def located(
     with_tokenizer: bool = True,
     before_download: Callable[[], None] = lambda: None,
 ) -> Config:
-    """Replace MODEL by the path that it means, and serve it under the name that was given.
+    """Replace MODEL by the path that it means, and serve it under the name that was given. So with a draft model.
 
     Done once, before any process starts: all must read the same files, whatever is downloaded in the meantime. Only
     what is needed is downloaded, with progress on a terminal or in the log, which `before_download` may set up.
@@ -40,6 +48,14 @@ def located(
     Raises:
         ConfigError: there is no such checkpoint, or it cannot be downloaded; the message says what to do.
     """
+    if config.worker.speculative_config:
+        config = _with_located_drafter(
+            config,
+            lambda its: located(
+                its, environment, with_weights=with_weights, with_tokenizer=with_tokenizer,
+                before_download=before_download,
+            ),
+        )  # fmt: skip
     given = config.model.model
     if not given:
         return config
@@ -66,6 +82,19 @@ def located(
     )
 
 
+def _with_located_drafter(config: Config, find: Callable[[Config], Config]) -> Config:
+    speculative = speculative_config(config.worker.speculative_config)
+    if speculative is None or speculative.method != "draft_model":
+        return config
+    replace = msgspec.structs.replace
+    try:
+        path = find(Config(model=ModelOptions(model=speculative.model))).model.model
+    except ConfigError as error:
+        raise ConfigError(f"--speculative-config: {error}") from None
+    text = msgspec.json.encode(replace(speculative, model=path)).decode()
+    return replace(config, worker=replace(config.worker, speculative_config=text))
+
+
 def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
     """Where downloads from the hub are kept; reads the same variables as the `hf` command."""
     for name, rest in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
@@ -78,6 +107,8 @@ def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
 def find_local(given: str, environment: Mapping[str, str] = os.environ) -> tuple[Path | None, str, str]:
     """Return the path (None: not on this machine), the name to serve it under if that is not the path, the revision.
 
+    The name has the choice of a file, if one was given.
+
     Raises:
         ConfigError: it is neither a path nor a valid name; or which snapshot is meant is ambiguous.
     """
@@ -89,14 +120,16 @@ def find_local(given: str, environment: Mapping[str, str] = os.environ) -> tuple
     found = _HUB_NAME.fullmatch(given)
     if found is None or ".." in given:
         raise ConfigError(f"no checkpoint folder at {given!r}")
-    name, revision = found["name"], found["revision"] or ""
+    name, choice, revision = found["name"], found["choice"] or "", found["revision"] or ""
+    shown = f"{name}:{choice}" if choice else name
     cached = hub_cache(environment) / f"models--{name.replace('/', '--')}"
     if not _is_there(cached / "snapshots"):
-        return None, name, revision
+        return None, shown, revision
     if revision:
-        return _of_revision(cached, revision), name, revision
+        return _of_choice(_of_revision(cached, revision), name, choice), shown, revision
     has_any = any((cached / "snapshots").iterdir())
-    return _snapshot(cached) if has_any or _is_offline(environment) else None, name, ""
+    snapshot = _snapshot(cached) if has_any or _is_offline(environment) else None
+    return _of_choice(snapshot, name, choice), shown, ""
 
 
 def hub_name(cached: Path) -> str:
@@ -104,10 +137,26 @@ def hub_name(cached: Path) -> str:
     return cached.name.removeprefix("models--").replace("--", "/")
 
 
+def _of_choice(folder: Path | None, name: str, choice: str) -> Path | None:
+    """The file of a snapshot that is meant, if it holds GGUF files; None if the chosen one is not among them."""
+    if folder is None:
+        return None
+    names = [path.name for path in folder.iterdir()]
+    if not choice and not has_only_gguf(names):
+        return folder
+    try:
+        return folder / chosen_file(name, names, choice)
+    except ConfigError:
+        return None
+
+
 def _lacks(folder: Path, with_weights: bool, with_tokenizer: bool) -> str:
     """What an unfinished download left out; empty if nothing. Other faults are not looked for."""
     checkpoint = HuggingFaceFolder(folder)
     try:
+        if folder.suffix == ".gguf":
+            part_paths(folder)
+            return ""
         _ = checkpoint.config
         if with_tokenizer:
             checkpoint.tokenizer()
@@ -126,7 +175,9 @@ def _is_offline(environment: Mapping[str, str]) -> bool:
 
 
 def _hf_download(name: str, revision: str) -> str:
-    return f"hf download {name}" + (f" --revision {revision}" if revision else "")
+    name, _, choice = name.partition(":")
+    only = f" --include '*{choice}*'" if choice else ""
+    return f"hf download {name}{only}" + (f" --revision {revision}" if revision else "")
 
 
 def _is_folder(path: Path) -> bool:

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.core.config.options import ConfigError
+from penstock.core.checkpoint.formats.format import Quantization
+from penstock.core.checkpoint.formats.kv_scales import KVScaleType
 
 
 class KVShape(NamedTuple):
@@ -30,6 +31,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int  # as far as positions allow
     checkpoint_dtype: str  # torch's name, such as "bfloat16"
+    text_part_of: str = ""  # the architecture of the whole model, which takes images or sound, too
+    quantization: Quantization | None = None  # of the weights; None: they are floats
+    kv_scales: KVScaleType | None = None  # the type of KV for which the checkpoint brings scales
 
     @property
     def kv(self) -> tuple[KVShape, ...]:
@@ -54,11 +58,3 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def num_step_weights(self) -> int:
         """Weights of the matrices that a decode step reads: all but a separate embedding."""
         return 0
-
-
-def quantized(found: str) -> ConfigError:
-    """The error for weights in an unsupported format; `found` says what shows it."""
-    return ConfigError(
-        f"this checkpoint is quantized ({found}), and quantized weights are not supported yet: "
-        "serve the one that it was made from, in bfloat16, float16 or float32"
-    )

@@ -1,6 +1,9 @@
 """What checkpoints call the weights of a decoder."""
 
+from typing import Self
+
 import msgspec
+from msgspec.structs import replace
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
@@ -9,7 +12,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     `layer` has a place for the layer's number; names of a layer's parts follow it, those of experts with a place for
     the expert's number, or without one if a tensor holds all of them (likewise `q_norm` and `k_norm`, if each head has
     a norm of its own). ".weight" and ".bias" are appended, but not to
-    `sinks`, `correction` and tensors of all experts.
+    `sinks`, `correction`, scales and tensors of all experts.
     """
 
     embedding: str = "model.embed_tokens"
@@ -34,6 +37,8 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     kv_a: str = "self_attn.kv_a_proj_with_mqa"
     kv_a_norm: str = "self_attn.kv_a_layernorm"
     kv_b: str = "self_attn.kv_b_proj"
+    k_b: str = ""  # its parts, if they are stored apart: for each head to the key, transposed, and to the value
+    v_b: str = ""
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # one: a fused projection, or an MLP without gates
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
@@ -47,4 +52,35 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     is_transposed: bool = False  # matrices of layers are stored as [in, out]
     experts_are_transposed: bool = False  # the same for tensors of all experts
     experts_alternate: bool = False  # in those, gates and ups alternate
+    beside_norm: str = ""  # of experts beside an MLP; so are the next ones
+    beside_post: str = ""
+    beside_mlp_post: str = ""
+    router_scale: str = "router.scale"
+    expert_scales: str = "router.per_expert_scale"
+    layer_table: str = "model.embed_tokens_per_layer"
+    layer_projection: str = "model.per_layer_model_projection"
+    layer_projection_norm: str = "model.per_layer_projection_norm"
+    layer_input_down: str = "per_layer_input_gate"
+    layer_input_up: str = "per_layer_projection"
+    layer_input_norm: str = "post_per_layer_input_norm"
+    output_scale: str = "layer_scalar"
+    entry_projection: str = "fc"  # of heads that guess tokens
+    entry_embedding_norm: str = ""
+    entry_given_norm: str = ""
     unused_layers: int = 0  # stored after the last one: they predict more tokens at once, and are not computed
+
+    def plain(self, *, splits_kv_b: bool = False) -> Self:
+        """The names where matrices are not stored transposed, and each expert, each gate and each up by itself."""
+        usual = Names()
+        are_apart = "{}" in self.expert_gate_up[0]
+        return replace(
+            self,
+            k_b="self_attn.k_b_proj" if splits_kv_b else "",
+            v_b="self_attn.v_b_proj" if splits_kv_b else "",
+            is_transposed=False,
+            experts_are_transposed=False,
+            experts_alternate=False,
+            expert_gate_up=self.expert_gate_up if are_apart else usual.expert_gate_up,
+            expert_down=self.expert_down if are_apart else usual.expert_down,
+            shared_gate_up=self.shared_gate_up if len(self.shared_gate_up) > 1 else usual.shared_gate_up,
+        )

@@ -5,10 +5,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.core.checkpoint.folder import HuggingFaceFolder
+from penstock.core.checkpoint.gguf.choice import gguf_file
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config.options import Config, ConfigError
 
-FORMS: list[Callable[[Path], Checkpoint | None]] = [HuggingFaceFolder.at]
+
+def _gguf(path: Path) -> Checkpoint | None:
+    file = gguf_file(path)
+    if file is None:
+        return None
+    from penstock.core.checkpoint.gguf.checkpoint import (
+        GGUFCheckpoint,
+    )  # it knows all families: few processes need that
+
+    return GGUFCheckpoint(path, file)
+
+
+FORMS: list[Callable[[Path], Checkpoint | None]] = [_gguf, HuggingFaceFolder.at]
 """Each checks a path, and returns a checkpoint if there is one of its form. They are tried in this order."""
 
 
@@ -21,13 +34,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     found = next((found for form in FORMS if (found := form(path)) is not None), None)
     if found is not None:
         return found
-    if path.suffix.lower() == ".gguf":
-        raise ConfigError(
-            f"{str(path)!r} is a GGUF file, which is not supported yet: serve the folder of the checkpoint in "
-            "safetensors that it was made from"
-        )
     if path.is_file():
-        raise ConfigError(f"{str(path)!r} is a file: name the folder that holds config.json and the weights")
+        raise ConfigError(
+            f"{str(path)!r} is a file: name the folder that holds config.json and the weights, or a GGUF file"
+        )
     raise ConfigError(f"no checkpoint folder at {str(path)!r}")
 
 
@@ -38,12 +48,15 @@ def open_model(config: Config) -> Checkpoint:
 
 def model_path(config: Config) -> Path:
     """Return its path."""
-    if config.model.model:
-        return Path(config.model.model)
+    return Path(config.model.model) if config.model.model else demo_path("model")
+
+
+def demo_path(name: str) -> Path:
+    """A folder of the demo model's: "model", or "head", which guesses for it."""
     spec = importlib.util.find_spec("penstock.demo")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("the bundled demo model is not installed; name a checkpoint folder")
-    return Path(next(iter(spec.submodule_search_locations))) / "model"
+    return Path(next(iter(spec.submodule_search_locations))) / name
 
 
 def served_model_names(config: Config) -> tuple[str, ...]:

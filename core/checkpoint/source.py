@@ -6,7 +6,7 @@ is a shape, the name of its dtype, and bytes.
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -31,6 +31,8 @@ class StoredTensor(NamedTuple):
     num_bytes: int
     read: Callable[[], memoryview]
     """Returns the elements, row by row, little-endian: if possible, a view of the file's own memory."""
+    read_rows: Callable[[int, int], memoryview] | None = None
+    """Where `read` has to make them: returns only those from a row up to another."""
 
     @property
     def num_elements(self) -> int:
@@ -70,6 +72,10 @@ class Checkpoint(Protocol):
 
     def chat_template(self) -> str | None:
         """The Jinja source; None if the model is not for chats."""
+        ...
+
+    def embedding_modules(self) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        """Name and settings of each module of sentence-transformers: modules.json. Empty: it is not for embeddings."""
         ...
 
     def tensors(self) -> dict[str, StoredTensor]:

@@ -9,15 +9,19 @@ from contextlib import suppress
 from difflib import get_close_matches
 
 from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.embeddings import embeddings_of
 from penstock.core.checkpoint.located import located
 from penstock.core.checkpoint.registry import open_model
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses
+from penstock.core.config.engines import with_own_files
 from penstock.core.config.flags import add_flags, config_from, flags
 from penstock.core.config.foreign_flags import unknown_flag, unknown_variables, without_foreign_flags
 from penstock.core.config.listening import check_listening
+from penstock.core.config.options import check_engines, check_tiers
+from penstock.core.config.ranks import of_group
 from penstock.core.launch.output_files import check_output_files
-from penstock.core.sequences.policy import make_policy
+from penstock.core.policies.registry import make_policy
 from penstock.ipc import process
 from penstock.ipc.addresses import AddressError, private_dir
 from penstock.ipc.logs import flush_logs, setup_logging
@@ -29,20 +33,28 @@ _MODEL_HELP = "checkpoint folder, or ORG/NAME[@REVISION] of the Hugging Face hub
 _SERVERS: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "serve": (
         "serve a checkpoint (default: the demo model): all processes on this machine",
-        ("model", "scheduler", "worker", "frontend", "ipc", "log"),
+        ("model", "scheduler", "worker", "parallel", "frontend", "ipc", "log"),
         True,
     ),
-    "frontend": ("one HTTP frontend", ("model", "frontend", "ipc", "log"), True),
-    "scheduler": ("the scheduler", ("scheduler", "ipc", "log"), False),
-    "worker": ("one worker", ("model", "scheduler", "worker", "ipc", "log"), True),
+    "frontend": ("one HTTP frontend", ("model", "parallel", "frontend", "ipc", "log"), True),
+    "scheduler": ("the scheduler", ("scheduler", "parallel", "ipc", "log"), False),
+    "worker": ("one worker", ("model", "scheduler", "worker", "parallel", "ipc", "log"), True),
 }
 # command -> (help, module that runs it); these parse their own flags
 _TOOLS = {
     "keys": ("make an API key, or the keys of tcp:// channels", "penstock.core.cli.make_key"),
     "probe": ("ask a scheduler whether it answers (a health check)", "penstock.core.launch.probe"),
+    "drain": ("take engines out of service without losing a stream; restart them", "penstock.core.cli.drain"),
+    "role": ("make an engine prefill, decode, or both, while it serves", "penstock.core.cli.role"),
     "models": ("list the checkpoints on this machine, and what each needs", "penstock.frontend.cli.models"),
     "plan": ("say what a model needs of a GPU, and how fast it can be there", "penstock.core.cli.plan"),
+    "simulate": ("say what users would feel under other options", "penstock.core.cli.simulate"),
+    "replay": ("compute what a server recorded again, and compare", "penstock.replay"),
+    "quantize": ("write a checkpoint with fewer bits", "penstock.quantize"),
     "chat": ("talk to a server in the terminal", "penstock.core.cli.chat"),
+    "top": ("watch a server in the terminal: rows, queue, rates, latencies, pages", "penstock.core.cli.top"),
+    "doctor": ("look at this machine, and say what is misconfigured", "penstock.core.cli.doctor"),
+    "run-batch": ("answer the requests of a file, without a server", "penstock.run_batch"),
     "bench serve": ("put load on an OpenAI endpoint and measure it", "penstock.bench.load.serve"),
 }
 
@@ -98,7 +110,9 @@ def _run(arguments: list[str]) -> int:
         raise ConfigError(_surplus(unknown, [flag.name for flag in flags(_SERVERS[namespace.command][1])]))
     for sentence in unknown_variables():
         _complain(sentence)
-    return _run_server(namespace.command, config_from(namespace, os.environ))
+    if getattr(namespace, "connect", None):
+        namespace.worker_address = namespace.connect
+    return _run_server(namespace.command, config_from(namespace, os.environ), getattr(namespace, "rank", 0))
 
 
 def _surplus(unknown: list[str], known: list[str]) -> str:
@@ -130,13 +144,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         if takes_model:
             command.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=_MODEL_HELP)
         add_flags(command, groups)
+        if name == "worker":
+            command.add_argument("--connect", metavar="ADDRESS", help="the same as --worker-address")
+            command.add_argument("--rank", type=int, default=0, help="which of its engine's workers it is (default: 0)")
     for name, (text, _) in _TOOLS.items():
         made[name] = commands.add_parser(name, help=text, add_help=False)
     made["version"] = commands.add_parser("version", help="print the version")
     return parser, made
 
 
-def _run_server(command: str, config: Config) -> int:
+def _run_server(command: str, config: Config, rank: int) -> int:
     if sys.platform != "linux":
         raise ConfigError(f"`penstock {command}` needs Linux; `penstock chat --url URL` can talk to a server from here")
     if command != "scheduler":
@@ -149,14 +166,37 @@ def _run_server(command: str, config: Config) -> int:
             before_download=lambda: setup_logging("penstock", config.log.log_level, config.log.log_format),
         )
         check_checkpoint(
-            open_model(config), config.model.model_impl, with_weights=with_weights, with_tokenizer=with_tokenizer
+            open_model(config),
+            config.model.model_impl,
+            config.worker.quantization,
+            config.worker.kv_cache_dtype,
+            config.parallel,
+            with_weights=with_weights,
+            with_tokenizer=with_tokenizer,
         )
+        if command != "worker":
+            embeddings_of(open_model(config), config.frontend)
+        if config.worker.speculative_config:
+            from penstock.core.checkpoint.drafts.check import check_drafter  # few need it
+
+            check_drafter(config, with_weights=with_weights, with_tokenizer=with_tokenizer)
     if command in ("serve", "scheduler"):
         make_policy(config.scheduler.scheduling_policy)  # fails here, with a sentence, rather than in a child
-    check_output_files(config)
+    num_engines = config.parallel.data_parallel_size
+    if command in ("scheduler", "worker") and num_engines > 1:
+        raise ConfigError(
+            f"--data-parallel-size {num_engines}: `penstock {command}` is a part of one engine; start one for each, "
+            "and give frontends the addresses of all"
+        )
+    if command != "serve" and config.parallel.launcher != "local":
+        raise ConfigError(f"--launcher {config.parallel.launcher} is for `penstock serve`, not `penstock {command}`")
+    for number in range(num_engines):
+        check_output_files(with_own_files(config, number))
     if command in ("serve", "frontend"):
         check_listening(config.frontend)
     if command == "serve":
+        check_tiers(config)
+        check_engines(config)
         from penstock.core.launch.supervisor import serve  # imports asyncio and zmq, which `version` does not need
 
         return serve(config)
@@ -166,16 +206,17 @@ def _run_server(command: str, config: Config) -> int:
     if command == "scheduler":
         return _become("penstock.core", require_addresses(config, frontend=True, worker=True))
     if command == "worker":
-        return _become("penstock.gpu_worker", require_addresses(config, worker=True))
+        config = require_addresses(config, worker=True)
+        return _become("penstock.gpu_worker", config, *of_group(rank, config).arguments)
     return _become("penstock.frontend", require_addresses(config, frontend=True))
 
 
-def _become(module: str, config: Config) -> int:
+def _become(module: str, config: Config, *arguments: str) -> int:
     """Replace this process by one that runs `module`, so that it gets signals and sets the exit code directly."""
     descriptor = process.pass_config(config)
     os.set_inheritable(descriptor, True)
     flush_logs()  # of a download
-    os.execv(sys.executable, [sys.executable, "-m", module, "--config-fd", str(descriptor)])
+    os.execv(sys.executable, [sys.executable, "-m", module, "--config-fd", str(descriptor), *arguments])
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in LIMITS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="a limit (default: none)")
     parser.add_argument("--namespace", help="share cached prompts only with keys of the same namespace")
+    parser.add_argument("--weight", type=float, help="share under the fair policy, relative to other keys (default: 1)")
     args = parser.parse_args(argv)
     if args.channel is not None:
         return _make_channel_keys(args.channel, args.if_missing)
@@ -54,7 +55,7 @@ def _print_api_key(args: argparse.Namespace) -> None:
     print(f"API key, shown only now: {key}", file=sys.stderr)
     listed = ", ".join(f'"{scope}"' for scope in args.scopes)
     print(f'[[keys]]\nid = {json.dumps(args.id)}\nsha256 = "{digest(key).hex()}"\nscopes = [{listed}]')
-    for name in (*LIMITS, "namespace"):
+    for name in (*LIMITS, "namespace", "weight"):
         if (value := getattr(args, name)) is not None:
             print(f"{name} = {json.dumps(value)}")
 

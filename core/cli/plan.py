@@ -1,4 +1,4 @@
-"""`penstock plan`: what a model needs of a device, and how fast it can be there at best. Reads config.json alone."""
+"""`penstock plan`: what a model needs of a device, and how fast it can be there. Reads config.json alone."""
 
 import argparse
 import json
@@ -7,19 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.located import find_local
+from penstock.core.checkpoint.quantization import with_quantization
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from penstock.core.planning.costs import BYTES, Costs
 from penstock.core.planning.machines import Machine, load_machines
 from penstock.core.planning.plan import Layout, Load, Plan, batch_for, smallest
+from penstock.core.planning.plot import draw
+from penstock.core.planning.requests import Describe, Measurer
+from penstock.core.planning.verify import Compared, verify
 from penstock.ipc.process import EXIT_CONFIG
 
+THIS = "this"
+_USUAL = "h100"
+_COMPUTED_IN = {"int8": "int8", "fp8": "fp8"}
+"""Formats with rounded inputs: products are computed in them, too."""
 _BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
 _GB = 1e9
 
@@ -27,21 +36,34 @@ _GB = 1e9
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a plan; returns the exit code (2: the options cannot work)."""
     args = _parser().parse_args(argv)
+    compared = None
     try:
-        machines = load_machines(args.machines)
-        if args.gpu not in machines:
-            raise ConfigError(f"--gpu {args.gpu} is not known: there are {', '.join(machines)}; --machines adds others")
-        costs = Costs(_read(args.model), args.weights, args.kv)
+        folder = _folder(args.model)
+        machine = _machine(args)
+        decoder = _read(folder, args.quantization)
+        computed_in = _COMPUTED_IN.get(args.quantization, machine.weights)
+        costs = Costs(decoder, args.weights or computed_in, args.kv or machine.kv)
+        if args.verify and decoder.quantization is not None:
+            raise ConfigError("--verify runs models of floats: leave out --quantization, or name the float checkpoint")
         load = Load(args.input_len, args.output_len, args.qps, _seconds(args.ttft), _seconds(args.tpot))
-        plan = _chosen(args, costs, machines[args.gpu], load)
+        plan = _chosen(args, costs, machine, load)
+        found = figures(plan, load, args.batch, args.context or load.context, args.price_per_hour)
+        if args.plot is not None:
+            draw(plan, found["context"], args.plot)
+        if args.verify:
+            if plan.layout.num_devices > 1:
+                raise ConfigError("--verify runs one copy on one device: leave out --tp, --pp and --dp, or say 1")
+            compared = verify(plan, folder)
     except (ConfigError, OSError) as error:
         print(f"penstock plan: {error}", file=sys.stderr)
         return EXIT_CONFIG
-    found = figures(plan, load, args.batch, args.context or load.context, args.price_per_hour)
     if args.json:
-        print(json.dumps(found, indent=2))
-    else:
-        _print(found, plan)
+        rows = [{**msgspec.structs.asdict(row), "error": row.error} for row in compared or ()]
+        print(json.dumps(found | ({} if compared is None else {"verified": rows}), indent=2))
+        return 0
+    _print(found, plan)
+    if compared is not None:
+        _print_compared(compared)
     return 0
 
 
@@ -94,24 +116,54 @@ def figures(plan: Plan, load: Load, batch: int | None, context: int, price: floa
     return found
 
 
+def _machine(args: argparse.Namespace) -> Machine:
+    """The device that is asked for; this machine's may have to be measured."""
+    machines = load_machines(args.machines)
+    if args.gpu == THIS or args.verify:
+        if args.gpu not in (THIS, None):
+            raise ConfigError(f"--verify compares with what this machine does: say --gpu {THIS}, or leave --gpu out")
+        with Measurer() as measurer:
+            return measurer.ask(Describe(args.machines and str(args.machines.absolute()), args.measure), Machine)
+    name = args.gpu or _USUAL
+    if name not in machines:
+        known = ", ".join((*machines, THIS))
+        raise ConfigError(f"--gpu {name} is not known: there are {known}; --machines adds others")
+    return machines[name]
+
+
 def _chosen(args: argparse.Namespace, costs: Costs, machine: Machine, load: Load) -> Plan:
     """The layout that is asked for, else the smallest that serves the load."""
-    if args.tp or args.pp or args.dp:
-        return Plan(costs, machine, Layout(args.tp or 1, args.pp or 1, args.dp or 1))
+    wanted = args.tp, args.pp, args.dp, args.enable_expert_parallel, args.num_redundant_experts
+    if any(wanted):
+        tp, pp, dp, ep, num_redundant = wanted
+        return Plan(costs, machine, Layout(tp or 1, pp or 1, dp or 1, ep, num_redundant))
     plan = smallest(costs, machine, load)
     if plan is None:
         raise ConfigError(
-            f"no more than 64 of {machine.name} serve this load: even at best, a target is missed or memory is short; "
-            "loosen --ttft, --tpot or --qps, or say --tp, --pp and --dp to see what happens there"
+            f"no more than {machine.most} of {machine.name} serve this load: even at best, a target is missed or "
+            "memory is short; loosen --ttft, --tpot or --qps, or say --tp, --pp and --dp to see what happens there"
         )
     return plan
 
 
-def _read(model: str) -> Decoder:
+def read_decoder(model: str) -> Decoder:
+    """The description of a model in a folder, or in the local cache.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return _read(_folder(model))
+
+
+def _folder(model: str) -> Path:
     path, _, _ = find_local(model)
     if path is None:
         raise ConfigError(f"{model} is neither a folder nor in the local cache; a folder with a config.json is enough")
-    config = parse_model_config(open_checkpoint(path).config)
+    return path
+
+
+def _read(folder: Path, quantization: str = "") -> Decoder:
+    config = with_quantization(parse_model_config(open_checkpoint(folder).config), quantization)
     if not isinstance(config, Decoder):
         raise ConfigError(f"{config.architecture} runs through transformers' code, whose costs are not known here")
     return config
@@ -121,11 +173,16 @@ def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
 
 
+def _format(costs: Costs) -> str:
+    quantization = costs.decoder.quantization
+    return costs.weights if quantization is None else f"{quantization.name}, computed in {costs.weights},"
+
+
 def _print(found: dict[str, Any], plan: Plan) -> None:
     console = Console(highlight=False)
     layout = plan.layout
     console.print(
-        f"{plan.costs.decoder.architecture} in {plan.costs.weights} on {layout.num_devices} x {plan.machine.name}"
+        f"{plan.costs.decoder.architecture} in {_format(plan.costs)} on {layout.num_devices} x {plan.machine.name}"
         f" (TP {layout.tp}, PP {layout.pp}, DP {layout.dp})\n"
     )
     memory = Table("memory of one copy", "GB", box=None)
@@ -134,13 +191,14 @@ def _print(found: dict[str, Any], plan: Plan) -> None:
     memory.add_row("KV of a token, KB", f"{found['kv_bytes_per_token'] / 1e3:.1f}")
     memory.add_row(f"KV of {found['context']:,} tokens", f"{found['kv_bytes_per_sequence'] / _GB:.3f}")
     console.print(memory)
+    least, most = ("about", "about") if plan.is_measured else ("at least", "at most")
     short = "" if found["fits"] else ", which does not fit"
     console.print(
         f"\nLargest batch of {found['context']:,} tokens: {found['max_batch']:,}; "
         f"longest context of {found['batch']:,} sequences: {found['max_context']:,}\n"
-        f"Prefill: at least {found['prefill_ms']:.1f} ms (bound by {found['prefill_bound_by']})\n"
-        f"Decode step of {found['batch']:,} sequences{short}: at least {found['decode_step_ms']:.2f} ms "
-        f"(bound by {found['bound_by']}); at most {found['tokens_per_second']:,.0f} tokens/s"
+        f"Prefill: {least} {found['prefill_ms']:.1f} ms (bound by {found['prefill_bound_by']})\n"
+        f"Decode step of {found['batch']:,} sequences{short}: {least} {found['decode_step_ms']:.2f} ms "
+        f"(bound by {found['bound_by']}); {most} {found['tokens_per_second']:,.0f} tokens/s"
     )
     if "cost_per_million_tokens" in found:
         console.print(f"At least {found['cost_per_million_tokens']:.2f} per million tokens of output")
@@ -150,6 +208,23 @@ def _print(found: dict[str, Any], plan: Plan) -> None:
         steps.add_row(str(row["batch"]), f"{row['decode_step_ms']:.2f}", row["bound_by"], fits)
     console.print()
     console.print(steps)
+
+
+def _print_compared(rows: Sequence[Compared]) -> None:
+    table = Table("measured here", box=None)
+    for column in ("predicted", "measured", "error"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        scale, unit = (1e3, "ms") if row.unit == "seconds" else (1e-6, "MB")
+        table.add_row(
+            row.what,
+            f"{row.predicted * scale:,.2f} {unit}",
+            f"{row.measured * scale:,.2f} {unit}",
+            f"{row.error:+.1%}",
+        )
+    console = Console(highlight=False)
+    console.print()
+    console.print(table)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -162,12 +237,17 @@ def _parser() -> argparse.ArgumentParser:
     add("model", help="a folder with a config.json, or ORG/NAME[@REVISION] of the local Hugging Face cache")
     add(
         "--gpu",
-        default="h100",
-        help="a100, h100, h200, l40s, rtx-4090, or one of --machines (default: %(default)s)",
+        help=f"a100, h100, h200, l40s, rtx-4090, one of --machines, or `{THIS}` for this machine, whose processor is "
+        f"measured if that was not done within a day (default: {_USUAL}, or {THIS} with --verify)",
     )
     add("--machines", type=Path, metavar="FILE", help="more devices, in the form of core/planning/machines.toml")
-    add("--weights", choices=BYTES, default="fp16", help="their format; bf16 is fp16 here (default: %(default)s)")
-    add("--kv", choices=BYTES, default="fp16", help="of keys and values (default: %(default)s)")
+    add("--weights", choices=BYTES, help="their format; bf16 is fp16 here (default: what the machine computes with)")
+    add(
+        "--quantization",
+        default="",
+        help="as the option of `penstock serve`: weights quantized at load; a quantized checkpoint needs none",
+    )
+    add("--kv", choices=BYTES, help="of keys and values (default: as --weights)")
     add("--input-len", type=_positive, default=1024, help="tokens of a prompt (default: %(default)s)")
     add("--output-len", type=_positive, default=256, help="tokens of an answer (default: %(default)s)")
     add("--qps", type=float, help="requests per second to serve")
@@ -177,7 +257,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--context", type=_positive, help="tokens of each, in place of a prompt and its answer")
     for name, what in (("--tp", "tensor"), ("--pp", "pipeline"), ("--dp", "data")):
         add(name, type=_positive, help=f"degree of {what} parallelism, in place of the smallest layout")
+    add("--enable-expert-parallel", action="store_true", help="with --tp: whole experts on each of these devices")
+    add(
+        "--num-redundant-experts",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="further copies of experts in each layer",
+    )
     add("--price-per-hour", type=float, help="of one device, for the cost of a million tokens")
+    add("--verify", action="store_true", help="run the model here for a minute, and compare")
+    add("--measure", action="store_true", help=f"with --gpu {THIS}: measure now")
+    add("--plot", type=Path, metavar="FILE", help="draw roofline and latency (.svg, .png; needs matplotlib)")
     add("--json", action="store_true", help="print JSON")
     return parser
 

@@ -16,7 +16,8 @@ KEY_VARIABLE = "PENSTOCK_API_KEY"
 
 SCOPES = ("infer", "metrics", "admin")
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
-_FIELDS = ("id", "sha256", "scopes", *LIMITS, "namespace")
+_FIELDS = ("id", "sha256", "scopes", *LIMITS, "namespace", "weight")
+MAX_WEIGHT = 1000.0
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -31,6 +32,7 @@ class ApiKey(NamedTuple):
     tokens_per_minute: int = 0
     max_concurrent: int = 0
     namespace: str = ""  # cached prompts are shared with keys of the same namespace; empty: with all that have none
+    weight: float = 1.0  # share of the engine under the fair policy, relative to other keys
 
     @property
     def own_namespace(self) -> str:
@@ -105,4 +107,9 @@ def _key(path: Path, number: int, entry: Any) -> ApiKey:
     namespace = entry.get("namespace", "")
     if "namespace" in entry and (not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace)):
         raise ConfigError(f"{where}: namespace must be 1 to 64 letters, digits, dots, hyphens or underscores")
-    return ApiKey(key_id, bytes.fromhex(hexadecimal), frozenset(scopes), **limits, namespace=namespace)
+    weight = entry.get("weight", 1.0)
+    if type(weight) not in (int, float) or not 1 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
+        raise ConfigError(f"{where}: weight must be a number from {1 / MAX_WEIGHT:g} to {MAX_WEIGHT:g}, got {weight!r}")
+    return ApiKey(
+        key_id, bytes.fromhex(hexadecimal), frozenset(scopes), **limits, namespace=namespace, weight=float(weight)
+    )

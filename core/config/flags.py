@@ -2,7 +2,7 @@
 
 import argparse
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -46,10 +46,12 @@ def flags(groups: Iterable[str] | None = None) -> list[Flag]:
     return found
 
 
-def add_flags(parser: argparse.ArgumentParser, groups: Iterable[str]) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser, groups: Iterable[str], is_wanted: Callable[[Flag], bool] = lambda flag: True
+) -> None:
     """Add the options of these groups. Absent ones stay absent in the namespace, so that defaults live in one place."""
     sections = {group: parser.add_argument_group(group) for group in groups}
-    for flag in flags(groups):
+    for flag in filter(is_wanted, flags(groups)):
         section = sections[flag.group]
         text = f"{flag.help} (default: {_shown(flag.default)}; {flag.variable})".replace("%", "%%")
         common: dict[str, Any] = {"dest": flag.field, "default": argparse.SUPPRESS, "help": text}

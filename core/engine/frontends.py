@@ -13,25 +13,49 @@ from penstock.ipc.key_file import ChannelKeys
 from penstock.ipc.messages import (
     AbortRequest,
     AddRequest,
+    DrainEngine,
     EngineNotReady,
     EngineReady,
     FromFrontend,
     FrontendHello,
     Goodbye,
+    HandoverReleased,
+    HandoverTaken,
     Heartbeat,
+    ListCache,
+    ListRequests,
     Message,
+    NoteCulprit,
     PauseRequest,
     Probe,
     Refused,
+    RequestList,
     ResetPrefixCache,
     ResumeRequest,
     SayHello,
+    SetRole,
     TokenBatch,
+    WatchSteps,
 )
+from penstock.ipc.messages.watching import Question
 
 log = structlog.get_logger()
 
-Order = AddRequest | AbortRequest | PauseRequest | ResumeRequest | ResetPrefixCache
+Order = (
+    AddRequest
+    | AbortRequest
+    | PauseRequest
+    | ResumeRequest
+    | ResetPrefixCache
+    | ListRequests
+    | ListCache
+    | HandoverTaken
+    | SetRole
+    | DrainEngine
+    | NoteCulprit
+    | WatchSteps
+    | Question
+)
 """What a frontend may send after its hello."""
 
 
@@ -44,7 +68,7 @@ class Listener(Protocol):
     def readiness(self) -> EngineReady | EngineNotReady:
         """Return what a new frontend is told."""
 
-    def on_frontend(self) -> None:
+    def on_frontend(self, peer: PeerId, hello: FrontendHello) -> None:
         """A frontend has said hello."""
 
     def on_order(self, peer: PeerId, order: Order) -> None:
@@ -67,9 +91,9 @@ class Frontends:
             context, config.ipc.frontend_address, Codec(FromFrontend), self._on_message, keys=keys
         )
 
-    def tell(self, peer: PeerId, batch: TokenBatch) -> None:
-        """Send a batch to a frontend; it counts as gone if its queue is full."""
-        if not self.channel.send(peer, batch):
+    def tell(self, peer: PeerId, message: TokenBatch | RequestList | HandoverReleased) -> None:
+        """Send a message to a frontend; it counts as gone if its queue is full."""
+        if not self.channel.send(peer, message):
             self._drop(peer, "it does not read its messages")
 
     def tell_all(self, message: Message) -> None:
@@ -111,7 +135,7 @@ class Frontends:
         self._heard[peer] = monotonic()
         log.info("frontend connected", name=hello.name)
         self.channel.send(peer, self._listener.readiness())
-        self._listener.on_frontend()
+        self._listener.on_frontend(peer, hello)
 
     def _drop(self, peer: PeerId, why: str) -> None:
         if self._heard.pop(peer, None) is not None:

@@ -9,42 +9,63 @@
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from math import inf
 from time import monotonic
 
 import structlog
 import zmq
 from msgspec.structs import replace
 
-from penstock.core.config import Config, SchedulerOptions, channel_keys
+from penstock.core.config import Config, channel_keys
+from penstock.core.engine.cache_news import CacheNews
+from penstock.core.engine.expert_load import ExpertCounts
 from penstock.core.engine.frontends import Frontends, Order
-from penstock.core.engine.step_trace import StepTrace
+from penstock.core.engine.observers import Observers
+from penstock.core.engine.readiness import engine_ready
+from penstock.core.engine.roles import Roles
+from penstock.core.engine.stats import stats_of
 from penstock.core.engine.worker_group import WorkerGroup
+from penstock.core.policies.registry import make_policy
+from penstock.core.scheduling.reasons import late_reasons, list_requests
 from penstock.core.scheduling.scheduler import Refusal, Scheduler, UnexpectedResultError
-from penstock.core.scheduling.suspects import ENDS_WORKERS, Culprits
-from penstock.core.sequences.drain_rate import DrainRate
-from penstock.core.sequences.policy import make_policy
+from penstock.core.scheduling.suspects import ENDS_WORKERS, Culprits, suspect_ids
 from penstock.ipc import faults
 from penstock.ipc.channel import PeerId
-from penstock.ipc.codec import MalformedMessage
+from penstock.ipc.codec import MalformedMessage, unpack_int32
 from penstock.ipc.curve import Doorkeeper
-from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
-    PROTOCOL_VERSION,
     AbortRequest,
     AddRequest,
+    DiskContents,
+    DrainEngine,
     EngineNotReady,
     EngineReady,
-    EngineStats,
+    ExpertTokens,
+    FrontendHello,
     GrammarPrepared,
+    HandoverTaken,
     Heartbeat,
+    KVLoaded,
+    KVReceived,
+    KVStored,
+    ListCache,
+    ListPages,
+    ListPrefixes,
+    ListRequests,
+    NoteCulprit,
     PauseRequest,
+    RequestList,
     ResetPrefixCache,
     ResumeRequest,
     SequenceDelta,
+    SetRole,
+    ShowLife,
     StepResult,
     TokenBatch,
+    WatchSteps,
     WorkerHello,
 )
 
@@ -53,19 +74,30 @@ log = structlog.get_logger()
 _before_plan, _after_plan = faults.point("scheduler.plan"), faults.point("scheduler.planned")
 _before_tokens = faults.point("scheduler.tokens")
 
-_STATS_INTERVAL = 0.2
+STATS_INTERVAL = 0.2
 """Shortest time in seconds between two EngineStats: fresh enough to watch, rare enough to cost nothing."""
 
-STEP_SECONDS, STEP_SECONDS_PER_TOKEN = 120.0, 0.25
-"""A step that takes longer than these together counts as hung. Generous: it may have to compile kernels, and a large
-model on a small CPU is slow."""
+LONG_WAIT_SECONDS, _MAX_LATE = 5.0, 32
+"""After so long without a row it is noted why a request waits: once, for so many of them in each heartbeat."""
+
+MAX_WRITE_SECONDS = 10.0
+"""For KV pages that are still to be written when the process is to end."""
 
 
 class Engine:
     """One scheduler, its workers and its frontends. Lives in a running event loop until `close()`."""
 
-    def __init__(self, config: Config, on_hung_worker: Callable[[int], None] = lambda pid: None) -> None:
-        """`on_hung_worker` gets the process id of a worker that no longer answers.
+    def __init__(
+        self,
+        config: Config,
+        on_hung_worker: Callable[[int], None] = lambda pid: None,
+        on_restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            config: with the addresses of this engine.
+            on_hung_worker: gets the process id of a worker that no longer answers.
+            on_restart: called when the engine has been drained, and is to be started again.
 
         Raises:
             ConfigError: if the policy or the key file does not exist.
@@ -73,29 +105,44 @@ class Engine:
         self._config = config
         make_policy(config.scheduler.scheduling_policy)  # fails now rather than when the first worker comes
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._trace = StepTrace(config.scheduler.step_trace) if config.scheduler.step_trace else None
         self._scheduler: Scheduler | None = None  # created at the first workers' hello, which gives their sizes
         self._progress_at = 0.0  # time of the last result, or of the first plan after an idle time
         self._pump_is_scheduled = False
-        self._drain = DrainRate()
+        self._is_draining = False
+        self._on_restart = on_restart
+        self._restarts = False  # once it is drained
+        self._start_id = secrets.token_hex(8)
         self._culprits = Culprits()
+        self._experts: ExpertCounts | None = None  # until ranks tell of some
         self._stats_timer: asyncio.TimerHandle | None = None
+        self._wake_timer: asyncio.TimerHandle | None = None
+        self._cache_news: CacheNews | None = None  # until a frontend wants it
         self._loop = asyncio.get_running_loop()
         keys = channel_keys(config)
         self._doorkeeper = None if keys is None else Doorkeeper(self._context, keys)
         self.frontends = Frontends(self._context, config, keys, self)
+        self._observers = Observers(config, self.frontends.channel)
         self.workers = WorkerGroup(self._context, config, keys, self, on_hung_worker)
+        self._roles = Roles(self._context, config, keys, self.workers.send, self._changed)
 
     # --- frontends --------------------------------------------------------------------------
 
-    def on_frontend(self) -> None:
+    def on_frontend(self, peer: PeerId, hello: FrontendHello) -> None:
         """A frontend has said hello: it soon gets the statistics."""
+        if hello.wants_cache_events:
+            if self._cache_news is None:
+                self._cache_news = CacheNews(self.frontends.channel)
+                self._follow_cache()
+            self._cache_news.add(peer)
         self._changed()
 
     def on_frontend_gone(self, peer: PeerId) -> int:
         """Abort all requests of a frontend; return how many it had."""
         self._changed()
-        return self._scheduler.abort_owner(peer) if self._scheduler is not None else 0
+        if self._cache_news is not None:
+            self._cache_news.remove(peer)
+        self._observers.on_frontend_gone(peer, self._scheduler)
+        return self._scheduler.abort_owner(peer, monotonic()) if self._scheduler is not None else 0
 
     def on_order(self, peer: PeerId, order: Order) -> None:
         """Carry out what a frontend sent."""
@@ -103,20 +150,60 @@ class Engine:
             case AddRequest():
                 self._on_add_request(peer, order)
             case ResetPrefixCache():
+                self._observers.on_reset()
                 num_pages = self._scheduler.reset_prefix_cache() if self._scheduler is not None else 0
                 log.info("prefix cache reset", freed_pages=num_pages)
                 self._changed()
+            case DrainEngine():
+                self.drain(order)
+            case NoteCulprit():
+                token_ids = unpack_int32(order.prompt_token_ids)
+                self._culprits.note(token_ids, order.sampling, monotonic())
+            case ListCache():
+                if self._cache_news is not None:
+                    self._cache_news.tell_all_of_it(peer)
+            case ListRequests():
+                if self._scheduler is None:
+                    self.frontends.tell(peer, RequestList(order.number, (), False, 0, 0, 0))
+                else:
+                    self.frontends.tell(peer, list_requests(self._scheduler, order, monotonic()))
+            case WatchSteps() | ListPages() | ListPrefixes() | ShowLife():
+                self._observers.on_watcher(peer, order, lambda: self._scheduler)
+            case HandoverTaken():
+                self.frontends.tell(peer, self._roles.taken(order, peer))
+            case SetRole():
+                if self._roles.change(order.role):
+                    self.frontends.tell_all(self.readiness())
             case _:
                 self._steer(peer, order)
 
+    def drain(self, order: DrainEngine) -> None:
+        """Take no new requests from now on, or take them again; all frontends are told."""
+        if (order.is_draining, order.restarts) != (self._is_draining, self._restarts):
+            log.info("draining" if order.is_draining else "not draining any more", restarts=order.restarts)
+        self._is_draining, self._restarts = order.is_draining, order.is_draining and order.restarts
+        self.frontends.tell_all(self.readiness())
+        self._changed()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it drains, and nothing is left of what it had."""
+        scheduler = self._scheduler
+        is_idle = scheduler is None or not (scheduler.requests or scheduler.in_flight)
+        return self._is_draining and is_idle and self._roles.is_idle
+
     def _on_add_request(self, peer: PeerId, request: AddRequest) -> None:
         now = monotonic()
+        if request.prefill_at:
+            self._roles.connect(request.prefill_at)
         if self._scheduler is None:
             refusal: Refusal | None = Refusal("internal", "no worker has connected yet")
         elif self._culprits.known and self._culprits.knows(request.prompt_token_ids, request.sampling, now):
             refusal = Refusal("ends_workers", ENDS_WORKERS)
         else:
             refusal = self._scheduler.add_request(request, peer, now)
+        if self._observers.are_there:
+            self._observers.on_request(request, self._scheduler, refusal)
         if refusal is None:
             self._changed()
             return
@@ -129,30 +216,43 @@ class Engine:
     def _steer(self, peer: PeerId, order: AbortRequest | PauseRequest | ResumeRequest) -> None:
         scheduler = self._scheduler
         request = scheduler.requests.get(order.request_id) if scheduler is not None else None
-        if scheduler is None or request is None:
-            return  # it has ended in the meantime
+        if scheduler is None or request is None:  # it has ended in the meantime
+            self._roles.leave(order.request_id, peer)
+            return
         if request.owner != peer:
             raise MalformedMessage("the request is another frontend's")
+        self._observers.on_steer(order, scheduler)
         match order:
             case AbortRequest():
-                scheduler.abort(order.request_id, order.sequence_idx)
+                scheduler.abort(order.request_id, order.sequence_idx, monotonic())
+                self._tell_bills(scheduler)
             case PauseRequest():
-                scheduler.pause(order.request_id)
+                scheduler.pause(order.request_id, monotonic())
             case ResumeRequest():
                 scheduler.resume(order.request_id)
         self._changed()
 
+    def _tell_bills(self, scheduler: Scheduler) -> None:
+        for owner, deltas in scheduler.accounts.take_bills().items():
+            self._tell(owner, deltas)
+
     def _tell(self, peer: PeerId, deltas: Sequence[SequenceDelta]) -> None:
+        self._observers.on_deltas(deltas, self._scheduler)
         self.frontends.tell(peer, TokenBatch(0, tuple(deltas)))
 
     # --- workers ----------------------------------------------------------------------------
 
     def on_group_ready(self, hello: WorkerHello, *, has_died: bool) -> None:
         """Workers are there: the first ones, new ones, or the same ones with empty rows."""
+        if self._config.scheduler.preemption == "swap" and not hello.num_host_pages:
+            log.warning("nothing is swapped: the worker has no host tier (--host-kv-gib)")
         if self._scheduler is None:
             self._scheduler = Scheduler.for_worker(self._config.scheduler, hello)
         else:
             self._reset_scheduler(self._scheduler, hello, has_died=has_died)
+        self._roles.begin(hello, self._scheduler.handovers)
+        self._observers.on_workers(hello)
+        self._follow_cache()
         self.on_group_incomplete()
 
     def on_group_incomplete(self) -> None:
@@ -174,30 +274,25 @@ class Engine:
         self.on_group_incomplete()
 
     def _reset_scheduler(self, scheduler: Scheduler, hello: WorkerHello, *, has_died: bool) -> None:
-        if self._trace is not None:
-            self._trace.forget_planned()
+        self._observers.forget_planned()
         requests = dict(scheduler.requests)
-        for owner, deltas in scheduler.reset_worker(hello, has_died=has_died).items():
+        for owner, deltas in scheduler.reset_worker(hello, has_died=has_died, now=monotonic()).items():
             for delta in deltas:
                 if delta.error_code == "ends_workers":
                     culprit = requests[delta.request_id]
                     self._culprits.note(culprit.prompt_token_ids, culprit.sampling, monotonic())
                 log.error("sequence ended", request_id=delta.request_id, code=delta.error_code, reason=delta.error)
             self._tell(owner, deltas)
+        self._tell_bills(scheduler)
+        self._follow_cache()
+        self._roles.follow(scheduler.handovers)
         if num_suspects := len(scheduler.suspects):
             log.info("requests in flight when the worker died are tried in halves", num_suspects=num_suspects)
 
-    def _check_progress(self, scheduler: Scheduler, now: float) -> None:
-        """Judge workers by their results only: a heartbeat shows that a process lives, not that its device works."""
-        if not scheduler.in_flight:
-            if scheduler.grammars.trial is not None and now - self._progress_at > STEP_SECONDS:
-                self.workers.lose_stuck(f"a grammar is not ready after {STEP_SECONDS:.0f} s")
-            return
-        step = scheduler.in_flight[0]
-        num_tokens = step.num_tokens
-        seconds = STEP_SECONDS + STEP_SECONDS_PER_TOKEN * num_tokens
-        if now - self._progress_at > seconds:
-            self.workers.lose_stuck(f"step {step.step_id} of {num_tokens} tokens has no result after {seconds:.0f} s")
+    def _follow_cache(self) -> None:
+        """The scheduler has new pages, or somebody wants to be told of them."""
+        if self._cache_news is not None and self._scheduler is not None:
+            self._cache_news.follow(self._scheduler.kv, self._scheduler.limits)
 
     def on_step_result(self, result: StepResult) -> None:
         """A step has been computed: plan the next one, then send its tokens to the frontends."""
@@ -209,20 +304,38 @@ class Engine:
             return  # for a plan that the worker got before it said hello again
         self._progress_at = received = monotonic()
         try:
-            output = scheduler.process(result)
+            output = scheduler.process(result, received)
         except UnexpectedResultError as error:
             self.workers.lose_stuck(f"its result is invalid: {error}")
             return
         if result.row_errors:
             _log_invalid_logits(output.values())
-        if self._trace is not None:
-            process_us = (monotonic() - received) * 1e6
-            self._trace.returned(result.step_id, received, process_us, result.num_forward_us, result.num_idle_us)
+        if result.drafter_error:
+            log.error("the drafter is switched off", drafter=scheduler.limits.drafter, reason=result.drafter_error)
+        if self._observers.are_there:
+            self._observers.returned(result, list(output.values()), scheduler, received)
         _before_tokens()
         self._pump()  # workers first: an idle device costs more than a client that waits
         for owner, batch in output.items():
             self.frontends.tell(owner, batch)
+        if scheduler.accounts.bills:
+            self._tell_bills(scheduler)
         self._changed()
+
+    def on_disk(self, message: KVStored | KVLoaded | DiskContents) -> None:
+        """Pages have come from the disk or went there: requests may go on, and more pages may move."""
+        scheduler = self._scheduler
+        if scheduler is None or scheduler.disk is None:
+            return
+        if reason := scheduler.disk.answered(message):
+            log.error("disk KV: nothing more is written", reason=reason)
+        if isinstance(message, DiskContents) and message.is_last:
+            log.info("disk KV", pages=scheduler.disk.disk.num_cached, room_for=scheduler.disk.disk.num_places)
+        self._changed()
+
+    def on_received(self, message: KVReceived) -> None:
+        """Pages from another engine are there, or nothing more is written to them."""
+        self._roles.on_received(message)
 
     def on_grammar_prepared(self, message: GrammarPrepared) -> None:
         """Requests that waited for a grammar may run, or fail."""
@@ -231,82 +344,98 @@ class Engine:
             self._tell(owner, deltas)
         self._changed()
 
+    def on_expert_tokens(self, rank: int, message: ExpertTokens) -> None:
+        """Experts on a rank have computed tokens."""
+        if self._experts is None:
+            hello = self.workers.hello
+            assert hello is not None
+            self._experts = ExpertCounts(hello.num_ranks // hello.num_stages)
+        self._experts.add(rank, message, monotonic())
+        self._changed()
+
     # --- steps ------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Send plans until the pipeline is full or there is nothing left to compute."""
         self._pump_is_scheduled = False
-        scheduler = self._scheduler
+        scheduler, observers = self._scheduler, self._observers
+        if scheduler is not None and scheduler.handovers is not None:
+            self._roles.send_orders()
         if scheduler is None or not self.workers.is_ready:
+            return
+        if scheduler.handovers is not None and not self._roles.send_moves():
             return
         while scheduler.can_schedule:
             started = monotonic()
             if not scheduler.in_flight and scheduler.grammars.trial is None:
                 self._progress_at = started
-            step = scheduler.schedule(started, with_record=self._trace is not None)
+            step = scheduler.schedule(started, with_record=observers.want_records)
+            if scheduler.ended:
+                for owner, deltas in scheduler.take_ended().items():
+                    self._tell(owner, deltas)
             if scheduler.grammars.messages and not all(map(self.workers.send, scheduler.grammars.take_messages())):
                 return
             if step is None:
+                self._send_moves(scheduler)
+                self._wake_at(scheduler.wakes_at)
                 return
-            for seq in step.newcomers:
-                if seq.request.arrived:
-                    seq.queued_us = int((started - seq.request.arrived) * 1e6)
-            if self._trace is not None:
-                sent = monotonic()
-                self._trace.planned(step.plan.step_id, step.record, (sent - started) * 1e6, sent)
+            if observers.are_there:
+                observers.planned(step, scheduler, started)
             _before_plan()
-            if not self.workers.send(step.plan):
+            if scheduler.handovers is not None and not self._roles.send_offers():
+                return
+            if not self.workers.send(step.plan) or not self._send_moves(scheduler):
                 return
             _after_plan()
+
+    def _send_moves(self, scheduler: Scheduler) -> bool:
+        """Send what is to move beside steps; False if there is no worker any more."""
+        disk = scheduler.disk
+        if scheduler.handovers is not None and not self._roles.send_moves():
+            return False
+        return disk is None or all(map(self.workers.send, disk.take_messages()))
+
+    def _wake_at(self, when: float) -> None:
+        """Plan again at this time if nothing happens before it; never, if it is infinite."""
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+            self._wake_timer = None
+        if when < inf:  # a little later: timers may be early by a rounding error
+            self._wake_timer = self._loop.call_later(max(0.0, when - monotonic()) + 0.001, self._pump)
 
     def _changed(self) -> None:
         """Something may be schedulable, and the counters have changed: handled once for all messages of this turn."""
         if not self._pump_is_scheduled:
             self._pump_is_scheduled = True
             self._loop.call_soon(self._pump)
+        if self._cache_news is not None:
+            self._cache_news.changed()
         if self._stats_timer is None:
-            self._stats_timer = self._loop.call_later(_STATS_INTERVAL, self._send_stats)
+            self._stats_timer = self._loop.call_later(STATS_INTERVAL, self._send_stats)
 
     def _send_stats(self) -> None:
         self._stats_timer = None
         if self._scheduler is not None:
-            self.frontends.tell_all(self._stats(self._scheduler))
+            self._scheduler.bound_queue(monotonic())
+            parts = self._scheduler, self.workers, self.frontends, self._experts, self._observers.recorder
+            self.frontends.tell_all(stats_of(*parts, is_draining=self._is_draining))
 
     # --- what others are told, and the watch over them ----------------------------------------
-
-    def _stats(self, scheduler: Scheduler) -> EngineStats:
-        totals, says = scheduler.totals, self.workers.says()
-        self._drain.note(monotonic(), scheduler.waiting.num_seqs, totals.num_completed, totals.num_prompt_tokens)
-        self._bound_queue(scheduler)
-        return replace(
-            scheduler.stats(is_ready=self.workers.is_ready),
-            num_dropped_from_frontends=self.frontends.channel.num_dropped,
-            num_dropped_from_workers=self.workers.channel.num_dropped,
-            num_dropped_by_worker=says.num_dropped,
-            num_log_lines_dropped=num_dropped_log_lines(),
-            num_log_lines_dropped_by_worker=says.num_log_lines_dropped,
-            device_memory_used=says.device_memory_used,
-            device_memory_total=says.device_memory_total,
-            drained_seqs_per_second=self._drain.seqs_per_second,
-            drained_tokens_per_second=self._drain.tokens_per_second,
-        )
-
-    def _bound_queue(self, scheduler: Scheduler) -> None:
-        """Set the queue's limit by the rate at which it empties, and whether the newest requests go first."""
-        options = self._config.scheduler
-        if options.queue_patience:
-            scheduler.max_turns = self._drain.turns_within(options.queue_patience, scheduler.limits.max_num_seqs)
-        if options.overload_order == "newest":
-            num_groups = max((each.num_groups for each in scheduler.waiting.tenants()), default=0)
-            most = scheduler.max_turns or options.max_num_queued_seqs
-            scheduler.waiting.newest_first = 2 * num_groups > most
 
     def readiness(self) -> EngineReady | EngineNotReady:
         """Return whether there is a worker, and how large it is."""
         hello = self.workers.hello
         if hello is None or not self.workers.is_ready:
-            return EngineNotReady("no worker is connected")
-        return engine_ready(hello, self._config.scheduler)
+            at = self._scheduler
+            suspects = () if at is None else suspect_ids(at.suspects, at.requests.values(), at.grammars)
+            return EngineNotReady("no worker is connected", suspects, self._is_draining)
+        return replace(
+            engine_ready(hello, self._config.scheduler),
+            role=self._roles.role,
+            kv_sources=hello.kv_sources,
+            is_draining=self._is_draining,
+            start_id=self._start_id,
+        )
 
     def why_not(self, protocol_version: int, model_fingerprint: str) -> str:
         """Return why a frontend with this hello is refused; empty if it is accepted."""
@@ -319,19 +448,38 @@ class Engine:
             now = monotonic()
             self.frontends.beat(now)
             self.workers.send(Heartbeat())
+            if self._roles.role:
+                self._roles.beat(now)
             if self._scheduler is not None:
-                if self.workers.is_ready:
-                    self._check_progress(self._scheduler, now)
+                self.workers.check_progress(self._scheduler, now - self._progress_at)
                 for owner, deltas in self._scheduler.expire_queued(now).items():
                     self._tell(owner, deltas)
+                if self._scheduler.waiting.num_seqs:
+                    for request, reason in late_reasons(self._scheduler, now, LONG_WAIT_SECONDS, _MAX_LATE).items():
+                        log.info("a request waits for long", request_id=request.request_id, reason=reason)
+            if self._experts is not None and (load := self._experts.news(now)) is not None:
+                self.frontends.tell_all(load)
+            if self._restarts and self.is_drained:
+                self._restarts = False
+                self._on_restart()
             self._changed()  # dropped messages count too, although they cause no step
-            if self._trace is not None:
-                self._trace.flush()
+            self._observers.flush()
+
+    async def write_pages(self) -> None:
+        """Wait until the disk has the KV pages that it is to have, but not for long."""
+        deadline = monotonic() + MAX_WRITE_SECONDS
+        while (scheduler := self._scheduler) is not None and scheduler.disk is not None and self.workers.is_ready:
+            if not scheduler.disk.num_under_way or monotonic() > deadline:
+                return
+            await asyncio.sleep(0.02)
 
     def close(self) -> None:
         """Close everything. Worker and frontends keep running, and say hello to the next scheduler."""
-        if self._trace is not None:
-            self._trace.close()
+        self._wake_at(inf)
+        if self._cache_news is not None:
+            self._cache_news.close()
+        self._observers.close()
+        self._roles.close()
         self.frontends.channel.close()
         self.workers.channel.close()
         if self._doorkeeper is not None:
@@ -348,21 +496,3 @@ def _log_invalid_logits(batches: Iterable[TokenBatch]) -> None:
                 sequence_idx=delta.sequence_idx,
                 reason=delta.error,
             )
-
-
-def engine_ready(hello: WorkerHello, options: SchedulerOptions) -> EngineReady:
-    """Return what frontends are told about an engine whose workers sent this hello."""
-    return EngineReady(
-        PROTOCOL_VERSION,
-        hello.model_fingerprint,
-        hello.max_model_len,
-        hello.vocab_size,
-        hello.page_size,
-        hello.num_pages,
-        hello.max_num_seqs,
-        hello.device,
-        hello.dtype,
-        options.max_num_queued_seqs,
-        options.max_num_queued_tokens,
-        hello.kernels,
-    )

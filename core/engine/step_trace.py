@@ -4,7 +4,9 @@
      "num_rows": 3, "num_tokens": 34, "rows": [["chatcmpl-1", 0, 32], ...], "admitted": [...], "preempted": [...],
      "free_pages": 90, "cached_pages": 4, "used_pages": 6, "waiting": [["chatcmpl-9", 0, "no free row"]], ...}
 
-Times are seconds of the monotonic clock; a step's line is written when its result is back.
+Times are seconds of the monotonic clock; a step's line is written when its result is back. `num_returned`: tokens of
+each row that samples, if these are not one each. With a drafter, `num_drafts` is how many tokens might be guessed for
+each decode, `why_drafts` why so many, and `num_guessed` and `num_accepted` are what came of it.
 """
 
 from collections import deque
@@ -14,6 +16,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 import structlog
+
+from penstock.ipc.codec import unpack_int32
+from penstock.ipc.messages import StepResult
 
 log = structlog.get_logger()
 
@@ -35,18 +40,23 @@ class StepTrace:
         """A step was scheduled (in `schedule_us`) and sent at `sent` (monotonic seconds)."""
         self._planned.append((step_id, schedule_us, sent, record))
 
-    def returned(self, step_id: int, received: float, process_us: float, forward_us: int, idle_us: int) -> None:
-        """Its result has arrived: write the line."""
+    def returned(self, result: StepResult, received: float, process_us: float, drafts: tuple[int, int]) -> None:
+        """Its result has arrived: write the line. `drafts`: how many tokens were guessed, and accepted."""
         planned_id, schedule_us, sent, record = self._planned.popleft()
-        assert planned_id == step_id
+        assert planned_id == result.step_id
+        num_guessed, num_accepted = drafts
         times = {
-            "step_id": step_id,
+            "step_id": planned_id,
             "t_schedule_us": round(schedule_us, 1),
             "t_process_us": round(process_us, 1),
             "t_sent": sent,
             "t_result": received,
-            "forward_us": forward_us,
-            "idle_us": idle_us,
+            "forward_us": result.num_forward_us,
+            "idle_us": result.num_idle_us,
+            "num_guessed": num_guessed,
+            "num_accepted": num_accepted,
+            "draft_us": result.num_draft_us,
+            "num_returned": unpack_int32(result.num_tokens).tolist(),
         }
         line = self._encoder.encode(times | msgspec.to_builtins(record)) + b"\n"
         if self._file is not None:

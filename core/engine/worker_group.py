@@ -2,12 +2,15 @@
 
 hello     the group is ready once every rank has said hello; its sizes are the smallest of theirs, its model must agree
 plans     are encoded once; the same bytes go to every rank
-results   are taken from rank 0; a grammar is ready when it is ready on every rank
+results   are taken from the rank that answers; a grammar is ready when it is ready on every rank
 death     of one rank is the death of the group: the other ranks start afresh and say hello again
 """
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from hashlib import blake2b
 from operator import attrgetter
+from time import time_ns
 from typing import Protocol
 
 import structlog
@@ -15,14 +18,20 @@ import zmq
 from msgspec.structs import replace
 
 from penstock.core.config import Config
+from penstock.core.scheduling.scheduler import Scheduler
 from penstock.ipc.channel import PeerId, Router
 from penstock.ipc.codec import Codec, MalformedMessage
 from penstock.ipc.key_file import ChannelKeys
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
+    DiskContents,
+    ExpertTokens,
     FromWorker,
     GrammarPrepared,
     Heartbeat,
+    KVLoaded,
+    KVReceived,
+    KVStored,
     Message,
     Refused,
     SayHello,
@@ -34,8 +43,22 @@ from penstock.ipc.messages import (
 
 log = structlog.get_logger()
 
-_EQUAL = ("num_ranks", "model_fingerprint", "vocab_size", "page_size", "window_groups")
-_LEAST = ("max_model_len", "num_pages", "max_num_seqs", "max_num_batched_tokens")
+_EQUAL = ("num_ranks", "model_fingerprint", "vocab_size", "page_size", "window_groups", "placement")
+_rank_of: Callable[[WorkerHello], int] = attrgetter("rank")
+
+_LEAST = ("max_model_len", "num_pages", "max_num_seqs", "max_num_batched_tokens", "num_host_pages")
+
+STEP_SECONDS, STEP_SECONDS_PER_TOKEN = 120.0, 0.25
+"""A step that takes longer than these together counts as hung. Generous: it may have to compile kernels, and a large
+model on a small CPU is slow."""
+
+_LOOK_DELAY = 0.01
+"""Seconds from a broken connection until whose it was can be seen: nothing can be sent there."""
+
+
+_GATHER_SECONDS = 3.0
+"""From the first hello of ranks that were a group already to the last one. A scheduler that dies in the middle of
+sending a plan leaves some ranks in a step that the others never hear of: they wait for each other."""
 
 
 class Listener(Protocol):
@@ -51,7 +74,16 @@ class Listener(Protocol):
         """A rank has died, or does not answer."""
 
     def on_step_result(self, result: StepResult) -> None:
-        """Rank 0 has computed a step."""
+        """The rank that answers has computed a step."""
+
+    def on_disk(self, message: KVStored | KVLoaded | DiskContents) -> None:
+        """The rank that answers has moved pages between host and disk, or tells what is there."""
+
+    def on_expert_tokens(self, rank: int, message: ExpertTokens) -> None:
+        """A rank tells what its experts have computed."""
+
+    def on_received(self, message: KVReceived) -> None:
+        """All ranks have filled pages from another engine, or write to them no more."""
 
     def on_grammar_prepared(self, message: GrammarPrepared) -> None:
         """A grammar is ready on all ranks, or one of them cannot prepare it."""
@@ -75,13 +107,22 @@ class WorkerGroup:
         self._dismissed: set[PeerId] = set()  # told to say hello; what they send before that is outdated
         self._says: dict[int, Heartbeat] = {}  # the last heartbeat of each rank
         self._preparing: dict[int, set[PeerId]] = {}  # grammar id -> the ranks that have it ready
+        self._receiving: dict[str, list[KVReceived]] = {}  # handover id -> what ranks have answered
         self._pids: list[int] = []  # of the current or last group, by rank
         self.hello: WorkerHello | None = None
         """Of the current or last group; its sizes are the smallest of all ranks."""
         self.is_ready = False
         """All ranks are there and accept plans."""
+        self._gathering: asyncio.TimerHandle | None = None
+        self._loop = loop = asyncio.get_running_loop()
         self.channel: Router[FromWorker] = Router(
-            context, config.ipc.worker_address, Codec(FromWorker), self._on_message, config.ipc.heartbeat_timeout, keys
+            context,
+            config.ipc.worker_address,
+            Codec(FromWorker),
+            self._on_message,
+            config.ipc.heartbeat_timeout,
+            keys,
+            on_broken=lambda: loop.call_later(_LOOK_DELAY, self._notice_dead),
         )
 
     def why_not(self, protocol_version: int, model_fingerprint: str) -> str:
@@ -103,6 +144,22 @@ class WorkerGroup:
         """Give up the group. Its processes may still hold memory that the next ones need: their parent is told."""
         self._lose(reason, list(self._ranks), hung=list(self._ranks))
 
+    def check_progress(self, scheduler: Scheduler, seconds: float) -> None:
+        """Give up a group that has brought no result for so many seconds.
+
+        Workers are judged by their results only: a heartbeat shows that a process lives, not that its device works.
+        """
+        if not self.is_ready or seconds <= STEP_SECONDS:
+            return
+        if not scheduler.in_flight:
+            if scheduler.grammars.trial is not None:
+                self.lose_stuck(f"a grammar is not ready after {STEP_SECONDS:.0f} s")
+            return
+        step = scheduler.in_flight[0]
+        most = STEP_SECONDS + STEP_SECONDS_PER_TOKEN * step.num_tokens
+        if seconds > most:
+            self.lose_stuck(f"step {step.step_id} of {step.num_tokens} tokens has no result after {most:.0f} s")
+
     def says(self) -> Heartbeat:
         """Return the sums over the last heartbeats of all ranks."""
         said = [
@@ -110,6 +167,10 @@ class WorkerGroup:
             for each in self._says.values()
         ]
         return Heartbeat(*map(sum, zip(*said, strict=True)))
+
+    def _notice_dead(self) -> None:
+        if not self.channel.is_closed:
+            self.send(Heartbeat())
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -124,7 +185,7 @@ class WorkerGroup:
             self.channel.send(peer, SayHello())
             raise MalformedMessage("it has not said hello, or was dropped")
         match message:
-            case StepResult() if hello.rank == 0 and self.is_ready:
+            case StepResult() if hello.answers and self.is_ready:
                 self._listener.on_step_result(message)
             case GrammarPrepared() if self.is_ready:
                 ready = self._preparing.setdefault(message.grammar_id, set())
@@ -132,6 +193,15 @@ class WorkerGroup:
                 if message.error or len(ready) == hello.num_ranks:
                     del self._preparing[message.grammar_id]
                     self._listener.on_grammar_prepared(message)
+            case KVStored() | KVLoaded() | DiskContents() if hello.answers and self.is_ready:
+                self._listener.on_disk(message)
+            case ExpertTokens():
+                self._listener.on_expert_tokens(hello.rank, message)
+            case KVReceived() if self.is_ready:
+                answers = self._receiving.setdefault(message.handover_id, [])
+                answers.append(message)
+                if len(answers) == hello.num_ranks:
+                    self._listener.on_received(_together(self._receiving.pop(message.handover_id)))
             case WorkerFailed():
                 log.error("worker failed", name=hello.name, step_id=message.step_id, reason=message.reason)
                 self._lose(message.reason, [peer], is_out_of_memory=message.is_out_of_memory)
@@ -148,13 +218,22 @@ class WorkerGroup:
         was_ready, self.is_ready = self.is_ready, False
         others = [each for each in self._ranks if each != peer]
         if was_ready:
-            self._dismiss(others)
+            self._dismiss(others, is_broken=hello.pid not in self._pids)
         self._ranks[peer] = hello
         self._dismissed.discard(peer)
         if len(self._ranks) == hello.num_ranks:
             self._welcome()
-        elif was_ready:
+        elif hello.was_welcomed and self._gathering is None:
+            self._gathering = self._loop.call_later(_GATHER_SECONDS, self._stop_gathering)
+        if was_ready and not self.is_ready:
             self._listener.on_group_incomplete()
+
+    def _stop_gathering(self) -> None:
+        """The other ranks do not come: make all of them start again, the missing ones by the end of these."""
+        self._gathering = None
+        if not self.is_ready and not self.channel.is_closed:
+            log.warning("ranks are missing: the group starts again", there=sorted(map(_rank_of, self._ranks.values())))
+            self._dismiss(list(self._ranks), is_broken=True)
 
     def _refusal(self, peer: PeerId, hello: WorkerHello) -> str:
         if refusal := self.why_not(hello.protocol_version, hello.model_fingerprint):
@@ -172,16 +251,27 @@ class WorkerGroup:
 
     def _welcome(self) -> None:
         """All ranks are there."""
-        hellos = sorted(self._ranks.values(), key=attrgetter("rank"))
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        hellos = sorted(self._ranks.values(), key=_rank_of)
         pids = [hello.pid for hello in hellos]
         has_died = self.hello is not None and self._pids != pids
         least = {field: min(getattr(hello, field) for hello in hellos) for field in _LEAST}
-        self.hello, self._pids = replace(hellos[0], **least), pids
+        sources = tuple(source for hello in hellos for source in hello.kv_sources)
+        # Each rank has its part of a page, and moves it at the same time as the others.
+        sums = {
+            field: sum(getattr(hello, field) for hello in hellos)
+            for field in ("page_bytes", "draft_page_bytes", "host_copy_speed")
+        }
+        weights = _joined([hello.weights for hello in hellos])
+        self.hello, self._pids = replace(hellos[0], **least, **sums, weights=weights, kv_sources=sources), pids
         self._preparing.clear()
+        self._receiving.clear()
         self._dismissed.clear()
         self.is_ready = True
         self.channel.broadcast(
-            self._ranks, Welcome(PROTOCOL_VERSION)
+            self._ranks, Welcome(PROTOCOL_VERSION, time_ns())
         )  # a rank that this does not reach is noticed at the next plan
         for hello in hellos:
             log.info("worker connected", name=hello.name, device=hello.device, dtype=hello.dtype, pages=hello.num_pages)
@@ -205,12 +295,27 @@ class WorkerGroup:
             del self._ranks[peer]
         if self.is_ready:
             self.is_ready = False
-            self._dismiss(list(self._ranks))
+            self._dismiss(list(self._ranks), is_broken=True)
             self._listener.on_group_lost(reason, is_out_of_memory=is_out_of_memory)
 
-    def _dismiss(self, peers: Collection[PeerId]) -> None:
-        """Make these ranks start afresh: they say hello again."""
-        missed = self.channel.broadcast(peers, SayHello())
+    def _dismiss(self, peers: Collection[PeerId], *, is_broken: bool) -> None:
+        """Make these ranks start afresh: they say hello again, or end if they cannot go on without the lost ones."""
+        missed = self.channel.broadcast(peers, SayHello(is_broken))
         self._dismissed.update(peer for peer in peers if peer not in missed)
         for peer in peers:
             del self._ranks[peer]
+
+
+def _together(answers: Collection[KVReceived]) -> KVReceived:
+    """What the ranks' answers mean for the group."""
+    failed = dict.fromkeys(name for each in answers for name in each.failed_transports)
+    error = next((each.error for each in answers if each.error), "")
+    num_bytes = sum(each.num_bytes for each in answers)
+    return replace(next(iter(answers)), num_bytes=num_bytes, error=error, failed_transports=tuple(failed))
+
+
+def _joined(digests: Sequence[str]) -> str:
+    """One digest for what ranks have read: of parts of the weights, or each of all."""
+    if len(set(digests)) == 1:
+        return digests[0]
+    return blake2b(" ".join(digests).encode(), digest_size=8).hexdigest()

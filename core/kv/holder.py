@@ -23,17 +23,23 @@ class Siblings(Protocol):
         """Whether a sequence outlives the step that settles its prompt."""
 
 
-class Holder(Protocol):
+class PageTables(Protocol):
+    """What holds pages."""
+
+    page_ids: list[int]  # the page table
+    window_tables: list[WindowTable]  # those of further page groups
+    cache_node: CacheNode | None  # cursor in the prefix cache
+
+
+class Holder(PageTables, Protocol):
     """A sequence with a page table; its counters are described in `core/sequences/sequence.py`."""
 
     token_ids: "array[int]"
     max_computed_tokens: int  # positions from here on are never computed
     num_unsettled_tokens: int
-    page_ids: list[int]  # the page table
-    window_tables: list[WindowTable]  # those of further page groups
     launch_limit: int  # computed positions stay below this without new pages
-    cache_node: CacheNode | None  # cursor in the prefix cache
     num_tree_pages: int  # page_ids[:num_tree_pages] are in the tree, down to the cursor
+    page_seconds: float  # minus the time at which it took each page, plus that at which it gave each back
 
     @property
     def request(self) -> Siblings:

@@ -27,17 +27,11 @@ the longest hit after the sibling has settled the prompt.
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from penstock.core.kv.holder import Holder, Siblings
-from penstock.core.kv.page_pool import CacheNode, PagePool, PrefixCache
-from penstock.core.kv.window_pages import WindowPages, WindowTable
-
-
-class PrefixHit(NamedTuple):
-    """Cached pages for the start of a sequence, and the tree node where they end (None: no hit)."""
-
-    node: CacheNode | None
-    page_ids: list[int]
-    window_page_ids: tuple[list[int], ...] = ()  # for each further group, the pages that the next position sees
+from penstock.core.kv.holder import Holder, PageTables, Siblings
+from penstock.core.kv.page_copies import PageCopies
+from penstock.core.kv.page_pool import CacheNode, PagePool, PrefixCache, PrefixHit
+from penstock.core.kv.tiers import Tiers
+from penstock.core.kv.window_pages import WindowPages
 
 
 class NewPage(NamedTuple):
@@ -51,13 +45,22 @@ class NewPage(NamedTuple):
 class KVPages:
     """All pages of one worker group's KV pool, where all layers keep all positions: there is one page group."""
 
-    __slots__ = ("cache", "page_size", "pool", "windows")
+    __slots__ = ("cache", "copies", "now", "page_size", "pool", "tiers", "windows")
 
     def __init__(self, num_pages: int, page_size: int, *, enable_prefix_caching: bool) -> None:
         self.page_size = page_size
         self.pool = PagePool(num_pages)
         self.cache = PrefixCache(self.pool, page_size) if enable_prefix_caching else None
         self.windows: tuple[WindowPages, ...] = ()  # further groups (`page_groups.py`)
+        self.now = 0.0  # seconds, for the accounts of pages
+        self.copies = PageCopies()  # of the next plan
+        self.tiers: Tiers | None = None  # what is below the device
+
+    def use_tiers(self, tiers: Tiers) -> None:
+        """Let what is evicted go to a lower tier, and find it there."""
+        self.tiers = tiers
+        if self.cache is not None:
+            self.cache.given_up = tiers.demote
 
     @property
     def num_available(self) -> int:
@@ -80,14 +83,24 @@ class KVPages:
         return self.pool.num_free > 0 or self.reserve(1)
 
     def drop_cached(self) -> int:
-        """Free all cached pages that no sequence uses; return how many."""
-        return self.cache.evict(self.cache.num_evictable) if self.cache is not None else 0
+        """Free all cached pages that no sequence uses, in all tiers; return how many of the device."""
+        if self.tiers is not None:
+            self.tiers.drop_cached(is_dropping=True)
+        num_free = self.pool.num_free
+        self.reserve(self.num_available)
+        if self.tiers is not None:
+            self.tiers.drop_cached(is_dropping=False)
+        return self.pool.num_free - num_free
 
     def append_page(self, seq: Holder) -> int:
         """Give the sequence one more page (there is a free one) and return it."""
         page_id = self.pool.allocate_one()
-        seq.page_ids.append(page_id)
-        self.limit_launch(seq)
+        page_ids = seq.page_ids
+        page_ids.append(page_id)
+        seq.page_seconds -= self.now
+        # `limit_launch`, written out: there are many of these in a step.
+        end, last = len(page_ids) * self.page_size, seq.max_computed_tokens
+        seq.launch_limit = end if end < last else last
         return page_id
 
     def grow(self, seq: Holder, end: int) -> tuple[list[int], list[NewPage]]:
@@ -98,9 +111,13 @@ class KVPages:
         """
         return [], []
 
-    def window_tables(self, hit: PrefixHit) -> list[WindowTable]:
-        """The page tables of the further groups with which a sequence begins, after a hit that is held."""
-        return []
+    def start_with(self, seq: Holder, hit: PrefixHit, num_tokens: int) -> int:
+        """Give a sequence, which has pages of the first group, what else it starts with after a hit that is held.
+
+        Returns:
+            How many pages are copied from a lower tier.
+        """
+        return self.tiers.promote(seq, hit, ()) if self.tiers is not None else 0
 
     def limit_launch(self, seq: Holder) -> None:
         seq.launch_limit = min(len(seq.page_ids) * self.page_size, seq.max_computed_tokens)
@@ -110,14 +127,19 @@ class KVPages:
         if self.cache is None:
             return PrefixHit(None, [])
         max_pages = seq.num_reusable_tokens // self.page_size
-        return PrefixHit(*self.cache.match(seq.request.namespace, seq.token_ids, max_pages))
+        hit = PrefixHit(*self.cache.match(seq.request.namespace, seq.token_ids, max_pages))
+        return hit if self.tiers is None else self.tiers.continued(seq, hit, max_pages)
 
     def hold(self, namespace: Hashable, hit: PrefixHit) -> CacheNode | None:
         """Protect a hit from eviction; return the cursor to `drop` or to give to a sequence."""
+        if self.tiers is not None:
+            self.tiers.hold(hit)
         return None if self.cache is None else self.cache.acquire(namespace, hit.node)
 
     def drop(self, cursor: CacheNode | None, hit: PrefixHit) -> None:
         """Undo `hold`."""
+        if self.tiers is not None:
+            self.tiers.let_go(hit)
         if self.cache is not None and cursor is not None:
             self.cache.release(cursor)
 
@@ -142,7 +164,7 @@ class KVPages:
         next_page, last = (seq.num_tree_pages + 1) * self.page_size, seq.max_computed_tokens
         return next_page if next_page < last else last
 
-    def release(self, seq: Holder) -> None:
+    def release(self, seq: PageTables) -> None:
         """Release the sequence's pages; those in the prefix cache stay there until they are evicted."""
         if self.cache is not None and seq.cache_node is not None:
             self.cache.release(seq.cache_node)
@@ -153,7 +175,7 @@ class Start(NamedTuple):
     """The part that a sequence need not compute, and where it comes from."""
 
     num_tokens: int
-    page_ids: list[int]  # shared pages, in order
+    page_ids: list[int]  # shared pages, in order; what the hit has on the host follows them
     copy_src: int  # page to copy into the next page of the sequence, or -1
     hit: PrefixHit  # what to keep in the prefix cache
     is_fork: bool
@@ -164,9 +186,12 @@ def find_start(seq: Holder, kv: KVPages) -> Start | None:
 
     Nothing is taken or protected: the caller does that before the next change to the pages.
     """
+    if kv.tiers is not None and (found := kv.tiers.returning(seq, kv.cache)) is not None:
+        return Start(found[0], found[1].page_ids, -1, found[1], is_fork=False)
     hit = kv.find_prefix(seq)
     page_size = kv.page_size
-    num_hit_tokens = len(hit.page_ids) * page_size
+    num_hit_pages = len(hit.page_ids) + len(hit.host_page_ids)
+    num_hit_tokens = num_hit_pages * page_size
     # A sibling's prompt saves computing all positions but one: useless if their logits are needed.
     siblings = () if seq.owes_prompt_logprobs else seq.request.running
     last = seq.request.num_prompt_tokens - 1
@@ -177,10 +202,10 @@ def find_start(seq: Holder, kv: KVPages) -> Start | None:
             sibling = settled[0]
             pages = hit.page_ids if kv.cache is not None else sibling.page_ids[:num_full_pages]
             copy_src = sibling.page_ids[num_full_pages] if last % page_size else -1
-            return Start(last, pages, copy_src, hit, is_fork=True)
+            return Start(last, pages, copy_src, hit._replace(host_page_ids=()), is_fork=True)
         # A sibling that ends with its first token leaves only what the prefix cache gets from it.
         can_fork = seq.request.can_fork and not kv.windows
-        if not settled and (len(hit.page_ids) < num_full_pages if kv.cache is not None else can_fork):
+        if not settled and (num_hit_pages < num_full_pages if kv.cache is not None else can_fork):
             return None
     return Start(num_hit_tokens, hit.page_ids, -1, hit, is_fork=False)
 

@@ -5,21 +5,35 @@ first group's pages are taken at admission, those of the others chunk by chunk, 
 """
 
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 
-from penstock.core.kv.holder import Holder
-from penstock.core.kv.kv_pages import KVPages, NewPage, PrefixHit
-from penstock.core.kv.page_pool import CacheNode
+from penstock.core.kv.holder import Holder, PageTables
+from penstock.core.kv.host_tier import HostTier
+from penstock.core.kv.kv_pages import KVPages, NewPage
+from penstock.core.kv.page_pool import CacheNode, PrefixHit, host_ref
+from penstock.core.kv.tiers import Tiers, TierTotals
 from penstock.core.kv.window_pages import WindowPages, WindowTable
 from penstock.ipc.messages import WindowGroup
 
 
 def make_pages(
-    num_pages: int, page_size: int, windows: Sequence[WindowGroup], *, enable_prefix_caching: bool
+    num_pages: int,
+    page_size: int,
+    windows: Sequence[WindowGroup],
+    *,
+    enable_prefix_caching: bool,
+    num_host_pages: int = 0,
+    tier_totals: TierTotals | None = None,
 ) -> KVPages:
-    """Return the bookkeeping for a pool; with a single group it takes less work."""
+    """Return the bookkeeping for a pool, and for the host's pages if there are any; less work with a single group."""
     if windows:
-        return GroupedPages(num_pages, page_size, windows, enable_prefix_caching=enable_prefix_caching)
-    return KVPages(num_pages, page_size, enable_prefix_caching=enable_prefix_caching)
+        kv: KVPages = GroupedPages(num_pages, page_size, windows, enable_prefix_caching=enable_prefix_caching)
+    else:
+        kv = KVPages(num_pages, page_size, enable_prefix_caching=enable_prefix_caching)
+    if num_host_pages:
+        totals = tier_totals or TierTotals()
+        kv.use_tiers(Tiers(HostTier(num_host_pages), kv.copies, totals, page_size, kv.windows))
+    return kv
 
 
 class GroupedPages(KVPages):
@@ -34,6 +48,11 @@ class GroupedPages(KVPages):
         self.windows = tuple(WindowPages(self.pool, group, page_size) for group in windows)
         if self.cache is not None:
             self.cache.given_up = self._given_up
+
+    def use_tiers(self, tiers: Tiers) -> None:
+        self.tiers = tiers
+        for number, group in enumerate(self.windows, 1):
+            group.given_up = partial(tiers.demote_window_page, number)
 
     @property
     def num_available(self) -> int:
@@ -57,11 +76,6 @@ class GroupedPages(KVPages):
     def reserve_next(self, seq: Holder) -> bool:
         return self.reserve(self._num_lacking(seq))
 
-    def drop_cached(self) -> int:
-        num_free = self.pool.num_free
-        self.reserve(self.num_available)
-        return self.pool.num_free - num_free
-
     def grow(self, seq: Holder, end: int) -> tuple[list[int], list[NewPage]]:
         page_ids: list[int] = []
         others: list[NewPage] = []
@@ -70,19 +84,25 @@ class GroupedPages(KVPages):
             if len(seq.page_ids) * self.page_size <= position:
                 page_ids.append(self.pool.allocate_one())
                 seq.page_ids.append(page_ids[-1])
+                seq.page_seconds -= self.now
             for number, (group, table) in enumerate(self._tables(seq), 1):
                 if table.num_pages * group.page_size <= position:
                     others.append(NewPage(number, table.num_pages, group.take(table)))
+                    seq.page_seconds -= self.now
             self.limit_launch(seq)
         return page_ids, others
 
-    def window_tables(self, hit: PrefixHit) -> list[WindowTable]:
-        start = len(hit.page_ids) * self.page_size
-        pages = hit.window_page_ids or ((),) * len(self.windows)
-        return [
-            WindowTable(group.first_needed(start), list(page_ids))
-            for group, page_ids in zip(self.windows, pages, strict=True)
-        ]
+    def start_with(self, seq: Holder, hit: PrefixHit, num_tokens: int) -> int:
+        fetched: list[tuple[int, int]] = []
+        for group, refs in zip(self.windows, hit.window_page_ids or ((),) * len(self.windows), strict=True):
+            table = WindowTable(group.first_needed(num_tokens), [])
+            for ref in refs:
+                if ref >= 0:
+                    table.page_ids.append(ref)
+                else:
+                    fetched.append((host_ref(ref), group.take(table)))
+            seq.window_tables.append(table)
+        return self.tiers.promote(seq, hit, fetched) if self.tiers is not None else 0
 
     def limit_launch(self, seq: Holder) -> None:
         super().limit_launch(seq)
@@ -97,24 +117,32 @@ class GroupedPages(KVPages):
             nodes.append(node)
             node = node.parent
         nodes.reverse()
-        count, longest = -1, len(nodes)
+        pages_at = [partial(self._page_at, number, nodes, hit) for number in range(len(self.windows))]
+        count, longest = -1, len(nodes) + len(hit.host_page_ids)
         while count != longest:  # where one group cannot start, another may be unable to as well
             count = longest
-            for group in self.windows:
-                longest = group.border(nodes, longest)
+            for group, page_at in zip(self.windows, pages_at, strict=True):
+                longest = group.border(page_at, longest)
+        window_page_ids = tuple(
+            group.pages_at(page_at, count) for group, page_at in zip(self.windows, pages_at, strict=True)
+        )
+        host_page_ids = hit.host_page_ids[: max(0, count - len(nodes))]
         del nodes[count:]
-        window_page_ids = tuple(group.pages_at(nodes) for group in self.windows)
-        return PrefixHit(nodes[-1] if nodes else None, hit.page_ids[:count], window_page_ids)
+        return PrefixHit(nodes[-1] if nodes else None, hit.page_ids[:count], window_page_ids, host_page_ids)
+
+    def _page_at(self, number: int, nodes: list[CacheNode], hit: PrefixHit, index: int) -> int:
+        page = self.windows[number].page(nodes, index)
+        return self.tiers.window_page(number + 1, nodes, hit, index) if page < 0 and self.tiers is not None else page
 
     def hold(self, namespace: Hashable, hit: PrefixHit) -> CacheNode | None:
-        for group, page_ids in zip(self.windows, hit.window_page_ids, strict=True):
-            group.share(page_ids)
+        for group, refs in zip(self.windows, hit.window_page_ids, strict=True):
+            group.share([ref for ref in refs if ref >= 0])
         return super().hold(namespace, hit)
 
     def drop(self, cursor: CacheNode | None, hit: PrefixHit) -> None:
         super().drop(cursor, hit)
-        for group, page_ids in zip(self.windows, hit.window_page_ids, strict=True):
-            group.release(page_ids, self._now)
+        for group, refs in zip(self.windows, hit.window_page_ids, strict=True):
+            group.release([ref for ref in refs if ref >= 0], self._now)
 
     def settle(self, seq: Holder) -> None:
         """Cache full pages, then free those that lie behind a window."""
@@ -127,13 +155,15 @@ class GroupedPages(KVPages):
                 group.cache(node, depth, table)
             node = node.parent
         for group, table in self._tables(seq):
+            num_pages = len(table.page_ids)
             group.free_behind(table, seq.num_settled_tokens, self._now)
+            seq.page_seconds += self.now * (num_pages - len(table.page_ids))
 
     def next_settle_event(self, seq: Holder) -> int:
         """Even without a prefix cache there is something to free when a page is full."""
         return min((seq.num_settled_tokens // self.page_size + 1) * self.page_size, seq.max_computed_tokens)
 
-    def release(self, seq: Holder) -> None:
+    def release(self, seq: PageTables) -> None:
         super().release(seq)
         for group, table in self._tables(seq):
             group.release(table.page_ids, self._now)
@@ -142,7 +172,7 @@ class GroupedPages(KVPages):
     def _now(self) -> int:
         return self.cache.clock if self.cache is not None else 0
 
-    def _tables(self, seq: Holder) -> Iterator[tuple[WindowPages, WindowTable]]:
+    def _tables(self, seq: PageTables) -> Iterator[tuple[WindowPages, WindowTable]]:
         return zip(self.windows, seq.window_tables, strict=True)
 
     def _num_lacking(self, seq: Holder) -> int:
@@ -153,5 +183,7 @@ class GroupedPages(KVPages):
         )
 
     def _given_up(self, node: CacheNode) -> None:
+        if self.tiers is not None:
+            self.tiers.demote(node)
         for group in self.windows:
             group.forget(node)

@@ -15,8 +15,9 @@ in use already.)
 """
 
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 
 class OutOfPagesError(RuntimeError):
@@ -88,8 +89,8 @@ class PagePool:
         Free at once is safe although steps in flight may still read or write the page: the worker
         executes plans strictly in the order they were made, and the page's next owner writes it
         in a plan that is made later. So the old owner's accesses all come before the new owner's.
-        A copy that runs beside the steps, on its own stream, would break this: its source would have to
-        keep an owner until a result says that the copy is done.
+        Copies to the host and back belong to a plan and count as done in its order, too (`tiers.py`), also
+        where they run beside the steps (`gpu_worker/state/transfers.py`).
         """
         num_users = self._num_users
         for page_id in page_ids:
@@ -114,6 +115,10 @@ class PagePool:
         """Number of page tables that contain a page."""
         return self._num_users[page_id]
 
+    def is_cached(self, page_id: int) -> bool:
+        """Whether a node of the prefix cache owns a page."""
+        return self._is_cached[page_id] == 1
+
     def user_counts(self) -> list[int]:
         """Return for each page how many page tables it is in; for checks."""
         return self._num_users[:]
@@ -130,7 +135,18 @@ class PagePool:
 class CacheNode:
     """One page-sized run of tokens after its parent's. A root has no parent and no page."""
 
-    __slots__ = ("children", "is_queued", "key", "num_users", "page_id", "parent", "released_at", "serial")
+    __slots__ = (
+        "children",
+        "content_key",
+        "is_queued",
+        "key",
+        "num_hits",
+        "num_users",
+        "page_id",
+        "parent",
+        "released_at",
+        "serial",
+    )
 
     def __init__(self, parent: "CacheNode | None", key: Hashable, page_id: int, serial: int) -> None:
         self.parent = parent
@@ -138,16 +154,47 @@ class CacheNode:
         self.page_id = page_id
         self.children: dict[bytes, CacheNode] = {}
         self.num_users = 0  # cursors at this node + children in use
+        self.num_hits = 0  # how often a hit has ended here
         self.released_at = 0  # the cache's counter when it was last in use
         self.serial = serial  # breaks ties in the eviction heap
         self.is_queued = False  # its (only) entry is in the eviction heap
+        self.content_key = b""  # made when a lower tier asks for it (`content_keys.py`)
+
+
+MISSING = -1
+
+
+def host_ref(host_page: int) -> int:
+    """Return a number for a page of the host that is no page of the device, nor MISSING; it is its own inverse."""
+    return -2 - host_page
+
+
+class PrefixHit(NamedTuple):
+    """Pages for the start of a sequence, and the tree node where those of the device end (None: no hit)."""
+
+    node: CacheNode | None
+    page_ids: list[int]
+    window_page_ids: tuple[list[int], ...] = ()
+    """For each further group the pages that the next position sees; those of the host as `host_ref`."""
+    host_page_ids: Sequence[int] = ()  # what follows `page_ids`, on the host
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the first group, wherever they are."""
+        return len(self.page_ids) + len(self.host_page_ids)
+
+    @property
+    def all_host_pages(self) -> list[int]:
+        """The pages of the host, of all groups, the last ones first."""
+        refs = [host_ref(ref) for refs in self.window_page_ids for ref in refs if ref < 0]
+        return [*refs, *reversed(self.host_page_ids)]
 
 
 class PrefixCache:
     """Finds and keeps the pages of settled prefixes. One tree per namespace (salt, adapter)."""
 
     __slots__ = (
-        "_heap", "_page_bytes", "_pool", "_roots", "clock", "given_up", "num_evictable", "num_nodes",
+        "_heap", "_page_bytes", "_pool", "_roots", "clock", "extended", "given_up", "num_evictable", "num_nodes",
     )  # fmt: skip
 
     def __init__(self, pool: PagePool, page_size: int) -> None:
@@ -160,6 +207,8 @@ class PrefixCache:
         self.given_up: Callable[[CacheNode], None] | None = None
         """Called with each node that is evicted, while it still has its page and parents: its other data must go
         with it, and a lower tier would take over its content."""
+        self.extended: Callable[[CacheNode], None] | None = None
+        """Called with each node that is new."""
         self.num_evictable = 0  # nodes not in use = pages that `evict` can free
 
     def match(self, namespace: Hashable, token_ids: "array[int]", max_pages: int) -> tuple[CacheNode | None, list[int]]:
@@ -190,6 +239,8 @@ class PrefixCache:
             node = self._roots.get(namespace)
             if node is None:
                 node = self._roots[namespace] = self._new_node(None, namespace, -1)
+        else:
+            node.num_hits += 1
         self._use(node)
         return node
 
@@ -219,10 +270,13 @@ class PrefixCache:
         """
         child = node.children.get(tokens)
         if child is None:
-            child = node.children[tokens] = self._new_node(node, tokens, page_id)
+            self.clock += 1  # `_new_node`, written out: there are many of these in a step
+            child = node.children[tokens] = CacheNode(node, tokens, page_id, self.clock)
             child.num_users = 1
             self.num_nodes += 1
             self._pool.cache(page_id)
+            if self.extended is not None:
+                self.extended(child)
             return child  # node loses the cursor and gains a child in use: its count stays
         self._use(child)
         node.num_users -= 1
@@ -261,9 +315,13 @@ class PrefixCache:
         """When the node that `evict` would take first was last used, or earlier; without such a node, the time now."""
         return self._heap[0][0] if self._heap else self.clock + 1
 
+    def roots(self) -> list[CacheNode]:
+        """Return the roots of all namespaces."""
+        return list(self._roots.values())
+
     def nodes(self) -> Iterator[CacheNode]:
         """Yield every node, roots included, parents first; for checks."""
-        stack = list(self._roots.values())
+        stack = self.roots()
         while stack:
             node = stack.pop()
             yield node

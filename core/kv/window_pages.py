@@ -13,9 +13,9 @@ a prefix can be reused up to each border before which a whole window remains.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from penstock.core.kv.page_pool import CacheNode, PagePool
+from penstock.core.kv.page_pool import MISSING, CacheNode, PagePool
 from penstock.ipc.messages import WindowGroup
 
 
@@ -37,7 +37,7 @@ class WindowTable:
 class WindowPages:
     """One group's pages: which of them the prefix cache owns, and which of those are unused."""
 
-    __slots__ = ("_homes", "_node_size", "_of_node", "_pool", "idle", "page_size", "window")
+    __slots__ = ("_homes", "_node_size", "_of_node", "_pool", "given_up", "idle", "page_size", "window")
 
     def __init__(self, pool: PagePool, group: WindowGroup, node_size: int) -> None:
         """`node_size`: tokens of a node of the prefix cache. Sizes are powers of two."""
@@ -48,6 +48,8 @@ class WindowPages:
         self._homes: dict[int, tuple[CacheNode, int]] = {}  # cached page -> its node, and its index in a page table
         self._of_node: dict[CacheNode, dict[int, int]] = {}  # the same, the other way round
         self.idle: OrderedDict[int, int] = OrderedDict()  # cached pages in no table -> since when, oldest first
+        self.given_up: Callable[[CacheNode, int, int], None] | None = None
+        """Called with each node, index and page that is evicted: a lower tier takes over its content."""
 
     def first_needed(self, position: int) -> int:
         """Index of the first page that this position sees."""
@@ -93,8 +95,11 @@ class WindowPages:
                 self._homes[page_id] = node, index
                 self._pool.cache(page_id)
 
-    def border(self, nodes: Sequence[CacheNode], count: int) -> int:
-        """How many of the first `count` nodes of a path leave a whole window of cached pages at their end."""
+    def border(self, page_at: Callable[[int], int], count: int) -> int:
+        """How many of the first `count` nodes of a path leave a whole window of cached pages at their end.
+
+        `page_at` tells the page with an index, or MISSING.
+        """
         while count:
             end = count * self._node_size
             index, rest = divmod(end, self.page_size)
@@ -102,21 +107,34 @@ class WindowPages:
                 count -= 1
                 continue
             first = self.first_needed(end)
-            while index > first and self._page(nodes, index - 1) >= 0:
+            while index > first and page_at(index - 1) != MISSING:
                 index -= 1
             if index == first:
                 return count
             count = (index - 1) * self.page_size // self._node_size  # no border inside or after a missing page
         return 0
 
-    def pages_at(self, nodes: Sequence[CacheNode]) -> list[int]:
-        """Return the pages that the position after these nodes sees; `border` has found them all."""
-        end = len(nodes) * self._node_size
-        return [self._page(nodes, index) for index in range(self.first_needed(end), end // self.page_size)]
+    def pages_at(self, page_at: Callable[[int], int], count: int) -> list[int]:
+        """Return the pages that the position after `count` nodes sees; `border` has found them all."""
+        end = count * self._node_size
+        return [page_at(index) for index in range(self.first_needed(end), end // self.page_size)]
 
-    def _page(self, nodes: Sequence[CacheNode], index: int) -> int:
-        node = nodes[((index + 1) * self.page_size - 1) // self._node_size]
-        return self._of_node.get(node, {}).get(index, -1)
+    def depth_of(self, index: int) -> int:
+        """Return the depth of the node that a page belongs to: 0 for the first node after the root."""
+        return ((index + 1) * self.page_size - 1) // self._node_size
+
+    def page(self, nodes: Sequence[CacheNode], index: int) -> int:
+        """Return the cached page with an index, on a path of nodes; MISSING if there is none."""
+        depth = self.depth_of(index)
+        return self.page_of(nodes[depth], index) if depth < len(nodes) else MISSING
+
+    def page_of(self, node: CacheNode, index: int) -> int:
+        """The same for the node that the page belongs to."""
+        return self._of_node.get(node, {}).get(index, MISSING)
+
+    def has(self, page_id: int) -> bool:
+        """Whether the prefix cache owns a page for this group."""
+        return page_id in self._homes
 
     def idle_since(self) -> int:
         """When the page that `evict` would free became idle; there must be one."""
@@ -126,6 +144,8 @@ class WindowPages:
         """Free the page that has been idle for longest; there must be one."""
         page_id, _ = self.idle.popitem(last=False)
         node, index = self._homes.pop(page_id)
+        if self.given_up is not None:
+            self.given_up(node, index, page_id)
         homes = self._of_node[node]
         del homes[index]
         if not homes:
@@ -134,7 +154,9 @@ class WindowPages:
 
     def forget(self, node: CacheNode) -> None:
         """The prefix cache gives up an unused node: free its pages."""
-        for page_id in self._of_node.pop(node, {}).values():
+        for index, page_id in self._of_node.pop(node, {}).items():
+            if self.given_up is not None:
+                self.given_up(node, index, page_id)
             del self._homes[page_id]
             del self.idle[page_id]
             self._pool.uncache(page_id)

@@ -13,9 +13,11 @@ import zmq
 from rich.console import Console
 from rich.markup import escape
 
+from penstock.core.checkpoint.parsing.text_part import WHOLE_MODELS
 from penstock.core.checkpoint.registry import open_model, served_model_names
 from penstock.core.checkpoint.source import LoadError, StoredTensor, fingerprint
 from penstock.core.config import Config, FrontendOptions, channel_keys
+from penstock.ipc.addresses import addresses_in
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec
 from penstock.ipc.logs import LogSink, SinkStream
@@ -29,7 +31,7 @@ _FLUSH_SECONDS = 1.0
 
 
 class Banner:
-    """Listens to the scheduler like a frontend, to learn when the engine is ready and how large it is."""
+    """Listens to the first scheduler like a frontend, to learn when its engine is ready and how large it is."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -45,7 +47,7 @@ class Banner:
         self._engine: asyncio.Future[EngineReady] = loop.create_future()
         self._channel: Dealer[ToFrontend] = Dealer(
             self._context,
-            config.ipc.frontend_address,
+            addresses_in(config.ipc.frontend_address)[0],
             "penstock-supervisor",
             Codec(ToFrontend),
             self._on_message,
@@ -72,6 +74,7 @@ class Banner:
         num_parameters = sum(tensor.num_elements for tensor in tensors)
         num_bytes = sum(tensor.num_bytes for tensor in tensors)
         architectures = self._checkpoint.config.get("architectures") or ["unknown architecture"]
+        is_part = architectures[0] in WHOLE_MODELS
         log.info(
             "found",
             model=self._name,
@@ -84,7 +87,8 @@ class Banner:
         if tensors:
             weights = f"{_short(num_parameters)} parameters, {_bytes(num_bytes)}"
         self._say(f"\n  [bold]Penstock[/bold] {VERSION}\n")
-        self._field("model", f"[bold]{escape(self._name)}[/bold]: {escape(str(architectures[0]))}, {weights}")
+        architecture = f"{escape(str(architectures[0]))}{' (its text part)' * is_part}"
+        self._field("model", f"[bold]{escape(self._name)}[/bold]: {architecture}, {weights}")
         self._field("folder", escape(str(self._checkpoint.path.resolve())))
 
     def _tensors(self) -> list[StoredTensor]:
@@ -102,17 +106,20 @@ class Banner:
         options = self._config.frontend
         url = _url(options, options.host, options.port)
         admin_url = _url(options, options.admin_host, options.admin_port) if options.admin_port else None
-        num_tokens = engine.num_pages * engine.page_size
+        num_tokens, num_engines = engine.num_pages * engine.page_size, self._config.parallel.data_parallel_size
         seconds = asyncio.get_running_loop().time() - self._began
         log.info(
             "serving",
             url=url,
             admin_url=admin_url,
             model=self._name,
+            engines=num_engines if num_engines > 1 else None,
             device=engine.device,
             dtype=engine.dtype,
             kernels=engine.kernels,
             kv_tokens=num_tokens,
+            host_kv_tokens=engine.num_host_pages * engine.page_size or None,
+            failed_tiers=engine.failed_tiers or None,
             max_model_len=engine.max_model_len,
             max_num_seqs=engine.max_num_seqs,
             start_seconds=round(seconds, 1),
@@ -120,7 +127,14 @@ class Banner:
         self._field("device", f"{escape(engine.device)}, {engine.dtype}, kernels: {engine.kernels}")
         if engine.kernels == "transformers":
             self._field("", "Computed by transformers' own code: slower than the models that Penstock implements")
+        if num_engines > 1:
+            self._field("engines", f"{num_engines}, each with a KV pool of its own")
         self._field("KV pool", pool_text(num_tokens, engine.max_num_seqs, engine.max_model_len))
+        if engine.num_host_pages:
+            num_host_tokens = engine.num_host_pages * engine.page_size
+            self._field("host KV", f"{num_host_tokens:,} tokens: what the pool gives up, and preempted sequences")
+        if engine.failed_tiers:
+            self._field("", f"[yellow]Without the {' and '.join(engine.failed_tiers)} tier: see the log[/yellow]")
         self._field("ready", f"[bold green]{url}/v1[/bold green] after {seconds:.1f} s")
         if admin_url is not None:
             self._field("admin", f"{admin_url}/metrics")

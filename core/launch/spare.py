@@ -1,22 +1,39 @@
-"""The spare: a process that has imported what a worker needs, and forks a worker whenever one is needed.
+"""The spare: a process that has imported what a worker needs, and forks one whenever one is needed, for any rank.
 
-    supervisor --a descriptor--> spare --fork--> (ends at once) --fork--> worker: says "started PID" on that descriptor
+    supervisor --arguments, descriptors--> spare --fork--> (ends at once) --fork--> worker: says "started PID"
 
 Importing takes seconds, and much longer on a busy machine; a fork takes ten milliseconds, however often workers die.
 The worker becomes the supervisor's own child, as its nearest ancestor that adopts orphans (`adopt_orphans`).
+A launch has one spare for all its workers. Even the first ones are forked from it. While it is missing, nothing waits
+for a new one: fresh processes are started instead.
 """
 
 import asyncio
 import ctypes
+import json
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.ipc.parent import FIRST, REPLACEMENT
+import structlog
+
+from penstock.core.config import Config
+from penstock.core.launch.start import ChildPipe, spawn
+from penstock.ipc import process
+from penstock.ipc.parent import Word
+
+log = structlog.get_logger()
 
 _PR_SET_CHILD_SUBREAPER = 36
+
+_DELAY = 3.0
+"""Seconds from a worker's readiness to the start of another spare, if there is none: waiting requests come first."""
+
+_FORK_SECONDS = 5.0
+"""Longest time for a fork on a busy machine; a spare that takes longer is stopped, or broken."""
 
 
 class Forked:
@@ -46,40 +63,135 @@ class Forked:
 
 
 class Spare:
-    """The supervisor's side of a running spare."""
+    """The spare of a launch, and its successors."""
 
-    def __init__(self, running: asyncio.subprocess.Process, turn: socket.socket) -> None:
-        self.running = running
-        self._turn = turn
-        self.imported = asyncio.Event()
-        """Set by whoever receives that word."""
+    def __init__(self, module: str, config: Config) -> None:
+        """`module`: what it runs. It is started with the first fork that is asked of it."""
+        self._module = module
+        self._config = config
+        self._running: asyncio.subprocess.Process | None = None
+        self._turn: socket.socket | None = None
+        self._pipe: ChildPipe | None = None
+        self._imported = asyncio.Event()
+        self._first: asyncio.Task[None] | None = None
+        self._start: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_ended = False
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a spare runs."""
+        return self._running is not None and self._running.returncode is None
+
+    @property
+    def has_imported(self) -> bool:
+        """Whether it can fork."""
+        return self._imported.is_set()
+
+    @property
+    def pids(self) -> set[int]:
+        """Of the spare, if there is one."""
+        return set() if self._running is None else {self._running.pid}
+
+    async def fork(
+        self, name: str, config: Config, arguments: Sequence[str], descriptor: int, started: "asyncio.Future[int]"
+    ) -> Forked | None:
+        """Let it fork a worker; None if there is no spare that can do it now.
+
+        Args:
+            name: the worker's, for the log.
+            config: the worker's.
+            arguments: the worker's, without those of configuration and parent.
+            descriptor: the worker's end of the pipe over which it reports.
+            started: gets the worker's process id when it says it.
+        """
+        self._cancel_timer()
+        turn = self._turn
+        if turn is None or not self.has_imported:
+            return None
+        config_fd = process.pass_config(config)
+        try:
+            socket.send_fds(turn, [json.dumps([*arguments]).encode()], [descriptor, config_fd])
+            async with asyncio.timeout(_FORK_SECONDS):
+                return Forked(await started)
+        except (TimeoutError, OSError) as error:
+            log.warning("the spare does not answer", child=name, error=repr(error))
+        finally:
+            os.close(config_fd)
+        if self._turn is turn:  # it may have been replaced meanwhile
+            await self._drop()
+        return None
 
     async def until_imported(self) -> None:
-        """Wait until it has imported, or has ended."""
-        waits = [asyncio.create_task(self.imported.wait()), asyncio.create_task(self.running.wait())]
+        """Wait for the first spare to import: a new process would have to import the same."""
+        if self._first is None:
+            self._first = asyncio.create_task(self._begin("--eager", "1"))
+        await asyncio.wait([self._first])
+        if self._running is None:
+            return
+        waits = [asyncio.create_task(self._imported.wait()), asyncio.create_task(self._running.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
 
-    def ask(self, descriptor: int, *, is_replacement: bool) -> bool:
-        """Let it fork a worker with this descriptor as its pipe to the parent; False if it cannot."""
-        if not self.imported.is_set() or self.running.returncode is not None:
-            return False
-        try:
-            socket.send_fds(self._turn, [REPLACEMENT if is_replacement else FIRST], [descriptor])
-        except OSError:
-            return False
-        return True
+    def plan(self) -> None:
+        """A worker is ready: see to it that there is a spare for the next one."""
+        if not self._has_ended and not self.is_there:
+            self._cancel_timer()
+            self._timer = asyncio.get_running_loop().call_later(_DELAY, self._begin_later)
 
     async def end(self) -> None:
-        """End the spare, not the workers that it forked."""
-        if self.running.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.running.pid, signal.SIGKILL)  # works even if it is stopped
-        await self.running.wait()
-        self._turn.close()
+        """End the spare, not the workers that it forked, and start no other."""
+        self._has_ended = True
+        self._cancel_timer()
+        starts = [start for start in (self._first, self._start) if start is not None]
+        if starts:
+            await asyncio.wait(starts)
+        await self._drop()
+
+    def _begin_later(self) -> None:
+        self._start = asyncio.get_running_loop().create_task(self._begin())
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _begin(self, *more: str) -> None:
+        await self._drop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pipe = ChildPipe(self._on_word)
+        arguments = ["--turn-fd", str(theirs.fileno()), *more]
+        try:
+            self._running = await spawn(self._module, self._config, pipe, arguments, [theirs.fileno()])
+        except OSError as error:
+            log.warning("no spare process can be started", reason=str(error))
+            ours.close()
+            pipe.close()
+        else:
+            self._turn, self._pipe = ours, pipe
+        finally:
+            theirs.close()
+            pipe.given()
+
+    def _on_word(self, word: Word, _number: int) -> None:
+        if word is Word.IMPORTED:
+            self._imported.set()
+
+    async def _drop(self) -> None:
+        running, turn, pipe = self._running, self._turn, self._pipe
+        self._running = self._turn = self._pipe = None
+        self._imported.clear()
+        if pipe is not None:
+            pipe.close()
+        if running is not None:
+            if running.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(running.pid, signal.SIGKILL)  # works even if it is stopped
+            await running.wait()
+        if turn is not None:
+            turn.close()
 
 
 def adopt_orphans(*, enabled: bool = True) -> None:

@@ -1,15 +1,14 @@
 """`penstock serve`: start all processes, restart those that die, and end them in the right order.
 
-    start        scheduler, worker, frontends, all at once; they find each other in any order
+    start        engines (`engine.py`) and frontends, all at once; they find each other in any order
     a death      the process is restarted; its peers say hello again
-    hanging      a process that has been silent for too long, or a worker that the scheduler reports as hung, is
-                 killed, which is a death; so are scheduler and worker together if each is well but they do not
-                 find each other
+    hanging      a process that has been silent for too long is killed, which is a death
     SIGTERM      frontends drain (running streams finish, whatever dies meanwhile), then scheduler and worker end;
                  exit 0; a second one (or Ctrl-C) does not wait for the streams
     SIGHUP       frontends read the key file and the certificate again, if there are any
-    giving up    a process that rejects its configuration (exit code 2), or that dies too often (`child.py`),
-                 ends everything with a nonzero code; so does an error in this process
+    giving up    a frontend that rejects its configuration (exit code 2), or dies too often (`child.py`), ends
+                 everything with a nonzero code; so do the last engine, an engine that rejects its configuration from
+                 the start, and an error in this process
 
 Children end with this process (the kernel signals them), so there are no orphans.
 """
@@ -19,35 +18,26 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from penstock.core.config import Config, ConfigError
-from penstock.core.config.addresses import with_addresses
 from penstock.core.config.listening import addresses, bind, has_files
-from penstock.core.config.ranks import Rank
 from penstock.core.launch.banner import Banner
 from penstock.core.launch.child import Child
-from penstock.core.launch.spare import adopt_orphans, reap_strangers
+from penstock.core.launch.engine import END_GRACE, MORE_PATIENCE, EngineLaunch, cancel, end_all, keep_running
+from penstock.core.launch.kept_files import with_kept_files
+from penstock.core.launch.launchers import addressed
+from penstock.core.launch.spare import Spare, adopt_orphans, reap_strangers
 from penstock.ipc import process
 from penstock.ipc.addresses import private_dir
 
 log = structlog.get_logger()
 
 _SPARE_WORKER = "penstock.gpu_worker.startup.spare"
-
-_END_GRACE = 5.0  # seconds between SIGTERM (after draining) and SIGKILL
-
-_PATIENCE, _MORE_PATIENCE = 1, 3
-"""Heartbeat timeouts for which a process may be silent. If a frontend ends, so do its clients' connections; and the
-scheduler judges workers by their results, so this is only a second check."""
-
-_APART = 2
-"""Heartbeat timeouts within which a scheduler without a worker and a ready worker must find each other."""
 
 
 class Supervisor:
@@ -57,10 +47,12 @@ class Supervisor:
     program that does not do so must set `spare_worker` to false.
     """
 
-    def __init__(self, config: Config, num_ranks: int = 1, *, has_frontends: bool = True) -> None:
-        """`num_ranks`: workers that hold the model together; they start and end as one.
-
-        Without frontends the launch serves a program that acts as one.
+    def __init__(self, config: Config, num_ranks: int = 0, *, has_frontends: bool = True) -> None:
+        """
+        Args:
+            config: with addresses.
+            num_ranks: workers that start and end as one; 0 for those that the options ask for.
+            has_frontends: without them the launch serves a program that acts as one.
         """
         self._config = config
         frontends = range(config.frontend.num_frontends if has_frontends else 0)
@@ -70,15 +62,12 @@ class Supervisor:
             Child(f"penstock-frontend-{i}", "penstock.frontend", config, "--index", str(i), shared_fds=shared)
             for i in frontends
         ]
-        self._scheduler = Child("penstock-scheduler", "penstock.core", config)
-        spare = _SPARE_WORKER if config.worker.spare_worker else ""
-        self._workers = [
-            Child(rank.name, "penstock.gpu_worker", rank.share(config), *rank.arguments, spare=spare)
-            for rank in (Rank(number, num_ranks) for number in range(num_ranks))
+        has_spare = config.worker.spare_worker and config.parallel.launcher == "local"
+        self._spare = Spare(_SPARE_WORKER, config) if has_spare else None
+        self.engines = [
+            EngineLaunch(config, number, num_ranks or config.parallel.num_ranks, self._spare)
+            for number in range(config.parallel.data_parallel_size)
         ]
-        self.engine = [self._scheduler, *self._workers]
-        self._scheduler.on_hung = self._kill_hung
-        self._seconds_apart = 0.0
         self.exit_code = 0
         self.stopping = asyncio.Event()
         """Everything is about to end, on request or because of a failure."""
@@ -86,23 +75,29 @@ class Supervisor:
         self._reloads: set[asyncio.Task[None]] = set()
 
     @property
+    def children(self) -> list[Child]:
+        """All processes that should run."""
+        return [child for engine in self.engines for child in engine.children] + self.frontends
+
+    @property
     def pids(self) -> set[int]:
-        """Of all processes and spares."""
-        return {pid for child in (*self.engine, *self.frontends) for pid in child.pids}
+        """Of all processes, and the spare."""
+        spare = set() if self._spare is None else self._spare.pids
+        return spare.union(*(child.pids for child in self.children))
 
     async def run(self) -> int:
         """Run until `stop` or a fatal failure; return the exit code for the whole launch."""
-        of_frontends = [self._vital(self._keep_running(child)) for child in self.frontends]
-        of_engine = [self._vital(self._keep_running(*group)) for group in ([self._scheduler], self._workers)]
-        of_engine.append(self._vital(self._watch()))
+        of_frontends = [self._vital(self._keep_frontend(child)) for child in self.frontends]
+        of_engines = [self._vital(self._keep_engine(engine)) for engine in self.engines]
+        of_engines.append(self._vital(self._watch()))
         await self.stopping.wait()
-        await _cancel([*self._reloads, *of_frontends])
+        await cancel([*self._reloads, *of_frontends])
         # A worker or scheduler that dies now is still replaced, so that streams can finish.
-        await self._end(self.frontends, self._config.frontend.shutdown_timeout + _END_GRACE)
-        await _cancel(of_engine)
-        for child in self.engine:
-            await child.end_spare()
-        await self._end(self.engine, _END_GRACE)
+        await end_all(self.frontends, self._config.frontend.shutdown_timeout + END_GRACE, self._hurry)
+        await cancel(of_engines)
+        if self._spare is not None:
+            await self._spare.end()
+        await asyncio.gather(*(engine.end(self._hurry) for engine in self.engines))
         log.info("stopped", exit_code=self.exit_code)
         return self.exit_code
 
@@ -138,87 +133,40 @@ class Supervisor:
             self.stopping.set()
             log.error("internal error, giving up", exc_info=error)
 
-    async def _keep_running(self, *group: Child) -> None:
-        """Start the processes of a group, and start all of them again when one has ended."""
-        while True:
-            await asyncio.gather(*(child.start() for child in group))
-            child, code = await _first_end(group)
-            if self.stopping.is_set() and code == 0:  # a signal to all processes reached it too
-                return
-            is_hopeless = code == process.EXIT_CONFIG  # it has printed the reason
-            if is_hopeless or not child.may_restart(time.monotonic()):
-                (log.info if is_hopeless else log.error)("giving up", child=child.name, exit_code=code)
-                self.exit_code = process.EXIT_CONFIG if is_hopeless else 1
-                self.stopping.set()
-                return
-            log.error("died, restarting it", child=child.name, exit_code=code)
+    async def _keep_frontend(self, child: Child) -> None:
+        code = await keep_running(self.stopping, child)
+        if code is not None:
+            self._give_up(code)
 
-    def _kill_hung(self, pid: int) -> None:
-        """Kill a worker that the scheduler reports as hung, unless it has been replaced in the meantime."""
-        for child in self._workers:
-            running = child.process
-            if running is not None and running.pid == pid and running.returncode is None:
-                log.error("hangs, killing it", child=child.name)
-                child.signal(signal.SIGKILL)
+    async def _keep_engine(self, engine: EngineLaunch) -> None:
+        """Keep an engine running; without it, the others go on.
+
+        One that never worked because its configuration cannot work ends the launch: whoever started it should know.
+        """
+        code = await engine.run(self.stopping)
+        if code is None:
+            return
+        engine.is_given_up = True
+        is_wrong = code == process.EXIT_CONFIG and not engine.has_been_ready
+        if is_wrong or all(each.is_given_up for each in self.engines):
+            self._give_up(code)
+            return
+        await engine.end(self._hurry)
+        log.error("the other engines go on without it", engine=engine.number)
+
+    def _give_up(self, code: int) -> None:
+        self.exit_code = code
+        self.stopping.set()
 
     async def _watch(self) -> None:
-        """Check all children by their reports, for as long as this runs."""
+        """Check all processes by their reports, for as long as this runs."""
         options = self._config.ipc
-        interval, timeout = options.heartbeat_interval, options.heartbeat_timeout
         while True:
-            await asyncio.sleep(interval)
-            for child in (*self.engine, *self.frontends):
-                patience = _PATIENCE if child is self._scheduler else _MORE_PATIENCE
-                if child.silent_for(interval) > patience * timeout:
-                    log.error("is silent, killing it", child=child.name)
-                    child.signal(signal.SIGKILL)
-            is_apart = self._scheduler.is_alone and all(child.is_ready.is_set() for child in self._workers)
-            self._seconds_apart = self._seconds_apart + interval if is_apart else 0.0
-            if self._seconds_apart > _APART * timeout:
-                log.error("scheduler and workers do not find each other, killing all")
-                for child in self.engine:
-                    child.signal(signal.SIGKILL)
-                self._seconds_apart = 0.0
-
-    async def _end(self, children: list[Child], grace: float) -> None:
-        for child in children:
-            child.signal(signal.SIGTERM)
-        waits = [asyncio.create_task(child.ended()) for child in children if child.process is not None]
-        hurry = asyncio.create_task(self._hurry.wait())
-        late: set[asyncio.Task[int]] = set(waits)
-        deadline = time.monotonic() + grace
-        while late and not self._hurry.is_set() and (left := deadline - time.monotonic()) > 0:
-            await asyncio.wait([*late, hurry], timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            late = {wait for wait in late if not wait.done()}
-        hurry.cancel()
-        if late:
-            for child in children:
-                child.signal(signal.SIGKILL)
-            await asyncio.wait(late)
-
-
-async def _first_end(group: Sequence[Child]) -> tuple[Child, int]:
-    """Wait until one of the processes has ended, and end the others; return which one it was, and its exit code.
-
-    If another one rejects the configuration at the same moment, that comes first.
-    """
-    ends = [asyncio.create_task(child.ended()) for child in group]
-    try:
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        first = next(i for i, end in enumerate(ends) if end.done())
-        for child in group:
-            child.signal(signal.SIGKILL)
-        codes = await asyncio.gather(*ends)
-    finally:
-        for end in ends:
-            end.cancel()
-    return group[first], process.EXIT_CONFIG if process.EXIT_CONFIG in codes else codes[first]
-
-
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(options.heartbeat_interval)
+            for engine in self.engines:
+                engine.watch(options.heartbeat_interval)
+            for child in self.frontends:
+                child.kill_if_silent(options.heartbeat_interval, MORE_PATIENCE * options.heartbeat_timeout)
 
 
 def reserve_ports(config: Config) -> tuple[Config, list[socket.socket]]:
@@ -270,13 +218,13 @@ async def _run_process(config: Config) -> int:
     finally:
         supervisor.stopping.set()
         await show
-        await _cancel([reaper])
+        await cancel([reaper])
 
 
 async def _show(supervisor: Supervisor, banner: Banner) -> None:
     announce = asyncio.create_task(banner.announce([child.is_ready for child in supervisor.frontends]))
     await supervisor.stopping.wait()
-    await _cancel([announce])
+    await cancel([announce])
     if not supervisor.exit_code:
         banner.ending()
     banner.close()
@@ -295,7 +243,8 @@ def serve(config: Config) -> int:
     config, kept = reserve_ports(config)
     try:
         with private_dir(config.ipc.runtime_dir) as folder:
-            return asyncio.run(_run_process(with_addresses(config, Path(folder))))
+            config = with_kept_files(config, Path(folder))
+            return asyncio.run(_run_process(addressed(config, Path(folder))))
     finally:
         for shared in kept:
             shared.close()

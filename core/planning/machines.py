@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.core.config.options import ConfigError
+from penstock.core.planning.step_costs import StepCosts
 
 _OURS = Path(__file__).with_name("machines.toml")
 
@@ -17,6 +18,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     bandwidth: float
     link: float
     flops: dict[str, float]  # "fp16" (bf16 is the same), and whichever of "int8" and "fp8" it has
+    runtime: float = 2e9  # bytes of the driver, the libraries' workspaces and the captured graphs
+    most: int = 64  # of them that a plan may have
+    weights: str = "fp16"  # the format that it computes a checkpoint in 16 bits with, one of `costs.BYTES`
+    kv: str = "fp16"
+    steps: StepCosts | None = None  # as measured with the engine, for these formats; None: steps are rooflines
+    measured_at: float = 0.0  # seconds since 1970; 0: published figures
 
     def rate(self, product: str) -> float:
         """Operations per second; what it has no products for is computed in 16 bits."""

@@ -2,20 +2,27 @@
 
 Times follow the roofline model (Williams, Waterman and Patterson, 2009): a step takes as long as the slowest of reading
 memory, computing, and talking to the other devices. They are bounds: no implementation is faster, and all are slower.
+On a machine that was measured with the engine itself, they are what it is expected to take (`step_costs.py`).
 """
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock.core.planning.costs import BYTES, Costs, widest
+from penstock.core.checkpoint.shards.stages import stage_shares
+from penstock.core.config.groups.parallel import ParallelOptions
+from penstock.core.config.options import ConfigError
+from penstock.core.planning.costs import BYTES, Chunk, Chunks, Costs, widest
 from penstock.core.planning.machines import Machine
+from penstock.core.planning.rank_parts import RankPart, rank_parts
 
-Bound = Literal["memory", "compute", "link"]
-_RUNTIME = 2e9  # bytes of the driver, the libraries' workspaces and the captured graphs on each device
+Bound = Literal["memory", "compute", "link", "host"]
+"""`host`: most of the step is what each step, layer and sequence takes however small the model is."""
 _STEP_TOKENS = 8192  # whose activations have room
+_CPU_ACTIVATION = 4.0  # bytes of a number of the activations on a measured machine, which is a CPU
 _MOST = 1 << 14  # sequences at once
 _STAGES = (1, 2, 3, 4, 6, 8)
 _TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -42,10 +49,22 @@ class Layout(NamedTuple):
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    ep: bool = False  # whole experts on each of the `tp` devices
+    num_redundant: int = 0  # experts
 
     @property
     def num_devices(self) -> int:
         return self.tp * self.pp * self.dp
+
+    @property
+    def options(self) -> ParallelOptions:
+        """Of a server of one copy."""
+        return ParallelOptions(
+            tensor_parallel_size=self.tp,
+            pipeline_parallel_size=self.pp,
+            enable_expert_parallel=self.ep,
+            num_redundant_experts=self.num_redundant,
+        )
 
 
 class StepTime(NamedTuple):
@@ -77,20 +96,47 @@ class Plan(NamedTuple):
     layout: Layout = Layout()
 
     @property
+    def is_measured(self) -> bool:
+        """Whether steps take what they are expected to, rather than at least their roofline."""
+        is_usual = (self.costs.weights, self.layout) == (self.machine.weights, Layout())
+        return self.machine.steps is not None and is_usual and self.costs.decoder.quantization is None
+
+    @property
     def ledger(self) -> Ledger:
+        """With room for the activations of a large step."""
+        return self.ledger_of(_STEP_TOKENS)
+
+    def ledger_of(self, step_tokens: int) -> Ledger:
+        """With room for the activations of a step of so many tokens."""
         num_devices = self.layout.tp * self.layout.pp
         decoder = self.costs.decoder
-        numbers = _STEP_TOKENS * (4 * decoder.hidden_size + widest(decoder) / self.layout.tp)
+        numbers = step_tokens * (4 * decoder.hidden_size + widest(decoder) / self.layout.tp)
         return Ledger(
             memory=self.machine.memory * num_devices,
-            weight_bytes=self.costs.weight_bytes,
-            activation_bytes=numbers * BYTES["fp16"] * num_devices,
-            runtime_bytes=_RUNTIME * num_devices,
+            weight_bytes=self.layout.tp * sum(part.weight_bytes for part in self.rank_parts),
+            activation_bytes=numbers * (_CPU_ACTIVATION if self.machine.steps else BYTES["fp16"]) * num_devices,
+            runtime_bytes=self.machine.runtime * num_devices,
         )
 
+    @property
+    def rank_parts(self) -> tuple[RankPart, ...]:
+        """The fullest rank of each stage."""
+        return rank_parts(self.costs, self.layout.options)
+
+    @property
+    def can_be_split(self) -> bool:
+        """Whether the workers could hold the model so."""
+        try:
+            return bool(self.rank_parts)
+        except ConfigError:
+            return False
+
     def max_batch(self, context: int) -> int:
-        """Sequences of this length whose keys and values fit."""
-        return max(0, math.floor(self.ledger.left / self.costs.kv_bytes(context)))
+        """Sequences of this length whose keys and values fit on every rank."""
+        ledger = self.ledger
+        room = (ledger.left + ledger.weight_bytes) / (self.layout.tp * self.layout.pp)
+        of_each = [(room - its.weight_bytes) / its.costs.kv_bytes(context) for its in self.rank_parts]
+        return max(0, math.floor(min(of_each)))
 
     def max_context(self, batch: int) -> int:
         """The longest sequence of which so many fit, within what the model's positions allow."""
@@ -103,23 +149,44 @@ class Plan(NamedTuple):
                 most = middle - 1
         return least
 
+    @property
+    def stage_shares(self) -> tuple[float, ...]:
+        """The part of a step's time that each stage of the pipeline takes."""
+        return stage_shares(self.costs.decoder, self.layout.pp)
+
     def decode_step(self, batch: int, context: int) -> StepTime:
-        """One token for each sequence."""
-        read = self.costs.weight_bytes_read(batch) + batch * self.costs.kv_bytes(context)
-        return self._step(batch, read, self.costs.operations([(context - 1, 1)]) * batch)
+        """The time until each sequence has another token: on the stages of a pipeline there are as many parts of them.
+
+        While one stage computes a part the others have the other parts, and all wait for the slowest of them.
+        """
+        num_stages = self.layout.pp
+        seconds, bound_by = self._step_of({(context - 1, 1): -(-batch // num_stages)})
+        return StepTime(seconds * (num_stages * max(self.stage_shares) if batch > 1 else 1.0), bound_by)
 
     def prefill(self, num_tokens: int) -> StepTime:
         """A whole prompt in one step."""
-        read = self.costs.weight_bytes_read(num_tokens) + self.costs.kv_bytes(num_tokens)
-        return self._step(num_tokens, read, self.costs.operations([(0, num_tokens)]))
+        return self._step_of({(0, num_tokens): 1})
 
     def tokens_per_second(self, batch: int, context: int) -> float:
-        """Of all copies. The stages of a pipeline work on different sequences at the same time."""
-        step = self.decode_step(max(1, batch // self.layout.pp), context).seconds
-        return batch / step * self.layout.dp
+        """Of all copies."""
+        return batch / self.decode_step(batch, context).seconds * self.layout.dp
 
-    def _step(self, num_tokens: int, bytes_read: float, operations: float) -> StepTime:
-        """The stages of a pipeline take turns in one step, so it is as long as if each device had them all."""
+    def step_of(self, chunks: Sequence[Chunk]) -> StepTime:
+        """Of these sequences' chunks."""
+        return self._step_of(Counter(chunks))
+
+    def _step_of(self, chunks: Chunks) -> StepTime:
+        costs, steps = self.costs, self.machine.steps
+        num_tokens = sum(count * times for (_, count), times in chunks.items())
+        kept = sum(times * costs.kv_bytes(first + count) for (first, count), times in chunks.items())
+        bound = self.step(num_tokens, costs.weight_bytes_read(num_tokens) + kept, costs.operations(chunks))
+        if steps is None or not self.is_measured:
+            return bound
+        seconds, of_host = steps.of_step(costs.decoder, chunks)
+        return StepTime(seconds, "host" if of_host > seconds / 2 else bound.bound_by)
+
+    def step(self, num_tokens: int, bytes_read: float, operations: float) -> StepTime:
+        """Any step's roofline. The stages of a pipeline take turns, so it is as long as if each device had them all."""
         tp, decoder, machine = self.layout.tp, self.costs.decoder, self.machine
         # Two all-reduces in each layer send (tp - 1) / tp of the activations twice.
         sent = 2 * len(decoder.layers) * num_tokens * decoder.hidden_size * BYTES["fp16"] * 2 * (tp - 1) / tp
@@ -156,16 +223,18 @@ def batch_for(plan: Plan, load: Load) -> int | None:
 
 def layouts(num_kv_heads: int, most: int) -> Iterator[Layout]:
     """By the number of devices, then by the number of those that must talk to each other."""
-    copies = [Layout(tp, pp) for tp in _TENSOR_PARALLEL for pp in _STAGES if tp <= num_kv_heads or num_kv_heads == 1]
-    all_of_them = [Layout(tp, pp, dp) for tp, pp, _ in copies for dp in range(1, most // (tp * pp) + 1)]
+    copies = [(tp, pp) for tp in _TENSOR_PARALLEL for pp in _STAGES if tp <= num_kv_heads or num_kv_heads == 1]
+    all_of_them = [Layout(tp, pp, dp) for tp, pp in copies for dp in range(1, most // (tp * pp) + 1)]
     yield from sorted(all_of_them, key=lambda layout: (layout.num_devices, layout.pp, layout.tp))
 
 
-def smallest(costs: Costs, machine: Machine, load: Load, most: int = 64) -> Plan | None:
-    """The plan with the fewest devices, up to `most`, that fits and meets the targets."""
+def smallest(costs: Costs, machine: Machine, load: Load) -> Plan | None:
+    """The plan with the fewest devices, up to the machine's `most`, that fits and meets the targets."""
     num_kv_heads = max(shape.num_heads for shape in costs.decoder.kv)
-    for layout in layouts(num_kv_heads, most):
+    for layout in layouts(num_kv_heads, machine.most):
         plan = Plan(costs, machine, layout)
-        if batch_for(plan, load) is not None:
+        # Cutting up a model of many experts takes a while: not for devices that the whole does not fit.
+        has_room = costs.weight_bytes < machine.memory * layout.tp * layout.pp
+        if has_room and plan.can_be_split and batch_for(plan, load) is not None:
             return plan
     return None

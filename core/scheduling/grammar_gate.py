@@ -95,6 +95,10 @@ class GrammarGate:
             self._waiting.hold(request)
         return live.is_ready
 
+    def is_suspected(self, text: str) -> bool:
+        """Whether a worker may have died of this grammar."""
+        return text in self._suspected
+
     def prepared(self, message: GrammarPrepared) -> list[Request]:
         """Queue the requests held for a grammar that is now ready, or return them if it cannot be used."""
         live = self._ids.get(message.grammar_id)

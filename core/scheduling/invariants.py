@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 
+from penstock.core.kv.holder import PageTables
 from penstock.core.kv.page_pool import CacheNode
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.sequences.sequence import Sequence
@@ -19,12 +20,16 @@ def check_invariants(scheduler: Scheduler) -> None:
         InvariantError: with the first disagreement. (Not an assert statement: it must hold under -O too.)
     """
     _check_queues(scheduler)
+    _check_levels(scheduler)
     _check_pages(scheduler)
     _check_tree(scheduler)
     _check_windows(scheduler)
+    _check_tiers(scheduler)
+    _check_disk(scheduler)
     for seq in scheduler.running:
         _check_sequence(scheduler, seq)
     _check_in_flight(scheduler)
+    _check_accounts(scheduler)
 
 
 def _require(condition: bool, what: str) -> None:
@@ -67,13 +72,32 @@ def _check_queues(scheduler: Scheduler) -> None:
     _check_counts(scheduler, counted)
 
 
+def _check_levels(scheduler: Scheduler) -> None:
+    in_line = list(scheduler.waiting.lines())
+    _require(all(request.level == level for level, request in in_line), "requests are in line on their level")
+    lined_up = [request for request in scheduler.requests.values() if request.is_lined_up]
+    _require({id(request) for _, request in in_line} == set(map(id, lined_up)), "those in line say so")
+    _require(len(in_line) == len(lined_up), "a request is in line once")
+    if scheduler.levels is not None:
+        for request in scheduler.requests.values():
+            if request.waiting and not request.is_paused and not request.is_overdue:
+                _require(request.waits_since is not None, "the time that a request waits is counted")
+                _require(scheduler.levels.will_be_overdue(request), "a request is looked at again in time")
+
+
 def _check_counts(scheduler: Scheduler, counted: list[Sequence]) -> None:
     groups: dict[str, Counter[str]] = {}
-    for seq in counted:
+    for seq in (each for each in counted if not each.request.is_background):
         groups.setdefault(seq.request.tenant, Counter())[seq.request.group] += 1
     expected = {(name, found.total(), len(found)) for name, found in groups.items()}
     found = {(each.tenant, each.num_seqs, each.num_groups) for each in scheduler.waiting.tenants()}
     _require(found == expected, "the counts of each tenant")
+
+
+def _holders(scheduler: Scheduler) -> list[PageTables]:
+    """What holds pages beside sequences."""
+    handovers = scheduler.handovers
+    return [] if handovers is None else [*handovers.arrivals.holders(), *handovers.departures.holders()]
 
 
 def _check_pages(scheduler: Scheduler) -> None:
@@ -81,6 +105,9 @@ def _check_pages(scheduler: Scheduler) -> None:
     num_users = [0] * pool.num_pages
     for seq in scheduler.running:
         for page_id in itertools.chain(seq.page_ids, *(table.page_ids for table in seq.window_tables)):
+            num_users[page_id] += 1
+    for holder in _holders(scheduler):
+        for page_id in itertools.chain(holder.page_ids, *(table.page_ids for table in holder.window_tables)):
             num_users[page_id] += 1
     num_nodes = [0] * pool.num_pages
     if scheduler.kv.cache is not None:
@@ -106,6 +133,7 @@ def _check_tree(scheduler: Scheduler) -> None:
     if cache is None:
         return
     cursors: Counter[CacheNode] = Counter(seq.cache_node for seq in scheduler.running if seq.cache_node is not None)
+    cursors.update(holder.cache_node for holder in _holders(scheduler) if holder.cache_node is not None)
     nodes = list(cache.nodes())
     users = dict(cursors)
     for node in reversed(nodes):  # children before parents
@@ -145,6 +173,51 @@ def _check_windows(scheduler: Scheduler) -> None:
             num_late = 0 if seq in scheduler.running.prefills else kv.page_size  # it goes when a page is full
             border = max(0, seq.num_settled_tokens - num_late)
             _require(table.first >= group.first_needed(border), f"{name}: frees what is behind its window")
+
+
+def _check_tiers(scheduler: Scheduler) -> None:
+    tiers = scheduler.kv.tiers
+    if tiers is None:
+        return
+    host, kv = tiers.host, scheduler.kv
+    holders = Counter(page for swapped in tiers.swapped.values() for page in swapped.all_pages)
+    if scheduler.disk is not None:
+        holders.update(scheduler.disk.held_pages())
+    _require(host.holder_counts() == [holders[page] for page in range(host.num_pages)], "every host page's holders")
+    states = [*host.free_pages(), *host.cached_pages(), *holders]
+    _require(sorted(states) == list(range(host.num_pages)), "every host page is free, cached or held, once")
+    _require(host.num_held == len(holders), "the count of held host pages")
+    named = host.keys()
+    _require(all(host.key_of(page) == key for key, page in named.items()), "a key and its page know each other")
+    with_keys = [page for page in range(host.num_pages) if host.key_of(page)]
+    _require(sorted(named.values()) == with_keys, "each key finds one page")
+    _require(set(host.cached_pages()) <= set(with_keys), "cached host pages have keys")
+    _require(not set(host.free_pages()) & set(with_keys), "free host pages have none")
+    waiting = {seq for request in scheduler.waiting.requests() for seq in request.waiting}
+    _require(set(tiers.swapped) <= waiting, "what is swapped out waits")
+    for seq in waiting:
+        if (swapped := tiers.swapped.get(seq)) is None:
+            continue
+        name, num_tokens = f"{seq.request_id}/{seq.sequence_idx}", swapped.num_tokens
+        _require(0 < num_tokens < seq.num_tokens, f"{name}: only known tokens are swapped")
+        _require(len(swapped.page_ids) == kv.pages_for(num_tokens), f"{name}: its pages on the host")
+        for group, pages in zip(kv.windows, swapped.window_page_ids, strict=True):
+            needed = range(group.first_needed(num_tokens), -(-num_tokens // group.page_size))
+            _require(len(pages) == len(needed), f"{name}: its windows on the host")
+
+
+def _check_disk(scheduler: Scheduler) -> None:
+    if scheduler.disk is None:
+        return
+    disk, places = scheduler.disk.disk, scheduler.disk.disk.places()
+    listed = [place for of_state in places.values() for place in of_state]
+    _require(len(set(listed)) == len(listed), "a place on the disk is free, cached, moving or unlisted, once")
+    _require(len(listed) + disk.num_unusable == disk.num_places, "every place on the disk is in some state")
+    _require(disk.num_moving == scheduler.disk.num_moving, "a place moves with an order for it")
+    waiting = set(scheduler.waiting.requests())
+    for request, fetch in scheduler.disk.fetches().items():
+        _require(request in waiting and not request.running, f"{request.request_id}: waits for the disk, has no row")
+        _require(fetch.move_id < 0 or scheduler.waiting.is_held(request), f"{request.request_id}: is held meanwhile")
 
 
 def _check_sequence(scheduler: Scheduler, seq: Sequence) -> None:
@@ -198,7 +271,15 @@ def _check_sequence(scheduler: Scheduler, seq: Sequence) -> None:
 
 
 def _check_in_flight(scheduler: Scheduler) -> None:
-    _require(len(scheduler.in_flight) <= scheduler.pipeline_depth + 1, "the pipeline's depth")
+    _require(len(scheduler.in_flight) <= scheduler.max_in_flight, "the pipeline's depth")
     for step in scheduler.in_flight:
         samples = len(step.decodes.seqs) + sum(chunk.samples for chunk in step.chunks)
         _require(samples == step.num_samples, "samples of a step in flight")
+
+
+def _check_accounts(scheduler: Scheduler) -> None:
+    contexts = scheduler.accounts.contexts()
+    decodes = {seq for seq in scheduler.running if seq.num_settled_tokens == seq.num_tokens - 1 and seq.num_outputs}
+    _require(set(contexts) == {seq for seq in decodes if seq.settle_event}, "an account for each row that decodes")
+    for seq, context in contexts.items():
+        _require(context == seq.num_settled_tokens, f"{seq.request_id}/{seq.sequence_idx}: context in its account")

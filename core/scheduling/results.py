@@ -9,13 +9,16 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import accumulate
 
 from penstock.core.kv.kv_pages import KVPages
-from penstock.core.scheduling.running import RunningSet
+from penstock.core.scheduling.accounts import Accounts
+from penstock.core.scheduling.rows.running import RunningSet
 from penstock.core.scheduling.stats import Totals
 from penstock.core.sequences.sequence import Owner, Sequence
+from penstock.core.steps.drafts import DraftOutcome
 from penstock.core.steps.logprob_columns import attach_logprobs, check_logprobs
 from penstock.core.steps.plan_builder import InFlightStep
+from penstock.core.steps.pooled_columns import attach_pooled, check_pooled
 from penstock.ipc.codec import unpack_int32
-from penstock.ipc.messages import FinishReason, RowError, SequenceDelta, StepResult, TokenBatch
+from penstock.ipc.messages import FinishReason, RowError, SequenceBill, SequenceDelta, StepResult, TokenBatch
 
 Deltas = dict[Owner, list[SequenceDelta]]
 """What there is to tell, by the owner that each request was added with."""
@@ -42,7 +45,7 @@ def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_siz
     if not in_flight or in_flight[0].step_id != result.step_id:
         raise UnexpectedResultError(f"result of step {result.step_id}, which is not the oldest in flight")
     step = in_flight[0]
-    counts = _checked_counts(step, result.num_tokens) if result.num_tokens else []
+    counts = _checked_counts(step, result) if result.num_tokens or result.num_drafted or result.num_forced else []
     num_due = sum(counts) if counts else step.num_samples
     if len(tokens) != num_due:
         raise UnexpectedResultError(f"step {result.step_id} should return {num_due} tokens, got {len(tokens)}")
@@ -52,6 +55,8 @@ def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_siz
         )
     if step.has_logprobs and (error := check_logprobs(step, result, counts)):
         raise UnexpectedResultError(error)
+    if step.num_pooled and (error := check_pooled(step, result)):
+        raise UnexpectedResultError(error)
     for row_error in result.row_errors:
         if not 0 <= row_error.sample_idx < step.num_samples:
             raise UnexpectedResultError(
@@ -60,17 +65,41 @@ def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_siz
     return tokens, counts
 
 
-def _checked_counts(step: InFlightStep, num_tokens: bytes) -> list[int]:
+def _checked_counts(step: InFlightStep, result: StepResult) -> list[int]:
     """How many tokens each row returns: one, or as many as its drafts allow."""
-    if len(num_tokens) != 4 * step.num_samples:
-        raise UnexpectedResultError(
-            f"step {step.step_id} samples {step.num_samples} rows, got {len(num_tokens)} bytes of counts"
-        )
-    counts = unpack_int32(num_tokens).tolist()
-    most = [*step.decode_sizes, *[1] * (step.num_samples - len(step.decodes.seqs))]
-    if not all(count == 1 or 0 <= count <= size > 1 for count, size in zip(counts, most, strict=True)):
-        raise UnexpectedResultError(f"step {step.step_id} returned more or fewer tokens than its drafts allow")
+    num_rows, columns = step.num_samples, (result.num_tokens, result.num_drafted, result.num_forced)
+    for column in columns:
+        if column and len(column) != 4 * num_rows:
+            raise UnexpectedResultError(
+                f"step {step.step_id} samples {num_rows} rows, got {len(column)} bytes of counts"
+            )
+    counts = unpack_int32(result.num_tokens).tolist()
+    guessed = unpack_int32(result.num_drafted) if result.num_drafted else (0,) * num_rows
+    sizes = step.decode_sizes
+    allowed = [*sizes, *[1] * (num_rows - len(sizes))] if len(sizes) < num_rows else sizes
+    for num_guessed, size in zip(guessed, allowed, strict=True):
+        if not 0 <= num_guessed < size:
+            raise UnexpectedResultError(f"step {step.step_id} guessed more tokens than were allowed")
+    for count, num_guessed, size in zip(counts, guessed, allowed, strict=False):
+        if count != 1 and not (size > 1 and 0 <= count <= 1 + num_guessed):
+            raise UnexpectedResultError(f"step {step.step_id} returned more or fewer tokens than its drafts allow")
     return counts
+
+
+def draft_outcome(step: InFlightStep, result: StepResult, counts: list[int]) -> DraftOutcome:
+    """What came of a step's drafts; `counts` are those of `checked_tokens`."""
+    num = len(step.decodes.seqs)
+    guessed = unpack_int32(result.num_drafted).tolist()[:num] if result.num_drafted else [0] * num
+    returned = counts[:num] if counts else [1] * num
+    return DraftOutcome(
+        step.decodes.seqs, step.num_drafts, guessed, returned, step.num_context, bool(step.chunks), time_of(result),
+        result.num_draft_us,
+    )  # fmt: skip
+
+
+def time_of(result: StepResult) -> int:
+    """The microseconds of a step with the device's wait for it, unless it waited for requests to come."""
+    return result.num_forward_us + min(result.num_idle_us, result.num_forward_us)
 
 
 class SettleCalendar:
@@ -117,11 +146,14 @@ class SettleCalendar:
 class Settling:
     """Applies results to the sequences of one worker."""
 
-    __slots__ = ("_kv", "_remove", "_running", "_totals", "calendar")
+    __slots__ = ("_accounts", "_kv", "_remove", "_running", "_totals", "calendar")
 
-    def __init__(self, kv: KVPages, running: RunningSet, totals: Totals, remove: Callable[[Sequence], None]) -> None:
+    def __init__(
+        self, kv: KVPages, running: RunningSet, totals: Totals, accounts: Accounts, remove: Callable[[Sequence], None]
+    ) -> None:
         """`remove` takes a sequence that ends out of its row."""
         self._kv = kv
+        self._accounts = accounts
         self._running = running
         self._totals = totals
         self._remove = remove
@@ -148,6 +180,8 @@ class Settling:
             num_dropped += self._settle_chunks(step, tokens, output)
         if step.has_logprobs:
             attach_logprobs(step, result, counts, output)
+        if step.num_pooled:
+            self._totals.num_output_tokens -= attach_pooled(step, result, output)
         if failed:
             self._end_failed(failed, output)
         for seq in due:
@@ -191,9 +225,10 @@ class Settling:
             append_token(token)
         for seq in due:
             position = batch.positions.get(seq)
-            if position is None or seq.num_settled_tokens < seq.settle_event:
+            num_tokens = len(seq.token_ids)  # the properties, written out: there are many of these in a step
+            if position is None or num_tokens - seq.num_unsettled_tokens < seq.settle_event:
                 continue
-            if seq.num_tokens >= seq.max_len:
+            if num_tokens >= seq.max_len:
                 ended.add(position)
                 output.setdefault(seq.owner, []).append(self._settle_sample(seq, (tokens[position],), step.step_id))
             else:
@@ -246,15 +281,21 @@ class Settling:
             new = new[:num_kept]
         elif seq.num_tokens >= seq.max_len:
             finish_reason = "length"
-        num_cached, queued_us = (seq.num_cached_tokens, seq.queued_us) if seq.num_outputs == len(new) else (0, 0)
+        num_cached, queued_us, late = 0, 0, ""
+        if seq.num_outputs == len(new):
+            num_cached, queued_us, late = seq.num_cached_tokens, seq.queued_us, seq.request.late
+        bill: SequenceBill | None = None
         if finish_reason is None:
             self._settle_pages(seq, step_id)
         else:
             self._totals.num_completed += 1
             self._kv.settle(seq)
             self._remove(seq)
+            bill = self._accounts.bill(seq, self._kv.now)
         name = seq.request_id, seq.sequence_idx
-        return SequenceDelta(*name, new, finish_reason, stop_token_id, num_cached, queued_us=queued_us)
+        return SequenceDelta(
+            *name, new, finish_reason, stop_token_id, num_cached, queued_us=queued_us, bill=bill, late=late
+        )
 
     def _settle_pages(self, seq: Sequence, step_id: int) -> None:
         """Cache what is full and settled now, and look at the sequence again when there is more."""
@@ -272,7 +313,7 @@ class Settling:
             deltas = output.setdefault(seq.owner, [])
             name = seq.request_id, seq.sequence_idx
             deltas[:] = [delta for delta in deltas if (delta.request_id, delta.sequence_idx) != name]
-            deltas.append(seq.error_delta(error.reason, error.code))
+            deltas.append(seq.error_delta(error.reason, error.code, self._accounts.bill(seq, self._kv.now)))
 
 
 def _tokens_by_row(tokens: list[int], counts: list[int]) -> Iterable[tuple[int, ...]]:
@@ -292,14 +333,27 @@ def _up_to_stop(seq: Sequence, new: tuple[int, ...]) -> int:
     return next((i + 1 for i in range(first, len(new)) if new[i] in stop_token_ids), 0)
 
 
+def forced_rows(step: InFlightStep, result: StepResult) -> list[tuple[Sequence, int]]:
+    """Return the rows whose next tokens are forced, and how many; after the result was applied."""
+    num_forced = unpack_int32(result.num_forced).tolist()
+    rows = zip(_sampling(step), num_forced, strict=False)
+    return [(seq, count) for (seq, epoch), count in rows if count > 0 and seq.running_epoch == epoch]
+
+
+def _sampling(step: InFlightStep) -> list[tuple[Sequence, int]]:
+    """The sequences for which a step samples, each with its epoch then."""
+    return [
+        *zip(step.decodes.seqs, step.decodes.epochs, strict=True),
+        *((chunk.seq, chunk.epoch) for chunk in step.chunks if chunk.samples),
+    ]
+
+
 def _failed_sequences(step: InFlightStep, result: StepResult) -> list[tuple[Sequence, RowError]]:
     """Return the failed sequences that are still in the step's epoch, each with its error.
 
     Call this before the result is applied, and after `checked_tokens`.
     """
-    sampling = [
-        *zip(step.decodes.seqs, step.decodes.epochs, strict=True),
-        *((chunk.seq, chunk.epoch) for chunk in step.chunks if chunk.samples),
-    ]
     errors = {error.sample_idx: error for error in reversed(result.row_errors)}  # the first error of each row
-    return [(seq, errors[i]) for i, (seq, epoch) in enumerate(sampling) if i in errors and seq.running_epoch == epoch]
+    return [
+        (seq, errors[i]) for i, (seq, epoch) in enumerate(_sampling(step)) if i in errors and seq.running_epoch == epoch
+    ]

@@ -5,29 +5,61 @@
                                └────── preempted ◀─────┘
 
 One rule: each step computes the next chunk of what is known (or will be when the steps in flight
-return) but not computed yet. Up to `pipeline_depth` steps are planned ahead of the results.
+return) but not computed yet. Up to `pipeline_depth` steps are planned ahead of the results, and one for each further
+stage of a pipeline.
 """
 
 from collections import deque
+from collections.abc import Sequence as ListOf
+from dataclasses import replace
+from math import inf
 
-from msgspec.structs import replace
-
+from penstock.core.batching.registry import make_batching
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.kv.page_groups import make_pages
+from penstock.core.kv.tiers import TierTotals
+from penstock.core.policies.hooks import Hooks
+from penstock.core.policies.levels import Levels
+from penstock.core.policies.registry import make_policy
+from penstock.core.policies.view import View
+from penstock.core.scheduling.accounts import Accounts
+from penstock.core.scheduling.batches import Batches
+from penstock.core.scheduling.disk_moves import DiskTotals, make_moves
+from penstock.core.scheduling.draft_totals import DraftTotals
 from penstock.core.scheduling.grammar_gate import GrammarGate
-from penstock.core.scheduling.results import Deltas, Settling, UnexpectedResultError, checked_tokens
-from penstock.core.scheduling.running import Admissions, RunningSet
+from penstock.core.scheduling.handover.departures import LOST
+from penstock.core.scheduling.handover.handovers import Handovers
+from penstock.core.scheduling.reasons import Reasons
+from penstock.core.scheduling.results import (
+    Deltas,
+    Settling,
+    UnexpectedResultError,
+    checked_tokens,
+    draft_outcome,
+    forced_rows,
+    time_of,
+)
+from penstock.core.scheduling.rows.background import make_room
+from penstock.core.scheduling.rows.running import Admissions, Launches, RunningSet
+from penstock.core.scheduling.rows.swapping import make_swapping
+from penstock.core.scheduling.rows.yielding import Yielding
 from penstock.core.scheduling.stats import Totals, engine_stats
-from penstock.core.scheduling.step_record import Admission, Preemption, ScheduledStep, make_record
+from penstock.core.scheduling.step_record import (
+    MAX_WAITING_SHOWN,
+    Admission,
+    ScheduledStep,
+    make_record,
+    waiting_reasons,
+)
 from penstock.core.scheduling.suspects import ENDS_WORKERS, Suspects
-from penstock.core.scheduling.yielding import by_level, by_share
-from penstock.core.sequences.intake import Refusal, WorkerLimits, check_request
-from penstock.core.sequences.policy import Policy, make_policy
+from penstock.core.sequences.intake import QueueBound, Refusal, WorkerLimits, check_request
 from penstock.core.sequences.sequence import Owner, Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.core.steps.drafts import Drafter
+from penstock.core.steps.draft_lengths import draft_lengths
+from penstock.core.steps.drafts import DraftLengths, DraftOutcome, DraftRoom, FixedLengths
+from penstock.core.steps.forced_lengths import ForcedLengths
 from penstock.core.steps.plan_builder import DecodeBatch, InFlightStep, PlanBuilder
-from penstock.core.steps.prefill_pace import MIN_TOKENS, PrefillPace, Room
+from penstock.core.steps.prefill_pace import PrefillPace, Room, chunk_for_stages
 from penstock.core.steps.step_size import StepSize
 from penstock.ipc.messages import (
     AddRequest,
@@ -42,27 +74,36 @@ from penstock.ipc.messages import (
 __all__ = ["Deltas", "Refusal", "ScheduledStep", "Scheduler", "UnexpectedResultError"]
 
 
+_PART_BESIDE_PROMPTS = 16
+"""Of a step that may compute prompts, one in so many tokens may be a guess."""
+
+
 class Scheduler:
     """Admission, batching, pages, prefix reuse and preemption for one worker group."""
 
-    def __init__(
-        self, options: SchedulerOptions, limits: WorkerLimits, *, drafter: Drafter | None = None, num_parts: int = 1
-    ) -> None:
-        """`drafter` guesses tokens for decodes. The decodes are in `num_parts` parts; each plan takes one part."""
+    def __init__(self, options: SchedulerOptions, limits: WorkerLimits) -> None:
         self._options = options
-        self.pipeline_depth = options.pipeline_depth
-        self.drafter = drafter
-        self._num_parts = num_parts
+        self.draft_lengths: DraftLengths | None = None  # None: the worker guesses no tokens
+        self.draft_totals = DraftTotals()
+        self.drafts_of_last = 0, 0  # tokens guessed and accepted in the step that has returned last
         self.policy = make_policy(options.scheduling_policy)
-        self._has_keys = type(self.policy).key is not Policy.key  # otherwise all requests are on one level
         self.requests: dict[str, Request] = {}
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(self.policy if self.policy.overrides("first_tenant") else None)
+        kind = make_batching(options)
+        self.batches = None if kind is None else Batches(kind, self.waiting, options.batch_size)
         self.totals = Totals()
         self.suspects = Suspects()
+        self.accounts = Accounts(self.totals)
         self.step_size = StepSize(options)
-        self.max_turns = 0  # turns that may come before a new request's own; 0: unlimited
-        self._num_requeued = 0  # sequences put back into the queue by a worker's death, and possibly still there
-        self._pace = PrefillPace(options.max_prefill_ms)
+        self.queue_bound = QueueBound(options, self.waiting)
+        self.ended: Deltas = {}  # ends of requests that the policy has refused; whoever has the clock takes them
+        self._pace = PrefillPace(
+            options.max_prefill_ms, learns=self.policy.overrides("key") or limits.num_host_pages > 0
+        )
+        self._follow_policy()
+        self.tier_totals = TierTotals()
+        self._disk_totals = DiskTotals()
+        self.handovers: Handovers | None = None
         self.grammars = GrammarGate(self.waiting, limits.max_num_seqs)
         self._set_limits(limits)
 
@@ -71,22 +112,55 @@ class Scheduler:
         """Return a scheduler for the first worker that said hello."""
         return cls(options, WorkerLimits.of(options, hello))
 
+    def _follow_policy(self) -> None:
+        """What the policy does not override costs nothing."""
+        policy = self.policy
+        policy.max_delay = self._options.max_policy_delay or policy.max_delay
+        self._view = View(self._options, self._pace)
+        self.levels: Levels | None = None  # otherwise all requests are on one level
+        if policy.overrides("key"):
+            self.levels = Levels(policy, self.waiting)
+            self._view.renew = self.levels.renew
+        self._hooks = Hooks(policy)
+        policy.attach(self._view)
+
     def _set_limits(self, limits: WorkerLimits) -> None:
-        self.limits = limits
-        self.kv = make_pages(
-            limits.num_pages,
-            limits.page_size,
-            limits.window_groups,
-            enable_prefix_caching=self._options.enable_prefix_caching,
+        self.limits, num_stages = limits, limits.num_stages
+        self.max_in_flight = num_stages + self._options.pipeline_depth
+        """Most plans without a result: one in each stage, and those that wait for the first."""
+        before = self.draft_lengths
+        lengths = draft_lengths(limits.max_drafts, before.others if isinstance(before, ForcedLengths) else before)
+        self.draft_lengths = lengths and ForcedLengths(
+            lengths, limits.max_drafts, are_only_forced=limits.drafter == "grammar"
         )
-        self.running = RunningSet(limits.max_num_seqs, self._num_parts)
+        self.kv = make_pages(
+            limits.num_pages, limits.page_size, limits.window_groups, num_host_pages=limits.num_host_pages,
+            enable_prefix_caching=self._options.enable_prefix_caching, tier_totals=self.tier_totals,
+        )  # fmt: skip
+        self._swapping = swapping = make_swapping(self._options.preemption, self.kv.tiers, limits, self._pace)
+        self._view.kv, self._view.max_num_seqs = self.kv, limits.max_num_seqs
+        self.running = self._view.running = RunningSet(limits.max_num_seqs, num_stages)
         self.in_flight: deque[InFlightStep] = deque()
-        self._admissions = Admissions(self.waiting, self.running, self.kv, self.totals, self.suspects, self.grammars)
-        self._nobody_yields_to: tuple[Sequence | None, int, int, int] = (None, 0, 0, 0)  # until sequences come or go
+        self.disk = make_moves(limits.num_disk_places, self.kv, self.waiting, self._disk_totals, self._pace)
+        if limits.hands_over:
+            what = self.kv, self.waiting, limits.namespace, self._options.min_prefill_tokens
+            self.handovers = Handovers(*what, self.handovers)
+        self._movers = (self.disk, None if self.handovers is None else self.handovers.arrivals)
+        self.accounts.page_bytes = limits.page_bytes + limits.draft_page_bytes
+        self._admissions = Admissions(
+            self.waiting, self.running, self.kv, self.totals, self.suspects, self.grammars, self.accounts, self.batches,
+            self.disk, self.handovers, self._hooks,
+        )  # fmt: skip
+        self._yielding = Yielding(
+            self.waiting, self.running, self.policy, self._admissions, self.grammars, swapping, self.totals,
+            self._vacate,
+        )  # fmt: skip
+        self._launches = Launches(
+            self.running, self.kv, self.policy, self._yielding.preempt, self.totals, num_stages,
+            has_drafts=self.draft_lengths is not None,
+        )  # fmt: skip
         self._blocked_by = ""  # why the head of the queue waits, as of the last step
-        self._is_stalled = False  # in this step, a decode waits for pages of sequences that are about to end
-        self._preempted: list[Preemption] = []  # since the last record
-        self.settling = Settling(self.kv, self.running, self.totals, self._remove)
+        self.settling = Settling(self.kv, self.running, self.totals, self.accounts, self._remove)
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -94,66 +168,98 @@ class Scheduler:
         """Accept a request: all its sequences wait. A refusal leaves everything unchanged."""
         if message.request_id in self.requests:
             return Refusal("internal", f"request id {message.request_id!r} is in use by a live request")
-        refusal = check_request(message, self.limits, self.waiting, self._options, self._turns_allowed())
+        max_turns = self.queue_bound.turns_allowed() if self.waiting.num_seqs else 0
+        refusal = check_request(message, self.limits, self.waiting, self._options, max_turns)
         if refusal is not None:
             return refusal
-        self._num_requeued += len(message.progress)
+        if message.handover_from >= 0 and self.handovers is None:
+            return Refusal("internal", "this engine was started without --role: it hands no pages over")
         request = Request(message, owner, self.limits.max_sequence_len, now)
         request.namespace = self.limits.namespace(message.cache_salt, request.num_prompt_tokens)
-        if self._has_keys:
-            request.level = self.policy.key(request, now)
+        if now:
+            self.kv.now = now
+        if self.batches is not None:
+            self.batches.arrived(request)
+        if self.levels is not None and (refusal := self.levels.arrived(request, now)) is not None:
+            return refusal
+        if message.progress:
+            self.queue_bound.requeued(len(message.progress))
+        if message.num_deaths:
+            self.suspects.bring(request)
         self.requests[message.request_id] = request
         self.waiting.add_request(request)
+        if message.handover_from >= 0 and self.handovers is not None:
+            self.handovers.departures.begin(request, message.handover_from)
         return None
 
-    def abort(self, request_id: str, sequence_idx: int = -1) -> None:
-        """Drop a request, or one sequence of it, without a delta. Unknown ids are fine."""
+    def abort(self, request_id: str, sequence_idx: int = -1, now: float | None = None) -> None:
+        """Drop a request, or one sequence of it; its last deltas will be in `accounts.bills`. Unknown ids are fine.
+
+        `now`: by the clock of `schedule`; None: as late as the latest call that told it.
+        """
+        self._set_now(now)
         request = self.requests.get(request_id)
         for seq in [] if request is None else [*request.running, *request.waiting]:
             if sequence_idx in (-1, seq.sequence_idx):
                 self.totals.num_completed += sequence_idx >= 0 and seq.row >= 0  # the frontend found a stop string
                 self._remove(seq)
+                self.accounts.abort(seq, self.kv.now)
 
-    def pause(self, request_id: str) -> None:
+    def pause(self, request_id: str, now: float | None = None) -> None:
         """Take a request out of the batch until `resume`: only its tokens are kept. Unknown ids are fine."""
+        self._set_now(now)
         request = self.requests.get(request_id)
         if request is not None and not request.is_paused:
             for seq in list(request.running):
-                self._vacate(seq)
+                self._vacate(seq, False)
                 self._admissions.sequence_left()
             self.waiting.pause(request)
-            if request.sampling.grammar:
-                self.grammars.leave(request)
+            self._let_go(request)
 
     def resume(self, request_id: str) -> None:
         """Continue a paused request, after those that are waiting already. Unknown ids are fine."""
         request = self.requests.get(request_id)
         if request is not None and request.is_paused:
             self.waiting.resume(request)
+            if self.levels is not None:
+                self.levels.waits(request, self.kv.now)
+                self.levels.returns(request)
 
     def expire_queued(self, now: float) -> Deltas:
         """End the requests that have waited for their first row for longer than `queue_timeout`; return their deltas.
 
-        Requests that once had a row were admitted and do not expire, nor do requests of an earlier scheduler.
+        Requests that once had a row were admitted and do not expire, nor do requests of an earlier scheduler. Those
+        that the policy refuses end as well.
         """
         deltas: Deltas = {}
+        self._set_now(now)
+        if self.levels is not None:
+            self._advance_levels(self.levels, now, deltas)
         seconds = self._options.queue_timeout
-        late = [r for r in self.requests.values() if r.arrived and now - r.arrived > seconds] if seconds else []
+        longest = seconds or inf
+        late = [
+            each for each in self.requests.values() if each.arrived and now - each.arrived > longest and each.is_new
+        ]
+        reasons = self.reasons().of_requests(dict.fromkeys(late)) if late else {}
         for request in late:
-            if all(seq.num_cached_tokens < 0 for seq in (*request.running, *request.waiting)):
-                self._end(
-                    request, f"the request waited in the queue for more than {seconds:g} s", "queue_timeout", deltas
-                )
+            error = f"the request waited in the queue for more than {seconds:g} s; {reasons[request]}"
+            self._end(request, error, "queue_timeout", deltas)
         return deltas
 
-    def abort_owner(self, owner: Owner) -> int:
+    def abort_owner(self, owner: Owner, now: float | None = None) -> int:
         """Drop all requests of an owner that is gone; return how many it had."""
+        self._set_now(now)
         request_ids = [request.request_id for request in self.requests.values() if request.owner == owner]
         for request_id in request_ids:
             self.abort(request_id)
+        self.accounts.forget_owner(owner)
+        if self.handovers is not None:
+            self.handovers.leave_owner(owner)
         return len(request_ids)
 
-    def reset_worker(self, hello: WorkerHello | None = None, *, has_died: bool = True) -> Deltas:
+    def reset_worker(
+        self, hello: WorkerHello | None = None, *, has_died: bool = True, now: float | None = None
+    ) -> Deltas:
         """The worker is gone, or another one is there: everything that it held is lost.
 
         Running sequences wait again at their places in the order and will be recomputed from their
@@ -161,28 +267,32 @@ class Scheduler:
         sizes apply. Returns the ends of sequences that are too long for it, and of a request found to crash workers:
         if the worker `has_died`, what it had in flight is suspected.
         """
+        self._set_now(now)
         culprit = self.suspects.blame(self.in_flight) if has_died else None
         if culprit is not None:
             self.step_size.restore()
         was_idle = not self.in_flight
-        self._num_requeued += len(self.running)
+        self.queue_bound.requeued(len(self.running))
         for seq in list(self.running):
+            self.accounts.leave(seq, self.kv.now, -1)
             self.running.leave(seq)
-            self.waiting.put_back(seq)
+            self._put_back(seq)
+        now = self.kv.now
+        lost = [] if self.handovers is None else self.handovers.departures.unfinished()
+        self.accounts.forget_in_flight(now)
         self._set_limits(self.limits if hello is None else WorkerLimits.of(self.step_size.options, hello))
+        self.kv.now = now
         culprits = self.grammars.reset(self.limits.max_num_seqs, has_died=has_died, was_idle=was_idle)
         deltas: Deltas = {}
         for request in culprits if culprit is None else [culprit, *culprits]:
             self._end(request, ENDS_WORKERS, "ends_workers", deltas)
+        for request in lost:
+            self._end(request, LOST, "internal", deltas)
         max_len = self.limits.max_sequence_len
         for request in list(self.waiting.requests()):
-            request.limit_length(max_len)
-            for seq in list(request.waiting):
-                seq.limit_length(request.max_len)
-                if seq.num_tokens >= seq.max_len:
-                    self._remove(seq)
-                    error = f"the sequence has {seq.num_tokens} tokens; the current worker's limit is {max_len}"
-                    deltas.setdefault(request.owner, []).append(seq.error_delta(error))
+            for seq in request.shorten(max_len):
+                error = f"the sequence has {seq.num_tokens} tokens; the current worker's limit is {max_len}"
+                self._end_sequence(seq, error, "internal", deltas)
         return deltas
 
     def grammar_prepared(self, message: GrammarPrepared) -> Deltas:
@@ -192,8 +302,15 @@ class Scheduler:
             self._end(request, message.error, "grammar", deltas)
         return deltas
 
+    def bound_queue(self, now: float) -> None:
+        """Set the queue's limit. Call it several times a second while requests come and go."""
+        totals = self.totals
+        self.queue_bound.note(now, totals.num_completed, totals.num_prompt_tokens, self.limits.max_num_seqs)
+
     def reset_prefix_cache(self) -> int:
         """Drop all cached pages that no sequence uses; return how many."""
+        if self.disk is not None:
+            self.disk.drop_cached()
         return self.kv.drop_cached()
 
     # --- a step -----------------------------------------------------------------------------
@@ -201,12 +318,17 @@ class Scheduler:
     @property
     def can_schedule(self) -> bool:
         """Whether the pipeline has room for another step. (There may still be nothing to compute.)"""
-        return len(self.in_flight) <= self.pipeline_depth
+        return len(self.in_flight) < self.max_in_flight
 
     @property
     def has_work(self) -> bool:
         """Whether some request is not finished."""
         return bool(self.requests)
+
+    @property
+    def wakes_at(self) -> float:
+        """When `schedule` may have something to compute although nothing happens until then: by its clock, or inf."""
+        return min((each.wakes_at for each in (self.batches, *self._movers) if each is not None), default=inf)
 
     def schedule(self, now: float = 0.0, *, with_record: bool = False) -> ScheduledStep | None:
         """Plan the next step: running decodes, then chunks of running prefills, then admissions.
@@ -216,42 +338,63 @@ class Scheduler:
         """
         if not self.can_schedule or self.grammars.trial is not None:
             return None
+        self.kv.now = now
         if self.suspects.groups:
             self.suspects.advance()
-        if self.policy.changes:
-            self._renew_keys(now)
-        if self.waiting.num_seqs:
-            self._make_way()
-        running, builder = self.running, PlanBuilder()
+        if self.disk is not None:
+            self.disk.advance(is_idle=not len(self.running) and not self.waiting.num_seqs)
+        if self.handovers is not None:
+            for request in self.handovers.advance():
+                self._end(request, LOST, "internal", self.ended)
+        if self.levels is not None:
+            self._advance_levels(self.levels, now, self.ended)
+        if self.batches is not None and self.batches.begin(self.requests.values(), self.limits.max_num_seqs, now):
+            self._yielding.look_again()
+        running, launches, builder = self.running, self._launches, PlanBuilder()
+        head = self.waiting.head() if self.waiting.num_seqs else None
+        if head is not None and (self.policy.preempts or running.background or not running.num_free_rows):
+            self._yielding.make_way()
+        behind_us = None  # for prompts in the background
+        if running.background or (head is not None and head.request.is_background):
+            behind_us = make_room(running, self._pace)
         admitted: list[Admission] = []
-        self._is_stalled = False
-        decodes, starts = self._place_decodes(builder)
-        if not starts and self._num_parts > 1:  # if one part has nothing to compute, another one may
-            decodes, starts = self._place_another_part(builder)
-        num_drafts: list[int] = []
-        if self.drafter is not None:
-            room = self.limits.max_num_batched_tokens - len(running)  # a step keeps a token for each running row
-            num_drafts = builder.add_drafts(self.drafter, decodes, self.kv, room)
+        decodes, starts = launches.decodes(builder)
+        num_decodes = len(running.decodes)
+        num_drafts = [] if self.draft_lengths is None else self._add_drafts(builder, self.draft_lengths, decodes)
         blocked_by = ""
-        newcomers: list[Sequence] = []
         if running.prefills or self.waiting.num_seqs:
             # All decodes may come together again, with those whose last token is launched only if its drafts are right.
-            num_rows = len(running.decodes) + (len(running.draining) if self.drafter is not None else 0)
+            num_rows = num_decodes + (0 if self.draft_lengths is None else len(running.draining))
             num_tokens = max(num_rows, len(starts) + sum(num_drafts))
-            for_prompts = self._pace.room(self.limits.max_num_batched_tokens - num_tokens, starts)
+            longest_us = inf if self._hooks.longest_step_us is None else self._hooks.longest_step_us()
+            most = self.limits.max_num_batched_tokens - num_tokens
+            if self.limits.num_stages > 1:
+                num_pending = self.waiting.num_tokens + running.num_pending  # if no prefix of those that wait is cached
+                most = min(most, chunk_for_stages(num_pending, self.limits.num_stages))
+            guesses_us = self._guesses_us(num_drafts) if num_drafts else 0.0
+            for_prompts = self._pace.room(most, starts, longest_us, guesses_us)
+            behind = None if behind_us is None else Room(for_prompts.num_tokens, behind_us, self._pace)
             if running.prefills:
-                self._place_prefills(builder, for_prompts, is_first=not starts)
+                launches.prefills(builder, for_prompts, behind, is_alone=not starts and not self.in_flight)
             if self.waiting.num_seqs:
-                blocked_by = self._admissions.admit(builder, for_prompts, admitted, is_stalled=self._is_stalled)
-                newcomers = self._admissions.take_newcomers()
+                if self.levels is not None and running.num_free_rows:
+                    self.levels.check_head(now, running.num_left)
+                blocked_by = self._admissions.admit(
+                    builder, for_prompts, behind, admitted, is_stalled=launches.is_stalled
+                )
+                if self.levels is not None:
+                    for admission in admitted:
+                        self.levels.admitted(self.requests[admission.request_id], now)
                 self._blocked_by = blocked_by
         chunks = builder.chunks
-        if not starts and not chunks:
+        if not starts and not chunks and not any(each is not None and each.awaits_plan for each in self._movers):
             return None
         step_id = self.totals.num_steps
         self.totals.num_steps = step_id + 1
-        plan = builder.build(step_id, decodes, starts, running.freed_rows)
+        plan = builder.build(step_id, decodes, starts, running.freed_rows, self.kv.copies)
         running.freed_rows.clear()
+        if chunks and self.handovers is not None:
+            self.handovers.planned(chunks, step_id)
         num_samples = len(starts)
         for chunk in chunks:
             if chunk.samples:
@@ -259,200 +402,175 @@ class Scheduler:
                 running.to_decode(chunk.seq)
         has_logprobs = decodes.has_logprobs or builder.has_logprobs
         predicted = self._pace.predicted(starts, chunks) if chunks else None
+        is_whole = launches.takes_all and len(starts) == num_decodes
+        if self.draft_lengths is not None:  # those whose last tokens are launched may decode again
+            is_whole &= builder.drafts is None and not running.draining
         self.in_flight.append(
-            InFlightStep(step_id, decodes, chunks, num_samples, running.num_left, has_logprobs, num_drafts, predicted)
-        )
-        preempted, self._preempted = self._preempted, []
+            InFlightStep(
+                step_id, decodes, chunks, num_samples, running.num_left, has_logprobs, num_drafts, predicted,
+                plan.start, launches.num_context, is_whole, builder.num_pooled,
+            )
+        )  # fmt: skip
+        preempted = self._yielding.preempted
+        if preempted or with_record:  # who gets the step, or its record, keeps the list
+            self._yielding.preempted = []
         record = None
         if with_record:
+            why = [(seq.request_id, seq.sequence_idx, why) for seq, why in self.reasons().waiting(MAX_WAITING_SHOWN)]
+            counts = waiting_reasons(self.waiting, blocked_by)
             predicted_us = predicted[1] if predicted is not None else 0
-            record = make_record(decodes, builder, admitted, preempted, self.kv, self.waiting, blocked_by, predicted_us)
-        return ScheduledStep(plan, record, newcomers)
+            drafts = "" if self.draft_lengths is None else self.draft_lengths.why
+            record = make_record(
+                decodes, builder, admitted, preempted, self.kv, why, counts, predicted_us, plan, drafts
+            )
+        return ScheduledStep(plan, record, admitted, preempted)
 
-    def _place_another_part(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
-        parts = (self._place_decodes(builder) for _ in range(1, self._num_parts))
-        return next((each for each in parts if each[1]), (DecodeBatch([]), []))
+    def _add_drafts(self, builder: PlanBuilder, lengths: DraftLengths, decodes: DecodeBatch) -> list[int]:
+        """Let the worker guess; prompts keep nearly all their room."""
+        running, most = self.running, self.limits.max_num_batched_tokens
+        has_prompts = bool(running.prefills or (self.waiting.num_seqs and running.num_free_rows))
+        room = most - len(running)  # a step keeps a token for each running row
+        if has_prompts:
+            room = min(room, most // _PART_BESIDE_PROMPTS)
+        is_awaited = any(step.num_drafts for step in self.in_flight)
+        room_for = DraftRoom(room, self._launches.num_context, has_prompts, is_awaited)
+        return builder.add_drafts(lengths, room_for, decodes, self.kv)
 
-    def _place_decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
-        """Launch one token of each decode; return those decodes, and each one's position."""
-        batch = self.running.decode_batch()
-        seqs = batch.seqs
-        # No budget check is needed here: admissions only use what all running rows leave over, so there
-        # are never more running rows than tokens in a step.
-        num_preemptions = self.totals.num_preemptions
-        starts: list[int] = []
-        append_start = starts.append
-        unplaced: list[Sequence] = []
-        for seq in seqs:
-            start = seq.num_computed_tokens
-            if start >= seq.launch_limit and not self._extend(seq, builder):
-                unplaced.append(seq)
-                continue
-            seq.num_computed_tokens = start + 1
-            append_start(start)
-        if unplaced or num_preemptions != self.totals.num_preemptions:
-            not_placed = dict.fromkeys(unplaced)
-            placed = [seq for seq in seqs if seq.row >= 0 and seq not in not_placed]
-            return DecodeBatch(placed), [seq.num_computed_tokens - 1 for seq in placed]
-        return batch, starts
+    def _vacate(self, seq: Sequence, at_end: bool) -> None:
+        self._leave_row(seq)
+        self._put_back(seq, at_end=at_end)
 
-    def _extend(self, seq: Sequence, builder: PlanBuilder) -> bool:
-        """Give a decode the pages for its next position; False if it computes nothing in this step."""
-        running, kv = self.running, self.kv
-        if seq.row < 0:
-            return False  # preempted a moment ago
-        if seq.num_computed_tokens >= seq.max_computed_tokens:
-            running.to_draining(seq)
-            return False
-        while not kv.reserve_next(seq):
-            if running.draining or (kv.windows and seq.num_inflight_tokens):
-                # Their pages, or its own behind a window, come back with results in flight: cheaper than preempting.
-                self._is_stalled = True
-                return False
-            victim = self.policy.victim(running)
-            if victim.num_computed_tokens >= victim.max_computed_tokens:
-                self._is_stalled = True  # the victim is about to end
-                return False
-            self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
-            if victim is seq:
-                return False
-        if kv.windows:
-            builder.add_pages(seq, *kv.grow(seq, seq.launch_limit + 1))
-        else:
-            builder.append_page(seq, kv.append_page(seq))
-        return True
-
-    def _place_prefills(self, builder: PlanBuilder, room: Room, *, is_first: bool) -> None:
-        """Launch the next chunks of prefills; `is_first`: nothing else is in this step."""
-        for seq in list(self.running.prefills):
-            if seq.row < 0:
-                continue
-            start = seq.num_computed_tokens
-            num_tokens = room.tokens_from(start)
-            if num_tokens <= 0:
-                if builder.chunks or room.num_tokens <= 0:
-                    break
-                num_tokens = min(MIN_TOKENS, room.num_tokens)  # expensive far into a prompt, but it must go on
-            end = min(start + num_tokens, seq.num_tokens)
-            if end > seq.launch_limit:  # only for groups with a window: they get pages chunk by chunk
-                num_tokens = min(end, self._grow(seq, end, builder, is_first)) - start
-                if seq.row < 0:
-                    continue
-                if num_tokens <= 0:
-                    self._is_stalled = True
-                    break
-            room.use(start, builder.add_next_chunk(seq, num_tokens))
-
-    def _grow(self, seq: Sequence, end: int, builder: PlanBuilder, is_first: bool) -> int:
-        """Give a prefill pages for positions before `end`, or as many as there are; return how many positions.
-
-        Nothing in this step or in flight is preempted for them: its pages come back anyway, or it continues.
-        """
-        pages = self.kv.grow(seq, end)
-        is_first = is_first and not builder.chunks and not self.in_flight
-        while is_first and seq.launch_limit <= seq.num_computed_tokens:
-            victim = self.policy.victim(self.running)
-            self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
-            if victim is seq:
-                return 0
-            pages = self.kv.grow(seq, end)
-        builder.add_pages(seq, *pages)
-        return seq.launch_limit
-
-    def _renew_keys(self, now: float) -> None:
-        key = self.policy.key
-        keys = {request: key(request, now) for request in self.requests.values()}
-        if any(request.level != level for request, level in keys.items()):
-            self.waiting.change_levels(keys)
-            self._nobody_yields_to = (None, 0, 0, 0)
-
-    def _make_way(self) -> None:
-        """Take rows, and pages, from sequences that yield to the head of the queue (`yielding.py`)."""
-        running, head = self.running, self.waiting.head()
-        state = (head, running.num_entered, running.num_left, self.waiting.num_line_ups)
-        if head is None or state == self._nobody_yields_to or running.draining:
-            return  # a draining sequence leaves its row in a moment
-        if self.policy.preempts:
-            while (victim := by_level(head, running, self.policy)) is not None and self._admissions.lacks_room(head):
-                if head.request.sampling.grammar and not self.grammars.admits(head.request):
-                    return  # its grammar is not ready: it is held until its turn comes again
-                self._preempt(victim, f"{head.request_id}/{head.sequence_idx} has a higher priority")
-                self._admissions.favour(head)
-            if victim is not None:
-                return
-        if not running.num_free_rows and not self._admissions.is_held:
-            newcomer = self.waiting.without_row(running.rows_of)
-            if newcomer is not None and self._admissions.lacks_room(newcomer):
-                victim = by_share(newcomer, running)
-                if victim is not None:
-                    if newcomer.request.sampling.grammar and not self.grammars.admits(newcomer.request):
-                        return
-                    self.waiting.bring_forward(newcomer)
-                    self._preempt(victim, f"{newcomer.request_id}/{newcomer.sequence_idx} had no row", at_end=True)
-                    return
-        self._nobody_yields_to = state
-
-    def _preempt(self, seq: Sequence, reason: str, *, at_end: bool = False) -> None:
-        """Take back a running sequence's pages. Its settled full pages are in the prefix cache already."""
-        self.totals.num_preemptions += 1
-        if not at_end:
-            self._admissions.hold()
-        self._preempted.append(Preemption(seq.request_id, seq.sequence_idx, reason))
-        self._vacate(seq, at_end=at_end)
-
-    def _vacate(self, seq: Sequence, *, at_end: bool = False) -> None:
-        self.kv.release(seq)
+    def _leave_row(self, seq: Sequence) -> None:
+        self.accounts.leave(seq, self.kv.now, self.in_flight[-1].step_id if self.in_flight else -1)
+        if self.disk is not None:
+            self.disk.note(seq)
+        if self.handovers is None or not self.handovers.keeps(seq):
+            self.kv.release(seq)
         self.running.leave(seq)
+
+    def _put_back(self, seq: Sequence, *, at_end: bool = False) -> None:
         self.waiting.put_back(seq, at_end=at_end)
+        if self.levels is not None:
+            self.levels.waits(seq.request, self.kv.now)
+            self.levels.returns(seq.request)
 
     # --- results ----------------------------------------------------------------------------
 
-    def process(self, result: StepResult) -> dict[Owner, TokenBatch]:
-        """Apply the result of the oldest step in flight; return what to tell each owner.
+    def process(self, result: StepResult, now: float | None = None) -> dict[Owner, TokenBatch]:
+        """Apply the result of the oldest step in flight; return what to tell each owner. `now`: as in `abort`.
 
         Raises:
             UnexpectedResultError: it is not the result of that step; nothing was changed.
         """
         tokens, counts = checked_tokens(self.in_flight, result, self.limits.vocab_size)
         step = self.in_flight.popleft()
-        self._pace.note(step, result)
-        if self.policy.changes:
-            for seq, num_tokens in zip(step.decodes.seqs, step.decode_sizes, strict=True):
-                self.policy.on_tokens(seq.request, num_tokens)
-            for chunk in step.chunks:
-                self.policy.on_tokens(chunk.seq.request, chunk.num_new)
-        return self.settling.apply(step, result, tokens, counts)
+        if now is not None:
+            self.kv.now = now
+        if step.decodes.seqs or step.chunks:  # otherwise it only copied pages
+            outcome, guesses_us = None, 0.0
+            if self.draft_lengths is not None:
+                outcome = self._note_drafts(self.draft_lengths, step, result, counts)
+                guesses_us = 0.0 if outcome is None else self._guesses_us(outcome.num_guessed)
+                if result.drafter_error:  # nothing is guessed any more; what is in flight counts
+                    self.draft_lengths = FixedLengths(0)
+                    self.limits = replace(self.limits, max_drafts=0)
+            self._pace.note(step, result, guesses_us)
+            self.accounts.settle(step, result.num_forward_us, self._pace.step_time.rates, self.kv.now, outcome)
+        if result.num_copied_pages and self._swapping is not None:
+            self._swapping.note(result)
+        if self._hooks.on_step is not None:
+            self._hooks.on_step(step)
+        told = self.settling.apply(step, result, tokens, counts)
+        if result.num_forced and isinstance(self.draft_lengths, ForcedLengths):
+            for seq, num_forced in forced_rows(step, result):
+                self.draft_lengths.forced(seq, num_forced)
+        return told
+
+    def _guesses_us(self, num_drafts: ListOf[int]) -> float:
+        """What these guesses add to a step's time."""
+        lengths = self.draft_lengths
+        return 0.0 if lengths is None else lengths.guesses_us(sum(num_drafts), max(num_drafts))
+
+    def _note_drafts(
+        self, lengths: DraftLengths, step: InFlightStep, result: StepResult, counts: list[int]
+    ) -> DraftOutcome | None:
+        if step.num_drafts:
+            outcome = draft_outcome(step, result, counts)
+            self.drafts_of_last = self.draft_totals.note(outcome, lengths.saved_us(outcome))
+            lengths.note(outcome)
+            return outcome
+        self.drafts_of_last = 0, 0
+        if not step.chunks:
+            lengths.note_plain(len(step.decodes.seqs), step.num_context, time_of(result))
+        return None
 
     def _remove(self, seq: Sequence) -> None:
         """A sequence ends, for whatever reason: free its row and pages, and remove it from its request."""
         request = seq.request
         if seq.row >= 0:
-            self.kv.release(seq)
-            self.running.leave(seq)
+            has_outputs = request.sampling.pooling is None  # otherwise there is nothing to learn about lengths
+            if self._hooks.on_finished is not None and has_outputs:
+                self._hooks.on_finished(request, seq.num_outputs)
+            if self.batches is not None and has_outputs:
+                self.batches.on_finished(request, seq.num_outputs)
+            self._leave_row(seq)
             self._admissions.sequence_left()
         else:
+            if self.kv.tiers is not None:
+                self.kv.tiers.forget(seq)
             self.waiting.remove(seq)
         if not request.is_live:
             del self.requests[request.request_id]
-            if request.sampling.grammar:
-                self.grammars.leave(request)
+            if self._hooks.on_gone is not None:
+                self._hooks.on_gone(request)
+            if self.batches is not None:
+                self.batches.leave(request)
+            self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
+        """A request has ended, or is paused: it waits for nothing."""
+        if request.sampling.grammar:
+            self.grammars.leave(request)
+        for each in (self.disk, self.handovers):
+            if each is not None:
+                each.leave(request)
+
+    def take_ended(self) -> Deltas:
+        """Return the ends of requests that the policy has refused since the last call."""
+        ended, self.ended = self.ended, {}
+        return ended
+
+    def _advance_levels(self, levels: Levels, now: float, deltas: Deltas) -> None:
+        """Bring the order up to date, and end those that the policy refuses."""
+        if levels.advance(now, self.requests):
+            self._yielding.look_again()
+        for request, refusal in levels.take_refused():
+            self._end(request, refusal.reason, refusal.code, deltas)
 
     def _end(self, request: Request, error: str, code: ErrorCode, deltas: Deltas) -> None:
         """End all sequences of a waiting request with an error."""
         for seq in list(request.waiting):
-            self._remove(seq)
-            deltas.setdefault(seq.owner, []).append(seq.error_delta(error, code))
+            self._end_sequence(seq, error, code, deltas)
+
+    def _end_sequence(self, seq: Sequence, error: str, code: ErrorCode, deltas: Deltas) -> None:
+        self._remove(seq)
+        bill = self.accounts.bill(seq, self.kv.now)
+        deltas.setdefault(seq.owner, []).append(seq.error_delta(error, code, bill))
+
+    def _set_now(self, now: float | None) -> None:
+        if now is not None:
+            self.kv.now = now
 
     # --- figures ----------------------------------------------------------------------------
 
+    def reasons(self) -> Reasons:
+        """Return a look at why requests wait now."""
+        return Reasons(self, self._admissions, self._pace, self._blocked_by)
+
     def stats(self, *, is_ready: bool = True) -> EngineStats:
         """Return the counters as they are sent to the frontends."""
-        stats = engine_stats(
-            self.limits, self.waiting, list(self.running), self.kv, self.totals, self._blocked_by, is_ready=is_ready
-        )
-        return replace(stats, waiting_tenants=self.waiting.tenants(), max_turns=self._turns_allowed())
-
-    def _turns_allowed(self) -> int:
-        """Sequences that ran when a process died do not mean a long queue: they count on top of the queue's limit."""
-        self._num_requeued = min(self._num_requeued, self.waiting.num_seqs)
-        return self.max_turns and self.max_turns + self._num_requeued
+        what = self.limits, self.waiting, list(self.running), self.kv, self.totals, self._blocked_by, self.disk
+        return engine_stats(
+            *what, self.handovers, self.draft_totals, has_drafter=self.limits.max_drafts > 0,
+            max_turns=self.queue_bound.turns_allowed(), is_ready=is_ready,
+        )  # fmt: skip

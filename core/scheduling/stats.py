@@ -4,11 +4,15 @@ from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
 from penstock.core.kv.kv_pages import KVPages
+from penstock.core.kv.tiers import Tiers
+from penstock.core.scheduling.disk_moves import DiskMoves
+from penstock.core.scheduling.draft_totals import DraftTotals
+from penstock.core.scheduling.handover.handovers import Handovers
 from penstock.core.scheduling.step_record import waiting_reasons
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.ipc.messages import EngineStats
+from penstock.ipc.messages import DiskStats, EngineStats, HostTierStats
 
 
 @dataclass(slots=True)
@@ -24,6 +28,7 @@ class Totals:
     num_output_tokens: int = 0
     num_invalid_logits: int = 0  # sequences that ended because no token could be sampled from their logits
     num_dropped_tokens: int = 0  # sampled for sequences that had ended, or left their row, in the meantime
+    device_us: int = 0  # the times of all steps that have returned
 
 
 def engine_stats(
@@ -33,14 +38,20 @@ def engine_stats(
     kv: KVPages,
     totals: Totals,
     blocked_by: str,
+    disk: DiskMoves | None,
+    handovers: Handovers | None,
+    drafts: DraftTotals,
     *,
+    has_drafter: bool,
+    max_turns: int,
     is_ready: bool,
 ) -> EngineStats:
     """Return the current counts and the totals since the start; `blocked_by` is why the head of the queue waits."""
-    num_pages = num_filled = 0
+    num_pages = num_filled = num_prefill = 0
     for seq in running:
         num_pages += len(seq.page_ids)
         num_filled += seq.num_computed_tokens
+        num_prefill += max(0, len(seq.token_ids) - seq.num_computed_tokens)
     return EngineStats(
         num_waiting=waiting.num_seqs,
         num_running=len(running),
@@ -59,7 +70,34 @@ def engine_stats(
         num_waiting_tokens=waiting.num_tokens,
         num_paused=waiting.num_paused_requests,
         num_dropped_tokens=totals.num_dropped_tokens,
+        device_us=totals.device_us,
         num_page_slots=num_pages * kv.page_size,
+        page_size=kv.page_size,
         num_unfilled_slots=max(num_pages * kv.page_size - num_filled, 0),
         waiting_reasons=waiting_reasons(waiting, blocked_by),
+        waiting_tenants=waiting.tenants(),
+        max_turns=max_turns,
+        disk=DiskStats() if disk is None else disk.stats(),
+        host_tier=None if kv.tiers is None else _host_tier_stats(kv.tiers, limits.page_bytes),
+        failed_tiers=limits.failed_tiers,
+        num_prefill_tokens=num_prefill,
+        handover=None if handovers is None else handovers.stats(),
+        drafts=drafts.stats(limits.drafter, is_on=has_drafter) if limits.drafter else None,
+    )
+
+
+def _host_tier_stats(tiers: Tiers, page_bytes: int) -> HostTierStats:
+    host, totals = tiers.host, tiers.totals
+    return HostTierStats(
+        num_free_pages=host.num_free,
+        num_cached_pages=host.num_cached,
+        num_held_pages=host.num_held,
+        num_demoted_pages=totals.num_demoted_pages,
+        num_lost_pages=totals.num_lost_pages,
+        num_promoted_pages=totals.num_promoted_pages,
+        num_swapped_out=totals.num_swapped_out,
+        num_swapped_in=totals.num_swapped_in,
+        num_bytes_to_host=totals.num_pages_to_host * page_bytes,
+        num_bytes_from_host=totals.num_pages_from_host * page_bytes,
+        num_copy_us=totals.num_copy_us,
     )

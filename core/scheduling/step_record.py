@@ -3,22 +3,23 @@
 A sequence is named by its request id and its index.
 """
 
-from collections.abc import Sequence as ListOf
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from penstock.core.kv.host_tier import HostTier
 from penstock.core.kv.kv_pages import KVPages
-from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import DecodeBatch, PlanBuilder
-from penstock.ipc.messages import StepPlan
+from penstock.ipc.messages import FROM_HOST, TO_HOST, StepPlan
 
 MAX_WAITING_SHOWN = 64
 SIBLING = "sibling's prompt"
 IN_LINE = "behind the first"
 JUST_CAME = "just came"
 GRAMMAR = "its grammar is being prepared"
+DISK = "its prefix is being read from the disk"
+PREFILL = "another engine computes its prompt"
 ON_TRIAL = "a worker died: others are tried first"
 
 
@@ -29,8 +30,9 @@ class Admission(Struct, frozen=True, gc=False):
     sequence_idx: int
     row: int
     num_tokens: int  # known ids
-    num_reused_tokens: int  # of them not computed: prefix cache, or a sibling's prompt
+    num_reused_tokens: int  # of them not computed: prefix cache, the host's pages, or a sibling's prompt
     is_fork: bool
+    num_host_pages: int = 0  # copied back from the host
 
 
 class Preemption(Struct, frozen=True, gc=False):
@@ -39,6 +41,17 @@ class Preemption(Struct, frozen=True, gc=False):
     request_id: str
     sequence_idx: int
     reason: str
+    is_swapped: bool = False  # to the host; otherwise it will be computed again
+
+
+class HostRecord(Struct, frozen=True, gc=False):
+    """The host's pages after a step was planned, and the pages that it copies."""
+
+    free_pages: int
+    cached_pages: int
+    held_pages: int
+    to_host: int
+    from_host: int
 
 
 class StepRecord(Struct, frozen=True):
@@ -53,17 +66,23 @@ class StepRecord(Struct, frozen=True):
     cached_pages: int
     used_pages: int
     num_waiting: int
-    waiting: list[tuple[str, int, str]]  # (request id, index, reason), the first MAX_WAITING_SHOWN in policy order
+    waiting: list[
+        tuple[str, int, str]
+    ]  # (request id, index, reason with figures), the first MAX_WAITING_SHOWN by turns
     waiting_reasons: dict[str, int]  # of all
     predicted_us: int  # time of a step with prompts, under --max-prefill-ms; 0: unknown. `forward_us` is the actual one
+    host: HostRecord | None = None  # None: there is no host tier
+    num_drafts: list[int] = []  # tokens that may be guessed for each of the first rows; empty: none
+    why_drafts: str = ""  # why so many
 
 
 class ScheduledStep(NamedTuple):
-    """A plan for the worker, its record if requested, and the sequences that got their first row."""
+    """A plan for the worker, who came and went with it, and its record if requested."""
 
     plan: StepPlan
     record: StepRecord | None
-    newcomers: ListOf[Sequence] = ()
+    admitted: list[Admission]
+    preempted: list[Preemption]
 
 
 def waiting_reasons(waiting: WaitingQueue, blocked_by: str) -> dict[str, int]:
@@ -71,12 +90,15 @@ def waiting_reasons(waiting: WaitingQueue, blocked_by: str) -> dict[str, int]:
     head = waiting.head()
     parked = waiting.parked()
     num_parked = sum(len(request.waiting) for request in parked)
-    num_held = sum(len(request.waiting) for request in waiting.held())
+    held = [(len(request.waiting), request.sampling.grammar, request.prefill_at) for request in waiting.held()]
+    num_held = sum(count for count, _, _ in held)
     num_after_siblings = sum(len(request.waiting) for request in parked if request.running)
     reasons = {
         SIBLING: num_after_siblings,
         ON_TRIAL: num_parked - num_after_siblings,
-        GRAMMAR: num_held,
+        PREFILL: sum(count for count, _, elsewhere in held if elsewhere),
+        GRAMMAR: sum(count for count, grammar, elsewhere in held if grammar and not elsewhere),
+        DISK: sum(count for count, grammar, elsewhere in held if not grammar and not elsewhere),
         blocked_by or JUST_CAME: int(head is not None),
         IN_LINE: waiting.num_seqs - num_parked - num_held - (head is not None),
     }
@@ -89,19 +111,15 @@ def make_record(
     admitted: list[Admission],
     preempted: list[Preemption],
     kv: KVPages,
-    waiting: WaitingQueue,
-    blocked_by: str,
+    waiting: list[tuple[str, int, str]],
+    waiting_reasons: dict[str, int],
     predicted_us: int,
+    plan: StepPlan,
+    why_drafts: str,
 ) -> StepRecord:
-    """Describe a step whose plan has just been made; `blocked_by` is why the head of the queue waits."""
-    counts = [0] * len(decodes.seqs) if builder.drafts is None else builder.drafts.counts
-    rows = [(seq.request_id, seq.sequence_idx, 1 + count) for seq, count in zip(decodes.seqs, counts, strict=True)]
+    """Describe a step whose plan has just been made; `waiting` are the first that wait, and why."""
+    rows = [(seq.request_id, seq.sequence_idx, 1) for seq in decodes.seqs]
     rows += [(chunk.seq.request_id, chunk.seq.sequence_idx, chunk.num_new) for chunk in builder.chunks]
-    head = waiting.head()
-    shown = [
-        (seq.request_id, seq.sequence_idx, _parked_for(seq, waiting) or (blocked_by if seq is head else IN_LINE))
-        for seq in waiting.first(MAX_WAITING_SHOWN)
-    ]
     return StepRecord(
         num_rows=len(rows),
         num_tokens=sum(num_new for _, _, num_new in rows),
@@ -111,15 +129,15 @@ def make_record(
         free_pages=kv.pool.num_free,
         cached_pages=kv.pool.num_cached,
         used_pages=kv.pool.num_used,
-        num_waiting=waiting.num_seqs,
-        waiting=shown,
-        waiting_reasons=waiting_reasons(waiting, blocked_by),
+        num_waiting=sum(waiting_reasons.values()),
+        waiting=waiting,
+        waiting_reasons=waiting_reasons,
         predicted_us=predicted_us,
+        host=None if kv.tiers is None else _host_record(kv.tiers.host, plan.copy_tiers),
+        num_drafts=[] if builder.drafts is None or not any(builder.drafts.counts) else builder.drafts.counts,
+        why_drafts=why_drafts,
     )
 
 
-def _parked_for(seq: Sequence, waiting: WaitingQueue) -> str:
-    request = seq.request
-    if waiting.is_held(request):
-        return GRAMMAR
-    return "" if not request.is_parked else SIBLING if request.running else ON_TRIAL
+def _host_record(host: HostTier, copies: bytes) -> HostRecord:
+    return HostRecord(host.num_free, host.num_cached, host.num_held, copies.count(TO_HOST), copies.count(FROM_HOST))

@@ -5,21 +5,28 @@
     a death     during a trial: the group is split in two, and the first half tried alone
     guilty      a suspect that is alone in flight at a death
 
+A request that was in flight when a worker of another engine died may be computed beside others at once, because most
+deaths are nobody's fault. At a death it is blamed before all that never had one.
+
 Not every death is caused by a request, so a first one costs its suspects only a few steps of waiting. One request
 among n that crashes every worker is found after about log2(n) + 1 deaths.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as ListOf
 
 import msgspec
 from msgspec.structs import replace
 
+from penstock.core.scheduling.grammar_gate import GrammarGate
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.steps.plan_builder import InFlightStep
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import SamplingParams
+
+_TOKENS_LOST = 4
+"""Of a sequence, at least as many as can have been in flight at a death, and were never told."""
 
 _SECONDS = 600.0
 _MAX_REMEMBERED = 256
@@ -30,15 +37,26 @@ ENDS_WORKERS = "the worker died whenever it computed this request, and with this
 class Suspects:
     """All groups, the one on trial first. Pure bookkeeping: the scheduler asks `may_run`."""
 
-    __slots__ = ("_marks", "groups")
+    __slots__ = ("_brought", "_marks", "groups")
 
     def __init__(self) -> None:
         self.groups: list[list[Request]] = []
         """Usually there is none, and nobody need ask."""
         self._marks: dict[Request, dict[Sequence, int]] = {}  # positions launched when the worker died
+        self._brought: dict[Request, dict[Sequence, int]] = {}  # suspected at another engine, up to these positions
 
     def __len__(self) -> int:
         return len(self._marks)
+
+    @property
+    def requests(self) -> list[Request]:
+        """All suspects."""
+        return list(self._marks)
+
+    def bring(self, request: Request) -> None:
+        """A request has arrived that may have ended a worker of another engine."""
+        self._forget_innocent()
+        self._brought[request] = {seq: seq.num_tokens + _TOKENS_LOST for seq in request.waiting}
 
     def may_run(self, request: Request) -> bool:
         """Whether the request may be admitted now."""
@@ -51,10 +69,12 @@ class Suspects:
         """
         launched = _launched(in_flight)
         on_trial = [request for request in self.groups[0] if request in launched] if self.groups else []
-        if on_trial and len(launched) == 1:
+        self._forget_innocent()
+        brought = [request for request in self._brought if request in launched]
+        if (on_trial or brought) and len(launched) == 1:
             self._release(on_trial)
-            return on_trial[0]
-        suspects = on_trial or list(launched)
+            return next(iter(launched))
+        suspects = on_trial or brought or list(launched)
         if not suspects:
             return None
         if on_trial:
@@ -63,20 +83,30 @@ class Suspects:
         self.groups = [group for group in (suspects[:half], suspects[half:], *self.groups) if group]
         for request in suspects:
             self._marks[request] = launched[request]
+            self._brought.pop(request, None)
         return None
 
     def advance(self) -> None:
         """Let those go who have passed, or ended; the next group's turn comes when the first one is empty."""
         while self.groups:
             # Whoever is paused would keep all others waiting: he is let go, and suspected again if it was him.
-            passed = [request for request in self.groups[0] if request.is_paused or self._has_passed(request)]
+            passed = [
+                request
+                for request in self.groups[0]
+                if request.is_paused or self._has_passed(request, self._marks[request])
+            ]
             self._release(passed)
             if self.groups[0]:
                 return
             del self.groups[0]
 
-    def _has_passed(self, request: Request) -> bool:
-        marks = self._marks[request]
+    def _forget_innocent(self) -> None:
+        innocent = [request for request, marks in self._brought.items() if self._has_passed(request, marks)]
+        for request in innocent:
+            del self._brought[request]
+
+    @staticmethod
+    def _has_passed(request: Request, marks: Mapping[Sequence, int]) -> bool:
         return all(seq.num_settled_tokens >= marks.get(seq, 0) for seq in (*request.running, *request.waiting))
 
     def _release(self, requests: list[Request]) -> None:
@@ -84,6 +114,12 @@ class Suspects:
         for request in requests:
             self.groups[0].remove(request)
             del self._marks[request]
+
+
+def suspect_ids(suspects: Suspects, requests: Iterable[Request], grammars: GrammarGate) -> tuple[str, ...]:
+    """The ids of all these requests of which one may have ended a worker, by itself or by its grammar."""
+    of_grammars = [request for request in requests if grammars.is_suspected(request.sampling.grammar)]
+    return tuple({request.request_id for request in (*suspects.requests, *of_grammars)})
 
 
 def _launched(in_flight: Iterable[InFlightStep]) -> dict[Request, dict[Sequence, int]]:

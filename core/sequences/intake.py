@@ -7,9 +7,11 @@ from math import isfinite
 from typing import NamedTuple
 
 from penstock.core.config.options import SchedulerOptions
+from penstock.core.sequences.drain_rate import DrainRate
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams, WindowGroup, WorkerHello
+from penstock.ipc.page_keys import namespace_of
 from penstock.ipc.queue_turns import turns_before
 
 
@@ -26,6 +28,16 @@ class WorkerLimits:
     window_groups: tuple[WindowGroup, ...] = ()
     longest_usual_prompt: int = 0
     is_each_length_special: bool = False
+    num_host_pages: int = 0
+    page_bytes: int = 0
+    host_copy_speed: int = 0  # bytes per second; 0: unknown
+    num_disk_places: int = 0
+    failed_tiers: tuple[str, ...] = ()
+    num_stages: int = 1
+    hands_over: bool = False  # whether pages come from other engines, or go to them
+    max_drafts: int = 0  # tokens that the worker guesses for a row in a step
+    drafter: str = ""  # who guesses; also one that could not be set up
+    draft_page_bytes: int = 0  # that its drafter keeps beside each page
 
     @classmethod
     def of(cls, options: SchedulerOptions, hello: WorkerHello) -> "WorkerLimits":
@@ -39,6 +51,16 @@ class WorkerLimits:
             window_groups=hello.window_groups,
             longest_usual_prompt=hello.longest_usual_prompt,
             is_each_length_special=hello.is_each_length_special,
+            num_host_pages=hello.num_host_pages,
+            page_bytes=hello.page_bytes,
+            host_copy_speed=hello.host_copy_speed,
+            num_disk_places=hello.num_disk_places,
+            failed_tiers=hello.failed_tiers,
+            num_stages=hello.num_stages,
+            hands_over=bool(hello.kv_sources),
+            max_drafts=hello.max_drafts,
+            drafter=hello.drafter,
+            draft_page_bytes=hello.draft_page_bytes,
         )
 
     @property
@@ -52,9 +74,45 @@ class WorkerLimits:
 
     def namespace(self, salt: str, num_prompt_tokens: int) -> Hashable:
         """Of cached pages: those that were computed for prompts which understand positions in the same way."""
-        if not 0 < self.longest_usual_prompt < num_prompt_tokens:
+        longest, is_special = self.longest_usual_prompt, self.is_each_length_special
+        if not longest:  # as in most models
             return salt
-        return salt, num_prompt_tokens if self.is_each_length_special else 0
+        return namespace_of(salt, num_prompt_tokens, longest, is_each_length_special=is_special)
+
+
+class QueueBound:
+    """The turns that may come before a new request's own, by the rate at which the queue empties."""
+
+    __slots__ = ("_num_requeued", "_options", "_waiting", "drain", "max_turns")
+
+    def __init__(self, options: SchedulerOptions, waiting: WaitingQueue) -> None:
+        self._options = options
+        self._waiting = waiting
+        self._num_requeued = 0  # sequences put back into the queue by a worker's death, and possibly still there
+        self.drain = DrainRate()
+        self.max_turns = 0  # 0: unlimited
+
+    def requeued(self, num_seqs: int) -> None:
+        """Sequences that had a row wait again, because a process died."""
+        self._num_requeued += num_seqs
+
+    def turns_allowed(self) -> int:
+        """Sequences that ran when a process died do not mean a long queue: they count on top of the queue's limit."""
+        self._num_requeued = min(self._num_requeued, self._waiting.num_seqs)
+        return self.max_turns and self.max_turns + self._num_requeued
+
+    def note(self, now: float, num_completed_seqs: int, num_admitted_tokens: int, num_rows: int) -> None:
+        """Set the limit by what was completed and admitted since the start, and whether the newest requests go first.
+
+        Call it several times a second while requests come and go.
+        """
+        options, waiting = self._options, self._waiting
+        self.drain.note(now, waiting.num_seqs, num_completed_seqs, num_admitted_tokens)
+        if options.queue_patience:
+            self.max_turns = self.drain.turns_within(options.queue_patience, num_rows)
+        if options.overload_order == "newest":
+            num_groups = max((each.num_groups for each in waiting.tenants()), default=0)
+            waiting.newest_first = 2 * num_groups > (self.max_turns or options.max_num_queued_seqs)
 
 
 class Refusal(NamedTuple):
@@ -72,7 +130,10 @@ def check_request(
     if remainder or not num_prompt_tokens:
         return Refusal("internal", f"the prompt is not an int32 buffer: {len(message.prompt_token_ids)} bytes")
     max_len = limits.max_sequence_len
-    if num_prompt_tokens >= max_len:
+    if message.sampling.pooling is not None:
+        if refusal := _check_pooled(message, num_prompt_tokens, limits):
+            return refusal
+    elif num_prompt_tokens >= max_len:
         return Refusal(
             "too_long",
             f"the prompt has {num_prompt_tokens} tokens; at most {max_len - 1} leave room for a token of output",
@@ -80,8 +141,8 @@ def check_request(
     # A request that was once admitted is not dropped: resumed requests were waiting or running, which bounds them.
     if not message.progress and (refusal := _check_room(message, num_prompt_tokens, waiting, options, max_turns)):
         return refusal
-    if not isfinite(message.seconds_left):
-        return Refusal("internal", "the time left for the request is not a finite number")
+    if not all(map(isfinite, (message.seconds_left, message.ttft_left, message.tpot, message.weight))):
+        return Refusal("internal", "the time left for the request, a target or a weight is not a finite number")
     num_logprobs = max(message.sampling.num_logprobs, message.sampling.prompt_logprobs)
     if num_logprobs > limits.vocab_size:
         return Refusal("internal", f"{num_logprobs} logprobs requested, but the vocabulary has {limits.vocab_size}")
@@ -90,6 +151,20 @@ def check_request(
         or _check_token_ids(message.prompt_token_ids, limits)
         or _check_resumed(message, num_prompt_tokens, limits)
     )
+
+
+def _check_pooled(message: AddRequest, num_prompt_tokens: int, limits: WorkerLimits) -> Refusal | None:
+    """Return why a request for a vector cannot be served; its text may fill the context."""
+    params = message.sampling
+    if num_prompt_tokens > limits.max_sequence_len:
+        return Refusal("too_long", f"the text has {num_prompt_tokens} tokens; at most {limits.max_sequence_len} fit")
+    if limits.num_stages > 1:
+        return Refusal("internal", f"a pipeline of {limits.num_stages} stages makes no embeddings")
+    if message.n != 1 or params.max_tokens != 1 or params.grammar or params.stop_token_ids:
+        return Refusal("internal", "a request for a vector has one sequence, and one token that nothing is asked of")
+    if max(params.num_logprobs, params.prompt_logprobs) >= 0 or any(each.token_ids for each in message.progress):
+        return Refusal("internal", "a request for a vector has no log-probabilities and no earlier outputs")
+    return None
 
 
 def _check_room(
@@ -144,7 +219,8 @@ def _check_token_ids(buffer: bytes, limits: WorkerLimits) -> Refusal | None:
 
 def _check_resumed(message: AddRequest, num_prompt_tokens: int, limits: WorkerLimits) -> Refusal | None:
     """Return why a request cannot continue where another scheduler left it."""
-    max_len = min(num_prompt_tokens + message.sampling.max_tokens, limits.max_sequence_len)
+    most = limits.max_sequence_len + (message.sampling.pooling is not None)
+    max_len = min(num_prompt_tokens + message.sampling.max_tokens, most)
     last_idx = -1
     for resumed in message.progress:
         if not last_idx < resumed.sequence_idx < message.n:

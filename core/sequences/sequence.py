@@ -26,8 +26,16 @@ from msgspec.structs import replace
 
 from penstock.core.kv.page_pool import CacheNode
 from penstock.core.kv.window_pages import WindowTable
+from penstock.core.sequences.acceptance import RowAcceptance
 from penstock.ipc.codec import unpack_int32
-from penstock.ipc.messages import AddRequest, ErrorCode, SamplingParams, SequenceDelta, SequenceProgress
+from penstock.ipc.messages import (
+    AddRequest,
+    ErrorCode,
+    SamplingParams,
+    SequenceBill,
+    SequenceDelta,
+    SequenceProgress,
+)
 
 Owner = bytes
 """Identity of the frontend that a request came from; opaque here."""
@@ -36,40 +44,64 @@ Key = tuple[float, ...]
 """What a policy sorts requests by; all keys of a policy have the same length, and contain no NaN."""
 
 
+BACKGROUND: Key = (inf,)
+"""Begins the level of requests that nobody waits for: behind all others, which have finite keys there, or none."""
+
+
 class Request:
     """What a client asked for. Holds only its live sequences; finished ones are forgotten."""
 
     __slots__ = (
         "arrived",
+        "cache_salt",
         "deadline",
+        "first_token_at",
+        "first_token_due",
         "grammar_id",
         "group",
+        "has_targets",
+        "is_background",
         "is_lined_up",
         "is_parked",
         "is_paused",
+        "late",
         "level",
         "max_len",
         "namespace",
         "num_prompt_tokens",
         "owner",
+        "prefill_at",
         "priority",
         "prompt_token_ids",
+        "rank",
+        "renews_at",
         "request_id",
         "running",
         "sampling",
+        "seconds_per_token",
+        "seconds_waited",
         "stop_token_ids",
         "tenant",
+        "waited_for",
         "waiting",
+        "waits_since",
+        "weight",
     )
 
     def __init__(self, message: AddRequest, owner: Owner, max_model_len: int, now: float = 0.0) -> None:
         self.request_id = message.request_id
         self.owner = owner
-        self.level: Key = ()  # its key under the policy: lower runs first and is preempted last
+        self.is_background = message.is_background
+        self.rank: Key = BACKGROUND if message.is_background else ()
+        """Comes before its key. With batches: (0,) in the one that runs, or (1,), before what it is otherwise."""
+        self.level: Key = self.rank  # rank, and its key under the policy: lower runs first and is preempted last
         self.priority = message.priority
         self.tenant = message.tenant
+        self.weight = message.weight  # the tenant's share, relative to others
         self.group = message.group or message.request_id
+        self.cache_salt = message.cache_salt
         self.namespace: Hashable = message.cache_salt
+        self.prefill_at = message.prefill_at  # engines that may compute the prompt
         self.prompt_token_ids = unpack_int32(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.sampling = message.sampling
@@ -86,11 +118,44 @@ class Request:
         self.is_lined_up = False  # it is in line with the requests that have new sequences
         self.is_parked = False
         self.is_paused = False  # its client does not read
+        self.waited_for = ""  # why, as of when it had waited for long
         self.arrived = 0.0 if message.progress else now  # 0: elsewhere, at another time
+        self.waits_since: float | None = None  # these three are kept by `Levels`, for policies that have keys
+        self.seconds_waited = 0.0  # before that
+        self.renews_at = inf  # when its key is computed again
         self.deadline = now + message.seconds_left if message.seconds_left else inf  # by the same clock
+        self.first_token_due = now + message.ttft_left if message.ttft_left else inf
+        self.seconds_per_token = message.tpot or inf
+        self.has_targets = min(self.deadline, self.first_token_due, self.seconds_per_token) < inf
+        self.late = ""  # why it cannot meet them any more, if a policy has found that
+        has_outputs = any(resumed.token_ids for resumed in message.progress)
+        self.first_token_at = now if has_outputs else 0.0  # kept by policies that look at targets
 
     def limit_length(self, max_model_len: int) -> None:
+        if self.sampling.pooling is not None:
+            max_model_len += 1  # the token that is not drawn needs no place
         self.max_len = min(self.num_prompt_tokens + self.sampling.max_tokens, max_model_len)
+
+    def waited(self, now: float) -> float:
+        """Return the seconds that it has waited for rows; only under a policy that has keys."""
+        return self.seconds_waited + (now - self.waits_since if self.waits_since is not None else 0.0)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it has the empty key, which comes before all others."""
+        return self.level == self.rank
+
+    def shorten(self, max_model_len: int) -> "list[Sequence]":
+        """Limit the length of all sequences, none of which runs; return those that have theirs already."""
+        self.limit_length(max_model_len)
+        for seq in self.waiting:
+            seq.limit_length(self.max_len)
+        return [seq for seq in self.waiting if seq.num_tokens >= seq.max_len]
+
+    @property
+    def is_new(self) -> bool:
+        """Whether none of its sequences ever had a row here."""
+        return all(seq.num_cached_tokens < 0 for seq in (*self.running, *self.waiting))
 
     @property
     def is_live(self) -> bool:
@@ -102,10 +167,33 @@ class Request:
         return self.max_len - self.num_prompt_tokens > 1
 
 
+class Account:
+    """What a sequence has cost so far (`core/scheduling/accounts.py`); the engine's sums as of when it last looked."""
+
+    __slots__ = (
+        "contexts", "is_closed", "num_accepted", "num_guessed", "num_preemptions", "num_reached",
+        "num_recomputed_tokens", "num_steps", "num_steps_before", "num_us", "offset", "rates", "rows",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.num_us = 0.0  # of the device's time
+        self.num_steps = 0
+        self.num_preemptions = 0
+        self.num_reached = 0  # most positions that it had computed
+        self.num_recomputed_tokens = 0
+        self.num_guessed = self.num_accepted = 0  # tokens
+        self.is_closed = False  # the bill is made
+        self.rows = self.rates = self.contexts = 0.0
+        self.num_steps_before = 0
+        self.offset = 0  # of its context from the number of steps
+
+
 class Sequence:
     """One stream of tokens. Its fields are read in loops over all rows: plain slots, no properties there."""
 
     __slots__ = (
+        "acceptance",
+        "account",
         "append_token",
         "cache_node",
         "due_step",
@@ -125,6 +213,7 @@ class Sequence:
         "num_unsure_tokens",
         "owner",
         "page_ids",
+        "page_seconds",
         "queued_us",
         "request",
         "request_id",
@@ -149,6 +238,9 @@ class Sequence:
         self.append_token = self.token_ids.append
         self.num_cached_tokens = -1  # prompt tokens not computed at the first admission; -1 before it
         self.queued_us = 0  # how long it waited for its first row
+        self.account: Account | None = None  # made when it gets its first row
+        self.acceptance: RowAcceptance | None = None  # of guesses; made with the first ones
+        self.page_seconds = 0.0  # minus the time at which it took each page, plus that at which it gave each back
         self.epoch = 0
         self.turn = -1  # number of its first admission among all; -1 before it
         self.is_waiting = False
@@ -214,8 +306,16 @@ class Sequence:
 
     @property
     def num_reusable_tokens(self) -> int:
-        """Known tokens that a cached prefix may save; positions whose logits are needed are not among them."""
+        """Known tokens that a cached prefix may save; positions whose output is needed are not among them."""
+        if self.needs_all_positions:
+            return 0
         return self.num_prompt_logprobs_sent if self.owes_prompt_logprobs else self.num_tokens - 1
+
+    @property
+    def needs_all_positions(self) -> bool:
+        """Whether each row that it enters must compute all positions: the worker adds up their hidden states."""
+        pooling = self.request.sampling.pooling
+        return pooling is not None and pooling.kind == "mean"
 
     def sampling(self) -> SamplingParams:
         """Return the parameters, with the sequence's own seed and what is still missing from its output."""
@@ -228,10 +328,10 @@ class Sequence:
             return params
         return replace(params, seed=(params.seed + self.sequence_idx) % 2**63)
 
-    def error_delta(self, error: str, code: ErrorCode = "internal") -> SequenceDelta:
+    def error_delta(self, error: str, code: ErrorCode = "internal", bill: SequenceBill | None = None) -> SequenceDelta:
         """Return the last delta of a sequence that fails."""
         return SequenceDelta(
-            self.request_id, self.sequence_idx, (), finish_reason="error", error=error, error_code=code
+            self.request_id, self.sequence_idx, (), finish_reason="error", error=error, error_code=code, bill=bill
         )
 
     def restore(self, resumed: SequenceProgress) -> None:

@@ -1,6 +1,6 @@
 """Waiting sequences, and whose turn it is. The work per step does not grow with their number.
 
-    1. by level (`policy.py`): the lowest first;
+    1. by level (the key of a request under the policy, `core/policies/`): the lowest first;
     2. in a level, sequences that had a row and lost it, in the order in which they first got one;
     3. then new ones, in turns: one sequence of each tenant, and within a tenant one of each of its groups.
 
@@ -10,10 +10,11 @@ so a group of one sequence waits as in a plain queue, and a group of a thousand 
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from operator import attrgetter
+from typing import Protocol
 
 from penstock.core.sequences.sequence import Key, Request, Sequence
 from penstock.ipc.messages import WaitingTenant
@@ -27,19 +28,33 @@ _Group = OrderedDict[Request, None]
 _Tenant = OrderedDict[str, _Group]
 
 
+class TenantOrder(Protocol):
+    """Another order of tenants than in turns (`core/policies/policy.py`)."""
+
+    def first_tenant(self, tenants: Collection[str]) -> str:
+        """Return whose turn it is."""
+
+    def tenant_waits(self, tenant: str, tenants: Collection[str]) -> None:
+        """A tenant joins the others."""
+
+
 class _Lines:
     """The new sequences of one level: tenants, their groups, and the requests of a group, each in line."""
 
-    __slots__ = ("_tenants",)
+    __slots__ = ("_order", "_tenants")
 
-    def __init__(self) -> None:
+    def __init__(self, order: TenantOrder | None) -> None:
+        self._order = order
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
     def add(self, request: Request) -> None:
-        self._tenants.setdefault(request.tenant, OrderedDict()).setdefault(request.group, OrderedDict())[request] = None
+        tenant = request.tenant
+        if self._order is not None and tenant not in self._tenants:
+            self._order.tenant_waits(tenant, self._tenants.keys())
+        self._tenants.setdefault(tenant, OrderedDict()).setdefault(request.group, OrderedDict())[request] = None
 
     def remove(self, request: Request) -> None:
         groups = self._tenants[request.tenant]
@@ -52,7 +67,9 @@ class _Lines:
 
     def first(self, *, newest: bool) -> Request:
         """Return the request whose turn it is; with `newest`, the one of the tenant's last group."""
-        groups = next(iter(self._tenants.values()))
+        order = self._order
+        first = next(iter(self._tenants)) if order is None else order.first_tenant(self._tenants.keys())
+        groups = self._tenants[first]
         requests = next(reversed(groups.values())) if newest else next(iter(groups.values()))
         return next(iter(requests))
 
@@ -65,10 +82,14 @@ class _Lines:
 
     def without_row(self, rows_of: Rows) -> Request | None:
         """Return the first request whose tenant has no row, else one whose group has none; None if all have some."""
-        for name, groups in self._tenants.items():
+        tenants: Mapping[str, _Tenant] = self._tenants
+        if self._order is not None:  # one whose turn has not come takes no row from others
+            first = self._order.first_tenant(self._tenants.keys())
+            tenants = {first: self._tenants[first]}
+        for name, groups in tenants.items():
             if name not in rows_of:
                 return next(iter(next(iter(groups.values()))))
-        for name, groups in self._tenants.items():
+        for name, groups in tenants.items():
             for group, requests in groups.items():
                 if group not in rows_of[name]:
                     return next(iter(requests))
@@ -120,11 +141,13 @@ class WaitingQueue:
     """
 
     __slots__ = (
-        "_counts", "_held", "_level_ids", "_levels", "_num_turns", "_parked", "_paused", "_returning", "newest_first",
-        "num_line_ups", "num_seqs", "num_tokens",
+        "_counts", "_held", "_level_ids", "_levels", "_num_turns", "_order", "_parked", "_paused", "_returning",
+        "newest_first", "num_line_ups", "num_seqs", "num_tokens",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, order: TenantOrder | None = None) -> None:
+        """`order`: of the tenants on a level; None: they take turns."""
+        self._order = order
         self._levels: dict[Key, _Lines] = {}
         self._level_ids: list[Key] = []  # sorted
         self._returning: list[tuple[Key, int, Sequence]] = []  # heap: level, turn
@@ -269,6 +292,24 @@ class WaitingQueue:
         self._count_all(request)
         self._line_up(request)
 
+    def change_level(self, request: Request, level: Key) -> None:
+        """Give a request another level, where it is the last in line; sequences that had their turn keep it."""
+        is_lined_up = request.is_lined_up
+        if is_lined_up:
+            self._leave_line(request)
+        request.level = level
+        if is_lined_up:
+            self._add_to_line(request)
+            request.is_lined_up = True
+        for seq in request.running:
+            seq.is_returning = False  # entries of the old level are outdated
+        for seq in request.waiting:
+            seq.is_returning = False
+            if not (seq.is_new or request.is_parked or request.is_paused):
+                self._return(seq)
+        if len(self._returning) > 2 * self.num_seqs + 64:
+            self._compact()
+
     def change_levels(self, levels: Mapping[Request, Key]) -> None:
         """Give all live requests new levels; those that end up in the same level keep their order. O(live)."""
         in_line = [request for level in self._level_ids for request in self._levels[level].requests()]
@@ -280,6 +321,11 @@ class WaitingQueue:
             self._add_to_line(request)
         self._returning = [(seq.request.level, turn, seq) for _, turn, seq in self._returning]
         heapify(self._returning)
+
+    @property
+    def first_level(self) -> Key | None:
+        """The lowest level with a new sequence."""
+        return self._level_ids[0] if self._level_ids else None
 
     @property
     def num_paused_requests(self) -> int:
@@ -307,6 +353,10 @@ class WaitingQueue:
         found.update(self._held)
         found.update(self._paused)
         return iter(found)
+
+    def lines(self) -> Iterator[tuple[Key, Request]]:
+        """Yield the requests with new sequences in line, and the level that each is on; for checks."""
+        return ((level, request) for level, lines in self._levels.items() for request in lines.requests())
 
     def first(self, limit: int) -> list[Sequence]:
         """Return the first waiting sequences in order, then parked ones. O(waiting): only for the step trace."""
@@ -346,6 +396,8 @@ class WaitingQueue:
     def _count(self, seq: Sequence, change: int) -> None:
         self.num_seqs += change
         self.num_tokens += change * len(seq.token_ids)
+        if seq.request.is_background:
+            return  # nobody has to wait for its turn
         tenant, group = seq.request.tenant, seq.request.group
         count = self._counts.setdefault(tenant, _Count())
         count.num_seqs += change
@@ -372,7 +424,7 @@ class WaitingQueue:
     def _add_to_line(self, request: Request) -> None:
         level = request.level
         if level not in self._levels:
-            self._levels[level] = _Lines()
+            self._levels[level] = _Lines(self._order)
             insort(self._level_ids, level)
         self._levels[level].add(request)
 
@@ -401,9 +453,15 @@ class WaitingQueue:
 
 def _is_due(entry: tuple[Key, int, Sequence]) -> bool:
     """Whether the sequence of an entry still waits there."""
-    _, turn, seq = entry
+    level, turn, seq = entry
     request = seq.request
-    return seq.turn == turn and seq.is_waiting and not request.is_parked and not request.is_paused
+    return (
+        seq.turn == turn
+        and request.level == level
+        and seq.is_waiting
+        and not request.is_parked
+        and not request.is_paused
+    )
 
 
 def _forget_turn(seq: Sequence) -> None:
@@ -412,6 +470,6 @@ def _forget_turn(seq: Sequence) -> None:
 
 
 def _drop(entry: tuple[Key, int, Sequence]) -> None:
-    _, turn, seq = entry
-    if seq.turn == turn:
+    level, turn, seq = entry
+    if seq.turn == turn and seq.request.level == level:
         seq.is_returning = False

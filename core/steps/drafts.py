@@ -1,4 +1,4 @@
-"""Drafts: guesses of a sequence's next tokens, which one step verifies together.
+"""Drafts: guesses of a sequence's next tokens, which one step verifies together. The worker guesses; here is how many.
 
 A decode with k drafts launches 1 + k positions and returns 0 to k + 1 tokens. Until its result is there, the scheduler
 assumes the maximum, and only the worker knows the row's actual position:
@@ -17,20 +17,87 @@ from typing import NamedTuple, Protocol
 from penstock.core.sequences.sequence import Sequence
 
 
-class Drafter(Protocol):
-    """Who guesses."""
+class DraftRoom(NamedTuple):
+    """What is known of the next step when its guesses are chosen."""
 
-    def draft(self, seq: Sequence) -> ListOf[int]:
-        """Return guesses of the tokens from position `seq.num_computed_tokens` on, any number of them.
+    num_tokens: int  # guesses in all at most
+    num_context: int  # positions of the decodes, added up
+    has_prompts: bool = False  # whether it may compute a chunk of some prompt
+    is_awaited: bool = False  # whether a step with guesses is in flight
 
-        `seq.token_ids` are known; while steps are in flight they end before that position. A wrong guess only costs
-        time.
-        """
+
+class DraftOutcome(NamedTuple):
+    """What came of the drafts of a step, for each of its decodes in batch order."""
+
+    seqs: ListOf[Sequence]
+    num_allowed: ListOf[int]
+    num_guessed: ListOf[int]  # at most as many as allowed
+    num_tokens: ListOf[int]  # that it returned: one more than guesses were right, or none
+    num_context: int
+    has_chunks: bool  # of prompts
+    num_us: int  # the whole step, as long as the device took, and its wait for the plan; 0: unknown
+    num_draft_us: int  # part of it: guessing
+
+
+class DraftLengths(Protocol):
+    """Who says how many tokens are guessed."""
+
+    why: str
+    """About its last answer, for the step trace."""
+
+    def lengths(self, decodes: ListOf[Sequence], room: DraftRoom) -> ListOf[int]:
+        """How many may be guessed for each of these in the next step. Empty: none for any."""
+
+    def note(self, outcome: DraftOutcome) -> None:
+        """A step with drafts has returned."""
+
+    def saved_us(self, outcome: DraftOutcome) -> float:
+        """How much longer its tokens would have taken without guesses, as far as is known; before `note`."""
+
+    def guesses_us(self, num_guesses: int, longest: int) -> float:
+        """What so many guesses, `longest` of one row, add to a step, as far as is known."""
+
+    def note_plain(self, num_rows: int, num_context: int, num_us: int) -> None:
+        """A step of decodes alone has returned, which took so long (as in `DraftOutcome`)."""
+
+
+class FixedLengths(DraftLengths):
+    """The same number for every row, always."""
+
+    def __init__(self, num_drafts: int) -> None:
+        self._num_drafts = num_drafts
+        self.why = "fixed"
+
+    def lengths(self, decodes: ListOf[Sequence], room: DraftRoom) -> ListOf[int]:
+        """As many as there is room for, the first rows first."""
+        most = room.num_tokens
+        if not self._num_drafts:
+            return ()
+        if self._num_drafts * len(decodes) <= most:
+            return [self._num_drafts] * len(decodes)
+        lengths = []
+        for _ in decodes:
+            lengths.append(min(self._num_drafts, most))
+            most -= lengths[-1]
+        return lengths
+
+    def note(self, outcome: DraftOutcome) -> None:
+        """It does not matter."""
+
+    def saved_us(self, outcome: DraftOutcome) -> float:
+        """Nothing is known."""
+        return 0.0
+
+    def guesses_us(self, num_guesses: int, longest: int) -> float:
+        """Nothing is known."""
+        return 0.0
+
+    def note_plain(self, num_rows: int, num_context: int, num_us: int) -> None:
+        """It does not matter."""
 
 
 class Drafts(NamedTuple):
     """A plan's data about the drafts of its decodes."""
 
     counts: list[int]
-    token_ids: list[int]  # of all decodes, in batch order
     start_bounds: bytes  # 1 where the start is an upper bound

@@ -10,8 +10,9 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.core.kv.kv_pages import KVPages, NewPage
+from penstock.core.kv.page_copies import PageCopies
 from penstock.core.sequences.sequence import Owner, Sequence
-from penstock.core.steps.drafts import Drafter, Drafts
+from penstock.core.steps.drafts import DraftLengths, DraftRoom, Drafts
 from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import NewRow, StepPlan, TokenColumns
 
@@ -122,12 +123,16 @@ class InFlightStep(NamedTuple):
     num_samples: int
     num_left: int  # sequences that had left the running set when it was planned
     has_logprobs: bool  # of some output or prompt token
-    num_drafts: ListOf[int] = ()  # of each decode; empty: none
+    num_drafts: ListOf[int] = ()  # of each decode at most; empty: none
     predicted: tuple[Parts, int] | None = None  # its parts, and its expected microseconds; 0: unknown
+    starts: bytes = b""  # int32[at least as many as there are decodes]: their positions
+    num_context: int = 0  # their sum
+    is_whole: bool = False  # it computes one token of each running decode
+    num_pooled: int = 0  # vectors that are due, of chunks that sample
 
     @property
     def decode_sizes(self) -> list[int]:
-        """How many positions each decode computes."""
+        """How many positions each decode computes at most."""
         return [1 + count for count in self.num_drafts] if self.num_drafts else [1] * len(self.decodes.seqs)
 
     @property
@@ -140,18 +145,17 @@ class PlanBuilder:
     """Collects the parts of one plan besides its decodes."""
 
     __slots__ = (
-        "_copy_dst", "_copy_src", "_new_pages", "_new_rows", "_window_pages", "chunks", "drafts", "has_logprobs",
+        "_new_pages", "_new_rows", "_window_pages", "chunks", "drafts", "has_logprobs", "num_pooled",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.drafts: Drafts | None = None  # None: no decode has any, and all starts are exact
         self.has_logprobs = False  # in some chunk
+        self.num_pooled = 0  # chunks that end with a vector
         self._new_pages: list[tuple[Sequence, int]] = []
         self._new_rows: list[NewRow] = []
         self._window_pages: list[tuple[Sequence, int, NewPage]] = []
-        self._copy_src: list[int] = []
-        self._copy_dst: list[int] = []
 
     def append_page(self, seq: Sequence, page_id: int) -> None:
         self._new_pages.append((seq, page_id))
@@ -173,13 +177,9 @@ class PlanBuilder:
                 seq.sampling(),
                 pack_int32(seq.page_ids),
                 seq.request.grammar_id,
+                seq.request.cache_salt,
             )
         )
-
-    def copy_page(self, src: int, dst: int) -> None:
-        """Copy before the forward pass. No page is both a source and a target in one plan."""
-        self._copy_src.append(src)
-        self._copy_dst.append(dst)
 
     def add_next_chunk(self, seq: Sequence, budget: int) -> int:
         """Launch the next known tokens of the sequence, at most `budget`; return how many."""
@@ -194,46 +194,52 @@ class PlanBuilder:
         self.chunks.append(Chunk(seq, seq.epoch, start, num_new, samples, num_prompt_logprobs))
         if num_prompt_logprobs or (samples and seq.num_logprobs >= 0):
             self.has_logprobs = True
+        if samples and seq.request.sampling.pooling is not None:
+            self.num_pooled += 1
         seq.num_computed_tokens = start + num_new
         return num_new
 
-    def add_drafts(self, drafter: Drafter, decodes: DecodeBatch, kv: KVPages, num_tokens: int) -> list[int]:
-        """Launch guesses beside the decodes' own tokens, at most `num_tokens`; return how many of each (empty: none).
+    def add_drafts(self, draft_lengths: DraftLengths, room: DraftRoom, decodes: DecodeBatch, kv: KVPages) -> list[int]:
+        """Launch guesses beside the decodes' own tokens; return how many of each (empty: none).
 
-        No sequence is preempted for their pages.
+        No sequence is preempted for their pages, and none gets more than its request allows.
         """
+        lengths = draft_lengths.lengths(decodes.seqs, room)
+        if not lengths and not room.is_awaited:
+            return []
         counts: list[int] = []
-        token_ids: list[int] = []
         start_bounds = bytearray()
-        for seq in decodes.seqs:
+        lengths = lengths or [0] * len(decodes.seqs)
+        for seq, length in zip(decodes.seqs, lengths, strict=True):
             start_bounds.append(seq.num_unsure_tokens > 0)
             start = seq.num_computed_tokens
-            most = min(num_tokens - len(token_ids), seq.max_computed_tokens - start)
-            drafts = drafter.draft(seq)[:most] if most > 0 else ()
-            end = start + len(drafts)
+            end = min(start + length, seq.max_computed_tokens)
+            if 0 <= seq.request.sampling.max_drafts < length:
+                end = min(end, start + seq.request.sampling.max_drafts)
             if kv.windows and end > seq.launch_limit:
                 self.add_pages(seq, *kv.grow(seq, end))
             while not kv.windows and end > seq.launch_limit and kv.pool.num_free:
                 self.append_page(seq, kv.append_page(seq))
-            drafts = drafts[: max(0, seq.launch_limit - start)]
-            counts.append(len(drafts))
-            if drafts:
-                token_ids += drafts
-                seq.num_computed_tokens += len(drafts)
-                seq.num_unsure_tokens += 1 + len(drafts)
-        if any(start_bounds) or token_ids:
-            self.drafts = Drafts(counts, token_ids, bytes(start_bounds))
-        return counts if token_ids else []
+            num_drafts = max(0, min(end, seq.launch_limit) - start)
+            counts.append(num_drafts)
+            if num_drafts:
+                seq.num_computed_tokens += num_drafts
+                seq.num_unsure_tokens += 1 + num_drafts
+        if any(start_bounds) or any(counts):
+            self.drafts = Drafts(counts, bytes(start_bounds))
+        return counts if any(counts) else []
 
-    def build(self, step_id: int, decodes: DecodeBatch, decode_starts: list[int], freed_rows: list[int]) -> StepPlan:
-        """Return the plan. Pages of a sequence that was preempted later in this step are left out."""
+    def build(
+        self, step_id: int, decodes: DecodeBatch, decode_starts: list[int], freed_rows: list[int], copies: PageCopies
+    ) -> StepPlan:
+        """Return the plan, with these copies. Pages of a sequence preempted later in this step are left out."""
         chunks = self.chunks
         rows, start, num_new, samples = decodes.rows, pack_int32(decode_starts), decodes.num_new, decodes.samples
-        num_drafts = draft_token_ids = start_bounds = b""
+        num_drafts = start_bounds = b""
         if self.drafts is not None:
-            counts, token_ids, start_bounds = self.drafts
+            counts, start_bounds = self.drafts
             num_new = pack_int32([1 + count for count in counts])
-            num_drafts, draft_token_ids = pack_int32(counts) + bytes(4 * len(chunks)), pack_int32(token_ids)
+            num_drafts = pack_int32(counts) + bytes(4 * len(chunks))
             start_bounds += bytes(len(chunks))
         if chunks:
             rows += pack_int32([chunk.seq.row for chunk in chunks])
@@ -250,6 +256,7 @@ class PlanBuilder:
             page_rows = pack_int32(dict.fromkeys([row for row, _ in pages]))
             page_counts = pack_int32(counts)
             page_ids = pack_int32([page_id for _, page_id in pages])
+        copy_src, copy_dst, copy_tiers = copies.take() if copies.src else (b"", b"", b"")
         return StepPlan(
             step_id,
             rows,
@@ -260,13 +267,13 @@ class PlanBuilder:
             page_rows,
             page_counts,
             page_ids,
-            pack_int32(self._copy_src) if self._copy_src else b"",
-            pack_int32(self._copy_dst) if self._copy_dst else b"",
+            copy_src,
+            copy_dst,
             pack_int32(freed_rows) if freed_rows else b"",
             self._packed_window_pages() if self._window_pages else b"",
             num_drafts,
-            draft_token_ids,
             start_bounds,
+            copy_tiers,
         )
 
     def _packed_window_pages(self) -> bytes:

@@ -5,7 +5,9 @@ are not known yet. Before anything is known, and wherever a prediction would be 
 factor from the largest one that has returned.
 """
 
-from math import sqrt
+from collections.abc import Sequence as ListOf
+from math import inf, sqrt
+from operator import mul
 
 from penstock.core.steps.plan_builder import Chunk, DecodeBatch, InFlightStep, Parts
 from penstock.ipc.messages import StepResult
@@ -22,6 +24,13 @@ _SPREAD_UP, _SPREAD_DOWN, _MAX_RATIO = 0.25, 0.02, 4.0
 
 _SCALES = (1.0, 1 / 64, 1 / 65536, 1 / 256, 1 / 262144)
 """These scale the parts of usual steps to the size of one."""
+
+_CHUNKS_PER_STAGE, _LEAST_CHUNK = 4, 128
+"""A pipeline computes a prompt in pieces: while the last stage has one, the first has another. With n pieces on S
+stages, (S - 1) / n of the time is lost while it fills and drains. Small pieces lose more: each reads all weights."""
+
+Rates = tuple[float, float, float, float, float]
+"""Microseconds of a step, and of each: row that decodes, token in its context, prompt token, (token, context) pair."""
 
 _FORGETTING = 0.97
 _RIDGE = 1e-3
@@ -42,53 +51,47 @@ def parts_of(num_decodes: int, num_context_tokens: int, chunks: list[tuple[int, 
     return one, num_decodes * rows, num_context_tokens * context, num_tokens * tokens, num_pairs * pairs
 
 
-class StepTime:
-    """How long a step takes, learned from earlier steps on this machine.
+class LeastSquares:
+    """Weights of parts, none of them negative, from values that are about `sum(weight * part)`.
 
-        microseconds = w0 + w1 rows that decode + w2 tokens in their contexts + w3 prompt tokens
-                       + w4 (token, context) pairs
-
-    The last part makes a chunk more expensive the further into its prompt it is: each of its tokens attends to all
-    tokens before it. The weights are least squares over recent steps, none of them negative; older steps count less and
-    less.
-
-    `learn` costs about ten microseconds: it is used for steps with prompts, and a few others.
+    Older values count less and less. Parts should be about as large as one.
     """
 
-    __slots__ = ("_num_learned", "_products", "_targets", "_weights")
+    __slots__ = ("_num_first", "_num_learned", "_products", "_targets", "weights")
 
-    def __init__(self) -> None:
-        size = len(_SCALES)
-        self._products = [[0.0] * size for _ in range(size)]
-        self._targets = [0.0] * size
-        self._weights = [0.0] * size
+    def __init__(self, num_parts: int, num_first: int) -> None:
+        """So many first values are believed whatever they are."""
+        self._products = [[0.0] * num_parts for _ in range(num_parts)]
+        self._targets = [0.0] * num_parts
+        self._num_first = num_first
         self._num_learned = 0
+        self.weights = [0.0] * num_parts
 
     @property
     def is_known(self) -> bool:
-        """Whether enough steps have been seen."""
-        return self._num_learned >= _NUM_FIRST
+        """Whether enough has been seen."""
+        return self._num_learned >= self._num_first
 
-    def learn(self, parts: Parts, num_us: float) -> None:
-        """Learn from a step with these parts that took this long."""
-        expected = num_us
+    def learn(self, parts: ListOf[float], value: float) -> None:
+        """Learn from one value, which is positive."""
+        expected = value
         if self.is_known:
             expected = max(self.predict(parts), 1.0)
-            num_us = min(num_us, _MAX_SURPRISE * expected)
+            value = min(value, _MAX_SURPRISE * expected)
         self._num_learned += 1
         # Relative errors count, so that a long step does not outweigh many short ones. They are relative to the
         # expected time: relative to the actual one, the quicker of equal steps would count for more.
         weight = 1 / max(expected, 1.0) ** 2
         for i, row in enumerate(self._products):
             part = parts[i] * weight
-            self._targets[i] = self._targets[i] * _FORGETTING + part * num_us
+            self._targets[i] = self._targets[i] * _FORGETTING + part * value
             for j, other in enumerate(parts):
                 row[j] = row[j] * _FORGETTING + part * other
         self._solve()
 
     def _solve(self) -> None:
         """Gauss-Seidel iterations from the previous weights, each kept at zero or above."""
-        weights, ridge = self._weights, _RIDGE * max(self._products[i][i] for i in range(len(_SCALES)))
+        weights, ridge = self.weights, _RIDGE * max(self._products[i][i] for i in range(len(self.weights)))
         for _ in range(_NUM_SWEEPS):
             for i, row in enumerate(self._products):
                 if row[i] <= 0:
@@ -97,19 +100,51 @@ class StepTime:
                 # The ridge pulls towards the previous weight: what recent steps do not determine stays as it was.
                 weights[i] = max(0.0, (self._targets[i] - others + ridge * weights[i]) / (row[i] + ridge))
 
-    def predict(self, parts: Parts) -> float:
-        """Return the microseconds of a step with these parts."""
-        return sum(weight * part for weight, part in zip(self._weights, parts, strict=True))
+    def predict(self, parts: ListOf[float]) -> float:
+        """Return the value that is expected of these parts."""
+        return sum(weight * part for weight, part in zip(self.weights, parts, strict=True))
+
+
+class StepTime(LeastSquares):
+    """How long a step takes, learned from earlier steps on this machine.
+
+        microseconds = w0 + w1 rows that decode + w2 tokens in their contexts + w3 prompt tokens
+                       + w4 (token, context) pairs
+
+    The last part makes a chunk more expensive the further into its prompt it is: each of its tokens attends to all
+    tokens before it.
+
+    `learn` costs about ten microseconds: it is used for steps with prompts, and a few others.
+    """
+
+    __slots__ = ("rates",)
+
+    def __init__(self) -> None:
+        super().__init__(len(_SCALES), _NUM_FIRST)
+        self.rates: Rates = (1.0, 0.0, 0.0, 0.0, 0.0)
+        """As learned; before that, every step is expected to take the same time."""
+
+    def learn(self, parts: ListOf[float], value: float) -> None:
+        """Learn from a step with these parts that took this long."""
+        super().learn(parts, value)
+        if self.is_known:
+            fixed, row, context, token, pair = map(mul, self.weights, _SCALES)
+            self.rates = fixed, row, context, token, pair
 
     def tokens_within(self, num_us: float, start: int) -> int:
         """Return how many tokens a chunk from position `start` on may have to add at most this much to a step."""
-        per_pair = self._weights[4] * _SCALES[4]
-        per_token = self._weights[3] * _SCALES[3] + per_pair * start
+        per_pair = self.weights[4] * _SCALES[4]
+        per_token = self.weights[3] * _SCALES[3] + per_pair * start
         if num_us <= 0:
             return 0
         if per_pair * num_us < 1e-9 * max(per_token, 1e-9) ** 2:
             return int(min(num_us / per_token, 1 << 30)) if per_token > 0 else 1 << 30
         return int(min((sqrt(per_token**2 + 2 * per_pair * num_us) - per_token) / per_pair, 1 << 30))
+
+
+def chunk_for_stages(num_pending: int, num_stages: int) -> int:
+    """Return how many prompt tokens a step should have, so that all stages compute while so many are left."""
+    return max(_LEAST_CHUNK, -(-num_pending // (_CHUNKS_PER_STAGE * num_stages)))
 
 
 class Room:
@@ -139,56 +174,85 @@ class Room:
 class PrefillPace:
     """The bound, learned from results."""
 
-    __slots__ = ("_largest", "_max_us", "_num_decodes_since", "_spread", "_time", "_us_per_token")
+    __slots__ = ("_largest", "_learns", "_max_us", "_num_decodes_since", "_spread", "_us_per_token", "step_time")
 
-    def __init__(self, max_ms: int) -> None:
-        """`max_ms`: longest time for a step with prompts; 0 for unlimited."""
+    def __init__(self, max_ms: int, *, learns: bool = False) -> None:
+        """`max_ms`: longest time for a step with prompts; 0 for unlimited. `learns`: even without a limit."""
         self._max_us = max_ms * 1000
-        self._time = StepTime()
+        self._learns = learns or max_ms > 0
+        self.step_time = StepTime()
         self._largest = 0  # most prompt tokens of a returned step
         self._us_per_token = 0.0  # of the last step with prompts, over its whole time
         self._spread = 1.0  # ratio of a step's time to its prediction
         self._num_decodes_since = 0
 
-    def room(self, num_tokens: int, starts: list[int]) -> Room:
-        """Return the room of a step with these decodes, given by their positions; `num_tokens` is its other limit."""
-        if not starts or not self._max_us:
+    def room(self, num_tokens: int, starts: list[int], longest_us: float = inf, guesses_us: float = 0.0) -> Room:
+        """Return the room of a step with these decodes, given by their positions; `num_tokens` is its other limit.
+
+        `longest_us`: time for this step, if it is less than the usual limit. `guesses_us`: what guesses add to it.
+        """
+        max_us = min(self._max_us or inf, longest_us)
+        if not starts or max_us == inf:
             return Room(num_tokens)
         num_tokens = min(num_tokens, max(_FIRST_TOKENS, _GROWTH * self._largest))
-        if not self._time.is_known:
+        if not self.step_time.is_known:
             if self._us_per_token:
-                num_tokens = min(num_tokens, max(MIN_TOKENS, int(self._max_us / self._us_per_token)))
+                num_tokens = min(num_tokens, max(MIN_TOKENS, int(max_us / self._us_per_token)))
             return Room(num_tokens)
-        decodes_us = self._time.predict(parts_of(len(starts), sum(starts), []))
-        num_us = self._max_us * _TOLERANCE / self._spread - decodes_us
+        decodes_us = self.step_time.predict(parts_of(len(starts), sum(starts), []))
+        num_us = min((self._max_us or inf) * _TOLERANCE, longest_us) / self._spread - decodes_us - guesses_us
         # Some tokens are always allowed, however long they take.
         return Room(num_tokens, max(num_us, self.chunk_us(0, MIN_TOKENS)), self)
 
     def tokens_within(self, num_us: float, start: int) -> int:
         """Return how many tokens a chunk may have; 0 if there is room only for very few."""
-        return num if (num := self._time.tokens_within(num_us, start)) >= MIN_TOKENS else 0
+        return num if (num := self.step_time.tokens_within(num_us, start)) >= MIN_TOKENS else 0
 
     def chunk_us(self, start: int, num_new: int) -> float:
         """Return what a chunk adds to a step."""
-        return self._time.predict((0.0, *parts_of(0, 0, [(start, num_new)])[1:]))
+        return self.step_time.predict((0.0, *parts_of(0, 0, [(start, num_new)])[1:]))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough steps have been seen to predict others."""
+        return self.step_time.is_known
+
+    def decodes_us(self, num_rows: int, num_context_tokens: int) -> float:
+        """Return the time of a step of decodes with so many tokens in their contexts."""
+        return self.step_time.predict(parts_of(num_rows, num_context_tokens, []))
+
+    def compute_us(self, start: int, num_tokens: int) -> float:
+        """Return the microseconds of computing so many tokens from a position on, as far as is known; 0: nothing is."""
+        return self.chunk_us(start, num_tokens) if self.step_time.is_known else self._us_per_token * num_tokens
+
+    def recompute_us(self, num_tokens: int, step_tokens: int) -> float:
+        """Return the microseconds of computing so many positions in steps of at most `step_tokens`; 0 if unknown."""
+        if not self.step_time.is_known:
+            return 0.0
+        num_steps = -(-num_tokens // step_tokens)
+        return self.chunk_us(0, num_tokens) + (num_steps - 1) * self.step_time.predict(parts_of(0, 0, []))
 
     def predicted(self, starts: list[int], chunks: list[Chunk]) -> tuple[Parts, int] | None:
-        """Return a step's parts and its predicted microseconds (0 if unknown); None if there is no limit."""
-        if not self._max_us or not chunks:
+        """Return a step's parts and its predicted microseconds (0 if unknown); None if nothing is learned."""
+        if not self._learns or not chunks:
             return None
         parts = parts_of(len(starts), sum(starts), [(chunk.start, chunk.num_new) for chunk in chunks])
-        return parts, round(self._time.predict(parts)) if self._time.is_known else 0
+        return parts, round(self.step_time.predict(parts)) if self.step_time.is_known else 0
 
-    def note(self, step: InFlightStep, result: StepResult) -> None:
-        """A step has returned."""
+    def note(self, step: InFlightStep, result: StepResult, guesses_us: float = 0.0) -> None:
+        """A step has returned; `guesses_us` of its time went into guesses, which no prediction is about."""
         num_us = result.num_forward_us
-        if not num_us or not self._max_us:
+        if not num_us or not self._learns:
             return
+        if guesses_us:
+            num_us -= min(int(guesses_us), num_us // 2)
         if step.predicted is None:
+            if step.num_drafts:
+                return
             self._num_decodes_since += 1
             if self._num_decodes_since >= _DECODES_BETWEEN:
                 self._num_decodes_since = 0
-                self._time.learn(_parts_of_decodes(step.decodes), num_us)
+                self.step_time.learn(_parts_of_decodes(step.decodes), num_us)
             return
         parts, predicted_us = step.predicted
         num_tokens = sum(chunk.num_new for chunk in step.chunks)
@@ -198,7 +262,7 @@ class PrefillPace:
             ratio = min(num_us / predicted_us, _MAX_RATIO)
             self._spread += (ratio - self._spread) * (_SPREAD_UP if ratio > self._spread else _SPREAD_DOWN)
             self._spread = max(1.0, self._spread)
-        self._time.learn(parts, num_us)
+        self.step_time.learn(parts, num_us)
 
 
 def _parts_of_decodes(decodes: DecodeBatch) -> Parts:

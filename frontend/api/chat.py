@@ -1,6 +1,5 @@
 """POST /v1/chat/completions"""
 
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from penstock.frontend.api.output_grammar import output_grammar_of
 from penstock.frontend.api.run import Chunks, ChunkWriter, Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import TextModel
+from penstock.frontend.draws import CLOCK
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.parsing.parser import (
@@ -237,10 +237,10 @@ async def _whole(output_format: OutputFormat, run: Run) -> bytes:
     ]
     completion = schema.ChatCompletion(
         id=f"chatcmpl-{record.request_id}",
-        created=int(time.time()),
+        created=int(CLOCK.get()()),
         model=valid.model,
         choices=choices,
-        usage=run.usage(),
+        usage=await run.final_usage(),
         system_fingerprint=service.fingerprint,
         prompt_token_ids=prompt if valid.return_token_ids else None,
         prompt_logprobs=of_prompt,

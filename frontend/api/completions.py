@@ -1,8 +1,7 @@
 """POST /v1/completions"""
 
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -10,9 +9,11 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.frontend import schema
+from penstock.frontend.api.infill import filled_prompts, infill_format, with_ends
 from penstock.frontend.api.logprobs import prompt_logprobs
 from penstock.frontend.api.run import Answer, ChunkWriter, Job, Prepared, Run, run
 from penstock.frontend.api.service import Service
+from penstock.frontend.draws import CLOCK
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.engine.scores import mean_logprob
 from penstock.frontend.errors import InvalidRequest
@@ -39,6 +40,9 @@ async def _validated(
     service: Service, record: RequestRecord, request: schema.CompletionRequest, rules: Rules, num_bytes: int
 ) -> Job:
     valid = validate_completion(request, rules)
+    if valid.suffix:
+        infill = infill_format(service, "suffix")
+        valid = replace(valid, common=with_ends(valid.common, infill, ignore_eos=bool(request.ignore_eos)))
 
     async def prepare() -> Prepared:
         prompts = await _prompts(service, valid)
@@ -70,6 +74,8 @@ def _check_told(valid: ValidCompletion, prompts: list[list[int]]) -> None:
 
 
 async def _prompts(service: Service, valid: ValidCompletion) -> list[_Prompt]:
+    if valid.suffix:
+        return [_Prompt(ids, "") for ids in await filled_prompts(service, valid)]
     encoded = await service.prompts.encode_prompts(valid)
     prompts = []
     for prompt, whole in zip(valid.prompts, encoded, strict=True):
@@ -90,7 +96,7 @@ async def _whole(valid: ValidCompletion, prompts: list[_Prompt], run: Run) -> by
     for answer in answers:
         answer.schema_error = await run.schema_error(answer.text, answer.finish_reason)
     told = await run.generation.prompt_logprobs()
-    usage = run.usage()
+    usage = await run.final_usage()
 
     def write() -> bytes:
         choices = []
@@ -103,7 +109,7 @@ async def _whole(valid: ValidCompletion, prompts: list[_Prompt], run: Run) -> by
         return msgspec.json.encode(
             schema.Completion(
                 id=f"cmpl-{run.record.request_id}",
-                created=int(time.time()),
+                created=int(CLOCK.get()()),
                 model=common.model,
                 choices=choices,
                 usage=usage,

@@ -1,13 +1,29 @@
 """Routes about the server itself, for operators, probes and clients: models, health, metrics, resetting the cache."""
 
+import re
+from dataclasses import asdict
+
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from penstock.frontend import schema
 from penstock.frontend.api.service import Service
-from penstock.frontend.errors import ModelNotFound, Overloaded, ShuttingDown, Unavailable
+from penstock.frontend.errors import (
+    InvalidParameter,
+    ModelNotFound,
+    Overloaded,
+    RouteNotFound,
+    ShuttingDown,
+    Unavailable,
+)
 from penstock.frontend.exchange import metrics
 from penstock.frontend.exchange.replies import Reply, RequestRecord
+from penstock.ipc.messages import ListRequests, RequestState, SequenceStatus
 from penstock.ipc.version import NAME, VERSION
+
+_MAX_LISTED = 1000
+_LIST_SECONDS = 5.0
+_STATES: dict[str, RequestState] = {"": "", "running": "running", "waiting": "waiting", "paused": "paused"}
 
 _SILENT_TIMEOUTS = 3
 """Heartbeat timeouts: one until a scheduler counts as silent, and another one for its restart."""
@@ -25,10 +41,18 @@ async def show_model(service: Service, record: RequestRecord, body: bytes) -> Re
     Raises:
         ModelNotFound: if there is none of that name.
     """
-    model_id = record.argument
-    if model_id not in service.model.names:
-        raise ModelNotFound(f"the model {model_id[:256]!r} does not exist", param="model")
-    return Reply(msgspec.json.encode(_card(service, model_id)))
+    return Reply(msgspec.json.encode(_card(service, asked_model(service, record))))
+
+
+def asked_model(service: Service, record: RequestRecord) -> str:
+    """The model that a path names.
+
+    Raises:
+        ModelNotFound: if there is none of that name.
+    """
+    if record.argument not in service.model.names:
+        raise ModelNotFound(f"the model {record.argument[:256]!r} does not exist", param="model")
+    return record.argument
 
 
 def _card(service: Service, name: str) -> schema.ModelCard:
@@ -39,6 +63,8 @@ def _card(service: Service, name: str) -> schema.ModelCard:
         root=service.model.names[0],
         max_model_len=service.max_model_len,
         kernels=None if facts is None else facts.kernels,
+        system_fingerprint=service.fingerprint,
+        sampling_defaults=asdict(service.model.defaults),
     )
 
 
@@ -55,7 +81,12 @@ async def health(service: Service, record: RequestRecord, body: bytes) -> Reply:
     seconds, limit = service.engine.silent_seconds, _SILENT_TIMEOUTS * service.config.ipc.heartbeat_timeout
     if seconds > limit:
         raise Unavailable(f"work is pending, but the engine has been silent for {seconds:.0f} s")
-    return Reply(b'{"status":"ok"}')
+    book = service.engine
+    if len(book.links) == 1:
+        return Reply(b'{"status":"ok"}')
+    return Reply(
+        msgspec.json.encode({"status": "ok", "engines": {book.label(link): link.state for link in book.links}})
+    )
 
 
 async def ready(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -90,12 +121,80 @@ async def reset_prefix_cache(service: Service, record: RequestRecord, body: byte
     return Reply(b'{"status":"ok"}')
 
 
+async def list_requests(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """GET /debug/requests: what all live sequences are doing, and why those wait that do.
+
+    Raises:
+        InvalidParameter: if the query is not understood.
+        Unavailable: if no engine answers.
+    """
+    limit, state = record.query.get("limit", "100"), _STATES.get(record.query.get("state", ""))
+    if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= _MAX_LISTED:
+        raise InvalidParameter(f"limit must be a number from 1 to {_MAX_LISTED}", param="limit")
+    if state is None:
+        raise InvalidParameter("state must be running, waiting or paused", param="state")
+    question = ListRequests(0, int(limit), state, record.query.get("id", "")[:200])
+    answers = await service.engine.list_requests(question, _LIST_SECONDS)
+    if not answers:
+        raise Unavailable("no engine answers")
+    found = [
+        _status(each, label if len(answers) > 1 else UNSET)
+        for label, answer in answers.items()
+        for each in answer.sequences
+    ]
+    listed = schema.RequestStatusList(
+        found[: int(limit)],
+        len(found) > int(limit) or any(answer.has_more for answer in answers.values()),
+        sum(answer.num_running for answer in answers.values()),
+        sum(answer.num_waiting for answer in answers.values()),
+        sum(answer.num_paused for answer in answers.values()),
+    )
+    return Reply(msgspec.json.encode(listed))
+
+
+async def expert_load(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """GET /debug/expert_load: the tokens that each expert has computed; --expert-load reads the same.
+
+    Raises:
+        RouteNotFound: if no engine has told of any.
+    """
+    layers: dict[str, list[int]] = {}
+    for load in service.engine.expert_loads:
+        for layer in load.layers:
+            counts = layers.setdefault(str(layer.layer), [0] * len(layer.tokens))
+            layers[str(layer.layer)] = [a + b for a, b in zip(counts, layer.tokens, strict=True)]
+    if not layers:
+        raise RouteNotFound("no tokens of experts have been counted; that needs --enable-expert-parallel")
+    return Reply(msgspec.json.encode(schema.ExpertLoad(layers)))
+
+
+def _status(told: SequenceStatus, engine: str | UnsetType) -> schema.RequestStatus:
+    return schema.RequestStatus(
+        id=told.request_id.rpartition(":")[2].partition("#")[0],
+        index=told.sequence_idx,
+        state=told.state,
+        reason=told.reason or None,
+        tenant=told.tenant,
+        age_seconds=round(told.age, 3) if told.age >= 0 else None,
+        prompt_tokens=told.num_prompt_tokens,
+        output_tokens=told.num_output_tokens,
+        max_output_tokens=told.max_output_tokens,
+        computed_tokens=told.num_computed_tokens,
+        cached_tokens=told.num_cached_tokens,
+        pages=told.num_pages,
+        row=told.row if told.row >= 0 else None,
+        preemptions=told.num_preemptions,
+        engine=engine,
+    )
+
+
 async def index(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """GET /: a list of routes."""
     routes = {
         "POST /v1/chat/completions": "answer a conversation",
         "POST /v1/completions": "continue texts",
         "POST /v1/responses": "answer, and remember",
+        "POST /v1/messages": "answer a conversation of Anthropic's clients",
         "GET /v1/models": "what is served",
         "GET /openapi.json": "all routes and fields",
         "GET /health": "whether this process answers",
@@ -106,4 +205,5 @@ async def index(service: Service, record: RequestRecord, body: bytes) -> Reply:
 
 async def version(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """GET /version"""
-    return Reply(msgspec.json.encode({"version": VERSION}))
+    system = service.system
+    return Reply(msgspec.json.encode(schema.Version(VERSION, *(() if system is None else system))))

@@ -10,17 +10,19 @@ import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from math import inf
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 import structlog
-from msgspec import UNSET
 from msgspec.structs import asdict
 
 from penstock.frontend import schema
 from penstock.frontend.api.logprobs import ScoreWriter
 from penstock.frontend.api.service import Service
+from penstock.frontend.api.usage import usage
+from penstock.frontend.draws import CLOCK
 from penstock.frontend.engine.generation import Generation, OutputRules, SequenceEvent, StopReason
 from penstock.frontend.engine.scores import ShownToken
 from penstock.frontend.errors import (
@@ -35,8 +37,9 @@ from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.exchange import exceeded
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.grammars.reader import Grammar, GrammarSource
-from penstock.frontend.text.tokenizer import TextTokenizer
-from penstock.frontend.validation.common import Rules, ValidLogprobs, ValidRequest, check_drawable, without_collecting
+from penstock.frontend.targets import NONE as NO_TARGETS
+from penstock.frontend.validation.common import Rules, ValidLogprobs, ValidRequest, without_collecting
+from penstock.frontend.validation.tokens import bad_word_tokens, check_drawable
 from penstock.ipc.messages import AddRequest, SamplingParams
 
 log = structlog.get_logger()
@@ -56,7 +59,7 @@ class Chunks(Protocol):
     """Produces the bytes of one stream."""
 
     async def opening(self) -> bytes:
-        """The bytes before any output."""
+        """The bytes before any output. Asked for when that begins, or has not begun for FIRST_TOKEN_WAIT_SECONDS."""
         ...
 
     def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
@@ -111,17 +114,21 @@ class Run:
         return ScoreWriter(self.service.model.tokenizer, asked.output, as_token_ids=asked.as_token_ids)
 
     def usage(self) -> schema.Usage:
-        """Tokens so far; each prompt counts once, however many sequences it has."""
-        record, progress = self.record, self.generation.progress
-        num_reasoning = record.num_reasoning_tokens
-        return schema.Usage(
-            prompt_tokens=record.num_prompt_tokens,
-            completion_tokens=progress.num_output_tokens,
-            total_tokens=record.num_prompt_tokens + progress.num_output_tokens,
-            prompt_tokens_details=schema.PromptTokensDetails(progress.num_cached_tokens),
-            completion_tokens_details=schema.CompletionTokensDetails(num_reasoning) if num_reasoning else UNSET,
-            timings=progress.timings(record.arrived) if self.ready.valid.return_timings else UNSET,
-        )
+        """Tokens so far, and what else the client asks to see there."""
+        return usage(self.record, self.generation, self.ready.valid, self.service.metrics.price_per_hour)
+
+    async def final_usage(self) -> schema.Usage:
+        """The same when all sequences have ended, with the bill if it is asked for."""
+        if self.ready.valid.return_bill:
+            await self.generation.billed()
+        return self.usage()
+
+    def moments(self) -> tuple[float, float, float]:
+        """When the request had a row, when its first token came, and now: `time.monotonic`, in this order."""
+        progress, now = self.generation.progress, time.monotonic()
+        begun = min(progress.submitted_at + progress.queue_seconds, now) if progress.submitted_at else now
+        first = now if progress.first_token_at is None else max(progress.first_token_at, begun)
+        return begun, first, now
 
     async def answers(self) -> list[Answer]:
         """Wait for the end of all sequences; return their answers in order of index.
@@ -154,13 +161,17 @@ class Run:
             self.record.warnings.append(f"schema_error: {wrong}")
         return wrong
 
+    def warn(self) -> None:
+        """Record a warning for the client if its request could not meet its targets, and was served nevertheless."""
+        if late := self.generation.late:
+            self.record.warnings.append(f"slo: {late}; it was served behind others")
+
     def finish(self) -> None:
         """Close the generation and record its outcome. Idempotent."""
         generation, record, progress = self.generation, self.record, self.generation.progress
         generation.close()
         if not self.service.generations.remove(generation):
             return
-        self.service.engine.queue.ended(generation.num_sequences)
         if record.error is None and not generation.is_finished:
             record.error = generation.error  # the client may not have read it
         record.num_output_tokens = progress.num_output_tokens
@@ -169,10 +180,16 @@ class Run:
         record.last_token_at = progress.last_token_at
         record.submitted_at = progress.submitted_at
         record.queue_seconds = progress.queue_seconds
+        if record.targets is not None:
+            self.warn()
+            record.targets_met = progress.targets_met(record.targets, record.arrived, generation.num_sequences)
         reasons = progress.finish_reasons
         for _ in range(record.num_calling):  # sequences ended by tool calls count as "stop" for the engine
             reasons[reasons.index("stop")] = "tool_calls"
         record.finish_reasons = reasons + ["abort"] * (generation.num_sequences - len(reasons))
+        record.bill, metrics = generation.bill, self.service.metrics
+        record.engine = generation.bill.engine  # it may have moved
+        generation.bill.when_complete(partial(metrics.note_bill, record.key_id, generation.bill))
 
 
 class ChunkWriter:
@@ -192,7 +209,7 @@ class ChunkWriter:
         head = {
             "id": f"{self.id_prefix}-{run.record.request_id}",
             "object": self.object_name,
-            "created": int(time.time()),
+            "created": int(CLOCK.get()()),
             "model": valid.model,
             "system_fingerprint": run.service.fingerprint,
         }
@@ -250,6 +267,7 @@ class Prepared:
     whole: Callable[[Run], Awaitable[bytes]]  # the body of a complete answer
     shown: frozenset[int] = frozenset()
     is_prompt_only: bool = False
+    framing: sse.Framing = sse.FRAMING
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +306,13 @@ async def run(
     try:
         if ready.valid.stream:
             chunks = prepared.chunks(task)
-            opening = await chunks.opening()
             await task.generation.wait_first(FIRST_TOKEN_WAIT_SECONDS)
-            return StreamReply(_stream(task, chunks, opening), close=task.finish, headers=sse.HEADERS)
+            opening = await chunks.opening()
+            if task.record.targets is not None:
+                task.warn()
+            framing = prepared.framing
+            stream = _stream(task, chunks, opening, framing.keep_alive)
+            return StreamReply(stream, close=task.finish, headers=dict(framing.headers), fail=task.generation.end)
         answer = await prepared.whole(task)
         task.finish()
         return Reply(answer)
@@ -355,11 +377,14 @@ async def make_ready(
     if is_strict and warnings:
         raise UnsupportedParameter(warnings[0], param=warnings[0].partition(":")[0])
     bad_words = bad_word_tokens(valid.bad_words, service.model.tokenizer) if valid.bad_words else ()
-    check_drawable(valid.sampling, bad_words)
+    if valid.sampling.allowed_token_ids:
+        check_drawable(valid.sampling, bad_words)
     fields = asdict(valid.sampling) | {
         "bad_words": bad_words,
         "grammar": grammar.text,
         "grammar_bytes": grammar.num_bytes,
+        "max_drafts": valid.max_drafts,
+        "pooling": valid.pooling,
     }
     limits = [valid.max_tokens_after(len(prompt), is_strict=is_strict) for prompt in prompts]
     for limit in limits:
@@ -381,23 +406,6 @@ def _check_prompt_size(asked: ValidLogprobs, prompts: list[list[int]], n: int) -
         )
 
 
-def bad_word_tokens(words: tuple[str, ...], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that spell bad words, at the start of a text and behind a space.
-
-    As in vLLM: the second spelling counts if it differs in its first token but not in length. Other spellings of
-    the same text by other tokens are not found.
-    """
-    found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        bare = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
-        spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
-        if bare:
-            found[bare] = None
-        if spaced and (not bare or (spaced[0] != bare[0] and len(spaced) == len(bare))):
-            found[spaced] = None
-    return tuple(found)
-
-
 def submit(
     service: Service,
     record: RequestRecord,
@@ -417,6 +425,10 @@ def submit(
     valid, tokenizer, key_use = ready.valid, service.model.tokenizer, record.key_use
     name, group = service.engine.name, service.generations.num_made
     left = None if record.seconds is None else max(0.001, record.arrived + record.seconds - time.monotonic())
+    if valid.targets is not None:
+        record.targets = valid.targets.nearer(record.targets or valid.targets)
+    targets = record.targets or NO_TARGETS
+    waited_ms = (time.monotonic() - record.arrived) * 1e3
     requests = [
         AddRequest(
             request_id=f"{name}:{service.generations.next_number()}:{record.request_id}",
@@ -424,10 +436,14 @@ def submit(
             sampling=sampling,
             n=valid.num_sequences,
             priority=valid.priority,
+            is_background=record.is_background,
             cache_salt=valid.cache_salt if key_use is None else key_use.salted(valid.cache_salt),
             tenant=record.tenant,
+            weight=1.0 if key_use is None else key_use.key.weight,
             group=f"{name}:{group}",
             seconds_left=left or 0.0,
+            ttft_left=max(0.001, (targets.ttft_ms - waited_ms) * 1e-3) if targets.ttft_ms < inf else 0.0,
+            tpot=targets.tpot_ms * 1e-3 if targets.tpot_ms < inf else 0.0,
         )
         for prompt, sampling in zip(ready.prompts, ready.sampling, strict=True)
     ]
@@ -444,27 +460,28 @@ def submit(
         key_use.use_prompt(num_prompt_tokens)
     record.num_prompt_tokens = num_prompt_tokens
     record.is_stream = valid.stream
+    record.asked = valid
     on_tokens = None if key_use is None else key_use.use_outputs
     generation = Generation(service.engine, requests, rules, service.metrics.inter_token_latency.note, on_tokens)
     task = Run(service, record, ready, generation)
     service.generations.add(generation)
     if left is not None and record.seconds is not None:
         generation.deadline = asyncio.get_running_loop().call_later(left, generation.end, exceeded(record.seconds))
-    service.engine.queue.submitted(generation.num_sequences, num_prompt_tokens * valid.num_sequences, record.tenant)
     try:
         generation.start()
     except ApiError:
         task.finish()
         raise
+    record.engine = generation.bill.engine
     return task
 
 
-async def _stream(task: Run, chunks: Chunks, opening: bytes) -> AsyncGenerator[bytes, None]:
+async def _stream(task: Run, chunks: Chunks, opening: bytes, keep_alive: bytes) -> AsyncGenerator[bytes, None]:
     """The parts of a stream: opening, chunks as they come, usage, [DONE]."""
     generation, valid, pending = task.generation, task.ready.valid, opening
     try:
         if not generation.has_news:
-            yield pending or sse.KEEP_ALIVE  # shows the client that its request was accepted
+            yield pending or keep_alive  # shows the client that its request was accepted
             pending = b""
         while not generation.is_finished:
             events = await generation.next_events()
@@ -472,9 +489,9 @@ async def _stream(task: Run, chunks: Chunks, opening: bytes) -> AsyncGenerator[b
             for event in events:
                 pending += chunks.event(event, usage)
             if pending or not events:
-                yield pending or sse.KEEP_ALIVE
+                yield pending or keep_alive
                 pending = b""
-        yield await chunks.end(task.usage() if valid.include_usage else None)
+        yield await chunks.end(await task.final_usage() if valid.include_usage else None)
     except Exception as error:
         if not isinstance(error, ApiError):
             log.exception("stream failed")

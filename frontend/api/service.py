@@ -14,12 +14,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import structlog
+from msgspec.structs import asdict
 
 from penstock.core.checkpoint.registry import model_path
 from penstock.core.config import Config
 from penstock.core.config.api_keys import load_api_keys
-from penstock.frontend.api.response_store import ResponseStore, store_path
+from penstock.frontend import schema
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.generation import Generation
@@ -31,14 +33,25 @@ from penstock.frontend.errors import (
     TemplateFailed,
 )
 from penstock.frontend.exchange.access import Access
+from penstock.frontend.exchange.exchange import Observer
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.exchange.tenants import user_of
 from penstock.frontend.grammars.reader import GrammarReader
+from penstock.frontend.storage.conversations import ConversationStore
+from penstock.frontend.storage.database import Database
+from penstock.frontend.storage.own_file import OwnFile, Tables
+from penstock.frontend.storage.responses import ResponseStore, store_path
+from penstock.frontend.streams.keeper import StreamKeeper
+from penstock.frontend.streams.kept import Bounds
+from penstock.frontend.streams.siblings import Siblings
 from penstock.frontend.text.chat_template import ValidConversation
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, Rules, ValidRequest, check_text_size
 from penstock.frontend.validation.completion import ValidCompletion
+from penstock.ipc.addresses import addresses_in
+from penstock.ipc.messages import EngineReady
 from penstock.ipc.version import VERSION
 
 log = structlog.get_logger()
@@ -110,13 +123,21 @@ class PromptReader:
         Raises:
             InvalidParameter: if a prompt has no tokens, or takes too long.
         """
-        texts = [prompt for prompt in completion.prompts if isinstance(prompt, str)]
+        return await self.encode_inputs(
+            completion.prompts, field="prompt", add_special_tokens=completion.add_special_tokens
+        )
+
+    async def encode_inputs(
+        self, inputs: list[str] | list[list[int]], *, field: str, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """The same for the inputs of any field."""
+        texts = [each for each in inputs if isinstance(each, str)]
         if not texts:
-            return [prompt for prompt in completion.prompts if isinstance(prompt, list)]
-        encoded = await self.encode_all(texts, field="prompt", add_special_tokens=completion.add_special_tokens)
+            return [each for each in inputs if isinstance(each, list)]
+        encoded = await self.encode_all(texts, field=field, add_special_tokens=add_special_tokens)
         for index, token_ids in enumerate(encoded):
             if not token_ids:
-                raise InvalidParameter(f"prompt[{index}] is empty: it has no tokens", param="prompt")
+                raise InvalidParameter(f"{field}[{index}] is empty: it has no tokens", param=field)
         return encoded
 
     async def encode_all(
@@ -239,13 +260,25 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     access: Access = field(init=False)
     responses: ResponseStore = field(init=False)
+    conversations: ConversationStore = field(init=False)
+    database: Database | None = field(init=False)  # that of --data-dir
+    streams: StreamKeeper = field(init=False)
+    siblings: Siblings | None = field(default=None, init=False)  # other frontends of the launch
     grammars: GrammarReader = field(init=False)
     prompts: PromptReader = field(init=False)
     generations: Generations = field(default_factory=Generations)
+    observers: tuple[Observer, ...] = ()  # of requests that have ended
+    _own_file: OwnFile | None = field(default=None, init=False)  # of stored responses, without --data-dir
+    _facts: EngineReady | None = field(default=None, init=False)
+    _system: tuple[str, schema.SystemParts] | None = field(default=None, init=False)  # of these facts
 
     def __post_init__(self) -> None:
         options = self.config.frontend
+        self.database = Database(options.data_dir) if options.data_dir else None
         self.access = Access(load_api_keys(options.api_keys_file), shares_prefix_cache=options.share_prefix_cache)
+        self.streams = StreamKeeper(
+            options.max_resumable_bytes, Bounds(options.max_resumable_stream_bytes, options.resumable_seconds)
+        )
         self.grammars = GrammarReader(model_path(self.config))
         self.prompts = PromptReader(
             model_path(self.config),
@@ -253,9 +286,32 @@ class Service:
             self.model.tokenizer,
             parse_special_tokens=options.parse_special_tokens,
         )
-        self.responses = ResponseStore(
-            store_path(self.config), options.max_stored_responses, options.max_stored_response_bytes
-        )
+        tables: Tables
+        if self.database is not None and not options.response_store:
+            tables = self.database
+        else:
+            tables = self._own_file = OwnFile(store_path(self.config))
+        limits = (options.max_stored_responses, options.max_stored_response_bytes)
+        self.responses = ResponseStore(tables, *limits)
+        self.conversations = ConversationStore(tables, *limits)
+
+    def share_stored(self, other: "Service") -> None:
+        """From now on keep responses, conversations and streams with those of another service in this process."""
+        if self._own_file is not None:
+            self._own_file.close()
+            self._own_file = None
+        self.responses, self.conversations, self.streams = other.responses, other.conversations, other.streams
+
+    async def meet_siblings(self, name: str) -> None:
+        """Continue the streams of other frontends, too, if there are any that can be reached; `name` is this one's."""
+        address = addresses_in(self.config.ipc.frontend_address)[0]
+        if self.config.frontend.num_frontends > 1 and self.streams.is_on and address.startswith("ipc://"):
+            siblings = Siblings(self.streams, Path(address.removeprefix("ipc://")).parent, name)
+            try:
+                await siblings.listen()
+            except OSError as error:  # requests are answered all the same
+                log.warning("other frontends cannot continue the streams of this one", reason=str(error))
+            self.siblings = siblings
 
     async def admit(self, record: RequestRecord) -> Rules:
         """Accept a request before anything expensive is done for it; return the rules to validate it by.
@@ -285,11 +341,13 @@ class Service:
             raise InvalidParameter(
                 f"a request may have at most {most} sequences, this one has {num_seqs}: {num_prompts} prompts, "
                 f"{valid.num_sequences} sequences each",
-                param="n" if num_prompts == 1 else "prompt",
+                param="n" if num_prompts == 1 else valid.prompt_field,
             )
         if record.key_use is not None and num_seqs > 1:
             record.key_use.add_sequences(num_seqs - 1)
             record.num_added_seqs = num_seqs - 1
+        if self.config.frontend.tenant_by == "user" and valid.user:
+            record.tenant = user_of(record.tenant, valid.user)
         num_tokens = min(num_bytes, num_prompts * (self.max_model_len or num_bytes))
         return self.engine.queue.reserve(num_seqs, num_tokens * valid.num_sequences, record.tenant)
 
@@ -304,16 +362,22 @@ class Service:
             eos_token_ids=self.model.eos_token_ids,
             defaults=self.model.defaults,
             tool_format=self.model.tool_format,
+            has_drafts=facts is None or bool(facts.max_drafts),
         )
 
     @property
-    def fingerprint(self) -> str:
-        """Everything that a seeded answer depends on besides the request: this program, weights, device and dtype."""
+    def fingerprint(self) -> str | None:
+        """The `system_fingerprint` of answers; None until an engine has reported its facts."""
+        system = self.system
+        return None if system is None else system[0]
+
+    @property
+    def system(self) -> tuple[str, schema.SystemParts] | None:
+        """The fingerprint, and what it stands for: everything that a seeded answer depends on besides the request."""
         facts = self.engine.last_facts
-        if facts is None:
-            return f"fp_{VERSION}"
-        told = f"{VERSION} {facts.model_fingerprint} {facts.device} {facts.dtype}"
-        return f"fp_{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+        if facts is not None and facts is not self._facts:
+            self._facts, self._system = facts, _system(facts, self.model.digest)
+        return self._system
 
     @property
     def max_model_len(self) -> int | None:
@@ -331,8 +395,32 @@ class Service:
         """Fail what still runs, disconnect from the engine, and end helper processes and threads."""
         for generation in self.generations:
             generation.fail(ShuttingDown("the server closed before the request was finished", retry_after=5))
+        if self.siblings is not None:
+            await self.siblings.close()
+        self.streams.close()
         await self.engine.close()
         await self.grammars.close()
         await self.prompts.close()
-        self.responses.close()
+        if self._own_file is not None:
+            self._own_file.close()
+        if self.database is not None:
+            self.database.close()
         self.model.tokenizer.close()
+
+
+def _system(facts: EngineReady, text: str) -> tuple[str, schema.SystemParts]:
+    parts = schema.SystemParts(
+        program=VERSION,
+        architecture=facts.model_fingerprint,
+        weights=facts.weights,
+        text=text,
+        kernels=facts.kernels,
+        arithmetic=facts.arithmetic,
+        dtype=facts.dtype,
+        ranks=facts.num_ranks,
+        batch_invariant=facts.is_batch_invariant,
+    )
+    digested = asdict(parts)
+    del digested["batch_invariant"]
+    digest = hashlib.sha256(msgspec.json.encode(digested, order="sorted")).hexdigest()
+    return f"fp_{digest[:16]}", parts

@@ -1,10 +1,14 @@
 """The text side of the served model: its names, tokenizer and templates, read once from the checkpoint."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.core.checkpoint.json_fields import JsonFields
+import msgspec
+
+from penstock.core.checkpoint.embeddings import Embeddings, embeddings_of
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.registry import open_model, served_model_names
 from penstock.core.checkpoint.source import Checkpoint, eos_token_ids
 from penstock.core.config import Config
@@ -12,6 +16,7 @@ from penstock.frontend.parsing.calls.format import ToolFormat
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS, tool_format_of
 from penstock.frontend.text.chat_template import ChatTemplate, load_chat_template
+from penstock.frontend.text.infill import Infill, infill_of
 from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer
 from penstock.frontend.validation.common import SamplingDefaults
 
@@ -27,7 +32,10 @@ class TextModel:
     eos_token_ids: tuple[int, ...]
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
+    infill: Infill | None = None  # None: it does not fill in the middle
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    embeddings: Embeddings = field(default_factory=Embeddings)
+    digest: str = ""  # of all that turns requests into tokens, and tokens into text
 
 
 def load_text_model(config: Config) -> TextModel:
@@ -54,8 +62,23 @@ def load_text_model(config: Config) -> TextModel:
         reasoning_format=(
             reasoning_format_of(source) if reasoning_parser == "auto" else REASONING_FORMATS.get(reasoning_parser)
         ),
+        infill=infill_of(tokenizer, checkpoint.tokenizer_config),
         tokenizer_config=checkpoint.tokenizer_config,
+        embeddings=embeddings_of(checkpoint, config.frontend),
+        digest=_digest(config, checkpoint, source),
     )
+
+
+def _digest(config: Config, checkpoint: Checkpoint, template: str) -> str:
+    read = {
+        "template": template,
+        "tokenizer": checkpoint.tokenizer_config,
+        "generation": checkpoint.generation_config,
+        "parse_special_tokens": config.frontend.parse_special_tokens,
+    }
+    digest = hashlib.sha256(checkpoint.tokenizer())
+    digest.update(msgspec.json.encode(read, order="sorted"))
+    return digest.hexdigest()[:16]
 
 
 def _sampling_defaults(checkpoint: Checkpoint) -> SamplingDefaults:

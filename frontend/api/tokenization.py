@@ -11,7 +11,8 @@ from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.frontend.validation.chat import validate_conversation
-from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, check_model, check_text_size, check_token_ids
+from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, check_model, check_text_size
+from penstock.frontend.validation.tokens import check_token_ids
 from penstock.frontend.validation.tools import validate_tools
 
 _SLICE = 8192

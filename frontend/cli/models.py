@@ -1,6 +1,7 @@
 """`penstock models`: the checkpoints on this machine, and what each needs. Reads JSON files and headers of weights."""
 
 import argparse
+import math
 import re
 import sys
 from collections import Counter
@@ -14,9 +15,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.core.checkpoint.check import check_checkpoint
-from penstock.core.checkpoint.families.by_transformers import TransformersConfig
-from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.families.registry import expected_tensors, parse_model_config
+from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES
+from penstock.core.checkpoint.gguf.container import part_paths
+from penstock.core.checkpoint.kv_formats import kv_format_of
 from penstock.core.checkpoint.located import find_local, hub_cache, hub_name, located
+from penstock.core.checkpoint.parsing.by_transformers import TransformersConfig
 from penstock.core.checkpoint.registry import model_path, open_checkpoint
 from penstock.core.checkpoint.source import Checkpoint, Incomplete
 from penstock.core.config import Config, ConfigError, LogOptions, ModelOptions
@@ -156,7 +160,8 @@ def look(path: Path, name: str, revision: str | None = None) -> Model:
     """What there is to know of the checkpoint at `path`. Faults of it are told, not raised."""
     model = Model(name=name, path=str(path), revision=revision)
     try:
-        model.bytes_on_disk = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        files = part_paths(path) if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        model.bytes_on_disk = sum(file.stat().st_size for file in files)
         _read(path, model)
     except Incomplete as error:
         model.reason = f"incomplete: {error}"
@@ -175,7 +180,12 @@ def _read(path: Path, model: Model) -> None:
     finally:  # what can be told of the weights, whatever the architecture
         num_bytes = _weigh(path, model)
     model.max_model_len = config.max_model_len
+    if config.quantization is not None:
+        model.dtype = config.quantization.name
+        model.parameters = sum(math.prod(shape) for shape in (expected_tensors(config) or {}).values())
     kv_size = _BYTES.get({name: key for key, name in _TORCH_NAMES.items()}.get(config.checkpoint_dtype, ""), 2)
+    if kv_format_of("auto", config) is not None:
+        kv_size = 1
     model.page_groups = tuple(
         PageGroup(count, shape.window, count * kv_size * shape.num_heads * (shape.key_dim + shape.value_dim))
         for shape, count in Counter(config.kv).items()
@@ -208,7 +218,8 @@ def _weigh(path: Path, model: Model) -> int:
     if of_types:
         most = of_types.most_common(1)[0][0]
         model.dtype = _TORCH_NAMES.get(most, most)
-        model.parameters = of_types.total() if of_types.keys() <= _BYTES.keys() else None  # packed ones do not tell
+        tells = of_types.keys() <= _BYTES.keys() | BLOCK_TYPES.keys()  # other packed ones do not
+        model.parameters = of_types.total() if tells else None
     return sum(tensor.num_bytes for tensor in tensors)
 
 

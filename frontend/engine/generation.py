@@ -10,10 +10,11 @@ close()                           aborts what is unfinished; runs on every path
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
-from penstock.frontend.engine.book import RequestBook
+from penstock.frontend.engine.book import Bill, RequestBook
 from penstock.frontend.engine.link import retry_after
 from penstock.frontend.engine.scores import HeldScores, ShownToken, TokenScore, num_scored, read_scores
 from penstock.frontend.errors import (
@@ -25,8 +26,11 @@ from penstock.frontend.errors import (
     InvalidLogits,
     InvalidRequest,
     Overloaded,
+    TargetMissed,
+    TargetUnattainable,
 )
 from penstock.frontend.schema import Timings
+from penstock.frontend.targets import Targets
 from penstock.frontend.text.stop_strings import StopMatcher
 from penstock.frontend.text.tokenizer import Detokenizer
 from penstock.ipc.messages import AddRequest, EngineStats, SequenceDelta, TokenLogprobs
@@ -35,6 +39,9 @@ StopReason = str | int | None
 
 MAX_UNREAD_TOKENS, MAX_UNREAD_PER_SEQUENCE = 64, 4
 """As events they take about 16 KiB. A request with many sequences gets that many tokens in a single step."""
+
+BILL_SECONDS = 5.0
+"""How long an answer waits for the rest of its bill: the steps in flight of sequences that met a stop string."""
 
 
 @dataclass(slots=True)
@@ -64,7 +71,7 @@ class OutputRules:
 class SequenceText:
     """One sequence's path from token ids to text, up to its end."""
 
-    __slots__ = ("_detokenizer", "_matcher", "_num_shown", "_rules", "_scores", "finish_reason", "num_tokens")
+    __slots__ = ("_detokenizer", "_matcher", "_num_shown", "_rules", "_scores", "finish_reason", "num_tokens", "pooled")
 
     def __init__(self, rules: OutputRules) -> None:
         self._rules = rules
@@ -73,6 +80,7 @@ class SequenceText:
         self._scores: HeldScores | None = None  # made with the first token that has a score
         self._num_shown = 0  # characters; counted only for tokens with scores
         self.num_tokens = 0
+        self.pooled = b""  # fp32[k], if that was asked for in place of tokens
         self.finish_reason: str | None = None
 
     def advance(self, index: int, delta: SequenceDelta) -> SequenceEvent:
@@ -86,7 +94,8 @@ class SequenceText:
 
     def _advance_scored(self, index: int, delta: SequenceDelta) -> SequenceEvent:
         if self._rules.is_prompt_only:
-            self.finish_reason = "length"
+            self.pooled = delta.pooled
+            self.finish_reason = "stop" if delta.pooled else "length"
             return SequenceEvent(index, "", [], self.finish_reason)
         assert delta.logprobs is not None
         held = self._scores = self._scores or HeldScores()
@@ -147,7 +156,17 @@ class Progress:
     last_token_at: float = 0.0
     submitted_at: float = 0.0
     queue_seconds: float = 0.0  # of the sequence whose token came first, for its row
+    late: str = ""  # why that sequence was served behind others
     finish_reasons: list[str] = field(default_factory=list)
+
+    def targets_met(self, targets: Targets, arrived: float, num_sequences: int) -> bool:
+        """Whether the tokens so far came in time for a client whose request arrived at this time."""
+        first = self.first_token_at
+        if first is None:
+            return False
+        num_after = self.num_output_tokens / num_sequences - 1
+        tpot_ms = (self.last_token_at - first) * 1e3 / num_after if num_after > 0 else 0.0
+        return targets.are_met((first - arrived) * 1e3, tpot_ms)
 
     def timings(self, arrived: float) -> Timings:
         """The timings for a client whose request arrived at this time."""
@@ -216,6 +235,7 @@ class Generation:
         self._on_tokens = on_tokens
         self._loop = asyncio.get_running_loop()
         self._buffer: list[tuple[int, SequenceDelta]] = []
+        self.bill = Bill(len(self._sequences))
         self._reader = SlowReader(len(self._sequences), self._pause, self._resume)
         self._waiter: asyncio.Future[None] | None = None
         self._error: ApiError | None = None
@@ -231,6 +251,11 @@ class Generation:
         return self._num_unfinished == 0
 
     @property
+    def late(self) -> str:
+        """Why it is served behind others, as far as that is known; empty if it is not."""
+        return self.progress.late or next((delta.late for _, delta in self._buffer if delta.late), "")
+
+    @property
     def error(self) -> ApiError | None:
         """The error with which it failed."""
         return self._error
@@ -244,6 +269,11 @@ class Generation:
     def num_sequences(self) -> int:
         """Prompts times `n`."""
         return len(self._sequences)
+
+    @property
+    def pooled(self) -> list[bytes]:
+        """The vectors of all sequences that have ended, fp32[k] each."""
+        return [sequence.pooled for sequence in self._sequences]
 
     def start(self) -> None:
         """Send the requests to the engine."""
@@ -299,6 +329,15 @@ class Generation:
                 raise self._failure_of(delta)
         if not self._buffer and self._error is not None:
             raise self._error
+
+    async def billed(self) -> Bill:
+        """Wait for the bills of all sequences, which have ended. They are not waited for if the engine is gone."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BILL_SECONDS):
+                while not self.bill.is_complete:
+                    self.bill.when_complete(self._wake)
+                    await self._wait()
+        return self.bill
 
     async def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
         """Wait for the prompts' log-probabilities: for each, one entry per token but the first, in pieces.
@@ -376,7 +415,7 @@ class Generation:
 
     def _failure_of(self, delta: SequenceDelta) -> ApiError:
         num_tokens = sum(len(request.prompt_token_ids) // 4 for request in self._requests) * self._n
-        return failure_of(delta, self._engine.stats, self.num_sequences, num_tokens)
+        return failure_of(delta, self._engine.queue.stats, self.num_sequences, num_tokens)
 
     def _note_time(self, index: int, num_tokens: int, delta: SequenceDelta) -> None:
         now = monotonic()
@@ -388,6 +427,7 @@ class Generation:
         if progress.first_token_at is None:
             progress.first_token_at = now
             progress.queue_seconds = delta.queued_us * 1e-6
+            progress.late = delta.late
         last = self._last_token_at[index]
         if last:
             self._on_gap((now - last) / num_tokens)
@@ -423,13 +463,16 @@ _FAILURES: dict[str | None, type[ApiError]] = {
     "grammar": GrammarFailed,
     "invalid_logits": InvalidLogits,
     "ends_workers": EndsWorkers,
+    "unattainable": TargetUnattainable,
 }
 
 
-def failure_of(delta: SequenceDelta, stats: EngineStats | None, num_seqs: int, num_tokens: int) -> ApiError:
+def failure_of(delta: SequenceDelta, stats: Sequence[EngineStats], num_seqs: int, num_tokens: int) -> ApiError:
     """The error of a request with this many sequences and prompt tokens that the engine did not serve."""
     if delta.error_code == "queue_full":
         return Overloaded(delta.error, retry_after=retry_after(stats, num_seqs, num_tokens))
+    if delta.error_code == "late":
+        return TargetMissed(delta.error, retry_after=retry_after(stats, num_seqs, num_tokens))
     if kind := _FAILURES.get(delta.error_code):
         return kind(delta.error)
     if delta.finish_reason == "abort":

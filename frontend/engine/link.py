@@ -14,72 +14,47 @@ the gate adds what this frontend has admitted since, and what is still being tok
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import ceil
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
 import structlog
-import zmq
+from msgspec.structs import replace
 
 from penstock.core.config.options import SchedulerOptions
+from penstock.frontend.engine.connection import Connect, EngineAddress
 from penstock.frontend.errors import Overloaded
-from penstock.ipc.channel import Dealer
-from penstock.ipc.codec import Codec
-from penstock.ipc.key_file import ChannelKeys
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
+    CacheEvents,
     EngineNotReady,
     EngineReady,
     EngineStats,
+    ExpertLoad,
     FrontendHello,
     Goodbye,
     Heartbeat,
+    ListRequests,
     Message,
+    PageMap,
+    PrefixTree,
     Refused,
+    RequestLife,
+    RequestList,
     SayHello,
     ToFrontend,
     TokenBatch,
     WaitingTenant,
+    WatchedSteps,
 )
+from penstock.ipc.messages.watching import Answer, Question
 from penstock.ipc.queue_turns import turns_before
 
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAddress:
-    """How to reach a scheduler, and the content of the hello."""
-
-    address: str
-    name: str  # unique among frontends; also the socket's identity
-    model_fingerprint: str
-    heartbeat_interval: float = 1.0  # seconds
-    heartbeat_timeout: float = 10.0
-    keys: ChannelKeys | None = None
-
-
-class Channel(Protocol):
-    """One connection to a scheduler."""
-
-    def send(self, message: Message) -> bool:
-        """Queue a message; False if the queue is full."""
-        ...
-
-    def close(self) -> None:
-        """Close it; idempotent."""
-        ...
-
-
-Connect = Callable[[EngineAddress, Callable[[ToFrontend], None]], Channel]
-"""Connects to an address; the callback gets each message."""
-
-
-def over_sockets(context: zmq.Context[Any], on_dropped: Callable[[], object] = lambda: None) -> Connect:
-    """Connections over ZeroMQ; `on_dropped` is called for each message that cannot be read."""
-    codec: Codec[ToFrontend] = Codec(ToFrontend)
-    return lambda to, on_message: Dealer(context, to.address, to.name, codec, on_message, to.keys, on_dropped)
+EngineState = Literal["ready", "draining", "drained", "not ready"]
 
 
 class LinkUser(Protocol):
@@ -89,12 +64,12 @@ class LinkUser(Protocol):
         """Output of requests."""
         ...
 
-    def on_ready(self, link: "EngineLink") -> None:
-        """The engine is ready, for the first time or again."""
+    def on_readiness(self, link: "EngineLink") -> None:
+        """The engine takes requests from now on, or takes none any more. It keeps those that it has."""
         ...
 
-    def on_not_ready(self, link: "EngineLink") -> None:
-        """It accepts no requests now. It keeps those that it has."""
+    def on_suspects(self, wire_ids: Collection[str]) -> None:
+        """A worker has died, and one of these requests, of any frontend, may have ended it."""
         ...
 
     def on_lost(self, link: "EngineLink") -> None:
@@ -110,27 +85,62 @@ class LinkUser(Protocol):
         ...
 
 
+class Load:
+    """Requests on their way to an engine."""
+
+    def __init__(self) -> None:
+        self.groups: Counter[str] = Counter()  # by tenant
+        self.seqs: Counter[str] = Counter()
+        self.num_seqs = 0
+        self.num_tokens = 0
+        self.num_ended = 0  # sequences, of these or older ones
+
+    def add(self, tenant: str, num_seqs: int, num_tokens: int) -> None:
+        """Count a request."""
+        self.groups[tenant] += 1
+        self.seqs[tenant] += num_seqs
+        self.num_seqs += num_seqs
+        self.num_tokens += num_tokens
+
+    def take(self, tenant: str, num_seqs: int, num_tokens: int) -> None:
+        """Count a request no more."""
+        self.groups[tenant] -= 1
+        self.seqs[tenant] -= num_seqs
+        if not self.groups[tenant]:
+            del self.groups[tenant], self.seqs[tenant]
+        self.num_seqs -= num_seqs
+        self.num_tokens -= num_tokens
+
+
 class EngineLink:
     """One connection to one scheduler. Make it inside the running event loop, then `open` it."""
 
     def __init__(
         self,
         to: EngineAddress,
-        limits: SchedulerOptions,
         connect: Connect,
         on_refused: Callable[[str], None],
     ) -> None:
-        """`limits` bound the queue until the engine reports its own."""
         self.to = to
         self.facts: EngineReady | None = None
         """The engine's facts while it is ready; None while no worker is serving."""
         self.last_facts: EngineReady | None = None
         """The same, but kept while it is not ready."""
         self.stats: EngineStats | None = None
-        self.queue = QueueGate(limits, lambda: self.stats)
+        self.expert_load: ExpertLoad | None = None
+        self.is_draining = False
+        """The engine finishes or gives away what it has, and takes nothing new."""
+        self.sent = Load()
+        """Requests of this frontend that are not in `stats` yet."""
         self.not_ready_reason = "the engine has not answered yet"
+        self.on_cache_events: Callable[[CacheEvents], None] | None = None
+        """Set before `open` by who wants to be told what the engine has cached."""
+        self.on_steps: Callable[[WatchedSteps], None] | None = None
+        """Set by who has asked to be told of steps."""
         self._connect_to = connect
         self._on_refused = on_refused
+        self._num_asked = 0
+        self._asked: dict[int, asyncio.Future[RequestList | Answer]] = {}
         self._loop = asyncio.get_running_loop()
         self._progress_at = self._loop.time()  # last sign that steps are computed, or that there was nothing to compute
         self._silent_since: float | None = None  # last message of a scheduler that has been given up
@@ -141,6 +151,16 @@ class EngineLink:
         self._user = user
         self._connect()
         self._heartbeats = asyncio.create_task(self._keep_alive())
+
+    @property
+    def which(self) -> dict[str, str]:
+        """What log lines say of the engine: its label, if there are several."""
+        return {"engine": self.to.label} if self.to.label else {}
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether the engine is ready, and not draining."""
+        return self.facts is not None and not self.is_draining
 
     @property
     def stuck_seconds(self) -> float:
@@ -155,6 +175,19 @@ class EngineLink:
             return 0.0
         return self._loop.time() - self._silent_since
 
+    @property
+    def state(self) -> EngineState:
+        """What administrators are told."""
+        if self.facts is None:
+            return "not ready"
+        if not self.is_draining:
+            return "ready"
+        stats = self.stats
+        is_told = stats is not None and stats.is_draining
+        if stats is None or not is_told or stats.num_running or stats.num_waiting or stats.num_paused:
+            return "draining"
+        return "drained"
+
     def begin_work(self) -> None:
         """Work has arrived where there was none: from now on there should be progress."""
         self._progress_at = self._loop.time()
@@ -168,6 +201,21 @@ class EngineLink:
         self._last_sent = self._loop.time()
         return self._channel.send(message)
 
+    async def ask(self, question: ListRequests | Question, seconds: float) -> RequestList | Answer | None:
+        """Ask the engine something, whatever its number says; None if it does not answer in time."""
+        number = self._num_asked = self._num_asked + 1
+        answer: asyncio.Future[RequestList | Answer] = self._loop.create_future()
+        self._asked[number] = answer
+        try:
+            if not self.send(replace(question, number=number)):
+                return None
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del self._asked[number]
+
     def stop(self) -> None:
         """Say goodbye; call `close` after there was time to send what is queued."""
         self._heartbeats.cancel()
@@ -180,11 +228,12 @@ class EngineLink:
     def _connect(self) -> None:
         self._last_heard = self._loop.time()
         self._has_heard = False
-        self._channel = self._connect_to(self.to, self._on_message)
+        self._channel = self._connect_to(self.to, self._on_message, self._on_broken)
         self._say_hello()
 
     def _say_hello(self) -> None:
-        self.send(FrontendHello(PROTOCOL_VERSION, self.to.name, self.to.model_fingerprint))
+        wants_cache = self.on_cache_events is not None
+        self.send(FrontendHello(PROTOCOL_VERSION, self.to.name, self.to.model_fingerprint, wants_cache))
 
     def _on_message(self, message: ToFrontend) -> None:
         self._last_heard = self._loop.time()
@@ -201,15 +250,26 @@ class EngineLink:
             case EngineReady():
                 self._on_ready(message)
             case EngineNotReady():
-                self._set_not_ready(message.reason)
+                self.is_draining = message.is_draining
+                self._set_not_ready(message.reason, message.suspects)
             case SayHello():
-                self._set_not_ready("the engine was restarted")
-                self._user.on_lost(self)
+                self._set_not_ready("the engine was restarted", is_lost=True)
                 self._say_hello()
             case EngineStats():
                 if self.stats is None or self.stats.num_steps != message.num_steps:
                     self._progress_at = self._last_heard
-                self.stats = message
+                self.stats, self.sent = message, Load()
+            case ExpertLoad():
+                self.expert_load = message
+            case CacheEvents():
+                if self.on_cache_events is not None:
+                    self.on_cache_events(message)
+            case WatchedSteps():
+                if self.on_steps is not None:
+                    self.on_steps(message)
+            case RequestList() | PageMap() | PrefixTree() | RequestLife():
+                if (answer := self._asked.get(message.number)) is not None and not answer.done():
+                    answer.set_result(message)
             case Refused():
                 log.error("refused by the scheduler", reason=message.reason)
                 self._on_refused(message.reason)
@@ -217,17 +277,24 @@ class EngineLink:
     def _on_ready(self, facts: EngineReady) -> None:
         if self.facts is None:
             self._progress_at = self._last_heard
-            log.info("engine ready", max_model_len=facts.max_model_len, num_pages=facts.num_pages)
+            log.info("engine ready", max_model_len=facts.max_model_len, num_pages=facts.num_pages, **self.which)
+        if facts.is_draining and not self.is_draining:
+            log.info("engine drains", **self.which)
         self.facts = self.last_facts = facts
-        self.queue.set_limits(facts)
-        self._user.on_ready(self)
+        self.is_draining = facts.is_draining
+        self._user.on_readiness(self)
 
-    def _set_not_ready(self, reason: str) -> None:
+    def _set_not_ready(self, reason: str, suspects: Collection[str] = (), *, is_lost: bool = False) -> None:
         if self.facts is not None:
-            log.warning("engine not ready", reason=reason)
+            self._user.on_suspects(suspects)
+            log.warning("engine not ready", reason=reason, **self.which)
         self.facts = None
         self.not_ready_reason = reason
-        self._user.on_not_ready(self)
+        if is_lost:
+            self.is_draining = False  # that one did
+            self.stats, self.sent = None, Load()  # they were its own
+            self._user.on_lost(self)
+        self._user.on_readiness(self)
 
     async def _keep_alive(self) -> None:
         to = self.to
@@ -241,71 +308,72 @@ class EngineLink:
                 self.send(Heartbeat())
 
     def _on_silence(self) -> None:
+        if self._has_heard:
+            log.warning("engine silent, reconnecting", seconds=self.to.heartbeat_timeout, **self.which)
+        self._give_up("the engine is silent")
+
+    def _on_broken(self) -> None:
+        """The scheduler has ended, or the network between; if nothing was heard yet, the socket goes on trying."""
+        if self._has_heard:
+            log.warning("connection to the engine lost, reconnecting", **self.which)
+            self._give_up("the connection to the engine is lost")
+
+    def _give_up(self, reason: str) -> None:
         """Drop the connection, because what is queued in it must not reach another scheduler. Then reconnect."""
         if self._has_heard:
-            log.warning("engine silent, reconnecting", seconds=self.to.heartbeat_timeout)
             self._silent_since, self._is_missed = self._last_heard, self._user.is_waiting_for(self)
-        self._set_not_ready("the engine is silent")
-        self._user.on_lost(self)
+        self._set_not_ready(reason, is_lost=True)
         self._channel.close()
         self._connect()
 
 
-# --- the engine's queue ----------------------------------------------------------------------------
+# --- the engines' queues ---------------------------------------------------------------------------
 
 UNKNOWN_RETRY_SECONDS, MAX_RETRY_SECONDS = 5, 120
 
 
-def retry_after(stats: EngineStats | None, num_seqs: int, num_tokens: int = 0) -> int:
-    """Whole seconds until this many sequences and tokens have left the queue at its current rate; at least 1."""
-    if stats is None:
+def retry_after(stats: Sequence[EngineStats], num_seqs: int, num_tokens: int = 0) -> int:
+    """Whole seconds until so many sequences and tokens have left these engines' queues at the current rate, at least 1.
+
+    1 if no engine has told anything.
+    """
+    if not stats:
         return 1
-    rates = ((num_seqs, stats.drained_seqs_per_second), (num_tokens, stats.drained_tokens_per_second))
+    rates = (
+        (num_seqs, sum(each.drained_seqs_per_second for each in stats)),
+        (num_tokens, sum(each.drained_tokens_per_second for each in stats)),
+    )
     seconds = max(num / rate if rate > 0 else UNKNOWN_RETRY_SECONDS for num, rate in rates if num > 0)
     return min(max(ceil(seconds), 1), MAX_RETRY_SECONDS)
 
 
-class _Load:
-    """Requests that are not in the scheduler's reports yet."""
+class Queued(Protocol):
+    """An engine that has a queue (`EngineLink`)."""
 
-    def __init__(self) -> None:
-        self.groups: Counter[str] = Counter()  # by tenant
-        self.seqs: Counter[str] = Counter()
-        self.num_seqs = 0
-        self.num_tokens = 0
-
-    def add(self, tenant: str, num_seqs: int, num_tokens: int) -> None:
-        self.groups[tenant] += 1
-        self.seqs[tenant] += num_seqs
-        self.num_seqs += num_seqs
-        self.num_tokens += num_tokens
-
-    def take(self, tenant: str, num_seqs: int, num_tokens: int) -> None:
-        self.groups[tenant] -= 1
-        self.seqs[tenant] -= num_seqs
-        if not self.groups[tenant]:
-            del self.groups[tenant], self.seqs[tenant]
-        self.num_seqs -= num_seqs
-        self.num_tokens -= num_tokens
+    last_facts: EngineReady | None  # with its limits
+    stats: EngineStats | None  # what it has told last
+    sent: Load  # what it was sent since
 
 
 class QueueGate:
-    """Counts by sequences, by prompt tokens (a prompt with `n` sequences counts `n` times), and by turns."""
+    """Counts by sequences, by prompt tokens (a prompt with `n` sequences counts `n` times), and by turns.
 
-    def __init__(self, options: SchedulerOptions, stats: Callable[[], EngineStats | None]) -> None:
-        """`options` apply until the engine reports its own; `stats` returns its latest statistics, None before any."""
-        self._max_seqs = options.max_num_queued_seqs
-        self._max_tokens = options.max_num_queued_tokens
-        self._stats = stats
-        self._told: EngineStats | None = None
-        self._since = _Load()  # arrived since the latest statistics
-        self._num_ended_since = 0  # sequences
-        self._reserved = _Load()  # admitted, but not submitted yet
+    The queues of several engines count as one: what waits in them is added, and so are their limits.
+    """
 
-    def set_limits(self, facts: EngineReady) -> None:
-        """Use the scheduler's own limits; a frontend started on its own has no such options."""
-        self._max_seqs = facts.max_num_queued_seqs or self._max_seqs
-        self._max_tokens = facts.max_num_queued_tokens or self._max_tokens
+    def __init__(self, options: SchedulerOptions, engines: Callable[[], Sequence[Queued]]) -> None:
+        """`engines` returns those that a request may wait at.
+
+        `options` apply until an engine reports its own: a frontend started on its own has no such options.
+        """
+        self._options = options
+        self._engines = engines
+        self._reserved = Load()  # admitted, but not submitted yet
+
+    @property
+    def stats(self) -> list[EngineStats]:
+        """What these engines have told last."""
+        return [each.stats for each in self._engines() if each.stats is not None]
 
     def check(self, num_seqs: int = 1, num_tokens: int = 0, tenant: str | None = None) -> None:
         """Refuse what would not fit, or would wait too long for its turn. Without a tenant: as the busiest one.
@@ -315,40 +383,42 @@ class QueueGate:
         Raises:
             Overloaded: with the seconds until there should be room.
         """
-        stats = self._latest()
-        num_waiting, num_tokens_waiting = self._reserved.num_seqs, self._reserved.num_tokens
-        num_free_rows = 0
-        if stats is not None:
-            num_waiting += stats.num_waiting + self._since.num_seqs - self._num_ended_since
-            num_tokens_waiting += stats.num_waiting_tokens + self._since.num_tokens
-            if not stats.num_waiting:  # newer requests went straight to free rows
-                num_free_rows = stats.num_rows - stats.num_running
-                num_waiting -= num_free_rows
-                num_tokens_waiting = num_tokens_waiting if num_waiting > 0 else 0
-        counts = self._counts(stats)
+        engines, reserved = self._engines(), self._reserved
+        told = [each.stats for each in engines if each.stats is not None]
+        sent = [each.sent for each in engines if each.stats is not None]
+        num_ended = sum(each.num_ended for each in sent)
+        num_free_rows = sum(each.num_rows - each.num_running for each in told if not each.num_waiting)
+        num_waiting = sum(each.num_waiting for each in told) + sum(each.num_seqs for each in (*sent, reserved))
+        num_waiting -= num_ended + num_free_rows  # newer requests went straight to free rows
+        num_tokens_waiting = sum(each.num_waiting_tokens for each in told)
+        num_tokens_waiting += sum(each.num_tokens for each in (*sent, reserved))
+        if told and num_waiting <= 0:
+            num_tokens_waiting = 0
+        counts = self._counts(engines)
         if tenant is None:
             tenant = max(counts, key=lambda each: each.num_groups).tenant if counts else ""
         is_beside_others = bool(counts) and all(each.tenant != tenant for each in counts)
-        max_seqs = self._max_seqs * (2 if is_beside_others else 1)  # as in core/sequences/intake.py
+        max_seqs, max_tokens = self._limits(engines)
+        max_seqs *= 2 if is_beside_others else 1  # as in core/sequences/intake.py
         excess = num_waiting + num_seqs - max_seqs
         if excess > 0:
             raise Overloaded(
                 f"the queue is full: {num_waiting} sequences are waiting, the limit is {max_seqs}",
-                retry_after=retry_after(stats, excess),
+                retry_after=retry_after(told, excess),
             )
-        excess_tokens = num_tokens_waiting + num_tokens - self._max_tokens
+        excess_tokens = num_tokens_waiting + num_tokens - max_tokens
         if num_tokens_waiting > 0 and excess_tokens > 0:
             raise Overloaded(
-                f"the queue is full: its prompts have {num_tokens_waiting} tokens, the limit is {self._max_tokens}",
-                retry_after=retry_after(stats, 0, excess_tokens),
+                f"the queue is full: its prompts have {num_tokens_waiting} tokens, the limit is {max_tokens}",
+                retry_after=retry_after(told, 0, excess_tokens),
             )
-        if stats is not None and stats.max_turns and num_waiting > 0:
-            num_turns = turns_before(tenant, counts) - num_free_rows - self._num_ended_since
-            if num_turns >= stats.max_turns:
+        if told and num_waiting > 0 and all(each.max_turns for each in told):
+            max_turns = sum(each.max_turns for each in told)
+            num_turns = turns_before(tenant, counts) - num_free_rows - num_ended
+            if num_turns >= max_turns:
                 raise Overloaded(
-                    f"the queue is too long: {num_turns} others would have their turn before; at most "
-                    f"{stats.max_turns} may",
-                    retry_after=retry_after(stats, num_turns + 1 - stats.max_turns),
+                    f"the queue is too long: {num_turns} others would have their turn before; at most {max_turns} may",
+                    retry_after=retry_after(told, num_turns + 1 - max_turns),
                 )
 
     @contextmanager
@@ -365,28 +435,21 @@ class QueueGate:
         finally:
             self._reserved.take(tenant, num_seqs, num_tokens)
 
-    def submitted(self, num_seqs: int, num_tokens: int, tenant: str) -> None:
-        """A request goes to the engine, with its actual tokens."""
-        self._latest()
-        self._since.add(tenant, num_seqs, num_tokens)
+    def _limits(self, engines: Sequence[Queued]) -> tuple[int, int]:
+        """Of sequences and tokens: the engines' own, and as long as these are unknown those of the options."""
+        options, facts = self._options, [each.last_facts for each in engines]
+        return (
+            sum((each is not None and each.max_num_queued_seqs) or options.max_num_queued_seqs for each in facts),
+            sum((each is not None and each.max_num_queued_tokens) or options.max_num_queued_tokens for each in facts),
+        )
 
-    def ended(self, num_seqs: int) -> None:
-        """A submitted request has ended: one less is waiting, perhaps itself."""
-        self._latest()
-        self._num_ended_since += num_seqs
-
-    def _counts(self, stats: EngineStats | None) -> list[WaitingTenant]:
+    def _counts(self, engines: Sequence[Queued]) -> list[WaitingTenant]:
         """What each tenant has waiting, as far as known here."""
-        groups, seqs = self._since.groups + self._reserved.groups, self._since.seqs + self._reserved.seqs
-        for each in () if stats is None else stats.waiting_tenants:
-            groups[each.tenant] += each.num_groups
-            seqs[each.tenant] += each.num_seqs
+        groups, seqs = self._reserved.groups.copy(), self._reserved.seqs.copy()
+        for engine in engines:
+            groups.update(engine.sent.groups)
+            seqs.update(engine.sent.seqs)
+            for each in () if engine.stats is None else engine.stats.waiting_tenants:
+                groups[each.tenant] += each.num_groups
+                seqs[each.tenant] += each.num_seqs
         return [WaitingTenant(name, seqs[name], groups[name]) for name in groups]
-
-    def _latest(self) -> EngineStats | None:
-        stats = self._stats()
-        if stats is not self._told:
-            self._told = stats
-            self._since = _Load()
-            self._num_ended_since = 0
-        return stats

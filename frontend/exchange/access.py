@@ -47,6 +47,11 @@ class _PerMinute:
         """Count what was used, whether or not it fits."""
         self._used = self._drained() + amount
 
+    @property
+    def is_half_free(self) -> bool:
+        """Whether less than half of it is used."""
+        return not self.limit or self._drained() * 2 < self.limit
+
     def change(self, limit: int) -> None:
         """Change the limit; what was used until now has drained at the old rate."""
         self._drained()
@@ -120,6 +125,13 @@ class KeyUse:
         """A request has ended, with so many sequences."""
         self._num_running -= num_seqs
 
+    @property
+    def has_spare(self) -> bool:
+        """Whether work in the background may begin: half of each limit is for requests that somebody waits for."""
+        most = self.key.max_concurrent
+        is_free = not most or self._num_running < max(1, most // 2)
+        return is_free and self._requests.is_half_free and self._tokens.is_half_free
+
     def use_prompt(self, num_tokens: int) -> None:
         """A request is about to be submitted.
 
@@ -176,3 +188,17 @@ class Access:
         if scope not in key.scopes:
             raise PermissionDenied(f"this API key lacks the scope {scope!r}")
         return self._uses[key.digest]
+
+    def of(self, key_id: str, scope: str) -> KeyUse:
+        """The use of a key by its id, for what its owner has left to be done.
+
+        Raises:
+            InvalidApiKey: the key is gone.
+            PermissionDenied: the key does not have the scope (any more).
+        """
+        for key in self._keys:
+            if key.id == key_id:
+                if scope not in key.scopes:
+                    raise PermissionDenied(f"this API key lacks the scope {scope!r}")
+                return self._uses[key.digest]
+        raise InvalidApiKey("the API key is gone")

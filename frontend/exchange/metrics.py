@@ -1,23 +1,25 @@
 """Prometheus metrics, named in vLLM's style.
 
-What requests produce is counted here; what the engine reports (queue, rows, pages) is read from
-its latest `EngineStats` at each scrape. Several frontends on one port share their counts (`metrics_board.py`),
-so that any of them answers for all.
+What requests produce is counted here; what the engine reports is read at each scrape (`engine_metrics.py`). If it
+is wanted, all of it is told under vLLM's own names beside (`vllm_names.py`). Several frontends on one port share their
+counts (`metrics_board.py`), so that any of them answers for all.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample as PrometheusSample
 from prometheus_client.utils import floatToGoString
 
+from penstock.frontend.exchange.engine_metrics import EngineCollector
 from penstock.frontend.exchange.metrics_board import MetricsBoard, Sample, Snapshot
-from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.exchange.replies import Billed, RequestRecord
+from penstock.frontend.exchange.vllm_names import vllm_families
 from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import EngineStats
 
@@ -31,6 +33,17 @@ _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 
 _E2E_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 480.0)
 _PHASE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 480.0)
 _TOKEN_BUCKETS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
+
+MAX_KEYS, OTHER_KEYS = 1000, "(others)"
+"""API keys with totals of their own; those of all others are together. (A file of keys may be replaced many times.)"""
+
+_KEY_TOTALS = {
+    "device_seconds": "Parts of the steps' times that requests of an API key took.",
+    "kv_byte_seconds": "Bytes of KV pages that requests of an API key held, over the time for which they held them.",
+    "queue_seconds": "Times that requests of an API key waited for their first row.",
+    "saved_tokens": "Prompt tokens of an API key that were not computed: prefix cache, or a sibling's prompt.",
+    "price": "Price of the device seconds of an API key, with --price-per-hour.",
+}
 
 
 class Histogram:
@@ -58,12 +71,24 @@ class Histogram:
 class Metrics:
     """All metrics of one frontend process."""
 
-    def __init__(self, engines: Callable[[], Mapping[str, EngineStats]], board: MetricsBoard | None = None) -> None:
-        """`engines` returns the latest statistics of each engine, by its label; `board` is shared with siblings."""
+    def __init__(
+        self,
+        engines: Callable[[], Mapping[str, EngineStats]],
+        board: MetricsBoard | None = None,
+        price_per_hour: float = 0.0,
+        vllm_model: str = "",
+    ) -> None:
+        """`engines` returns the latest statistics of each engine, by its label; `board` is shared with siblings.
+
+        `price_per_hour`: of one engine's devices; 0: nothing is said of prices. `vllm_model`: the model's name, if
+        all is told under vLLM's names, too.
+        """
         self._engine_collector = EngineCollector(engines)
         self._board = board
-        registry = CollectorRegistry()  # what this process counts
-        self._registry = registry
+        self._vllm_model = vllm_model
+        registry = CollectorRegistry()
+        self.registry = registry
+        """Of what this process counts."""
         self._histograms: list[Histogram] = []
         self.requests = Counter(
             "penstock_requests", "HTTP requests by endpoint and status.", ["endpoint", "status"], registry=registry
@@ -91,6 +116,13 @@ class Metrics:
         self.cached_tokens = Counter(
             "penstock_prompt_tokens_cached", "Prompt tokens found in the prefix cache.", registry=registry
         )
+        self.price_per_hour = price_per_hour
+        self._keys: set[str] = set()
+        self.key_totals = {
+            name: Counter(f"penstock_key_{name}", about, ["key"], registry=registry)
+            for name, about in _KEY_TOTALS.items()
+            if name != "price" or price_per_hour
+        }
         self.live_requests = Gauge("penstock_num_requests_in_frontend", "HTTP requests in progress.", registry=registry)
         self.time_to_first_token = self._histogram(
             "penstock_time_to_first_token_seconds", "Time from arrival to first token.", _TTFT_BUCKETS
@@ -111,6 +143,9 @@ class Metrics:
         )
         self.prefill_time = self._histogram(
             "penstock_request_prefill_time_seconds", "Time from the first row to the first token.", _PHASE_BUCKETS
+        )
+        self.inference_time = self._histogram(
+            "penstock_request_inference_time_seconds", "Time from the first row to the last token.", _PHASE_BUCKETS
         )
         self.decode_time = self._histogram(
             "penstock_request_decode_time_seconds", "Time from the first token to the last.", _PHASE_BUCKETS
@@ -144,10 +179,28 @@ class Metrics:
             self.time_to_first_token.note(record.first_token_at - record.arrived)
             self._note_phases(record, record.first_token_at)
 
+    def note_bill(self, key_id: str, bill: Billed) -> None:
+        """Count what the engine spent on a request, by its API key (empty: there are no keys)."""
+        if key_id not in self._keys:
+            if len(self._keys) >= MAX_KEYS:
+                key_id = OTHER_KEYS
+            self._keys.add(key_id)
+        totals = {
+            "device_seconds": bill.device_seconds,
+            "kv_byte_seconds": bill.kv_byte_seconds,
+            "queue_seconds": bill.queue_seconds or 0.0,
+            "saved_tokens": bill.num_saved_tokens,
+            "price": bill.price(self.price_per_hour),
+        }
+        for name, counter in self.key_totals.items():
+            counter.labels(key_id).inc(totals[name])
+
     def _note_phases(self, record: RequestRecord, first_token_at: float) -> None:
         decode_seconds = record.last_token_at - first_token_at
+        prefill_seconds = max(first_token_at - record.submitted_at - record.queue_seconds, 0.0)
         self.queue_time.note(record.queue_seconds)
-        self.prefill_time.note(max(first_token_at - record.submitted_at - record.queue_seconds, 0.0))
+        self.prefill_time.note(prefill_seconds)
+        self.inference_time.note(prefill_seconds + decode_seconds)
         self.decode_time.note(decode_seconds)
         num_later_tokens = record.num_output_tokens / max(len(record.finish_reasons), 1) - 1
         if num_later_tokens > 0:
@@ -156,15 +209,18 @@ class Metrics:
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format: those of all frontends that share a board."""
         self._bring_up_to_date()
-        shown = CollectorRegistry(auto_describe=False)
-        shown.register(self._engine_collector)
+        families = list(self._engine_collector.collect())
         if self._board is None:
-            shown.register(_Families(self._families()))
+            families += self._families()
         else:
             # Published first: the frontend asked next must not report less than this one does now.
-            families = self._publish(self._board)
-            add(families, self._board.others())
-            shown.register(_Families(families))
+            counted = self._publish(self._board)
+            add(counted, self._board.others())
+            families += counted
+        if self._vllm_model:
+            families += vllm_families(families, self._vllm_model)
+        shown = CollectorRegistry(auto_describe=False)
+        shown.register(_Families(families))
         return prometheus_client.generate_latest(shown)
 
     def share(self) -> None:
@@ -180,7 +236,7 @@ class Metrics:
         return families
 
     def _families(self) -> list[Metric]:
-        return _without_times(self._registry.collect()) + [histogram.family() for histogram in self._histograms]
+        return _without_times(self.registry.collect()) + [histogram.family() for histogram in self._histograms]
 
     def _bring_up_to_date(self) -> None:
         num_lost = num_dropped_log_lines()
@@ -219,105 +275,3 @@ def add(families: list[Metric], snapshots: list[Snapshot]) -> None:
                 else:
                     sums[key] = found._replace(value=found.value + value)
         family.samples = list(sums.values())
-
-
-class EngineCollector(Collector):
-    """The engines' counters, as of their latest `EngineStats`. With several engines, each has its own label."""
-
-    def __init__(self, engines: Callable[[], Mapping[str, EngineStats]]) -> None:
-        self._engines = engines
-
-    def collect(self) -> Iterator[Metric]:
-        engines = self._engines()
-        found: dict[str, Metric] = {}
-        for label, stats in engines.items():
-            for family in self._families(stats):
-                if len(engines) > 1:
-                    family.samples = [
-                        sample._replace(labels={"engine": label, **sample.labels}) for sample in family.samples
-                    ]
-                found.setdefault(family.name, family)
-                if found[family.name] is not family:
-                    found[family.name].samples += family.samples
-        yield from found.values()
-
-    def _families(self, stats: EngineStats) -> Iterator[Metric]:
-        for name, (about, value) in _GAUGES.items():
-            yield GaugeMetricFamily(name, about, value=value(stats))
-        for name, (about, value) in _COUNTERS.items():
-            yield CounterMetricFamily(name, about, value=value(stats))
-        for kind, name, about, label, values in _LABELLED:
-            family = kind(name, about, labels=[label])
-            for key, number in values(stats).items():
-                family.add_metric([key], number)
-            yield family
-
-
-_Value = Callable[[EngineStats], float]
-
-_GAUGES: dict[str, tuple[str, _Value]] = {
-    "penstock_num_requests_waiting": ("Sequences that wait for a row.", lambda s: s.num_waiting),
-    "penstock_num_requests_running": ("Sequences that hold a row.", lambda s: s.num_running),
-    "penstock_num_waiting_tokens": ("Tokens of the sequences that wait for a row.", lambda s: s.num_waiting_tokens),
-    "penstock_num_requests_paused": ("Requests whose clients do not read.", lambda s: s.num_paused),
-    "penstock_num_rows": ("Rows of the worker, in use or free.", lambda s: s.num_rows),
-    "penstock_num_pages": ("Pages of the KV pool.", lambda s: s.num_pages),
-    "penstock_num_free_pages": ("Free pages.", lambda s: s.num_free_pages),
-    "penstock_num_cached_pages": ("Pages owned only by the prefix cache.", lambda s: s.num_cached_pages),
-    "penstock_num_used_pages": ("Pages in a running sequence's page table.", lambda s: s.num_used_pages),
-    "penstock_kv_cache_usage_perc": (
-        "Share of the pages that running sequences use (1 is all).",
-        lambda s: s.num_used_pages / max(s.num_pages, 1),
-    ),
-    "penstock_kv_page_waste_perc": (
-        "Share of the token positions in running sequences' pages that hold nothing yet (1 is all).",
-        lambda s: s.num_unfilled_slots / max(s.num_page_slots, 1),
-    ),
-    "penstock_device_memory_used_bytes": (
-        "Memory in use on the worker's device; on a CPU, by the worker.",
-        lambda s: s.device_memory_used,
-    ),
-    "penstock_device_memory_total_bytes": ("Total memory of the worker's device.", lambda s: s.device_memory_total),
-    "penstock_engine_ready": ("1 while a worker is serving.", lambda s: int(s.is_ready)),
-}
-
-_COUNTERS: dict[str, tuple[str, _Value]] = {
-    "penstock_engine_steps": ("Forward passes.", lambda s: s.num_steps),
-    "penstock_invalid_logits": (
-        "Sequences that ended because no token could be sampled from the model's logits.",
-        lambda s: s.num_invalid_logits,
-    ),
-    "penstock_num_preemptions": (
-        "Preemptions: sequences that lost their pages and were recomputed.",
-        lambda s: s.num_preemptions,
-    ),
-    "penstock_engine_prompt_tokens": ("Prompt tokens admitted.", lambda s: s.num_prompt_tokens),
-    "penstock_prefix_cache_hits": ("Prompt tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
-    "penstock_engine_generation_tokens": ("Tokens generated.", lambda s: s.num_output_tokens),
-    "penstock_engine_dropped_tokens": (
-        "Tokens computed for sequences that had ended or lost their row in the meantime.",
-        lambda s: s.num_dropped_tokens,
-    ),
-}
-
-_LABELLED: tuple[
-    tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, str, Callable[[EngineStats], Mapping[str, int]]], ...
-] = (
-    (
-        GaugeMetricFamily, "penstock_num_requests_waiting_by_reason",
-        "Sequences that wait for a row, by reason.", "reason", lambda s: s.waiting_reasons or {},
-    ),
-    (
-        CounterMetricFamily, "penstock_engine_dropped_messages",
-        "Messages that the engine could not read or did not expect from their sender, by socket.", "socket",
-        lambda s: {
-            "frontends": s.num_dropped_from_frontends, "workers": s.num_dropped_from_workers,
-            "worker": s.num_dropped_by_worker,
-        },
-    ),
-    (
-        CounterMetricFamily, "penstock_engine_log_lines_dropped",
-        "Log lines that could not be written or that nobody read, by engine process.", "process",
-        lambda s: {"scheduler": s.num_log_lines_dropped, "worker": s.num_log_lines_dropped_by_worker},
-    ),
-)  # fmt: skip

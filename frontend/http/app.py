@@ -10,11 +10,12 @@ they carry its Origin, and routes where an empty POST changes something refuse o
 import ipaddress
 import re
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Literal
 
 from aiohttp import HttpVersion11, web
+from aiohttp.helpers import parse_content_type
 from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock.core.config.listening import is_loopback
@@ -36,10 +37,11 @@ from penstock.frontend.errors import (
     UnsupportedTransfer,
 )
 from penstock.frontend.exchange.exchange import Exchange, Request, Route
-from penstock.frontend.exchange.replies import JSON, Reply, RequestRecord, StreamReply
+from penstock.frontend.exchange.replies import FORM, JSON, Reply, RequestRecord, StreamReply, Upload
 from penstock.frontend.http import connections
 from penstock.frontend.http.cors import allow_origins
 from penstock.frontend.http.routes import ROUTES
+from penstock.frontend.http.routes.anthropic import for_anthropic
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.ipc.version import NAME
 
@@ -54,6 +56,10 @@ MAX_HELD_BODIES = 32
 
 _RETRY_SECONDS = 5
 
+Headers = Mapping[str, Sequence[str]]
+"""By their names in lower case."""
+
+_NO_TYPE = "application/octet-stream"
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _SERVER = {"Server": NAME}  # aiohttp's own header would tell versions
 
@@ -74,8 +80,8 @@ def make_app(service: Service, part: Part = "all") -> web.Application:
     add = {"GET": app.router.add_get, "POST": app.router.add_post, "DELETE": app.router.add_delete}
     for route in ROUTES:
         if part == "all" or not route.scope or route.is_for_admins == (part == "admin"):
-            for path in (route.path, *route.aliases):
-                add[route.method](path.replace("{id}", f"{{id:{route.argument}}}"), partial(mount.answer, route))
+            for path in route.paths:
+                add[route.method](_path_pattern(path, route), partial(mount.answer, route))
     if part != "admin":
         allow_origins(app, options.cors_origins)
     return app
@@ -87,7 +93,9 @@ class _Mount:
     def __init__(self, service: Service, host: str) -> None:
         options = service.config.frontend
         self._access = service.access
-        self._exchange = Exchange(service, service.access, service.metrics, options.max_request_timeout)
+        self._exchange = Exchange(
+            service, service.access, service.metrics, options.max_request_timeout, service.streams
+        )
         self._origins = Origins(host, options)
         self._bodies = BodyReader(lambda: service.max_body_bytes)
 
@@ -97,7 +105,7 @@ class _Mount:
         try:
             async with self._exchange.answer(route, request) as reply:
                 if isinstance(reply, StreamReply):
-                    return await _send_stream(reply, asked)
+                    return await _send_stream(reply, asked, request)
                 response = web.Response(
                     body=reply.body,
                     status=reply.status,
@@ -107,6 +115,7 @@ class _Mount:
                     response.force_close()  # it is not certain where the request's body ends
                 await response.prepare(asked)
                 await response.write_eof()
+                request.num_sent = len(reply.body)
                 return response
         except ConnectionError:  # noticed while writing; the handler's cleanup has aborted the work
             raise CancelledError from None
@@ -117,44 +126,69 @@ class _Mount:
             headers.setdefault(name.lower(), []).append(value)
         error = None
         try:
-            self._origins.check(asked, route, has_keys=self._access.has_keys)
+            _check_framing(headers, is_new=asked.version >= HttpVersion11)
+            self._origins.check(headers, route, has_keys=self._access.has_keys)
         except ApiError as found:
             error = found.with_traceback(None)
         return Request(
             headers,
-            partial(self._bodies.read, asked),
+            partial(self._bodies.read, headers, asked.content.readany, any_type=route.takes_any_type),
             dict(asked.query),
-            asked.match_info.get("id", "").encode(errors="replace").decode(),
+            _part(asked, "id"),
+            _part(asked, "item"),
             asked.remote or "",
             error,
             partial(_why_left, asked),
+            partial(_request_line, asked),
+            upload=partial(form, headers, asked.content.readany),
         )
 
     async def refuse(self, asked: web.Request, unrouted: web.HTTPException) -> web.StreamResponse:
         """Answer a request that has no route, in the API's own error shape."""
-        error: ApiError = RouteNotFound(f"there is nothing at {asked.path[:256]!r}")
-        if isinstance(unrouted, web.HTTPMethodNotAllowed):
-            allowed = ", ".join(sorted(unrouted.allowed_methods))
-            error = MethodNotAllowed(f"{asked.method} is not allowed here; allowed: {allowed}")
-            error.headers = {"Allow": allowed}
+        allowed = unrouted.allowed_methods if isinstance(unrouted, web.HTTPMethodNotAllowed) else ()
+        return await self.answer(refusing(asked.method, asked.path, allowed), asked)
 
-        async def refuse(service: Service, record: RequestRecord, body: bytes) -> Reply:
-            raise error
 
-        return await self.answer(Route("", "unrouted", refuse), asked)
+def refusing(method: str, path: str, allowed: Collection[str] = ()) -> Route:
+    """A route for a path that has none for this method; `allowed` are the methods that it has routes for."""
+    error: ApiError = RouteNotFound(f"there is nothing at {path[:256]!r}")
+    if allowed:
+        names = ", ".join(sorted(allowed))
+        error = MethodNotAllowed(f"{method} is not allowed here; allowed: {names}")
+        error.headers = {"Allow": names}
+
+    async def refuse(service: Service, record: RequestRecord, body: bytes) -> Reply:
+        raise error
+
+    return for_anthropic(Route("", "unrouted", refuse))
+
+
+def _path_pattern(path: str, route: Route) -> str:
+    """As aiohttp writes it."""
+    return path.replace("{id}", f"{{id:{route.argument}}}").replace("{item}", "{item:[^/]+}")
+
+
+def _part(asked: web.Request, name: str) -> str:
+    return asked.match_info.get(name, "").encode(errors="replace").decode()
 
 
 def _why_left(asked: web.Request) -> ApiError | None:
     return ClientTooSlow("the client did not read for too long") if connections.was_too_slow(asked) else None
 
 
-async def _send_stream(reply: StreamReply, asked: web.Request) -> web.StreamResponse:
+def _request_line(asked: web.Request) -> str:
+    return f"{asked.method} {asked.raw_path} HTTP/{asked.version.major}.{asked.version.minor}"
+
+
+async def _send_stream(reply: StreamReply, asked: web.Request, request: Request) -> web.StreamResponse:
     response = web.StreamResponse(headers=_SERVER | reply.headers)
     await response.prepare(asked)
     write, drain = response.write, connections.drain(asked)
-    async for chunk in reply.chunks:
-        await write(chunk)
-        await drain()
+    if asked.method != "HEAD":
+        async for chunk in reply.chunks:
+            await write(chunk)
+            request.num_sent += len(chunk)
+            await drain()
     await response.write_eof()
     return response
 
@@ -171,22 +205,20 @@ class Origins:
         self._allowed = frozenset(name.lower().rstrip(".") for name in (host, *options.allowed_hosts))
         self._pages = frozenset(options.cors_origins)
 
-    def check(self, request: web.Request, route: Route, *, has_keys: bool) -> None:
+    def check(self, headers: Headers, route: Route, *, has_keys: bool) -> None:
         """Raise unless the request's head is acceptable.
 
         Args:
-            request: only its head is looked at.
+            headers: of the request.
             route: the requested route.
             has_keys: whether requests need API keys here.
 
         Raises:
-            MalformedRequest: its Host is invalid, or its body has a coding that its version of HTTP does not know.
-            UnsupportedTransfer: the body's transfer coding is not supported.
+            MalformedRequest: its Host is invalid.
             HostNotAllowed: the request is addressed to another host.
             OriginNotAllowed: the request comes from a web page whose origin is not allowed.
         """
-        _check_framing(request)
-        host = request.headers.get("Host")
+        host = _first(headers, "host")
         if host is None:
             return  # HTTP/1.0, which no browser speaks: aiohttp refuses later versions without one
         name = _name_of(host)
@@ -197,7 +229,7 @@ class Origins:
                 f"the host {name[:64]!r} is not allowed: without API keys this server answers to localhost and to "
                 "addresses; --allowed-hosts adds names"
             )
-        origin = request.headers.get("Origin") if route.is_action else None
+        origin = _first(headers, "origin") if route.is_action else None
         if not (origin is None or origin in self._pages or origin.partition("://")[2].lower() == host.lower()):
             raise OriginNotAllowed(f"the origin {origin[:64]!r} is not allowed; --cors-origins adds origins")
 
@@ -205,14 +237,19 @@ class Origins:
         return name in self._allowed or "*" in self._allowed or _is_safe(name)
 
 
-def _check_framing(request: web.Request) -> None:
-    coding = request.headers.get("Transfer-Encoding")
+def _check_framing(headers: Headers, *, is_new: bool) -> None:
+    """Raise if the body has a coding that is not supported, or that its version of HTTP does not know."""
+    coding = _first(headers, "transfer-encoding")
     if coding is None:
         return
     if coding.strip().lower() != "chunked":
         raise UnsupportedTransfer(f"Transfer-Encoding must be chunked, got {coding[:64]!r}")
-    if request.version < HttpVersion11:
+    if not is_new:
         raise MalformedRequest("HTTP/1.0 has no Transfer-Encoding")
+
+
+def _first(headers: Headers, name: str) -> str | None:
+    return headers[name][0] if name in headers else None
 
 
 @lru_cache(256)
@@ -242,8 +279,15 @@ class BodyReader:
         self._max_bytes = max_bytes
         self._num_held = 0  # bytes of incomplete bodies
 
-    async def read(self, request: web.Request) -> bytes:
+    async def read(
+        self, headers: Headers, next_piece: Callable[[], Awaitable[bytes]], *, any_type: bool = False
+    ) -> bytes:
         """Read a JSON request's body; the caller gets the only reference.
+
+        Args:
+            headers: of the request.
+            next_piece: gives what has come of the body; nothing at its end.
+            any_type: the body is JSON, whatever the headers say.
 
         Raises:
             UnsupportedMediaType: it is not JSON, or is compressed.
@@ -252,16 +296,18 @@ class BodyReader:
             MalformedBody: it is not valid HTTP.
             Unavailable: too much memory is held for other bodies.
         """
-        _check_type(request)
+        _check_type(headers, any_type=any_type)
         max_bytes = self._max_bytes()
-        if request.content_length is not None and request.content_length > max_bytes:
-            raise _too_large(max_bytes, str(request.content_length))
+        told = _first(headers, "content-length")
+        length = None if told is None else int(told)
+        if length is not None and length > max_bytes:
+            raise _too_large(max_bytes, str(length))
         pieces: list[bytes] = []
         num_bytes = 0
-        is_small = request.content_length is not None and request.content_length <= SMALL_BODY_BYTES
+        is_small = length is not None and length <= SMALL_BODY_BYTES
         size = None if is_small else JsonSize()
         try:
-            while piece := await request.content.readany():
+            while piece := await next_piece():
                 pieces.append(piece)
                 num_bytes += len(piece)
                 self._num_held += len(piece)
@@ -274,20 +320,52 @@ class BodyReader:
         except TooManyValuesError as error:
             raise TooManyValues(f"the body is too large: {error}") from None
         except (HttpProcessingError, ValueError):
-            raise MalformedBody("the body is not valid HTTP: its chunks, or what follows them") from None
+            raise _malformed() from None
         finally:
             self._num_held -= num_bytes
         return b"".join(pieces)
+
+
+async def form(headers: Headers, next_piece: Callable[[], Awaitable[bytes]]) -> Upload:
+    """The body of a form, for a handler that reads it piece by piece within limits of its own.
+
+    Raises:
+        UnsupportedMediaType: it is no form, or is compressed.
+    """
+    _check_coding(headers)
+    given = _first(headers, "content-type") or _NO_TYPE
+    if parse_content_type(given)[0] != FORM:
+        raise UnsupportedMediaType(f"Content-Type must be {FORM}, got {given[:128]!r}")
+
+    async def next_valid() -> bytes:
+        try:
+            return await next_piece()
+        except (HttpProcessingError, ValueError):
+            raise _malformed() from None
+
+    return Upload(given, next_valid)
+
+
+def _malformed() -> MalformedBody:
+    return MalformedBody("the body is not valid HTTP: its chunks, or what follows them")
 
 
 def _too_large(max_bytes: int, got: str) -> BodyTooLarge:
     return BodyTooLarge(f"the body may have at most {max_bytes} bytes, got {got}")
 
 
-def _check_type(request: web.Request) -> None:
-    if request.headers.get("Content-Encoding", "identity") != "identity":
+def _check_coding(headers: Headers) -> None:
+    if (_first(headers, "content-encoding") or "identity") != "identity":
         raise UnsupportedMediaType("compressed bodies are not accepted")
-    if request.content_type != JSON:
-        raise UnsupportedMediaType(f"Content-Type must be application/json, got {request.content_type[:128]!r}")
-    if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
-        raise UnsupportedMediaType(f"the charset must be utf-8, got {(request.charset or '')[:64]!r}")
+
+
+def _check_type(headers: Headers, *, any_type: bool) -> None:
+    _check_coding(headers)
+    if any_type:
+        return
+    kind, parameters = parse_content_type(_first(headers, "content-type") or _NO_TYPE)
+    if kind != JSON:
+        raise UnsupportedMediaType(f"Content-Type must be application/json, got {kind[:128]!r}")
+    charset = parameters.get("charset") or "utf-8"
+    if charset.lower() not in ("utf-8", "utf8"):
+        raise UnsupportedMediaType(f"the charset must be utf-8, got {charset[:64]!r}")

@@ -12,36 +12,58 @@ from aiohttp import web
 from penstock.ipc.version import NAME
 
 _METHODS = "GET, POST, DELETE"
-_EXPOSED = "Retry-After, x-request-id, x-should-retry, x-penstock-warning"
+_EXPOSED = "Retry-After, x-request-id, x-should-retry, x-penstock-stream, x-penstock-warning"
 _MAX_AGE_SECONDS = 600
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9._-]+(, ?[A-Za-z0-9._-]+)*")
+
+
+class Cors:
+    """The pages of these origins may read answers, and no others; without any, no answer says a word."""
+
+    def __init__(self, origins: tuple[str, ...]) -> None:
+        self.origins = origins
+
+    def headers(self, origin: str | None) -> dict[str, str]:
+        """What every answer to a request with this Origin says."""
+        if not self.origins:
+            return {}
+        vary = {"Vary": "Origin"}  # otherwise a cache would give one origin's answer to another
+        if origin not in self.origins:
+            return vary
+        return vary | {"Access-Control-Allow-Origin": origin or "", "Access-Control-Expose-Headers": _EXPOSED}
+
+    def preflight(self, method: str, header: Callable[[str], str | None]) -> dict[str, str] | None:
+        """The further headers of the answer to a preflight, whose status is 204; None if the request is none.
+
+        It needs no key, and the answer is the same for all paths. `header` gives a header's value by its name.
+        """
+        is_asked = method == "OPTIONS" and header("access-control-request-method") is not None
+        if not is_asked or header("origin") not in self.origins:
+            return None
+        headers = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": str(_MAX_AGE_SECONDS)}
+        names = header("access-control-request-headers") or ""
+        if _HEADER_NAMES.fullmatch(names):  # client libraries add their own: allow whichever the page wants
+            headers["Access-Control-Allow-Headers"] = names
+        return headers
 
 
 def allow_origins(app: web.Application, origins: tuple[str, ...]) -> None:
     """Let pages of these origins read the answers of `app`, and no others; without any, nothing changes."""
     if not origins:
         return
+    cors = Cors(origins)
 
     async def tell(request: web.Request, response: web.StreamResponse) -> None:
-        response.headers.add("Vary", "Origin")  # otherwise a cache would give one origin's answer to another
-        origin = request.headers.get("Origin")
-        if origin in origins:
-            response.headers["Access-Control-Allow-Origin"] = origin
-            response.headers["Access-Control-Expose-Headers"] = _EXPOSED
+        response.headers.update(cors.headers(request.headers.get("Origin")))
 
     @web.middleware
     async def preflight(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Answer a preflight: without a key, and in the same way for all paths."""
-        is_asked = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
-        if not is_asked or request.headers.get("Origin") not in origins:
-            return await handler(request)
-        headers = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": str(_MAX_AGE_SECONDS)}
-        names = request.headers.get("Access-Control-Request-Headers", "")
-        if _HEADER_NAMES.fullmatch(names):  # client libraries add their own: allow whichever the page wants
-            headers["Access-Control-Allow-Headers"] = names
-        return web.Response(status=204, headers=headers | {"Server": NAME})
+        headers = cors.preflight(request.method, request.headers.get)
+        return (
+            await handler(request) if headers is None else web.Response(status=204, headers=headers | {"Server": NAME})
+        )
 
     app.middlewares.insert(0, preflight)
     app.on_response_prepare.append(tell)

@@ -7,8 +7,8 @@ import msgspec
 
 from penstock.frontend import schema
 from penstock.frontend import schema_responses as responses
-from penstock.frontend.errors import ErrorBody
-from penstock.frontend.exchange import sse
+from penstock.frontend.anthropic import schema as anthropic
+from penstock.frontend.batches.shapes import BatchRequest
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.exchange.replies import JSON
 from penstock.ipc.version import VERSION
@@ -19,18 +19,25 @@ _REQUIRED: dict[type, tuple[str, ...]] = {
     schema.CompletionRequest: ("prompt",),
     schema.DetokenizeRequest: ("tokens",),
     responses.ResponsesRequest: ("input",),
+    anthropic.MessagesRequest: ("messages", "max_tokens"),
+    anthropic.CountTokensRequest: ("messages",),
+    BatchRequest: ("input_file_id", "endpoint", "completion_window"),
 }
 """Fields that a request must have. The structs make them optional, so that their absence is our own error."""
 
 _REASONS = {
     400: "The request must be changed.",
-    404: "There is no such model, or no such stored response.",
+    404: "There is no such model, or nothing stored with this id.",
+    409: "It is in use, or has ended.",
+    410: "The events asked for are no longer kept.",
     413: "The body is too large.",
     415: "The body is not plain application/json in UTF-8.",
-    429: "The queue is full, or a limit of the API key is reached; see Retry-After.",
+    429: "The queue is full, a limit of the API key is reached, or a target would be missed; see Retry-After.",
     500: "The server failed.",
     503: "No engine is serving now.",
+    507: "The server's disk is full.",
     504: "The request took longer than allowed.",
+    529: "The queue is full, or a target would be missed; see Retry-After.",
 }
 
 _SERVER_SENT_EVENT = {
@@ -45,7 +52,8 @@ _SERVER_SENT_EVENT = {
 def document(routes: tuple[Route, ...]) -> bytes:
     """The description of these routes, as JSON."""
     types = dict.fromkeys(kind for route in routes for kind in (route.answer, route.body) if kind is not None)
-    _, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REFERENCE)
+    error_kinds = dict.fromkeys(route.error_shape.kind for route in routes)
+    _, components = msgspec.json.schema_components([*types, *error_kinds], ref_template=_REFERENCE)
     for kind, fields in _REQUIRED.items():
         component = components[kind.__name__]
         component["required"] = [*component.get("required", []), *fields]
@@ -71,21 +79,28 @@ def _described(route: Route) -> dict[str, Any]:
         answer = {"type": "string"}
     content = {route.content_type: {"schema": answer}}
     if route.streams:
-        content[sse.HEADERS["Content-Type"].partition(";")[0]] = {"schema": _SERVER_SENT_EVENT}
+        is_sse = route.stream_type == "text/event-stream"
+        content[route.stream_type] = {"schema": _SERVER_SENT_EVENT if is_sse else answer}
     answers: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status in route.errors:
-        error = {JSON: {"schema": _reference(ErrorBody)}}
+        error = {JSON: {"schema": _reference(route.error_shape.kind)}}
         answers[str(status)] = {"description": _REASONS[status], "content": error}
     described: dict[str, Any] = {"summary": route.summary, "responses": answers}
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "query", "required": False, "schema": {"type": kind}} for name, kind in route.query
     ]
-    if "{id}" in route.path:
-        parameters.append({"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}})
+    parameters += [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in ("id", "item")
+        if f"{{{name}}}" in route.path
+    ]
     if parameters:
         described["parameters"] = parameters
     if route.body is not None:
-        described["requestBody"] = {"required": True, "content": {JSON: {"schema": _reference(route.body)}}}
+        described["requestBody"] = {
+            "required": True,
+            "content": {route.body_type: {"schema": _reference(route.body)}},
+        }
     return described
 
 

@@ -10,18 +10,23 @@ import zmq
 
 from penstock.core.checkpoint.registry import open_model
 from penstock.core.checkpoint.source import fingerprint
-from penstock.core.config import Config, ConfigError, channel_keys
+from penstock.core.config import Config, ConfigError
 from penstock.core.config.api_keys import load_api_keys
 from penstock.core.config.listening import has_files
 from penstock.core.config.tls import load_certificate, load_tls
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
+from penstock.frontend.batches.runner import BatchRunner
 from penstock.frontend.engine.book import RequestBook
-from penstock.frontend.engine.link import EngineAddress, EngineLink, over_sockets
+from penstock.frontend.engine.connection import engine_addresses, over_sockets
+from penstock.frontend.engine.link import EngineLink
+from penstock.frontend.engine.router.router import router_for
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.metrics_board import MetricsBoard
 from penstock.frontend.http.app import Part, make_app
 from penstock.frontend.http.connections import BoundedRunner, Timeouts, connections_within_limit
+from penstock.frontend.http.observers import observing
+from penstock.frontend.http.routes import ROUTES
 from penstock.ipc import process
 
 log = structlog.get_logger()
@@ -40,6 +45,7 @@ class Server:
             ConfigError: if the checkpoint cannot be served, or a file that the options name cannot be used.
         """
         self._config = config
+        self._name = name
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.stopped = asyncio.Event()
         """Set when the server should end (by a signal, or a refusal by the scheduler)."""
@@ -47,23 +53,19 @@ class Server:
         self.exit_code = 0
         self._tls = load_tls(config.frontend)
         model = load_text_model(config)
-        address = EngineAddress(
-            config.ipc.frontend_address,
-            name,
-            fingerprint(open_model(config)),
-            config.ipc.heartbeat_interval,
-            config.ipc.heartbeat_timeout,
-            channel_keys(config),
-        )
-        metrics = Metrics(lambda: book.all_stats, board)
+        addresses = engine_addresses(config, name, fingerprint(open_model(config)))
+        vllm_model = model.names[0] if config.frontend.metrics_names == "both" else ""
+        metrics = Metrics(lambda: book.all_stats, board, config.frontend.price_per_hour, vllm_model)
         connect = over_sockets(self._context, metrics.dropped_messages.inc)
-        link = EngineLink(address, config.scheduler, connect, self._on_refused)
-        book = RequestBook([link])
-        self.service = Service(config, model, book, metrics)
+        links = [EngineLink(each, connect, self._on_refused) for each in addresses]
+        book = RequestBook(links, config.scheduler, router_for(config, len(links), metrics.registry))
+        self._observing = observing(config.frontend)
+        self.service = Service(config, model, book, metrics, observers=tuple(each.note for each in self._observing))
         self._max_connections = connections_within_limit(config.frontend.max_connections)
         parts: tuple[Part, ...] = ("public", "admin") if config.frontend.admin_port else ("all",)
         self._runners = [self._make_runner(part) for part in parts]
         self._tasks: list[asyncio.Task[None]] = []
+        self._batches: BatchRunner | None = None
 
     def _make_runner(self, part: Part) -> BoundedRunner:
         options = self._config.frontend
@@ -84,6 +86,7 @@ class Server:
 
         `on_ready` is called once, when requests can be served.
         """
+        await self.service.meet_siblings(self._name)
         for runner, listener in zip(self._runners, listeners, strict=True):
             await runner.setup()
             await runner.listen(listener, self._tls)
@@ -96,6 +99,9 @@ class Server:
         self._tasks.append(asyncio.create_task(self.service.generations.keep_alive()))
         self._tasks.append(asyncio.create_task(self._announce(on_ready)))
         self._tasks.append(asyncio.create_task(self._share_metrics()))
+        if self.service.database is not None:
+            by_path = {route.path: route for route in ROUTES if route.method == "POST"}
+            self._batches = BatchRunner(self.service, self.service.database, by_path)
 
     def end(self, *, at_once: bool) -> None:
         """Begin to stop: running streams may finish, or get an error now if `at_once`, even during a drain."""
@@ -106,7 +112,9 @@ class Server:
     def reload(self) -> None:
         """Read the key file and the certificate again; one that cannot be used changes nothing."""
         options = self._config.frontend
-        if not has_files(options):
+        for each in self._observing:
+            each.reopen()
+        if not has_files(options) and not options.access_log:
             log.info("nothing to reload: no key file, no certificate")
         try:
             if options.api_keys_file:
@@ -124,6 +132,8 @@ class Server:
 
     async def close(self) -> None:
         """Drain, then close everything."""
+        if self._batches is not None:
+            await self._batches.close()
         await self.service.generations.drain(self._config.frontend.shutdown_timeout, self._hurry)
         for task in self._tasks:
             task.cancel()
@@ -131,6 +141,8 @@ class Server:
         for runner in self._runners:
             await runner.cleanup()
         await self.service.close()
+        for each in self._observing:
+            await each.close()
         self._context.term()
         self.service.metrics.share()
         log.info("stopped")

@@ -5,10 +5,10 @@
 Streams send the events; whole answers use only the items.
 """
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.frontend.draws import DRAWS
 from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part, Reasoning
 from penstock.frontend.schema import ContentLogprob
 from penstock.frontend.schema_responses import (
@@ -69,7 +69,7 @@ class ResponseBuilder:
     def _begin(self, kind: type[OutputItem], call: tuple[str, str] = ("", "")) -> list[Event]:
         prefix = {ReasoningItem: "rs", MessageItem: "msg", FunctionCallItem: "fc"}[kind]
         self._open, self._call, self._texts, self._logprobs = kind, call, [], []
-        self._item_id = f"{prefix}_{secrets.token_hex(16)}"
+        self._item_id = f"{prefix}_{DRAWS.get().randbytes(16).hex()}"
         events: list[Event] = [("response.output_item.added", self._place(item=self._item("in_progress", is_new=True)))]
         if kind is not FunctionCallItem:
             events.append(self._event("response.content_part.added", content_index=0, part=self._part("")))

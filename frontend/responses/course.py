@@ -1,15 +1,16 @@
 """A response from its first event to the last, streamed or whole."""
 
-import secrets
-import time
+import sqlite3
 from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
+import structlog
 from msgspec import UNSET, UnsetType
 
 from penstock.frontend import schema
 from penstock.frontend.api.run import Run
+from penstock.frontend.draws import CLOCK, DRAWS
 from penstock.frontend.engine.generation import SequenceEvent
 from penstock.frontend.errors import ApiError
 from penstock.frontend.exchange import sse
@@ -18,6 +19,7 @@ from penstock.frontend.parsing.parts import Content, Part
 from penstock.frontend.responses.builder import Event, ResponseBuilder
 from penstock.frontend.responses.validate import ValidResponse
 from penstock.frontend.schema_responses import (
+    ConversationId,
     IncompleteDetails,
     InputTokensDetails,
     MessageItem,
@@ -28,6 +30,9 @@ from penstock.frontend.schema_responses import (
     ResponseUsage,
     Status,
 )
+from penstock.frontend.streams.keeper import StreamStopped
+
+log = structlog.get_logger()
 
 
 class ResponseCourse:
@@ -36,15 +41,17 @@ class ResponseCourse:
     def __init__(self, valid: ValidResponse, output_format: OutputFormat, run: Run) -> None:
         self._run = run
         self._valid = valid
-        self._id = f"resp_{secrets.token_hex(24)}"
-        self._created_at = int(time.time())
+        self.id = f"resp_{DRAWS.get().randbytes(24).hex()}"
+        self._created_at = int(CLOCK.get()())
         self._parser = MessageParser(output_format)
         self._counter = ReasoningCounter(output_format, run.service.model.tokenizer)
         self._builder = ResponseBuilder()
         self._scores = run.score_writer()
         self._untold: list[tuple[str, schema.ContentLogprob]] = []  # texts and scores of tokens not told of yet
         self._num_characters = 0  # of the sequence's text so far, if its tokens are told of
-        self._status: Status = "in_progress"
+        self.status: Status = "queued" if valid.background else "in_progress"
+        self._usage: schema.Usage | None = None
+        self._error: ResponseError | None = None
         self._completed_at: int | None = None
         self._finish_reason = ""
         self._schema_error: str | UnsetType = UNSET
@@ -52,27 +59,32 @@ class ResponseCourse:
 
     async def opening(self) -> bytes:
         """The events before any output."""
-        response = self._response(None)
-        return self._events.write(
-            [("response.created", {"response": response}), ("response.in_progress", {"response": response})]
-        )
+        kinds = ("created", "queued") if self.status == "queued" else ("created", "in_progress")
+        return self._events.write([(f"response.{kind}", {"response": self.shown()}) for kind in kinds])
 
     def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
         """The events of what has become certain."""
-        return self._events.write(self.take(event))
+        begun: list[Event] = []
+        if self.status == "queued":
+            self.status = "in_progress"
+            begun = [("response.in_progress", {"response": self.shown()})]
+        return self._events.write(begun + self.take(event))
 
     async def end(self, usage: schema.Usage | None) -> bytes:
         """The last event, with the whole response."""
         response = await self.finished(usage)
-        return self._events.write([(f"response.{self._status}", {"response": msgspec.Raw(response)})])
+        return self._events.write([(f"response.{self.status}", {"response": msgspec.Raw(response)})])
 
     def failure(self, error: ApiError) -> bytes:
         """The last events of a response that fails after its first byte."""
-        self._status = "failed"
+        if self._valid.background and isinstance(error, StreamStopped):
+            self.status = "cancelled"
+            return self._events.write([("response.cancelled", {"response": self.shown()})])
+        self.status = "failed"
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        failed = self._response(None, ResponseError(code, error.message))
+        self._error = ResponseError(code, error.message)
         fields = {"code": error.code, "message": error.message, "param": error.param}
-        return self._events.write([("response.failed", {"response": failed}), ("error", fields)])
+        return self._events.write([("response.failed", {"response": self.shown()}), ("error", fields)])
 
     def take(self, event: SequenceEvent) -> list[Event]:
         """Take news of the sequence; what there is to tell of it."""
@@ -83,10 +95,10 @@ class ResponseCourse:
         parts = self._parser.finish()
         self._finish_reason = self._parser.end(event.finish_reason)
         self._run.record.num_calling = int(self._finish_reason == "tool_calls")
-        self._status = "incomplete" if event.finish_reason == "length" else "completed"
-        if self._status == "completed":
-            self._completed_at = int(time.time())
-        return events + self._add(parts) + self._builder.finish(self._status)
+        self.status = "incomplete" if event.finish_reason == "length" else "completed"
+        if self.status == "completed":
+            self._completed_at = int(CLOCK.get()())
+        return events + self._add(parts) + self._builder.finish(self.status)
 
     def _take_text(self, event: SequenceEvent) -> list[Event]:
         if self._scores is None:
@@ -124,35 +136,61 @@ class ResponseCourse:
             if isinstance(item, MessageItem) and not self._schema_error:
                 text = "".join(part.text for part in item.content)
                 self._schema_error = await self._run.schema_error(text, self._finish_reason) or UNSET
-        response = msgspec.json.encode(self._response(usage))
+        self._usage = usage
+        response = msgspec.json.encode(self.shown())
         if self._valid.store:
-            await self._keep(response)
+            await self.keep(is_known=self._valid.background)
+        if self._valid.conversation is not None:
+            await self._converse(self._valid.conversation)
         return response
 
-    async def _keep(self, response: bytes) -> None:
+    @property
+    def is_over(self) -> bool:
+        """Whether it has its last status."""
+        return self.status not in ("queued", "in_progress")
+
+    async def keep(self, *, is_running: bool = False, is_known: bool = False) -> bool:
+        """Store the response as it is now, see `ResponseStore.put`; whether it is stored."""
         output: list[dict[str, Any]] = [_stored(item) for item in self._builder.items]
         given = self._valid.items
-        await self._run.service.responses.put(
+        return await self._run.service.responses.put(
             self._run.record.key_id,
-            self._id,
-            response,
+            self.id,
+            msgspec.json.encode(self.shown()),
             given + output,
             num_before=self._valid.num_before,
             num_inputs=len(given) - self._valid.num_before,
+            is_running=is_running,
+            is_known=is_known,
         )
 
-    def _response(self, usage: schema.Usage | None, error: ResponseError | None = None) -> Response:
+    async def renew(self) -> None:
+        """Tell the store that it lives."""
+        await self._run.service.responses.renew(self._run.record.key_id, self.id)
+
+    async def _converse(self, conversation_id: str) -> None:
+        """Add its input and its output to its conversation. That this may have gone meanwhile is no failure."""
+        items = self._valid.items[self._valid.num_before :] + [_stored(item) for item in self._builder.items]
+        try:
+            await self._run.service.conversations.append(self._run.record.key_id, conversation_id, items)
+        except (ApiError, sqlite3.Error) as error:
+            log.warning("a conversation does not go on", id=conversation_id, reason=str(error))
+
+    def shown(self) -> Response:
+        """The response as it is now."""
+        usage = self._usage
         valid, sampling = self._valid, self._valid.chat.common.sampling
         return Response(
-            id=self._id,
+            id=self.id,
             created_at=self._created_at,
             completed_at=self._completed_at,
-            status=self._status,
+            status=self.status,
             model=valid.chat.common.model,
+            system_fingerprint=self._run.service.fingerprint,
             output=list(self._builder.items),
             usage=None if usage is None else _usage(usage, self._run.record.num_reasoning_tokens),
-            error=error,
-            incomplete_details=IncompleteDetails("max_output_tokens") if self._status == "incomplete" else None,
+            error=self._error,
+            incomplete_details=IncompleteDetails("max_output_tokens") if self.status == "incomplete" else None,
             instructions=valid.instructions,
             max_output_tokens=valid.max_output_tokens,
             max_tool_calls=valid.max_tool_calls,
@@ -174,6 +212,8 @@ class ResponseCourse:
             top_p=sampling.top_p,
             truncation="auto" if valid.truncates else "disabled",
             user=valid.user,
+            background=valid.background,
+            conversation=UNSET if valid.conversation is None else ConversationId(valid.conversation),
         )
 
 
@@ -201,6 +241,7 @@ def _usage(usage: schema.Usage, num_reasoning_tokens: int) -> ResponseUsage:
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(num_reasoning_tokens),
         total_tokens=usage.total_tokens,
+        bill=usage.bill,
     )
 
 

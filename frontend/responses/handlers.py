@@ -1,21 +1,23 @@
 """POST /v1/responses and /v1/responses/input_tokens"""
 
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from penstock.frontend.api.chat import prepared_chat
 from penstock.frontend.api.run import Job, Prepared, Run, decode, run
 from penstock.frontend.api.service import PromptReader, Service
+from penstock.frontend.api.truncation import fitting_prompt
 from penstock.frontend.engine.generation import SequenceEvent
-from penstock.frontend.errors import ContextLengthExceeded, TooManyValues
-from penstock.frontend.exchange.replies import Reply, RequestRecord
+from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, PreviousResponseNotFound, TooManyValues
+from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.parsing.parser import OutputFormat
+from penstock.frontend.responses.background import check_background, in_background
 from penstock.frontend.responses.course import ResponseCourse
 from penstock.frontend.responses.items import references, resolved
-from penstock.frontend.responses.validate import ValidResponse, input_items, validate_response
+from penstock.frontend.responses.validate import ValidResponse, conversation_id, input_items, validate_response
 from penstock.frontend.schema_responses import RESPONSES, InputTokens, ResponsesRequest
 from penstock.frontend.validation.common import Rules, without_collecting
 
@@ -31,16 +33,61 @@ async def _job(service: Service, record: RequestRecord, request: ResponsesReques
     return Job(valid.chat.common, prepare)
 
 
-create_response = partial(run, RESPONSES, _job)
-"""The handler."""
+async def create_response(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
+    """The handler.
+
+    Raises:
+        ApiError: before the first byte.
+    """
+    if b'"background"' not in body:
+        return await run(RESPONSES, _job, service, record, body)
+    begun: list[tuple[ResponseCourse, bool]] = []
+    reply = await run(RESPONSES, partial(_perhaps_in_background, begun), service, record, body)
+    if not (begun and isinstance(reply, StreamReply)):
+        return reply
+    [(course, is_streamed)] = begun
+    return await in_background(reply, course, is_streamed=is_streamed)
+
+
+async def _perhaps_in_background(
+    begun: list[tuple[ResponseCourse, bool]],
+    service: Service,
+    record: RequestRecord,
+    request: ResponsesRequest,
+    rules: Rules,
+    num_bytes: int,
+) -> Job:
+    """Whatever the client gets, a response in the background is a stream here; it and whether the client gets it."""
+    if not request.background:
+        return await _job(service, record, request, rules, num_bytes)
+    check_background(service, record, request)
+    is_streamed, request.stream = request.stream is True, True
+    valid = await _validated(service, record, request, rules, num_bytes)
+
+    def begin(output_format: OutputFormat, run: Run) -> ResponseCourse:
+        begun.append((ResponseCourse(valid, output_format, run), is_streamed))
+        return begun[0][0]
+
+    async def prepare() -> Prepared:
+        prompt = await _prompt(service.prompts, valid, rules)
+        record.warnings += valid.chat.conversation.warnings
+        return prepared_chat(service, valid.chat, prompt, begin, partial(_whole, valid))
+
+    return Job(valid.chat.common, prepare)
 
 
 async def _validated(
     service: Service, record: RequestRecord, request: ResponsesRequest, rules: Rules, num_bytes: int
 ) -> ValidResponse:
-    before, previous = request.previous_response_id, []
+    before, previous = request.previous_response_id, list[dict[str, Any]]()
+    if conversation := conversation_id(request):
+        if before:
+            raise InvalidParameter("conversation and previous_response_id exclude each other", param="conversation")
+        previous = await service.conversations.items(record.key_id, conversation)
     if before:
         stored = await service.responses.previous(record.key_id, before)
+        if stored.until is not None:
+            raise PreviousResponseNotFound(f"the response {before!r} is not finished", param="previous_response_id")
         if len(stored.items) + num_bytes > service.max_body_bytes:
             raise ContextLengthExceeded(
                 f"the conversation has {len(stored.items)} bytes, and this request {num_bytes}; "
@@ -77,7 +124,7 @@ async def _whole(valid: ValidResponse, output_format: OutputFormat, run: Run) ->
     else:
         [answer] = await run.answers()
         course.take(SequenceEvent(0, answer.text, answer.token_ids, answer.finish_reason, answer.stop_reason))
-    return await course.finished(run.usage())
+    return await course.finished(await run.final_usage())
 
 
 async def count_input_tokens(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -102,26 +149,4 @@ async def _prompt(prompts: PromptReader, valid: ValidResponse, rules: Rules) -> 
     """
     if not valid.truncates:
         return valid.chat.common.truncated(await prompts.render_and_encode(valid.chat.conversation, rules))
-    messages = valid.chat.conversation.messages
-    num_first = next(
-        (i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")), len(messages)
-    )
-    # A turn begins with a user's message; what it was answered is of no use without it.
-    starts = [i for i, message in enumerate(messages) if i >= num_first and message["role"] == "user"]
-    starts = [num_first, *(i for i in starts if i > num_first)]
-    low, high = 0, len(starts) - 1  # which of them the prompt begins with: the first that fits
-    fitting: list[int] | None = None
-    while low <= high:
-        middle = (low + high) // 2 if fitting is not None or low else 0  # mostly all of it fits
-        kept = replace(valid.chat.conversation, messages=messages[:num_first] + messages[starts[middle] :])
-        try:
-            prompt = await prompts.render_and_encode(kept, rules)
-            valid.chat.common.max_tokens_after(len(prompt))
-        except ContextLengthExceeded:
-            if middle == len(starts) - 1:
-                raise
-            low = middle + 1
-        else:
-            fitting, high = prompt, middle - 1
-    assert fitting is not None
-    return fitting
+    return await fitting_prompt(prompts, valid.chat.common, valid.chat.conversation, rules)

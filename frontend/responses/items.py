@@ -6,9 +6,9 @@ message (any other role)                            -->  a message of that role
 """
 
 import re
-import secrets
 from typing import Any
 
+from penstock.frontend.draws import DRAWS
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 
 MAX_ITEMS = 4096
@@ -105,7 +105,7 @@ def _known(item: Item) -> Item:
     kind = item.get("type", "message")
     given = item.get("id")
     is_usable = isinstance(given, str) and _ID.fullmatch(given)
-    item_id = given if is_usable else f"{_PREFIXES.get(kind, 'msg')}_{secrets.token_hex(16)}"
+    item_id = given if is_usable else f"{_PREFIXES.get(kind, 'msg')}_{DRAWS.get().randbytes(16).hex()}"
     if kind == "function_call":
         fields = {name: item[name] for name in ("call_id", "name", "arguments")}
     elif kind == "function_call_output":

@@ -1,21 +1,27 @@
-"""GET and DELETE /v1/responses/{id}, GET /v1/responses/{id}/input_items"""
+"""GET and DELETE /v1/responses/{id}, POST /v1/responses/{id}/cancel, GET /v1/responses/{id}/input_items"""
 
+import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import msgspec
 
 from penstock.frontend.api.service import Service
-from penstock.frontend.errors import InvalidParameter
+from penstock.frontend.api.streams import continued, position, stopped
+from penstock.frontend.errors import InvalidParameter, InvalidRequest
 from penstock.frontend.exchange import sse
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.responses.builder import Event
 from penstock.frontend.responses.course import EventWriter
 from penstock.frontend.schema_responses import DeletedResponse, InputItems
+from penstock.frontend.storage.responses import StoredResponse
 
 MAX_PAGE = 100
-_PAGE = 20
+PAGE = 20
 _NO_EVENTS = -1
+_CANCEL_SECONDS = 5.0
+_CANCEL_LOOKS = 50
 
 
 async def retrieve_response(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
@@ -28,12 +34,68 @@ async def retrieve_response(service: Service, record: RequestRecord, body: bytes
     is_stream = record.query.get("stream", "false").lower()
     if is_stream not in ("false", "0", "true", "1"):
         raise InvalidParameter("stream must be true or false", param="stream")
-    after = _number(record, "starting_after", _NO_EVENTS, 0, 1 << 31)
-    stored = await service.responses.get(record.key_id, record.argument)
+    after = position(record)
+    stored = await _current(service, record)
     if is_stream in ("false", "0"):
         return Reply(stored.response)
-    events = EventWriter().write(_events(msgspec.json.decode(stored.response)), after)
+    response = msgspec.json.decode(stored.response)
+    if response["background"]:
+        live = await continued(service, record.key_id, record.argument, after)
+        if live is not None:
+            return live
+    events = EventWriter().write(_events(response), after)
+    if response["background"] and after != _NO_EVENTS:  # in which pieces its texts came is not known any more
+        kind = f"response.{response['status']}"
+        data = {"type": kind, "sequence_number": after + 1, "response": response}
+        events = sse.named_event(kind, msgspec.json.encode(data))
     return StreamReply(_once(events), close=lambda: None, headers=sse.HEADERS)
+
+
+async def cancel_response(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """Cancel a response in the background; the response. One that has ended stays what it is.
+
+    Raises:
+        ResponseNotFound: if it is not stored here.
+        InvalidRequest: it does not run in the background.
+    """
+    stored = await _current(service, record)
+    if not msgspec.json.decode(stored.response)["background"]:
+        raise InvalidRequest("only responses in the background can be cancelled")
+    if stored.until is not None:
+        await stopped(service, record.key_id, record.argument)
+        for _ in range(_CANCEL_LOOKS):  # its frontend stores it when it has ended
+            await asyncio.sleep(_CANCEL_SECONDS / _CANCEL_LOOKS)
+            stored = await service.responses.get(record.key_id, record.argument)
+            if stored.until is None:
+                break
+        else:
+            stored = await _ended(service, record, stored, {"status": "cancelled"})
+    return Reply(stored.response)
+
+
+async def _current(service: Service, record: RequestRecord) -> StoredResponse:
+    """The response; if its frontend has died with it, it has failed."""
+    stored = await service.responses.get(record.key_id, record.argument)
+    if not stored.has_died:
+        return stored
+    error = {"code": "server_error", "message": "the server process that computed the response has ended"}
+    return await _ended(service, record, stored, {"status": "failed", "error": error})
+
+
+async def _ended(
+    service: Service, record: RequestRecord, stored: StoredResponse, changes: dict[str, Any]
+) -> StoredResponse:
+    response = msgspec.json.encode(msgspec.json.decode(stored.response) | changes)
+    await service.responses.put(
+        record.key_id,
+        record.argument,
+        response,
+        stored.conversation(),
+        num_before=stored.num_before,
+        num_inputs=stored.num_inputs,
+        is_known=True,
+    )
+    return replace(stored, response=response, until=None)
 
 
 async def list_input_items(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -43,10 +105,8 @@ async def list_input_items(service: Service, record: RequestRecord, body: bytes)
         ResponseNotFound: if the response is not stored here.
         InvalidParameter: if the query asks for what is none.
     """
-    limit = _number(record, "limit", _PAGE, 1, MAX_PAGE)
-    order = record.query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidParameter("order must be 'asc' or 'desc'", param="order")
+    limit = number_in(record, "limit", PAGE, 1, MAX_PAGE)
+    order = order_in(record)
     stored = await service.responses.get(record.key_id, record.argument)
     items = stored.inputs()
     if order == "desc":
@@ -69,17 +129,39 @@ async def delete_response(service: Service, record: RequestRecord, body: bytes) 
         ResponseNotFound: if it is not stored here.
     """
     response_id = record.argument
+    stored = await service.responses.get(record.key_id, response_id)
+    if stored.until is not None:
+        await stopped(service, record.key_id, response_id)
     await service.responses.delete(record.key_id, response_id)
     return Reply(msgspec.json.encode(DeletedResponse(response_id)))
 
 
-def _number(record: RequestRecord, name: str, default: int, low: int, high: int) -> int:
+def number_in(record: RequestRecord, name: str, default: int, low: int, high: int) -> int:
+    """A number of the query.
+
+    Raises:
+        InvalidParameter: as it says.
+    """
     given = record.query.get(name)
     if given is None:
         return default
     if not (given.isascii() and given.isdigit() and len(given) < 20 and low <= int(given) <= high):
         raise InvalidParameter(f"{name} must be between {low} and {high}, got {given[:32]!r}", param=name)
     return int(given)
+
+
+def order_in(record: RequestRecord) -> Literal["asc", "desc"]:
+    """The order that a query asks for.
+
+    Raises:
+        InvalidParameter: as it says.
+    """
+    order = record.query.get("order", "desc")
+    if order == "asc":
+        return "asc"
+    if order != "desc":
+        raise InvalidParameter("order must be 'asc' or 'desc'", param="order")
+    return "desc"
 
 
 async def _once(events: bytes) -> AsyncGenerator[bytes, None]:

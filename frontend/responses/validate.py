@@ -58,6 +58,8 @@ class ValidResponse:
     truncates: bool  # what does not fit goes, from the conversation's beginning
     safety_identifier: str | None
     prompt_cache_key: str | None
+    background: bool
+    conversation: str | None  # its id
 
 
 def validate_response(
@@ -124,7 +126,7 @@ def validate_response(
         instructions=request.instructions,
         previous_response_id=request.previous_response_id,
         store=request.store is not False,
-        metadata=_metadata(request.metadata),
+        metadata=valid_metadata(request.metadata),
         user=request.user,
         tools=shown_tools,
         tool_choice="auto" if tool_choice is None else tool_choice,
@@ -137,6 +139,8 @@ def validate_response(
         truncates=request.truncation == "auto",
         safety_identifier=_identifier("safety_identifier", request.safety_identifier),
         prompt_cache_key=_identifier("prompt_cache_key", request.prompt_cache_key),
+        background=request.background is True,
+        conversation=conversation_id(request),
     )
 
 
@@ -158,6 +162,12 @@ def _grammar(request: ResponsesRequest, common: ValidRequest, rules: Rules) -> G
     if not text_format.schema:
         raise InvalidParameter("text.format.schema is required for type 'json_schema'", param="text.format.schema")
     return schema_source("text.format.schema", text_format.schema, is_strict=text_format.strict is True)
+
+
+def conversation_id(request: ResponsesRequest) -> str | None:
+    """The conversation that a request goes on with, and adds to."""
+    given = request.conversation
+    return given if given is None or isinstance(given, str) else given.id
 
 
 def input_items(given: str | list[Item] | None) -> list[Item]:
@@ -231,7 +241,12 @@ def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _metadata(metadata: dict[str, str] | None) -> dict[str, str]:
+def valid_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
+    """Metadata within OpenAI's bounds.
+
+    Raises:
+        InvalidParameter: as it says.
+    """
     found = metadata or {}
     if len(found) > MAX_METADATA:
         raise InvalidParameter(f"metadata may hold at most {MAX_METADATA} entries, got {len(found)}", param="metadata")

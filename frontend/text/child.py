@@ -80,7 +80,7 @@ def render_plain(
     try:
         if not special.stand_in([conversation.messages, conversation.tools, conversation.variables]):
             return render(conversation), ""
-        seam = _seam_for(conversation)
+        seam = seam_for([conversation.messages, conversation.tools, conversation.variables])
         as_it_is = render(conversation)
         text = _clean(render(_seamed(conversation, special, seam)), seam)
         if text.replace(seam, "") != as_it_is:
@@ -108,12 +108,17 @@ def _seamed(
     )
 
 
-def _seam_for(conversation: ValidConversation) -> str:
-    everything = repr([conversation.messages, conversation.tools, conversation.variables])
+def seam_for(written: list[Any]) -> str:
+    """A seam that is not in what a client has written.
+
+    Raises:
+        TemplateFailed: all of them are.
+    """
+    everything = repr(written)
     for seam in _SEAMS:
         if repr(seam)[1:-1] not in everything and seam not in everything:
             return seam
-    raise TemplateFailed("the messages spell special tokens and hold all characters that could part them")
+    raise TemplateFailed("the texts spell special tokens and hold all characters that could part them")
 
 
 def _clean(text: str, seam: str) -> str:

@@ -201,6 +201,12 @@ class TextTokenizer:
         token = self.special_tokens.get("eos_token")
         return None if token is None else self._tokenizer.token_to_id(token)
 
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id of its beginning-of-sequence token, if it has one."""
+        token = self.special_tokens.get("bos_token")
+        return None if token is None else self._tokenizer.token_to_id(token)
+
     def encode(self, text: str, *, add_special_tokens: bool, seam: str = "") -> list[int]:
         """Text to ids, in the calling thread; those of the seam are left out (see `child.py`)."""
         encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -256,6 +262,11 @@ class TextTokenizer:
         """The id of the token that is written so in the vocabulary, if there is one."""
         token_id: int | None = self._tokenizer.token_to_id(text)
         return token_id
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """How the special tokens are spelled."""
+        return frozenset(self._special_ids)
 
     def special_ids(self, texts: tuple[str, ...]) -> frozenset[int]:
         """The ids of those texts that are special tokens."""

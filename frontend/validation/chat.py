@@ -248,12 +248,17 @@ def settings_for(template: ChatTemplate, variables: dict[str, Any]) -> tuple[dic
             warnings.append(f"{_FIELD}.{name[:64]}: no effect, this model's chat template reads: {listed}")
     effort = variables.get("reasoning_effort")
     if effort is not None:
-        switch = next((name for name in _THINKING if name in known), None)
+        switch = thinking_switch(template)
         if switch is not None and ("reasoning_effort" not in known or effort == "none"):
             settings.setdefault(switch, effort != "none")
         elif "reasoning_effort" not in known:
             warnings.append("reasoning_effort: no effect, this model's chat template does not read it")
     return settings, tuple(warnings)
+
+
+def thinking_switch(template: ChatTemplate) -> str | None:
+    """The variable with which this template switches reasoning on and off, if it has one."""
+    return next((name for name in _THINKING if name in template.extra_variables), None)
 
 
 def _plain(name: str, value: Any) -> Any:

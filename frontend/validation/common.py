@@ -7,7 +7,6 @@ field, the limit and the value.
 import gc
 import math
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +15,22 @@ from typing import Any
 
 import msgspec
 
+from penstock.frontend.draws import DRAWS
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
 from penstock.frontend.grammars.reader import GrammarSource
 from penstock.frontend.parsing.calls.format import ToolFormat
-from penstock.frontend.schema import CompletionRequest, SamplingRequest, StreamOptions, Unsupported
+from penstock.frontend.schema import CompletionRequest, SamplingRequest, SpeculativeOptions, StreamOptions, Unsupported
+from penstock.frontend.targets import MAX_MS, Targets
 from penstock.frontend.validation.grammar import GRAMMAR_FIELDS, check_grammar
-from penstock.ipc.messages import Sampling
+from penstock.frontend.validation.tokens import (
+    check_allowed_token_ids,
+    check_bad_words,
+    check_drawable,
+    check_texts,
+    check_token_ids,
+    shown,
+)
+from penstock.ipc.messages import Pooling, Sampling
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
@@ -29,9 +38,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_CACHE_SALT = 128
 MAX_LOGPROBS = 20
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_CHARACTERS = 128
-MAX_ALLOWED_TOKEN_IDS = 4096
+MAX_DRAFTS = 64
 MAX_BYTES_PER_TOKEN = 16
 """A prompt with more bytes than this times the context length is refused before it is tokenized."""
 
@@ -63,6 +70,7 @@ class Rules:
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
     tool_format: ToolFormat | None = None  # None: tools are not available
+    has_drafts: bool = True  # whether engines guess tokens, as far as they have told
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +110,11 @@ class ValidRequest:
     continuous_usage: bool
     return_token_ids: bool
     return_timings: bool
+    return_bill: bool
     priority: int
+    targets: Targets | None
     cache_salt: str
+    user: str  # empty: none was named
     max_tokens_field: str
     logprobs: ValidLogprobs
     bad_words: tuple[str, ...]
@@ -112,12 +123,16 @@ class ValidRequest:
     prompt_field: str = "prompt"
     grammar: GrammarSource | None = None  # what the output must match, as the client wrote it
     warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`
+    max_drafts: int = -1  # as in `SamplingParams`
+    pooling: Pooling | None = None  # likewise
 
     def truncated(self, prompt: list[int]) -> list[int]:
         """Return the part of a prompt that is kept."""
         kept = self.num_kept_prompt_tokens
         if kept is None:
             return prompt
+        if kept < 0 and self.pooling is not None:
+            kept = self.max_model_len
         if kept < 0:
             asked = self.max_tokens or 1
             kept = self.max_model_len - (asked if asked < self.max_model_len else 1)
@@ -130,6 +145,13 @@ class ValidRequest:
             ContextLengthExceeded: if the prompt does not fit into the context, or `is_strict` and the output does not.
         """
         limit = self.max_model_len
+        if self.pooling is not None:
+            if num_prompt_tokens > limit:
+                raise ContextLengthExceeded(
+                    f"the context length is {limit} tokens, {self.prompt_field} has {num_prompt_tokens}",
+                    param=self.prompt_field,
+                )
+            return 1
         if num_prompt_tokens >= limit:
             raise ContextLengthExceeded(
                 f"the context length is {limit} tokens, the prompt has {num_prompt_tokens} "
@@ -187,9 +209,10 @@ def validate_common(
         )
     temperature = number("temperature", request.temperature, defaults.temperature, 0.0, 100.0)
     top_k = integer("top_k", request.top_k, defaults.top_k, -1, _MAX_INT)
-    stop_token_ids = check_token_ids(
-        "stop_token_ids", request.stop_token_ids or [], rules.vocab_size, MAX_STOP_TOKEN_IDS
-    )
+    stop_token_ids = request.stop_token_ids or []
+    if stop_token_ids:
+        check_token_ids("stop_token_ids", stop_token_ids, rules.vocab_size, MAX_STOP_TOKEN_IDS)
+    allowed = request.allowed_token_ids
     eos = () if request.ignore_eos else rules.eos_token_ids
     sampling = Sampling(
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
@@ -207,9 +230,10 @@ def validate_common(
         logit_bias=_logit_bias(request.logit_bias, rules.vocab_size),
         num_logprobs=num_best if num_sequences == n else max(num_best, 0),
         prompt_logprobs=max(num_best_of_prompt, num_best_of_echo),
-        allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, rules.vocab_size),
+        allowed_token_ids=() if allowed is None else check_allowed_token_ids(allowed, rules.vocab_size),
     )
-    check_drawable(sampling)
+    if allowed is not None:
+        check_drawable(sampling)
     options = _stream_options(request)
     return ValidRequest(
         model=model,
@@ -226,45 +250,26 @@ def validate_common(
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
-        return_timings=_return_timings(request, options),
+        return_timings=_in_usage("return_timings", request.return_timings, request, options),
+        return_bill=_in_usage("return_bill", request.return_bill, request, options),
         priority=integer("priority", request.priority, 0, -_MAX_INT, _MAX_INT),
+        targets=None if request.slo_ttft_ms is None and request.slo_tpot_ms is None else _targets(request),
         cache_salt=_cache_salt(request.cache_salt),
+        user=request.user or request.safety_identifier or "",
         max_tokens_field=max_tokens_field,
         logprobs=ValidLogprobs(
             num_best, num_best_of_prompt, num_best_of_echo, bool(request.return_tokens_as_token_ids)
         ),
-        bad_words=_bad_words(request.bad_words or []),
+        bad_words=check_bad_words(request.bad_words) if request.bad_words else (),
         num_kept_prompt_tokens=_truncation(request.truncate_prompt_tokens, rules.max_model_len),
         keeps_prompt_start=_keeps_start(request),
         prompt_field=prompt_field,
-        warnings=_without_effect(request),
+        warnings=_without_effect(request, rules),
         grammar=check_grammar(request, rules.eos_token_ids)
         if any(getattr(request, name) is not None for name in GRAMMAR_FIELDS)
         else None,
+        max_drafts=-1 if request.speculative is None else _max_drafts(request.speculative),
     )
-
-
-def check_drawable(sampling: Sampling, bad_words: tuple[tuple[int, ...], ...] = ()) -> None:
-    """Refuse limits that leave no token to sample; `bad_words` as tokens, once they are known.
-
-    Raises:
-        InvalidParameter: naming the limits that conflict.
-    """
-    if not sampling.allowed_token_ids:
-        return
-    drawable, limits = set(sampling.allowed_token_ids), []
-    if sampling.min_tokens and not drawable.isdisjoint(sampling.stop_token_ids):
-        drawable.difference_update(sampling.stop_token_ids)
-        limits.append(f"min_tokens ({sampling.min_tokens}) forbids those that stop")
-    if banned := drawable.intersection(words[0] for words in bad_words if len(words) == 1):
-        drawable -= banned
-        limits.append("bad_words forbids some")
-    if not drawable:
-        raise InvalidParameter(
-            f"allowed_token_ids leaves no token to sample: of its {len(sampling.allowed_token_ids)} tokens "
-            f"{' and '.join(limits)}",
-            param="allowed_token_ids",
-        )
 
 
 def _keeps_start(request: SamplingRequest) -> bool:
@@ -275,11 +280,21 @@ def _keeps_start(request: SamplingRequest) -> bool:
     return request.truncation_side == "right"
 
 
-def _without_effect(request: SamplingRequest) -> tuple[str, ...]:
+def _without_effect(request: SamplingRequest, rules: Rules) -> tuple[str, ...]:
     """Return warnings about accepted fields that cannot change the answer."""
-    if request.service_tier in (None, "auto", "default"):
-        return ()
-    return ("service_tier: no effect, there is only one tier",)
+    warnings: tuple[str, ...] = ()
+    if request.service_tier not in (None, "auto", "default"):
+        warnings = ("service_tier: no effect, there is only one tier",)
+    if request.speculative and not rules.has_drafts and _max_drafts(request.speculative):
+        warnings += ("speculative: no effect, this server was started without --speculative-config",)
+    return warnings
+
+
+def _max_drafts(asked: bool | SpeculativeOptions) -> int:
+    """How many tokens may be guessed in a step; -1: as many as pay."""
+    if isinstance(asked, bool):
+        return -1 if asked else 0
+    return integer("speculative.num_speculative_tokens", asked.num_speculative_tokens, -1, 0, MAX_DRAFTS)
 
 
 def check_model(model: str | None, rules: Rules) -> str:
@@ -313,8 +328,8 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "repeat_penalty": (1.0,),
     "top_n_sigma": (0, -1),
     "options": ({},),
-    **dict.fromkeys(("functions", "documents"), ([],)),
-    **dict.fromkeys(("suffix", "format"), ("",)),
+    **dict.fromkeys(("functions", "documents", "mcp_servers"), ([],)),
+    "format": ("",),
     **dict.fromkeys(("length_penalty", "typical_p", "tfs_z"), (1.0,)),
     **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"), (0,)),
     **dict.fromkeys(("top_a", "smoothing_factor"), (0,)),
@@ -323,11 +338,11 @@ _OFF: dict[str, tuple[Any, ...]] = {
 
 
 @cache
-def _unsupported_fields(request_type: type[SamplingRequest]) -> tuple[str, ...]:
+def _unsupported_fields(request_type: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(field.name for field in msgspec.structs.fields(request_type) if field.type == Unsupported)
 
 
-def refuse_unsupported(request: SamplingRequest) -> None:
+def refuse_unsupported(request: msgspec.Struct) -> None:
     """Refuse known but unsupported fields, rather than ignore them."""
     for field in _unsupported_fields(type(request)):
         value = getattr(request, field)
@@ -368,16 +383,6 @@ def check_num_best(field: str, value: int | None, rules: Rules) -> int:
     return integer(field, value, -1, 0, min(MAX_LOGPROBS, rules.vocab_size))
 
 
-def _bad_words(words: list[str]) -> tuple[str, ...]:
-    """Strings that must not be generated; they become token sequences in `bad_word_tokens`."""
-    if len(words) > MAX_BAD_WORDS:
-        raise InvalidParameter(
-            f"bad_words may hold at most {MAX_BAD_WORDS} strings, got {len(words)}", param="bad_words"
-        )
-    _check_texts("bad_words", [word if word.strip() else "" for word in words], MAX_BAD_WORD_CHARACTERS)
-    return tuple(dict.fromkeys(words))
-
-
 def _truncation(value: int | None, max_model_len: int) -> int | None:
     """Return how many of a prompt's last tokens are kept: -1 for as many as fit, None for all."""
     if value is not None and value != -1 and not 1 <= value <= max_model_len:
@@ -407,14 +412,9 @@ def number(
     return value + 0.0  # -0.0 becomes 0.0
 
 
-def shown(value: int) -> str:
-    """Format a number for a message: a client may send thousands of digits."""
-    return str(value) if -(2**63) <= value < 2**64 else "a number beyond 64 bits"
-
-
 def _seed(seed: int | None) -> int:
     if seed is None:
-        return secrets.randbits(63)
+        return DRAWS.get().getrandbits(63)
     if not -(2**63) <= seed < 2**64:
         raise InvalidParameter("seed must fit into 64 bits", param="seed")
     return seed % 2**63
@@ -424,30 +424,9 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop or []
     if len(stops) > MAX_STOP_STRINGS:
         raise InvalidParameter(f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(stops)}", param="stop")
-    _check_texts("stop", stops, MAX_STOP_CHARACTERS)
+    if stops:
+        check_texts("stop", stops, MAX_STOP_CHARACTERS)
     return tuple(dict.fromkeys(stops))
-
-
-def _check_texts(field: str, texts: list[str], max_characters: int) -> None:
-    for index, text in enumerate(texts):
-        if not text:
-            raise InvalidParameter(f"{field}[{index}] is empty", param=field)
-        if len(text) > max_characters:
-            raise InvalidParameter(
-                f"{field}[{index}] may have at most {max_characters} characters, got {len(text)}", param=field
-            )
-
-
-def check_token_ids(field: str, token_ids: list[int], vocab_size: int, max_count: int | None = None) -> list[int]:
-    if max_count is not None and len(token_ids) > max_count:
-        raise InvalidParameter(f"{field} may hold at most {max_count} ids, got {len(token_ids)}", param=field)
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
-        raise InvalidParameter(
-            f"{field}[{index}] must be a token id between 0 and {vocab_size - 1}, got {shown(token_ids[index])}",
-            param=field,
-        )
-    return token_ids
 
 
 def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
@@ -468,15 +447,6 @@ def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> tuple[tuple
     return tuple(checked.items())
 
 
-def _allowed_token_ids(token_ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
-    if token_ids is None:
-        return ()
-    if not token_ids:
-        raise InvalidParameter("allowed_token_ids is empty", param="allowed_token_ids")
-    checked = check_token_ids("allowed_token_ids", token_ids, vocab_size, MAX_ALLOWED_TOKEN_IDS)
-    return tuple(dict.fromkeys(checked))
-
-
 def _stream_options(request: SamplingRequest) -> StreamOptions:
     if request.stream_options is None:
         return StreamOptions()
@@ -485,13 +455,19 @@ def _stream_options(request: SamplingRequest) -> StreamOptions:
     return request.stream_options
 
 
-def _return_timings(request: SamplingRequest, options: StreamOptions) -> bool:
-    if request.return_timings and request.stream and not options.include_usage:
+def _in_usage(field: str, asked: bool | None, request: SamplingRequest, options: StreamOptions) -> bool:
+    if asked and request.stream and not (options.include_usage or request.always_has_usage):
         raise InvalidParameter(
-            "return_timings: timings are part of usage, which a stream has only with stream_options.include_usage",
-            param="return_timings",
+            f"{field}: this is a part of usage, which a stream has only with stream_options.include_usage", param=field
         )
-    return bool(request.return_timings)
+    return bool(asked)
+
+
+def _targets(request: SamplingRequest) -> Targets:
+    return Targets(
+        number("slo_ttft_ms", request.slo_ttft_ms, math.inf, 0.0, MAX_MS),
+        number("slo_tpot_ms", request.slo_tpot_ms, math.inf, 0.0, MAX_MS, is_above=True),
+    )
 
 
 def _cache_salt(salt: str | None) -> str:

@@ -10,9 +10,9 @@ from penstock.frontend.validation.common import (
     ValidRequest,
     check_num_best,
     check_text_size,
-    check_token_ids,
     validate_common,
 )
+from penstock.frontend.validation.tokens import check_token_ids
 
 MAX_PROMPTS = 128
 
@@ -29,6 +29,7 @@ class ValidCompletion:
     echo: bool
     is_prompt_only: bool  # no output is wanted, only information about the prompt
     add_special_tokens: bool
+    suffix: str = ""  # the text behind the gap that is to be filled in
 
 
 def validate_completion(request: CompletionRequest, rules: Rules) -> ValidCompletion:
@@ -46,41 +47,51 @@ def validate_completion(request: CompletionRequest, rules: Rules) -> ValidComple
     )
     if request.prompt is None:
         raise InvalidParameter("prompt is required", param="prompt")
+    prompts = valid_prompts("prompt", request.prompt, rules, MAX_PROMPTS)
+    if request.suffix:
+        check_text_size("suffix", request.suffix, rules)
+        if not isinstance(prompts[0], str):
+            raise InvalidParameter("suffix needs prompts that are texts", param="suffix")
+        if request.echo:
+            raise InvalidParameter("echo and suffix exclude each other", param="suffix")
     return ValidCompletion(
         common=common,
-        prompts=_prompts(request.prompt, rules),
+        prompts=prompts,
         echo=bool(request.echo),
         is_prompt_only=is_prompt_only,
         add_special_tokens=request.add_special_tokens is not False,
+        suffix=request.suffix or "",
     )
 
 
-def _prompts(prompt: str | list[str | int | list[int]], rules: Rules) -> list[str] | list[list[int]]:
-    """A prompt is a string, a list of strings, token ids, or a list of token id lists."""
+def valid_prompts(
+    field: str, prompt: str | list[str | int | list[int]], rules: Rules, most: int
+) -> list[str] | list[list[int]]:
+    """Check a field that is a string, a list of strings, token ids, or a list of token id lists."""
     if isinstance(prompt, str):
-        check_text_size("prompt", prompt, rules)
+        check_text_size(field, prompt, rules)
         return [prompt]
     if not prompt:
-        raise InvalidParameter("prompt is empty", param="prompt")
+        raise InvalidParameter(f"{field} is empty", param=field)
     kind = type(prompt[0])
-    if kind is not int and len(prompt) > MAX_PROMPTS:
-        raise InvalidParameter(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompt)}", param="prompt")
+    if kind is not int and len(prompt) > most:
+        raise InvalidParameter(f"{field} may hold at most {most} {field}s, got {len(prompt)}", param=field)
     if len(set(map(type, prompt))) > 1:
         index = next(i for i, part in enumerate(prompt) if type(part) is not kind)
         raise InvalidParameter(
-            f"prompt[{index}] must be of the kind of prompt[0]: all strings, all token ids or all lists of token ids",
-            param="prompt",
+            f"{field}[{index}] must be of the kind of {field}[0]: all strings, all token ids or all lists of token ids",
+            param=field,
         )
     if kind is int:  # all are, and there may be many: no Python loop
-        return [check_token_ids("prompt", cast("list[int]", prompt), rules.vocab_size)]
+        return [check_token_ids(field, cast("list[int]", prompt), rules.vocab_size)]
     texts = [part for part in prompt if isinstance(part, str)]
     for index, text in enumerate(texts):
-        check_text_size(f"prompt[{index}]", text, rules)
+        check_text_size(f"{field}[{index}]", text, rules)
     if texts:
         return texts
     lists = [part for part in prompt if isinstance(part, list)]
     for index, part in enumerate(lists):
         if not part:
-            raise InvalidParameter(f"prompt[{index}] is empty", param="prompt")
-        check_token_ids(f"prompt[{index}]", part, rules.vocab_size)
+            raise InvalidParameter(f"{field}[{index}] is empty", param=field)
+        check_token_ids(f"{field}[{index}]", part, rules.vocab_size)
     return lists

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.devices.device import Array, Download, Graphs, Mark, MemoryUse, T
+from penstock.gpu_worker.devices.cpu import free_host_memory, host_zeros
+from penstock.gpu_worker.devices.device import Array, Download, Graphs, Lane, Mark, MemoryUse, T
 from penstock.kernels.native.library import Library
 
 
@@ -26,18 +27,35 @@ class _CudaDownload:
 
 class _CudaMark:
     def __init__(self) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)
-        self._event.record()
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.event.record()
 
     def us_since(self, earlier: Mark) -> int:
         assert isinstance(earlier, _CudaMark)
-        return int(earlier._event.elapsed_time(self._event) * 1e3)
+        return int(earlier.event.elapsed_time(self.event) * 1e3)
 
     def is_passed(self) -> bool:
-        return bool(self._event.query())
+        return bool(self.event.query())
 
     def wait(self) -> None:
-        self._event.synchronize()
+        self.event.synchronize()
+
+
+class _CudaLane:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def run(self, work: Callable[[], None]) -> None:
+        with torch.cuda.stream(self._stream):
+            work()
+
+    def mark(self) -> Mark:
+        with torch.cuda.stream(self._stream):
+            return _CudaMark()
+
+    def wait(self, mark: Mark) -> None:
+        assert isinstance(mark, _CudaMark)
+        self._stream.wait_event(mark.event)
 
 
 class CudaDevice:
@@ -63,6 +81,9 @@ class CudaDevice:
 
     def adapt_to(self, step_bytes: int) -> None:
         pass
+
+    def give_back(self) -> None:
+        pass  # measuring what is free does it
 
     def measure(self, step: Callable[[], None]) -> MemoryUse | None:
         torch.cuda.synchronize()
@@ -107,6 +128,20 @@ class CudaDevice:
             event.record()
         tensor.record_stream(self._results)
         return _CudaDownload(host, event)
+
+    def lanes(self) -> tuple[Lane, Lane] | None:
+        return _CudaLane(torch.cuda.current_stream()), _CudaLane(torch.cuda.Stream())
+
+    def host_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        memory = host_zeros(shape, dtype)
+        # torch's own pinned memory comes in powers of two: up to half of it would be wasted.
+        error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        if int(error):
+            raise RuntimeError(f"the CUDA driver does not pin {memory.nbytes / 2**30:.2f} GiB (error {int(error)})")
+        return memory
+
+    def free_host_memory(self) -> int:
+        return free_host_memory()
 
     def free_memory(self) -> int:
         free, _ = torch.cuda.mem_get_info()

@@ -52,6 +52,19 @@ class Graphs(Protocol):
         """Copy a host array into an existing tensor."""
 
 
+class Lane(Protocol):
+    """Work of a device that is done in order, beside that of other lanes."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Launch work in this lane."""
+
+    def mark(self) -> Mark:
+        """Mark the end of what was launched in this lane so far."""
+
+    def wait(self, mark: Mark) -> None:
+        """Let what is launched here from now on wait until this mark, of any lane, is passed. The host goes on."""
+
+
 class MemoryUse(NamedTuple):
     """How a device's memory was used, in bytes."""
 
@@ -93,6 +106,9 @@ class Device(Protocol):
     def adapt_to(self, step_bytes: int) -> None:
         """Called with the bytes of weights that one step of the model reads."""
 
+    def give_back(self) -> None:
+        """Called when the weights are there: return to the system what loading them took and no longer needs."""
+
     def measure(self, step: Callable[[], None]) -> MemoryUse | None:
         """Run a step to measure its memory. None, without running it, if the device has no memory of its own."""
 
@@ -104,6 +120,19 @@ class Device(Protocol):
 
     def download(self, tensor: Tensor) -> Download:
         """Start copying an int32 tensor to the host."""
+
+    def lanes(self) -> tuple[Lane, Lane] | None:
+        """Return the lane of steps, and one for copies beside them; None if all is done at once and in place."""
+
+    def host_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return memory of the host, which a device with lanes reads and writes by itself.
+
+        Raises:
+            RuntimeError, MemoryError: there is not enough.
+        """
+
+    def free_host_memory(self) -> int:
+        """Bytes of the host's memory that are free now."""
 
     def free_memory(self) -> int:
         """Bytes that are free now."""

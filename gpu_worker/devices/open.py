@@ -1,5 +1,8 @@
 """From options to a device, and to the dtype that suits it."""
 
+import os
+from collections.abc import Collection
+
 import structlog
 import torch
 
@@ -14,13 +17,14 @@ from penstock.kernels.native.library import Library
 log = structlog.get_logger()
 
 
-def open_device(wanted: str, num_threads: int, kernels: CpuKernels = "torch") -> Device:
+def open_device(wanted: str, num_threads: int, kernels: CpuKernels = "torch", cores: Collection[int] = ()) -> Device:
     """The device of an option's value.
 
     Args:
         wanted: `--device`; or `auto:N`, the Nth GPU if there are any.
         num_threads: for a CPU; 0 for one per core.
         kernels: for a CPU, the value of `--cpu-kernels`.
+        cores: of a CPU, to which this thread and those that it starts from now on keep; empty: any.
 
     Raises:
         ConfigError: if there is no such device, or its kernels cannot be compiled.
@@ -30,6 +34,9 @@ def open_device(wanted: str, num_threads: int, kernels: CpuKernels = "torch") ->
     if kind == "auto":
         name = f"cuda:{number or 0}" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
+        if cores:
+            os.sched_setaffinity(0, cores)
+            log.info("keeps to some cores", cores=len(cores), first=min(cores), last=max(cores))
         return CpuDevice(num_threads, _library(kernels, num_threads or num_cores()))
     try:
         device = torch.device(name)
@@ -58,17 +65,26 @@ def _library(kernels: CpuKernels, num_threads: int) -> Library | None:
     return None if path is None else Library(path, num_threads, leaves_long_steps=leaves_long_steps)
 
 
-def choose_dtype(wanted: DTypeName, checkpoint: str, device: torch.device, cpu_flags: str | None = None) -> torch.dtype:
+def choose_dtype(
+    wanted: DTypeName,
+    checkpoint: str,
+    device: torch.device,
+    cpu_flags: str | None = None,
+    *,
+    is_quantized: bool = False,
+) -> torch.dtype:
     """The dtype of weights, activations and KV.
 
     `auto` is the checkpoint's dtype on a GPU. On a CPU it is bfloat16 for a half-precision checkpoint if the
-    processor computes in it, else float32; float16 is slow there.
+    processor computes in it, else float32; float16 is slow there. For quantized weights it is bfloat16 on any CPU with
+    native kernels: these then multiply integers, which is fast everywhere, and float32 asks for exact inputs.
 
     Args:
         wanted: the option.
         checkpoint: the checkpoint's own dtype.
         device: where it runs.
         cpu_flags: the processor's feature words; read from /proc/cpuinfo if None.
+        is_quantized: whether native kernels multiply quantized weights.
 
     Raises:
         ConfigError: for float16 on a CPU, or a checkpoint dtype that is not supported.
@@ -78,7 +94,8 @@ def choose_dtype(wanted: DTypeName, checkpoint: str, device: torch.device, cpu_f
             raise ConfigError(f"the checkpoint's dtype {checkpoint!r} is not supported; choose one with --dtype")
         if device.type == "cuda":
             return _torch_dtype(checkpoint)
-        return torch.bfloat16 if checkpoint == "bfloat16" and computes_in_bf16(cpu_flags) else torch.float32
+        is_bf16 = is_quantized or (checkpoint == "bfloat16" and computes_in_bf16(cpu_flags))
+        return torch.bfloat16 if is_bf16 else torch.float32
     if wanted == "float16" and device.type == "cpu":
         raise ConfigError("--dtype float16 is slow on a CPU and not supported there; use bfloat16, float32 or auto")
     return _torch_dtype(wanted)

@@ -7,9 +7,13 @@
 Only the launch of the sampling waits for the thread; the device does not wait for the host as long as a forward pass
 takes longer than a mask. A step without such rows does nothing here. Grammars are prepared beside the steps, before a
 row may use them (`store.py`).
+
+With drafts, the tokens of such a row are known before a step is launched, and the thread says first which guesses its
+grammar allows and which tokens it forces. Then each position has a mask of its own.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -22,7 +26,7 @@ from torch import Tensor
 
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.gpu_worker.devices.device import Device, Download, IntArray
-from penstock.gpu_worker.grammars.row import DrawnToken, GrammarRow, Words
+from penstock.gpu_worker.grammars.row import DrawnTokens, GrammarRow, Words
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.ipc.messages import NewRow, RowError, StepPlan
 from penstock.kernels.token_masks import mask_tokens
@@ -30,26 +34,46 @@ from penstock.kernels.token_masks import mask_tokens
 log = structlog.get_logger()
 
 
-class _Masks(NamedTuple):
-    """For C constrained rows of a step."""
+class _Asked(NamedTuple):
+    """A row whose masks a step needs."""
 
-    indices: IntArray  # int64[C], indices into the step's sampling rows
+    first: int  # index into the step's draws
+    row: GrammarRow
+    guesses: list[int]  # one more draw follows for each
+
+
+class _Masks(NamedTuple):
+    """For C draws of a step."""
+
+    indices: IntArray  # int64[C], indices into the step's draws
     words: Words  # int32[C, W]
     errors: tuple[RowError, ...]
+    num_forced: list[int]  # of each row asked for, after its last draw
 
 
 class Grammars:
     """The grammars of all rows that have one; without any, it costs nothing."""
 
-    def __init__(self, checkpoint: Checkpoint, vocab_size: int, device: Device) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        vocab_size: int,
+        device: Device,
+        make_store: Callable[[Checkpoint], GrammarStore] = GrammarStore,
+    ) -> None:
         """The checkpoint's tokenizer is read when the first grammar arrives."""
-        self.store = GrammarStore(checkpoint)
+        self.store = make_store(checkpoint)
+        self.can_extend = True
+        """Whether it is known here what follows in a row."""
+        self.counts_forced = False
+        """Whether `take_forced` is of interest."""
+        self._num_forced: list[int] = []
         self._vocab_size = vocab_size
         self._device = device
         self.rows: dict[int, GrammarRow] = {}
         """Usually empty: then a step has nothing to begin, to mask or to expect."""
         self._filler: _Filler | None = None
-        self._asked: list[tuple[int, GrammarRow]] = []  # for the step being launched: sampling index, row
+        self._asked: list[_Asked] = []  # for the step being launched
 
     def clear(self) -> None:
         """Forget all rows' grammars, and all prepared ones."""
@@ -71,16 +95,42 @@ class Grammars:
         """Whether a row follows a grammar."""
         return row in self.rows
 
-    def begin(self, rows: IntArray) -> None:
+    def extend(self, rows: IntArray, guesses: ListOf[ListOf[int]], most: IntArray) -> list[list[int]]:
+        """Of the guesses for some rows' next tokens, keep what their grammars allow; add the tokens that they force
+        after these, up to `most` for each row.
+
+        Args:
+            rows: int[D], with grammars. All tokens of launched steps are known.
+            guesses: for each row.
+            most: int[D].
+        """
+        assert self._filler is not None
+        following = [self.rows[row] for row in rows.tolist()]
+        return self._filler.extend(list(zip(following, guesses, most.tolist(), strict=True)), self._vocab_size)
+
+    def begin(self, rows: IntArray, guesses: IntArray | None = None) -> None:
         """Start filling the masks of a step; call this before its forward pass.
 
         Args:
-            rows: int[S], the rows that sample.
+            rows: int[S], the rows that sample, each once or, with drafts, once for each token that it may return.
+            guesses: int[S], the guess that follows each; negative after a row's last one.
         """
-        self._asked = [(i, self.rows[row]) for i, row in enumerate(rows.tolist()) if row in self.rows]
+        draws = enumerate(rows.tolist())
+        if guesses is None:
+            self._asked = [_Asked(i, self.rows[row], []) for i, row in draws if row in self.rows]
+        else:
+            self._asked = []
+            last = -1
+            for (i, row), guess in zip(draws, guesses.tolist(), strict=True):
+                if row in self.rows:
+                    if row != last:
+                        self._asked.append(_Asked(i, self.rows[row], []))
+                    if guess >= 0:
+                        self._asked[-1].guesses.append(guess)
+                last = row
         if self._asked:
             assert self._filler is not None
-            self._filler.fill(self._asked, self._vocab_size)
+            self._filler.fill(self._asked, self._vocab_size, counts_forced=self.counts_forced)
 
     def mask(self, logits: Tensor) -> tuple[RowError, ...]:
         """Apply the masks to the step's logits [S, V] in place; return the rows that have no possible token."""
@@ -88,6 +138,7 @@ class Grammars:
             return ()
         assert self._filler is not None
         masks = self._filler.masks()
+        self._num_forced = masks.num_forced
         library = self._device.library
         if library is not None and logits.dtype == torch.float32:
             library.mask_tokens(logits, masks.indices, masks.words)
@@ -95,10 +146,21 @@ class Grammars:
             mask_tokens(logits, self._device.upload(masks.indices), self._device.upload(masks.words))
         return masks.errors
 
+    def take_forced(self, num_draws: int) -> bytes:
+        """For the step whose masks were applied: int32[S], at the first draw of a row how many tokens are forced after
+        its last one. Empty if there are none. Call it before `expect`."""
+        forced = b""
+        if any(self._num_forced):
+            counts = np.zeros(num_draws, dtype=np.int32)
+            counts[[first for first, _, _ in self._asked]] = self._num_forced
+            forced = counts.tobytes()
+        self._num_forced = []
+        return forced
+
     def expect(self, download: Download) -> None:
-        """Tell the rows that this download starts with the step's tokens, int32, in the order of the sampling rows."""
-        for i, row in self._asked:
-            row.expect(DrawnToken(download, i))
+        """Tell the rows that this download starts with the step's tokens, int32, in the order of the draws."""
+        for first, row, guesses in self._asked:
+            row.expect(DrawnTokens(download, first, guesses))
         self._asked = []
 
     def _enter(self, new: NewRow) -> None:
@@ -110,6 +172,10 @@ class Grammars:
         self._filler.prepare(row)
 
 
+_Guessed = tuple[GrammarRow, ListOf[int], int]
+"""A row, guesses for its next tokens, and how many there may be."""
+
+
 class _Filler:
     """Fills masks in its own thread, one after the other.
 
@@ -119,15 +185,21 @@ class _Filler:
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._filled: SimpleQueue[_Masks] = SimpleQueue()
+        self._extended: SimpleQueue[list[list[int]]] = SimpleQueue()
         Thread(target=self._run, name="grammar", daemon=True).start()
 
     def prepare(self, row: GrammarRow) -> None:
         """Prepare a row before its first mask; a failure is that row's error only."""
         self._work.put(partial(_prepare, row))
 
-    def fill(self, asked: list[tuple[int, GrammarRow]], vocab_size: int) -> None:
+    def extend(self, guessed: list[_Guessed], vocab_size: int) -> list[list[int]]:
+        """What becomes of guesses."""
+        self._work.put(lambda: self._extended.put([_extend(each, vocab_size) for each in guessed]))
+        return self._extended.get()
+
+    def fill(self, asked: list[_Asked], vocab_size: int, *, counts_forced: bool) -> None:
         """Start filling the masks of these rows; each call is followed by one of `masks`."""
-        self._work.put(partial(self._fill, asked, vocab_size))
+        self._work.put(lambda: self._filled.put(_fill(asked, vocab_size, counts_forced=counts_forced)))
 
     def masks(self) -> _Masks:
         """Wait for the masks."""
@@ -136,9 +208,6 @@ class _Filler:
     def _run(self) -> None:
         while True:
             self._work.get()()
-
-    def _fill(self, asked: list[tuple[int, GrammarRow]], vocab_size: int) -> None:
-        self._filled.put(_fill(asked, vocab_size))
 
 
 def _prepare(row: GrammarRow) -> None:
@@ -149,17 +218,31 @@ def _prepare(row: GrammarRow) -> None:
         row.fail(f"the grammar failed: {type(error).__name__}")
 
 
-def _fill(asked: list[tuple[int, GrammarRow]], vocab_size: int) -> _Masks:
-    words = np.empty((len(asked), -(-vocab_size // 32)), dtype=np.int32)
+def _extend(guessed: _Guessed, vocab_size: int) -> list[int]:
+    row, guesses, most = guessed
+    try:
+        return row.extend(guesses, most, vocab_size)
+    except Exception as error:
+        log.exception("grammar failed")
+        row.fail(f"the grammar failed: {type(error).__name__}")
+        return []
+
+
+def _fill(asked: list[_Asked], vocab_size: int, *, counts_forced: bool) -> _Masks:
+    indices = [i for first, _, guesses in asked for i in range(first, first + 1 + len(guesses))]
+    words = np.empty((len(indices), -(-vocab_size // 32)), dtype=np.int32)
     errors = []
-    for (i, row), row_words in zip(asked, words, strict=True):
+    begin = 0
+    for first, row, guesses in asked:
+        row_words = words[begin : begin + 1 + len(guesses)]
+        begin += row_words.shape[0]
         try:
-            error = row.fill(row_words, vocab_size)
+            error = row.fill(row_words, vocab_size, guesses, counts_forced=counts_forced)
         except Exception as failure:
             log.exception("grammar failed")
             error = f"the grammar failed: {type(failure).__name__}"
             row.fail(error)
             row_words[:] = -1
         if error:
-            errors.append(RowError(i, error))
-    return _Masks(np.array([i for i, _ in asked]), words, tuple(errors))
+            errors.append(RowError(first, error))
+    return _Masks(np.array(indices), words, tuple(errors), [row.num_forced for _, row, _ in asked])

@@ -1,8 +1,14 @@
-"""One row that follows a grammar: the tokens it has sampled decide what it may sample next."""
+"""One row that follows a grammar: the tokens it has sampled decide what it may sample next.
+
+With drafts, the matcher goes over the guesses to find what may be sampled after each, and back. It follows tokens only
+when they are known to count.
+"""
 
 from array import array
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -23,15 +29,22 @@ _MIN_TOKENS_PER_RENEWAL = 16
 """A row that fills a new automaton within fewer tokens would keep on creating new ones."""
 
 
-class DrawnToken(NamedTuple):
-    """A token that may not have reached the host yet: one int32 of a step's output."""
+class DrawnTokens(NamedTuple):
+    """Tokens that may not have reached the host yet: int32[1 + number of guesses] of a step's output."""
 
     download: Download
     place: int
+    guesses: ListOf[int]
 
-    def wait(self) -> int:
-        """The token; blocks until the device has sampled it."""
-        return int(np.frombuffer(self.download.wait(), dtype=np.int32, count=1, offset=4 * self.place)[0])
+    def wait(self) -> list[int]:
+        """Those that count: one, and one for each right guess. Blocks until the device has sampled them."""
+        num_drawn = 1 + len(self.guesses)
+        column = np.frombuffer(self.download.wait(), dtype=np.int32, count=num_drawn, offset=4 * self.place)
+        drawn: list[int] = column.tolist()
+        num = 1
+        while num < num_drawn and drawn[num - 1] == self.guesses[num - 1] and drawn[num] >= 0:
+            num += 1
+        return drawn[:num]
 
 
 class GrammarRow:
@@ -42,19 +55,22 @@ class GrammarRow:
         self._prototype = prototype
         self._sampling = sampling
         self._known = list(output_token_ids)
-        self._drawn: deque[DrawnToken] = deque()
+        self._drawn: deque[DrawnTokens] = deque()
         self._matcher: LLMatcher | None = None
         self._mask: Words = np.zeros((1, 0), dtype=np.int32)
+        self._stops: Words | None = None  # the bits of its stop tokens
         self._generation = 0  # of the automaton that the matcher uses
         self._followed = array("i")  # the tokens that the matcher has consumed
         self._renewed_at = -_MIN_TOKENS_PER_RENEWAL
         self._num_outputs = 0
         self._has_stopped = False  # at a stop token: what is sampled after it is dropped
         self._error = ""
+        self.num_forced = 0
+        """Tokens that are forced after those that the last masks were for, if these are as guessed."""
 
-    def expect(self, token: DrawnToken) -> None:
-        """A step was launched that samples the row's next token."""
-        self._drawn.append(token)
+    def expect(self, tokens: DrawnTokens) -> None:
+        """A step was launched that samples the row's next tokens."""
+        self._drawn.append(tokens)
 
     def prepare(self) -> None:
         """Advance the matcher over the known tokens."""
@@ -70,47 +86,113 @@ class GrammarRow:
         """Sample no more tokens, for a reason outside the grammar."""
         self._error = error
 
-    def fill(self, words: Words, num_tokens: int) -> str:
-        """Write what may be sampled after all tokens launched so far; waits until they are known.
+    def extend(self, guesses: ListOf[int], most: int, num_tokens: int) -> list[int]:
+        """Keep guesses of its next tokens up to the first that the grammar forbids or that ends the text; then add the
+        tokens that it forces. Waits until the tokens before are known.
 
         Args:
-            words: int32[W], the row's bits as `kernels.token_masks` takes them.
+            guesses: the tokens guessed.
+            most: how many tokens to return at most.
+            num_tokens: size of the model's vocabulary.
+        """
+        self._follow_drawn()
+        matcher, prototype = self._matcher, self._prototype
+        if self._error or self._has_stopped or matcher is None or prototype is None or matcher.is_stopped():
+            return []
+        stops, end = self._sampling.stop_token_ids, min(num_tokens, prototype.vocabulary.vocab_size)
+        kept = list(takewhile(lambda token: token < end and token not in stops, guesses[:most]))
+        kept = kept[: matcher.try_consume_tokens(kept)]
+        num_kept = len(kept)
+        if num_kept < most and not matcher.is_error():
+            kept += takewhile(lambda token: token < end, matcher.compute_ff_tokens()[: most - num_kept])
+        self._go_back(num_kept)
+        return kept
+
+    def fill(self, words: Words, num_tokens: int, guesses: ListOf[int] = (), *, counts_forced: bool = False) -> str:
+        """Write what may be sampled after all tokens launched so far, and after each guess that follows them; waits
+        until the tokens are known.
+
+        Args:
+            words: int32[1 + number of guesses, W], the row's bits as `kernels.token_masks` takes them.
             num_tokens: size of the model's vocabulary; no token beyond it may be sampled.
+            guesses: the tokens guessed.
+            counts_forced: whether to set `num_forced`.
 
         Returns:
             Why no token is possible, else empty. In that case, and if the token will be dropped, all bits are set.
+            Where none is possible after a guess, no bit is set.
         """
-        while self._drawn:
-            self._follow(self._drawn.popleft().wait())
+        self._follow_drawn()
         words[:] = -1
+        self.num_forced = 0
         if self._error or self._has_stopped:
             return self._error
-        is_complete = self._fill_mask()
+        self._error = self._fill_next(words[0], num_tokens, self._num_outputs)
         if self._error:
-            return self._error
+            words[:] = -1
+        elif guesses:
+            self._fill_after(guesses, words[1:], num_tokens, counts_forced=counts_forced)
+        elif counts_forced:
+            self._count_forced(words[-1])
+        return self._error
+
+    def _fill_after(self, guesses: ListOf[int], words: Words, num_tokens: int, *, counts_forced: bool) -> None:
+        """`words`: int32[number of guesses, W]; what follows a stop token, or a wrong guess, stays as it is."""
+        matcher, num_ahead = self._matcher, 0
+        assert matcher is not None, "prepare comes first"
+        for guess, guess_words in zip(guesses, words, strict=True):
+            if guess in self._sampling.stop_token_ids or not matcher.try_consume_tokens([guess]):
+                break
+            num_ahead += 1
+            if self._fill_next(guess_words, num_tokens, self._num_outputs + num_ahead, is_ahead=True):
+                guess_words[:] = 0
+                break
+        else:
+            if counts_forced:
+                self._count_forced(words[-1])
+        self._go_back(num_ahead)
+
+    def _count_forced(self, words: Words) -> None:
+        """`words`: int32[W], what may be sampled where the matcher is."""
+        used = words[words.nonzero()[0]]
+        if used.shape[0] == 1 and int(used[0]).bit_count() == 1 and self._matcher is not None:
+            self.num_forced = max(0, len(self._matcher.compute_ff_tokens()) - 1)
+
+    def _go_back(self, num_ahead: int) -> None:
+        """Forget tokens that were only looked at. A full automaton has stopped the matcher for good."""
+        assert self._matcher is not None, "prepare comes first"
+        if not self._matcher.is_error():
+            self._matcher.rollback(num_ahead)
+        elif self._prototype is not None:  # a new automaton is only for tokens that count
+            self._matcher, self._generation = self._prototype.copy()
+            self._matcher.consume_tokens(self._followed.tolist())
+
+    def _fill_next(self, words: Words, num_tokens: int, num_outputs: int, *, is_ahead: bool = False) -> str:
+        """Write what may be sampled where the matcher is, after so many outputs, into int32[W]; return why nothing."""
+        is_complete, error = self._fill_mask(may_renew=not is_ahead)
+        if error:
+            return error
         params = self._sampling
         width = min(self._mask.shape[1], words.shape[0])
         words[:] = 0
         words[:width] = self._mask[0, :width]
-        stops = _bits(params.stop_token_ids, words.shape[0], num_tokens)
-        if self._num_outputs < params.min_tokens:
-            words &= ~stops  # like the sampler
+        if self._stops is None:
+            self._stops = _bits(params.stop_token_ids, words.shape[0], num_tokens)
+        if num_outputs < params.min_tokens:
+            words &= ~self._stops  # like the sampler
         elif is_complete:
-            words |= stops
+            words |= self._stops
         if params.allowed_token_ids:
             words &= _bits(params.allowed_token_ids, words.shape[0], num_tokens)
         if num_tokens & 31:
             words[-1] &= (1 << (num_tokens & 31)) - 1
-        if not words.any():
-            words[:] = -1
-            limits = [name for name in ("min_tokens", "allowed_token_ids") if getattr(params, name)]
-            self._error = f"the grammar{''.join(f' with {name}' for name in limits)} allows no token " + (
-                f"after the first {self._num_outputs}"
-            )
-        return self._error
+        if words.any():
+            return ""
+        limits = [name for name in ("min_tokens", "allowed_token_ids") if getattr(params, name)]
+        return f"the grammar{''.join(f' with {name}' for name in limits)} allows no token after the first {num_outputs}"
 
-    def _fill_mask(self) -> bool:
-        """Write the matcher's allowed tokens into the mask; return whether the text may end here."""
+    def _fill_mask(self, *, may_renew: bool) -> tuple[bool, str]:
+        """Write the matcher's allowed tokens into the mask; return whether the text may end here, and what failed."""
         matcher = self._matcher
         assert matcher is not None, "prepare comes first"
         is_complete = matcher.is_stopped()
@@ -119,11 +201,10 @@ class GrammarRow:
             fill_next_token_bitmask(matcher, self._mask)
             is_complete = matcher.is_accepting()
         if not matcher.is_error():
-            return is_complete
-        if self._renew():
-            return self._fill_mask()
-        self._error = f"the grammar cannot go on after {self._num_outputs} tokens: {matcher.get_error()[:200]}"
-        return False
+            return is_complete, ""
+        if may_renew and self._renew():
+            return self._fill_mask(may_renew=may_renew)
+        return False, f"the grammar cannot go on after {self._num_outputs} tokens: {matcher.get_error()[:200]}"
 
     def _renew(self) -> bool:
         """Continue with a new automaton, if the one shared with other rows is full."""
@@ -135,6 +216,11 @@ class GrammarRow:
         self._renewed_at = self._num_outputs
         self._matcher, self._generation = prototype.copy()
         return bool(self._matcher.consume_tokens(self._followed.tolist()))
+
+    def _follow_drawn(self) -> None:
+        while self._drawn:
+            for token_id in self._drawn.popleft().wait():
+                self._follow(token_id)
 
     def _follow(self, token_id: int) -> None:
         if token_id < 0:

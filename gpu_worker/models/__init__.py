@@ -1,1 +1,1 @@
-"""Models: weights and the computation with them, one file per family, behind one interface (`model.py`)."""
+"""Models: the computation with weights, behind one interface (`model.py`); `loading` brings the weights."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
+from penstock.kernels.kv_quantization import KVScales
 from penstock.kernels.paged_attention import paged_attention
 from penstock.kernels.paged_attention_cpu import paged_attention_cpu, plan_cpu_attention
 from penstock.kernels.qk_norm_rope_write import QKNorms, qk_norm_rope_write, qk_norm_rope_write_cpu, slot_cells
@@ -32,6 +33,9 @@ class Attention(Protocol):
         rotation: Rotation | None,
         pages: LayerPages,
         q_scale: Tensor | None = None,
+        *,
+        writes: bool = True,
+        kv_scales: KVScales | None = None,
     ) -> Tensor:
         """Norm and rotate q and k, and put k and v into their pages.
 
@@ -41,6 +45,8 @@ class Attention(Protocol):
             rotation: of the step; None if positions do not rotate anything.
             pages: the layer's.
             q_scale: fp32[T], multiplies each token's q at last.
+            writes: False if `qkv` has only q heads: another layer has put k and v into these pages.
+            kv_scales: of the checkpoint, for quantized pages.
 
         Returns:
             q, [T, Hq, D].
@@ -56,9 +62,9 @@ class Attention(Protocol):
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """[T, Hq, D] -> [T, Hq, D], over each row's whole context, or its last `window` tokens.
+        """[T, Hq, D] -> [T, Hq, D], over each row's whole context, or its window.
 
-        `softcap` and `sinks` are as in `paged_attention`.
+        `window`, `softcap` and `sinks` are as in `paged_attention`.
         """
 
 
@@ -84,6 +90,9 @@ class TritonAttention:
         rotation: Rotation | None,
         pages: LayerPages,
         q_scale: Tensor | None = None,
+        *,
+        writes: bool = True,
+        kv_scales: KVScales | None = None,
     ) -> Tensor:
         positions, cos_sin = rotation or UNROTATED
         return qk_norm_rope_write(
@@ -95,6 +104,9 @@ class TritonAttention:
             pages.values,
             self._inputs.slot_mapping,
             q_scale,
+            writes=writes,
+            layout=pages.layout,
+            kv_scales=kv_scales,
         )
 
     def attend(
@@ -121,6 +133,8 @@ class TritonAttention:
             window=window,
             softcap=softcap,
             sinks=sinks,
+            layout=pages.layout,
+            paths=inputs.paths,
         )
 
 
@@ -129,7 +143,9 @@ class TorchAttention:
 
     def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
         starts, seq_lens = inputs.query_start_loc.tolist(), inputs.seq_lens.tolist()
-        self._plan = plan_cpu_attention(starts, seq_lens, inputs.page_table, group.page_size, group.num_kv_heads)
+        self._plan = plan_cpu_attention(
+            starts, seq_lens, inputs.page_table, group.page_size, group.num_kv_heads, inputs.paths
+        )
         self._cells = slot_cells(inputs.slot_mapping, group.num_kv_heads, group.page_size)
         self._max_seq_len = inputs.max_seq_len
 
@@ -140,6 +156,9 @@ class TorchAttention:
         rotation: Rotation | None,
         pages: LayerPages,
         q_scale: Tensor | None = None,
+        *,
+        writes: bool = True,
+        kv_scales: KVScales | None = None,
     ) -> Tensor:
         positions, cos_sin = rotation or UNROTATED
         return qk_norm_rope_write_cpu(
@@ -151,6 +170,9 @@ class TorchAttention:
             pages.values,
             self._cells,
             q_scale,
+            writes=writes,
+            layout=pages.layout,
+            kv_scales=kv_scales,
         )
 
     def attend(
@@ -163,5 +185,7 @@ class TorchAttention:
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        window = None if window is not None and window >= self._max_seq_len else window
-        return paged_attention_cpu(q, pages.keys, pages.values, self._plan, scale, window, softcap, sinks)
+        window = None if window is not None and abs(window) >= self._max_seq_len else window
+        return paged_attention_cpu(
+            *(q, pages.keys, pages.values, self._plan, scale, window, softcap, sinks), layout=pages.layout
+        )

@@ -19,8 +19,8 @@ from torch import Tensor
 from penstock.core.checkpoint.families.clockwork import ClockworkConfig
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.device import Device
-from penstock.gpu_worker.models.model import ForwardInputs, Model, WholeStep
-from penstock.gpu_worker.models.weights import WeightReader
+from penstock.gpu_worker.models.loading.weights import WeightReader
+from penstock.gpu_worker.models.model import NO_EXPERTS, ForwardInputs, Model, WholeStep
 from penstock.gpu_worker.state.kv_pool import KVPool
 
 FIRST, LAST = 3, 96
@@ -45,6 +45,8 @@ class ClockworkModel:
     """See `Model`. It looks only at tokens. Only on the CPU, in fp32, where token ids are exact."""
 
     kernels = "torch"
+    held_experts = NO_EXPERTS
+    is_batch_invariant = True
     can_be_captured = False
 
     def __init__(self, config: ClockworkConfig) -> None:

@@ -2,10 +2,12 @@
 
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from penstock.gpu_worker.models.model import ForwardInputs
+from penstock.kernels.activation import Activation
 from penstock.kernels.experts import GroupedRows, grouped_linear
 from penstock.kernels.native.library import Library, PackedLinear
 
@@ -15,6 +17,9 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor, step: ForwardInputs | None) -> Tensor:
         """[T, in] of the step's tokens -> [T, out]. An output matrix multiplies some of the rows, without a step."""
+
+    def of_activation(self, x: Tensor, activation: Activation, step: ForwardInputs) -> Tensor:
+        """What the activation makes of `x` -> [T, out]."""
 
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
         """Return its form for the native CPU kernels; the options are those of `Library.pack`."""
@@ -29,8 +34,8 @@ class ExpertLinear(Protocol):
     def of_tokens(self, x: Tensor, grouped: GroupedRows, step: ForwardInputs, scales: Tensor | None = None) -> Tensor:
         """[T, in] -> [T * k, out]; each row's input is multiplied by its number in `scales`, fp32[T, k]."""
 
-    def of_rows(self, x: Tensor, grouped: GroupedRows, step: ForwardInputs) -> Tensor:
-        """[T * k, in], an earlier result -> [T * k, out]."""
+    def of_activation(self, x: Tensor, activation: Activation, grouped: GroupedRows, step: ForwardInputs) -> Tensor:
+        """What the activation makes of an earlier result -> [T * k, out]."""
 
     def pack(
         self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False
@@ -47,8 +52,8 @@ class Embedding(Protocol):
     def head(self) -> Linear:
         """The same weights as an output matrix, for models that tie the two."""
 
-    def table(self) -> Tensor:
-        """fp32 or bf16 [V, H], for the native CPU kernels."""
+    def pack(self, library: Library) -> Tensor | PackedLinear:
+        """Return its form for the native CPU kernels: fp32 or bf16 [V, H], or packed as an output matrix."""
 
 
 class PlainLinear(NamedTuple):
@@ -60,8 +65,26 @@ class PlainLinear(NamedTuple):
     def __call__(self, x: Tensor, step: ForwardInputs | None) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
 
+    def of_activation(self, x: Tensor, activation: Activation, step: ForwardInputs) -> Tensor:
+        return self(activation(x), step)
+
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
         return library.pack(self.weight, self.bias, interleaved=interleaved, rounds_inputs=rounds_inputs)
+
+
+class JoinedLinear(NamedTuple):
+    """Products that fill one output, each in its own format: unlike parts of what is one matrix in most models."""
+
+    parts: tuple[Linear, ...]
+
+    def __call__(self, x: Tensor, step: ForwardInputs | None) -> Tensor:
+        return torch.cat([part(x, step) for part in self.parts], dim=-1)
+
+    def of_activation(self, x: Tensor, activation: Activation, step: ForwardInputs) -> Tensor:
+        return self(activation(x), step)
+
+    def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
+        raise NotImplementedError("each part is packed by itself")
 
 
 class PlainExperts(NamedTuple):
@@ -73,8 +96,8 @@ class PlainExperts(NamedTuple):
     def of_tokens(self, x: Tensor, grouped: GroupedRows, step: ForwardInputs, scales: Tensor | None = None) -> Tensor:
         return grouped_linear(x, grouped, self.weight, self.bias, of_tokens=True, scales=scales)
 
-    def of_rows(self, x: Tensor, grouped: GroupedRows, step: ForwardInputs) -> Tensor:
-        return grouped_linear(x, grouped, self.weight, self.bias)
+    def of_activation(self, x: Tensor, activation: Activation, grouped: GroupedRows, step: ForwardInputs) -> Tensor:
+        return grouped_linear(activation(x), grouped, self.weight, self.bias)
 
     def pack(
         self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False
@@ -97,5 +120,5 @@ class PlainEmbedding(NamedTuple):
     def head(self) -> PlainLinear:
         return PlainLinear(self.weight)
 
-    def table(self) -> Tensor:
+    def pack(self, library: Library) -> Tensor:
         return self.weight

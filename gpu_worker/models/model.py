@@ -1,7 +1,7 @@
 """What the runner drives: the interface of models, and their inputs."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,13 @@ from torch import Tensor
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.gpu_worker.devices.device import Device, IntArray
 from penstock.gpu_worker.state.kv_pool import KVPool
+from penstock.kernels.held_experts import HeldExperts
+from penstock.kernels.native.program import ProgramStep
 
 Int32Array = npt.NDArray[np.int32]
+
+LayerCounter = npt.NDArray[np.int64]
+"""int64[1]: layers of the current step that have written their keys and values."""
 
 
 class GroupInputs(NamedTuple):
@@ -34,6 +39,8 @@ class ForwardInputs(NamedTuple):
     max_query_len: int
     max_seq_len: int
     others: tuple[GroupInputs, ...] = ()  # of the page groups after the first
+    given: Tensor | None = None  # [T, H], in place of embeddings, or beside them (`Entry`); it is overwritten
+    paths: Tensor | None = None  # int32[N, 1 + D], as in `paged_attention`, if some rows are nodes of trees
     host_lens: tuple[IntArray, IntArray] | None = None
     """Of each row, its new tokens and its length with them, on the host; None in captured graphs, which serve any."""
 
@@ -42,13 +49,49 @@ class ForwardInputs(NamedTuple):
         return self if number == 0 else self._replace(**self.others[number - 1]._asdict())
 
 
+class Compute(Protocol):
+    """See `WholeStep`."""
+
+    def __call__(
+        self,
+        rows: Int32Array,
+        start: Int32Array,
+        num_new: Int32Array,
+        samples: IntArray,
+        given: Tensor | None = None,
+        hidden: Tensor | None = None,
+        taps: Tensor | None = None,
+        paths: Int32Array | None = None,
+    ) -> Tensor:
+        """Compute N rows.
+
+        Args:
+            rows: int32[N].
+            start: int32[N], their first positions.
+            num_new: int32[N], how many each computes.
+            samples: int64[S], which of the N sample.
+            given: what the stage before has made; a head that guesses tokens: of each position.
+            hidden: fp32[T, H], becomes the final hidden states of all positions, if somebody wants them, and none are
+                given.
+            taps: fp32[T, n * H], gets what comes to layers: see `HandsOutLayers`.
+            paths: int32[N, 1 + D], contiguous, as in `paged_attention`. A token's id is at its place of the table, too.
+
+        Returns:
+            fp32[S, V]; of a stage without a head hidden states, fp32[T, H].
+        """
+
+
 class WholeStep(NamedTuple):
     """A step that is one call, from rows to logits, without hidden states in between."""
 
-    compute: Callable[[Int32Array, Int32Array, Int32Array, IntArray], Tensor]
-    """(rows int32[N], their first positions, how many each computes, int64[S]: which of the N sample) -> fp32[S, V]."""
+    compute: Compute
     max_tokens: int
     """Steps with more tokens go through `Model.forward`."""
+    program: ProgramStep | None = None
+    """What computes it, if that is the native CPU kernels, and all of the model is here."""
+
+
+NO_EXPERTS: Mapping[int, HeldExperts] = {}
 
 
 class Model(Protocol):
@@ -61,6 +104,14 @@ class Model(Protocol):
     @property
     def kernels(self) -> str:
         """What computes it, as one word for the log."""
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a token's bits are the same alone, in any batch, in any chunk of its prompt, and when recomputed."""
+
+    @property
+    def held_experts(self) -> Mapping[int, HeldExperts]:
+        """Of each layer whose experts are spread over ranks, by its number in the checkpoint."""
 
     @property
     def can_be_captured(self) -> bool:
@@ -80,7 +131,8 @@ class Model(Protocol):
             kv: where keys and values are written, and earlier ones read.
 
         Returns:
-            [T, H], the final hidden states, normed: what `logits` takes.
+            [T, H], the final hidden states, normed: what `logits` takes; of a stage without a head, what the next one
+            is given.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -93,4 +145,26 @@ class Model(Protocol):
             token_ids: int32[R, L], known and sampled ids by position.
             page_tables: int32[R, max_pages] of each page group.
             kv: as in `forward`.
+        """
+
+
+@runtime_checkable
+class CountsLayers(Protocol):
+    """A model that tells how far a step is, on devices where what was launched is done."""
+
+    def count_layers(self, counter: LayerCounter) -> None:
+        """Keep this counter up to date from now on; whoever reads it sets it to 0 before each step."""
+
+
+@runtime_checkable
+class HandsOutLayers(Protocol):
+    """A model that hands out what comes to some of its layers."""
+
+    tapped: Tensor | None
+    """[T, n * H], of the last `forward`."""
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Hand out the residual stream as it comes to these n layers from now on. Their number means: at its end.
+
+        Called at most once, before the first step.
         """

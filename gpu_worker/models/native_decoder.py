@@ -3,17 +3,22 @@
 import sys
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.decoder import Decoder
-from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.devices.device import Device, IntArray
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
-from penstock.gpu_worker.models.model import ForwardInputs, WholeStep
+from penstock.gpu_worker.models.model import ForwardInputs, Int32Array, LayerCounter, WholeStep
 from penstock.gpu_worker.models.native_program import ProgramWriter
 from penstock.gpu_worker.models.rope import Rope
+from penstock.gpu_worker.models.vocabulary import vocabulary_part
+from penstock.gpu_worker.parallel.alone import ALONE
+from penstock.gpu_worker.parallel.one_host import program_ranks
+from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.native.library import Library
-from penstock.kernels.native.program import GroupPages, NativePool, RotaryTable
+from penstock.kernels.native.program import GroupPages, NativePool, Program, RotaryTable
 
 _LONG = 128
 """Tokens in a step from which torch's bf16 products are worth unpacking all weights for, on processors with bf16 matrix
@@ -23,12 +28,11 @@ instructions. Estimated from such processors' rates: none was available."""
 class NativeDecoderModel:
     """See `Model`. Weights in the kernels' layout; activations are fp32, whatever the weights are.
 
-    Activations may be rounded to bf16 as inputs of each product: see `rounds_inputs`.
+    Activations may be rounded to bf16 or int8 as inputs of each product: see `rounds_inputs`.
 
     A token's hidden state is bitwise the same alone, in any batch, in any chunk of its prompt, and after preemption.
     """
 
-    kernels = "native"
     can_be_captured = False
 
     def __init__(
@@ -37,6 +41,7 @@ class NativeDecoderModel:
         weights: DecoderWeights,
         library: Library,
         *,
+        ranks: Ranks = ALONE,
         rounds_inputs: bool = False,
         long_on_torch: bool = False,
     ) -> None:
@@ -46,23 +51,46 @@ class NativeDecoderModel:
             config: of the model; `native_program.lacking` finds nothing in it.
             weights: fp32 or bf16.
             library: the kernels.
-            rounds_inputs: as in `Library.pack`, for all weights.
+            ranks: which hold the model together; the weights are this one's part.
+            rounds_inputs: as in `Library.pack` and `Library.pack_quantized`, for all weights.
             long_on_torch: whether torch computes steps of many tokens, which changes their bits. It gets one weight at
                 a time, unpacked; weights must be bf16.
         """
         self.config = config
-        writer = ProgramWriter(config, library, rounds_inputs=rounds_inputs)
+        self._library = library
+        self._part = vocabulary_part(config, ranks) if config.has_head else None
+        self._writer = writer = ProgramWriter(
+            config, library, program_ranks(ranks, library), rounds_inputs=rounds_inputs
+        )
         self._program, unpacking = writer.write(weights)
+        self.held_experts = weights.held_experts
+        self.embedding = unpacking.embedding
+        self.tapped: Tensor | None = None
+        self._tapped_width = 0
         self._pool: tuple[KVPool, NativePool] | None = None
         self._ropes = {rope: Rope(rope) for rope in writer.ropes}
         self._torch: DecoderModel | None = None
+        self.kernels = "native+torch" if long_on_torch else "native"
+        self.is_batch_invariant = not long_on_torch
         if long_on_torch:
-            self._torch = DecoderModel(config, unpacking)
+            self._torch = DecoderModel(config, unpacking, ranks=ranks, dtype=torch.bfloat16)
             self._torch.ropes = self._ropes
 
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
         for rope in self._ropes.values():
             rope.prepare(device, num_rows, max_model_len)
+
+    def count_layers(self, counter: LayerCounter) -> None:
+        """See `CountsLayers`."""
+        self._library.count_layers(counter)
+        if self._torch is not None:
+            self._torch.count_layers(counter)
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """See `HandsOutLayers`."""
+        self._program, self._tapped_width = self._writer.tapped(layers)
+        if self._torch is not None:
+            self._torch.tap(layers)
 
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
         for rope in self._ropes.values():
@@ -72,24 +100,63 @@ class NativeDecoderModel:
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
         """fp32[T, H]."""
         if self._torch is not None and inputs.input_ids.shape[0] >= _LONG:
-            return self._torch.forward(inputs, kv).float()
+            hidden, self.tapped = self._torch.forward(inputs, kv).float(), self._torch.tapped
+            return hidden
+        if self._tapped_width:
+            self.tapped = torch.empty(inputs.input_ids.shape[0], self._tapped_width)
         return self._program.forward(
             *(inputs.input_ids, inputs.positions, inputs.query_start_loc, inputs.seq_lens),
             [GroupPages(each.slot_mapping, each.page_table) for each in map(inputs.of_group, range(len(kv.groups)))],
             [self._rotary(rope, inputs) for rope in self._ropes.values()],
             self._pool_of(kv),
+            self._given(inputs),
+            self.tapped,
+            inputs.paths,
         )
+
+    @property
+    def output(self) -> Program | None:
+        """What has the output matrix, if all of it is here."""
+        return self._program if self._part is None and self.config.has_head else None
+
+    def output_rows(self, token_ids: Tensor) -> Tensor:
+        """fp32[N, H], of the output matrix, for int64[N]."""
+        assert self._writer.head is not None
+        return self._library.rows(self._writer.head, token_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32[S, H] -> fp32[S, V]"""
-        return self._program.logits(hidden)
+        logits = self._program.logits(hidden)
+        return logits if self._part is None else self._part.gathered(logits)
 
     def whole_step(self, token_ids: Tensor, page_tables: Sequence[Tensor], kv: KVPool) -> WholeStep | None:
         tables = [rope.table for rope in self._ropes.values() if rope.table is not None]
         if len(tables) < len(self._ropes):
             return None
         step = self._program.step(token_ids, page_tables, tables, self._pool_of(kv))
-        return WholeStep(step.compute, max_tokens=sys.maxsize if self._torch is None else _LONG - 1)
+        max_tokens = sys.maxsize if self._torch is None else _LONG - 1
+        if (part := self._part) is None:
+            return WholeStep(step.compute, max_tokens, step)
+
+        def compute(
+            rows: Int32Array,
+            start: Int32Array,
+            num_new: Int32Array,
+            samples: IntArray,
+            given: Tensor | None = None,
+            hidden: Tensor | None = None,
+            taps: Tensor | None = None,
+            paths: Int32Array | None = None,
+        ) -> Tensor:
+            logits = step.compute(rows, start, num_new, samples, given, hidden, taps, paths)
+            return part.gathered(logits) if len(samples) else logits.new_empty(0, part.vocab_size)
+
+        return WholeStep(compute, max_tokens)
+
+    def _given(self, inputs: ForwardInputs) -> Tensor | None:
+        if self.config.entry is None and (self.config.shard is None or self.config.shard.place.is_first_stage):
+            return None
+        return torch.zeros(len(inputs.input_ids), self.config.hidden_size) if inputs.given is None else inputs.given
 
     def _rotary(self, rope: Rope, inputs: ForwardInputs) -> RotaryTable:
         if rope.table is not None:
@@ -99,5 +166,5 @@ class NativeDecoderModel:
 
     def _pool_of(self, kv: KVPool) -> NativePool:
         if self._pool is None or self._pool[0] is not kv:
-            self._pool = kv, NativePool(kv.layers)
+            self._pool = kv, NativePool(kv.layers, [group.page_size for group in kv.groups])
         return self._pool[1]

@@ -1,20 +1,24 @@
 """From a decoder's description and weights to its program for the native CPU kernels."""
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer
-from penstock.gpu_worker.models.blocks.attention import AttentionBlock
-from penstock.gpu_worker.models.blocks.experts import ExpertsBlock, routing_of
+from penstock.core.checkpoint.decoder import Attention, Decoder, Experts, LatentAttention, Layer
+from penstock.gpu_worker.models.blocks.attention import AttentionBlock, window_of
+from penstock.gpu_worker.models.blocks.entry import EntryBlock
+from penstock.gpu_worker.models.blocks.experts import BesideBlock, ExpertsBlock, routing_of
 from penstock.gpu_worker.models.blocks.latent_attention import LatentAttentionBlock
+from penstock.gpu_worker.models.blocks.layer_inputs import LayerInputBlock, LayerInputsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderWeights
-from penstock.gpu_worker.models.linear import Linear
+from penstock.gpu_worker.models.linear import JoinedLinear, Linear
 from penstock.gpu_worker.models.unpacking import PackedEmbedding, UnpackingLinear, WeightMemory
-from penstock.kernels.native.experts import PackedExperts
-from penstock.kernels.native.latent import PackedLatents
+from penstock.gpu_worker.models.vocabulary import SharedEmbedding
+from penstock.kernels.native.attention.latents import PackedLatents
+from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.native.program import (
     ACTIVATIONS,
@@ -23,90 +27,198 @@ from penstock.kernels.native.program import (
     ProgramBuilder,
     QueryGrowth,
 )
+from penstock.kernels.native.ranks.group import DistantRanks, SharedRanks
 from penstock.kernels.norms import NormWeights
 
 
 def lacking(decoder: Decoder) -> str | None:
     """The part of a model for which there is no native operation; None if there are all."""
     for layer in decoder.layers:
+        if _norms_over_ranks(decoder, layer.mixer):
+            return "a norm over heads of several workers"
         shared = layer.mlp.shared if isinstance(layer.mlp, Experts) and layer.mlp.shared_is_gated else None
         if shared is not None and shared.has_bias:
             return "a gated shared expert with biases"
     return None
 
 
+def _norms_over_ranks(decoder: Decoder, mixer: Attention | LatentAttention) -> bool:
+    is_split = decoder.shard is not None and decoder.shard.place.num_tensor > 1
+    return is_split and isinstance(mixer, Attention) and mixer.norms_span == "all" and mixer.q_norm is not None
+
+
 class ProgramWriter:
     """Packs a decoder's weights, layer by layer, and writes the operations that use them."""
 
-    def __init__(self, config: Decoder, library: Library, *, rounds_inputs: bool) -> None:
-        """`rounds_inputs` is as in `Library.pack`, for all weights."""
+    def __init__(
+        self, config: Decoder, library: Library, ranks: SharedRanks | DistantRanks | None = None, *, rounds_inputs: bool
+    ) -> None:
+        """`rounds_inputs` is as in `Library.pack`, for all weights; `ranks` share each layer with this one."""
         self._config = config
         self._library = library
+        self._ranks = ranks
         self._rounds_inputs = rounds_inputs
         self._memory = WeightMemory()
         self._builder = ProgramBuilder(config.hidden_size)
+        self._begins: list[int] = []  # of each layer, the first operation; and the one behind the last layer
+        self.head: PackedLinear | None = None
         ropes = (layer.mixer.rope for layer in config.layers)
         self.ropes = tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
     def write(self, weights: DecoderWeights) -> tuple[Program, DecoderWeights]:
         """The program, and the same weights for torch: it shares them, and unpacks one at a time."""
         config, builder = self._config, self._builder
-        head = self._pack(weights.embedding.head() if weights.head is None else weights.head)
-        embedding = PackedEmbedding(head) if weights.head is None else weights.embedding
-        builder.embed(head if weights.head is None else embedding.table(), self._residual, config.embedding_scale)
+        head = None if weights.head is None else self._pack(weights.head)
+        embedding = weights.embedding
+        if embedding is not None:
+            if head is None and config.has_head:
+                head = self._pack(embedding.head())
+                packed = PackedEmbedding(head, self._library)
+                embedding = embedding._replace(rows=packed) if isinstance(embedding, SharedEmbedding) else packed
+            table = head if weights.head is None and head is not None else embedding.pack(self._library)
+            first = 0 if config.shard is None else config.shard.vocab[0]
+            to = self._residual if config.entry is None else self._embedded
+            builder.embed(table, to, config.embedding_scale, first=first)
+            self._reduce(to, config.hidden_size)
         if weights.positions is not None and config.positions is not None:
             builder.add_positions(weights.positions, self._residual, config.positions.offset)
+        if weights.layer_inputs is not None:
+            self._layer_inputs(weights.layer_inputs)
+        if weights.entry is not None:
+            self._begin(weights.entry)
+        if config.shard is not None and not config.shard.place.is_first_stage:
+            builder.norm(None, ProgramBuilder.OUT, self._residual, config.hidden_size)  # what it is given
         layers = tuple(
             self._layer(number, layer, its)
             for number, (layer, its) in enumerate(zip(config.layers, weights.layers, strict=True))
         )
+        self._begins.append(builder.num_operations)
         builder.norm(weights.final_norm, self._residual, ProgramBuilder.OUT, config.hidden_size)
-        program = builder.build(self._library, head, logit_scale=config.logit_scale, logit_softcap=config.logit_softcap)
-        return program, weights._replace(embedding=embedding, layers=layers, head=self._kept(head))
+        self.head = head
+        return self._built(), weights._replace(
+            embedding=embedding, layers=layers, head=None if head is None else self._kept(head)
+        )
+
+    def _begin(self, block: EntryBlock) -> None:
+        """The residual stream, and the pair of what is given and the embedding."""
+        builder, hidden, its = self._builder, self._config.hidden_size, block.entry
+        given = ProgramBuilder.OUT
+        if its.is_residual:
+            builder.norm(block.given_norm, given, given, hidden)
+        normed = None if its.is_residual else block.given_norm
+        builder.norm(normed, given, self._pair, hidden, first=0 if its.given_is_first else hidden)
+        builder.norm(block.embedding_norm, self._embedded, self._pair, hidden, first=hidden * its.given_is_first)
+        if block.projection is None:
+            builder.norm(None, given, self._residual, hidden)
+        else:
+            builder.product(self._pack(block.projection), self._pair, self._residual)
 
     def _layer(self, number: int, layer: Layer, weights: DecoderLayer) -> DecoderLayer:
+        self._begins.append(self._builder.num_operations)
         scale = layer.residual_scale
-        x = self._normed(weights.mixer_norm, self._x)
+        posts = (weights.post_mixer_norm, weights.post_mlp_norm)
+        is_joint = self._ranks is not None and layer.is_parallel and posts == (None, None)
+        entry = self._config.entry if number == 0 else None
+        gets_pair = entry is not None and not entry.projects
+        x = self._pair if gets_pair else self._normed(weights.mixer_norm, self._x)
         # In parallel, both norms come before anything is added to the residual stream.
         mlp_x = x if weights.mlp_norm is None or not layer.is_parallel else self._normed(weights.mlp_norm, self._mlp_x)
         mixer = weights.mixer
         if isinstance(mixer, AttentionBlock):
-            mixer = self._attention(number, mixer, x, scale, weights.post_mixer_norm)
+            mixer, o = self._attention(number, mixer, x)
         else:
-            self._latent_attention(number, mixer, x, scale, weights.post_mixer_norm)
+            o = self._latent_attention(number, mixer, x)
+        if is_joint:  # the MLP's part comes to it before ranks add up
+            self._builder.product(o, self._attended, self._added)
+        else:
+            self._add(o, self._attended, scale, weights.post_mixer_norm)
         if not layer.is_parallel:
             mlp_x = self._normed(weights.mlp_norm, self._x)
-        if isinstance(weights.mlp, ExpertsBlock):
-            self._experts(weights.mlp, mlp_x, scale, weights.post_mlp_norm)
-            return weights._replace(mixer=mixer)
-        mlp = self._mlp(weights.mlp, mlp_x, scale, weights.post_mlp_norm)
+        mlp = weights.mlp
+        if weights.beside_mlp is not None:
+            assert isinstance(mlp, MLPBlock)
+            mlp = self._mlps_beside(mlp, weights.beside_mlp, mlp_x, scale, weights.post_mlp_norm)
+        elif isinstance(mlp, ExpertsBlock):
+            self._experts(mlp, mlp_x, scale, weights.post_mlp_norm, is_joint=is_joint)
+        else:
+            assert isinstance(mlp, MLPBlock)
+            mlp = self._mlp(mlp, mlp_x, scale, weights.post_mlp_norm, is_joint=is_joint)
+        if weights.input is not None:
+            self._layer_input(number, weights.input)
+        if weights.output_scale is not None:
+            self._builder.scale(self._residual, self._config.hidden_size, weights.output_scale)
         return weights._replace(mixer=mixer, mlp=mlp)
 
-    def _attention(
-        self, number: int, block: AttentionBlock, x: int, scale: float, post: NormWeights | None
-    ) -> AttentionBlock:
+    def tapped(self, layers: Sequence[int]) -> tuple[Program, int]:
+        """The program that was written, handing out what comes to these layers; and how many floats a token that is."""
+        places = [self._begins[layer] for layer in layers]
+        width = self._builder.tap(places, self._residual, self._config.hidden_size)
+        return self._built(), width
+
+    def _built(self) -> Program:
+        config = self._config
+        return self._builder.build(
+            self._library, self.head, logit_scale=config.logit_scale, logit_softcap=config.logit_softcap
+        )
+
+    def _layer_inputs(self, block: LayerInputsBlock) -> None:
+        """The vectors of all layers, one after the other."""
+        size, count, builder = block.inputs.size, len(self._config.layers), self._builder
+        builder.product(self._pack(block.projection), self._residual, self._projected)
+        builder.scale(self._projected, size * count, self._config.hidden_size**-0.5)
+        shard = self._config.shard
+        first = 0 if shard is None else shard.layer_vocab[0]
+        builder.embed(block.table.pack(self._library), self._inputs, (size / 2) ** 0.5, first=first)
+        self._reduce(self._inputs, size * count)
+        builder.norm(block.norm, self._projected, self._inputs, size, added=2**-0.5, count=count)
+
+    def _layer_input(self, number: int, block: LayerInputBlock) -> None:
+        its, builder = block.inputs, self._builder
+        builder.product(self._pack(block.down), self._residual, self._inner, "activate", activation=its.activation)
+        builder.scale(self._inner, its.size, 1.0, self._inputs, number * its.size)
+        builder.product(self._pack(block.up), self._inner, self._added)  # every rank has all of it
+        builder.norm(block.norm, self._added, self._residual, self._config.hidden_size, added=1.0)
+
+    def _mlps_beside(
+        self, mlp: MLPBlock, beside: BesideBlock, x: int, scale: float, post: NormWeights | None
+    ) -> MLPBlock:
+        """residual += scale * post(what both make)"""
+        builder, hidden = self._builder, self._config.hidden_size
+        gate_up, down = self._activated(mlp, x), self._pack(mlp.down)
+        builder.product(down, self._inner, self._added)
+        self._reduce(self._added, hidden)
+        builder.norm(beside.mlp_post, self._added, self._added, hidden)
+        x, judged = self._normed(beside.norm, self._x), self._normed(beside.router_norm, self._judged)
+        builder.mix(self._packed_experts(beside.experts), x, self._mixed, judged=judged)
+        self._reduce(self._mixed, hidden)
+        builder.norm(beside.post, self._mixed, self._added, hidden, added=1.0)
+        builder.norm(post, self._added, self._residual, hidden, added=scale)
+        return mlp._replace(gate_up=gate_up, down=self._kept(down))
+
+    def _attention(self, number: int, block: AttentionBlock, x: int) -> tuple[AttentionBlock, PackedLinear]:
+        """attended = attention(x), without its last product; returns what is kept of the weights, and that product."""
         its, builder = block.attention, self._builder
         shape = HeadShape(its.num_heads, its.num_kv_heads, its.head_dim)
+        pages = self._config.kv_index[number]
+        writes = its.shares_kv_of is None
         growth = its.query_growth
         grown = QueryGrowth() if growth is None else QueryGrowth(growth.beta, growth.length, growth.shift)
-        qkv, o = self._pack(block.qkv), self._pack(block.o)
-        builder.product(qkv, x, self._qkv)
+        qkv, o = self._joined_product(block.qkv, x, self._qkv), self._pack(block.o)
         builder.heads(
-            self._qkv, shape, number, block.norms, None if its.rope is None else self.ropes.index(its.rope), grown
+            *(self._qkv, shape if writes else shape._replace(num_kv_heads=0), pages, block.norms),
+            *(None if its.rope is None else self.ropes.index(its.rope), grown, block.kv_scales),
         )
         builder.attend(
-            *(self._qkv, self._attended, shape, number),
+            *(self._qkv, self._attended, shape, pages),
             scale=its.scale,
-            window=its.window,
+            window=window_of(its),
             softcap=its.softcap,
             sinks=block.sinks,
         )
-        self._add(o, self._attended, scale, post)
-        return block._replace(qkv=self._kept(qkv), o=self._kept(o))
+        return block._replace(qkv=qkv, o=self._kept(o)), o
 
-    def _latent_attention(
-        self, number: int, block: LatentAttentionBlock, x: int, scale: float, post: NormWeights | None
-    ) -> None:
+    def _latent_attention(self, number: int, block: LatentAttentionBlock, x: int) -> PackedLinear:
+        """The same."""
         its, builder = block.attention, self._builder
         of_queries = x
         if block.q_a is not None and its.q_rank is not None:
@@ -131,41 +243,67 @@ class ProgramWriter:
         )
         rotary = self.ropes.index(its.rope)
         builder.attend_to_latents(packed, self._latent, self._qkv, self._attended, number, rotary)
-        self._add(self._pack(block.o), self._attended, scale, post)
+        return self._pack(block.o)
 
-    def _mlp(self, block: MLPBlock, x: int, scale: float, post: NormWeights | None) -> MLPBlock:
-        gate_up, down = self._pack(block.gate_up, interleaved=block.mlp.is_gated), self._pack(block.down)
-        self._activated(block.mlp, gate_up, x)
-        self._add(down, self._inner, scale, post)
-        return block._replace(gate_up=self._kept(gate_up), down=self._kept(down))
+    def _mlp(self, block: MLPBlock, x: int, scale: float, post: NormWeights | None, *, is_joint: bool) -> MLPBlock:
+        gate_up, down = self._activated(block, x), self._pack(block.down)
+        if is_joint:
+            self._builder.product(down, self._inner, self._added, "add")
+            self._add_up(scale, post)
+        else:
+            self._add(down, self._inner, scale, post)
+        return block._replace(gate_up=gate_up, down=self._kept(down))
 
-    def _activated(self, mlp: DenseMLP, gate_up: PackedLinear, x: int) -> None:
-        """inner = act(gate) * up, or act(up)"""
-        self._builder.product(
-            gate_up, x, self._inner, "gate" if mlp.is_gated else "activate", activation=mlp.activation
-        )
+    def _activated(self, block: MLPBlock, x: int) -> Linear:
+        """inner = act(gate) * up, or act(up); returns what is kept of the weights."""
+        builder, mlp, gate_up = self._builder, block.mlp, block.gate_up
+        if isinstance(gate_up, JoinedLinear):
+            gate, up = map(self._pack, gate_up.parts)
+            builder.product(gate, x, self._inner)
+            builder.product(up, x, self._inner, "gate_stored", activation=mlp.activation)
+            return JoinedLinear((self._kept(gate), self._kept(up)))
+        packed = self._pack(gate_up, interleaved=mlp.is_gated)
+        builder.product(packed, x, self._inner, "gate" if mlp.is_gated else "activate", activation=mlp.activation)
+        return self._kept(packed)
 
-    def _experts(self, block: ExpertsBlock, x: int, scale: float, post: NormWeights | None) -> None:
-        """to = experts(x) + shared(x) in a slot for `post`, or added to the residual stream."""
-        its, builder, rounds = block.experts, self._builder, self._rounds_inputs
-        experts = PackedExperts(
+    def _joined_product(self, linear: Linear, x: int, to: int) -> Linear:
+        """to = linear(x), part by part; returns what is kept of the weights."""
+        parts = linear.parts if isinstance(linear, JoinedLinear) else (linear,)
+        kept, first = [], 0
+        for packed in map(self._pack, parts):
+            self._builder.product(packed, x, to, first=first)
+            kept.append(self._kept(packed))
+            first += packed.num_outputs
+        return kept[0] if len(kept) == 1 else JoinedLinear(tuple(kept))
+
+    def _experts(self, block: ExpertsBlock, x: int, scale: float, post: NormWeights | None, *, is_joint: bool) -> None:
+        """residual += scale * post(experts(x) + shared(x))"""
+        builder = self._builder
+        experts = self._packed_experts(block)
+        is_direct = post is None and self._ranks is None
+        to, by = (self._residual, scale) if is_direct else (self._added, 1.0)
+        builder.mix(experts, x, to, added=by if is_direct or is_joint else None)
+        if (shared := block.shared) is not None:
+            self._activated(shared, x)
+            if block.shared_gate is not None:  # it scales what is linear after it
+                builder.gate(self._vector(block.shared_gate), x, self._inner, shared.mlp.size)
+            builder.product(self._pack(shared.down), self._inner, to, "add", scale=by)
+        if not is_direct:
+            self._add_up(scale, post)
+
+    def _packed_experts(self, block: ExpertsBlock) -> PackedExperts:
+        its, rounds = block.experts, self._rounds_inputs
+        return PackedExperts(
             block.router.pack(self._library),
             block.gate_up.pack(self._library, interleaved=True, rounds_inputs=rounds),
             block.down.pack(self._library, rounds_inputs=rounds),
             routing_of(its.router),
             block.correction,
             ACTIVATIONS.index(its.activation),
+            expert_scales=block.expert_scales,
             multiplies_input=its.router.multiplies_input,
+            held=block.held,
         )
-        to, by = (self._residual, scale) if post is None else (self._added, 1.0)
-        builder.mix(experts, x, to, added=scale if post is None else None)
-        if (shared := block.shared) is not None:
-            self._activated(shared.mlp, self._pack(shared.gate_up, interleaved=shared.mlp.is_gated), x)
-            if block.shared_gate is not None:  # it scales what is linear after it
-                builder.gate(self._vector(block.shared_gate), x, self._inner, shared.mlp.size)
-            builder.product(self._pack(shared.down), self._inner, to, "add", scale=by)
-        if post is not None:
-            builder.norm(post, to, self._residual, self._config.hidden_size, added=scale)
 
     def _normed(self, norm: NormWeights | None, to: int) -> int:
         """The slot with the residual stream, normed."""
@@ -175,12 +313,25 @@ class ProgramWriter:
         return to
 
     def _add(self, linear: PackedLinear, x: int, scale: float, post: NormWeights | None) -> None:
-        """residual += scale * post(linear(x))"""
-        if post is None:
+        """residual += scale * post(linear(x)), of which each rank has a part of the inputs"""
+        if post is None and self._ranks is None:
             self._builder.product(linear, x, self._residual, "add", scale=scale)
         else:
             self._builder.product(linear, x, self._added)
-            self._builder.norm(post, self._added, self._residual, self._config.hidden_size, added=scale)
+            self._add_up(scale, post)
+
+    def _add_up(self, scale: float, post: NormWeights | None) -> None:
+        """residual += scale * post(what the ranks have in the slot `added`)"""
+        hidden = self._config.hidden_size
+        if post is None and self._ranks is not None:
+            self._builder.reduce(self._ranks, self._added, self._residual, hidden, added=scale)
+        else:
+            self._reduce(self._added, hidden)
+            self._builder.norm(post, self._added, self._residual, hidden, added=scale)
+
+    def _reduce(self, slot: int, size: int) -> None:
+        if self._ranks is not None:
+            self._builder.reduce(self._ranks, slot, slot, size)
 
     def _pack(self, linear: Linear, *, interleaved: bool = False) -> PackedLinear:
         return linear.pack(self._library, interleaved=interleaved, rounds_inputs=self._rounds_inputs)
@@ -188,7 +339,7 @@ class ProgramWriter:
     def _vector(self, linear: Linear) -> Tensor:
         """fp32[K], the weight of a product with a single output."""
         packed = linear.pack(self._library)
-        weight = torch.empty(1, packed.num_inputs, dtype=torch.float32 if packed.kind == "fp32" else torch.bfloat16)
+        weight = torch.empty(1, packed.num_inputs, dtype=torch.bfloat16 if packed.kind == "bf16" else torch.float32)
         self._library.unpack(packed, weight)
         return weight[0].float()
 
@@ -200,12 +351,36 @@ class ProgramWriter:
         return self._builder.slot(self._config.hidden_size)
 
     @cached_property
+    def _embedded(self) -> int:
+        return self._builder.slot(self._config.hidden_size)
+
+    @cached_property
+    def _pair(self) -> int:
+        return self._builder.slot(2 * self._config.hidden_size)
+
+    @cached_property
     def _x(self) -> int:
         return self._builder.slot(self._config.hidden_size)
 
     @cached_property
     def _mlp_x(self) -> int:
         return self._builder.slot(self._config.hidden_size)
+
+    @cached_property
+    def _judged(self) -> int:
+        return self._builder.slot(self._config.hidden_size)
+
+    @cached_property
+    def _mixed(self) -> int:
+        return self._builder.slot(self._config.hidden_size)
+
+    @cached_property
+    def _inputs(self) -> int:
+        return self._builder.slot(self._input_size * len(self._config.layers))
+
+    @cached_property
+    def _projected(self) -> int:
+        return self._builder.slot(self._input_size * len(self._config.layers))
 
     @cached_property
     def _added(self) -> int:
@@ -230,7 +405,12 @@ class ProgramWriter:
     @cached_property
     def _inner(self) -> int:
         mlps = (layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp for layer in self._config.layers)
-        return self._builder.slot(max(mlp.size for mlp in mlps if mlp is not None))
+        return self._builder.slot(max((self._input_size, *(mlp.size for mlp in mlps if mlp is not None))))
+
+    @property
+    def _input_size(self) -> int:
+        inputs = self._config.layer_inputs
+        return 0 if inputs is None else inputs.size
 
     @property
     def _latent_attentions(self) -> list[LatentAttention]:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.families.rope import RopeConfig
+from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.attention import Rotation
 
@@ -18,7 +18,7 @@ def inverse_frequencies(config: RopeConfig, length: int = 0) -> Tensor:
         length: of the sequence, for the kinds that depend on it; up to the trained length it changes nothing.
     """
     theta, dim = config.theta, config.dim
-    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / (config.spread_over or dim)
     if config.kind == "dynamic":
         # Dynamic NTK (bloc97 and emozilla, 2023): stretch the base as the sequence outgrows the trained length.
         stretch = config.factor * max(length, config.original_max_len) / config.original_max_len - (config.factor - 1)

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils.generic import ModelOutput
 
-from penstock.core.checkpoint.families.by_transformers import TransformersConfig
 from penstock.core.checkpoint.model_config import KVShape
+from penstock.core.checkpoint.parsing.by_transformers import TransformersConfig
 from penstock.core.checkpoint.source import LoadError
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import is_out_of_memory
 from penstock.gpu_worker.models.attention import Attention, begin_attention
-from penstock.gpu_worker.models.model import ForwardInputs, GroupInputs, Model, WholeStep
-from penstock.gpu_worker.models.weights import WeightReader
+from penstock.gpu_worker.models.loading.weights import WeightReader
+from penstock.gpu_worker.models.model import NO_EXPERTS, ForwardInputs, GroupInputs, Model, WholeStep
 from penstock.gpu_worker.state.kv_pool import KVPool, LayerPages, PageGroup, page_groups
 
 _NAME = "penstock"
@@ -155,6 +155,7 @@ class _GivenOutput(ModelOutput):
     attentions: object = None
     cross_attentions: object = None
     router_logits: object = None
+    shared_kv_states: object = None
 
 
 class _Given(nn.Module):
@@ -168,6 +169,8 @@ class TransformersModel:
     """See `Model`."""
 
     kernels = "transformers"
+    held_experts = NO_EXPERTS
+    is_batch_invariant = False
     can_be_captured = False
 
     def __init__(self, config: TransformersConfig, model: transformers.PreTrainedModel) -> None:

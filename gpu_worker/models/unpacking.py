@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from penstock.gpu_worker.models.linear import Linear
 from penstock.gpu_worker.models.model import ForwardInputs
+from penstock.kernels.activation import Activation
 from penstock.kernels.native.library import Library, PackedLinear
 
 
@@ -37,6 +38,9 @@ class UnpackingLinear(NamedTuple):
         bias = self.packed.plain_bias()
         return functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
+    def of_activation(self, x: Tensor, activation: Activation, step: ForwardInputs) -> Tensor:
+        return self(activation(x), step)
+
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
         return self.packed
 
@@ -45,12 +49,13 @@ class PackedEmbedding(NamedTuple):
     """See `Embedding`. Rows of a packed output matrix."""
 
     packed: PackedLinear
+    library: Library
 
     def __call__(self, step: ForwardInputs) -> Tensor:
-        return self.packed.rows(step.input_ids.long())
+        return self.library.rows(self.packed, step.input_ids.long()).bfloat16()
 
     def head(self) -> Linear:
         raise NotImplementedError("the output matrix is packed already")
 
-    def table(self) -> Tensor:
-        raise NotImplementedError("the output matrix holds its rows")
+    def pack(self, library: Library) -> PackedLinear:
+        return self.packed

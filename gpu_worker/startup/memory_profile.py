@@ -1,34 +1,48 @@
 """How much memory is left for KV pages: on a GPU this is measured by running the largest batch once."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import torch
 
+from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.config import Config
 from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.drafting.target import Computed
 from penstock.gpu_worker.models.latent_attention import scratch_numbers
 from penstock.gpu_worker.models.model import Model
-from penstock.gpu_worker.state.kv_pool import KVPool, cpu_budget, page_groups
+from penstock.gpu_worker.state.kv_pool import KVPool, KVType, cpu_budget, page_groups
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.input_batch import make_inputs
 
 
-def pool_budget(config: Config, model: Model, dtype: torch.dtype, device: Device) -> int:
+def pool_budget(
+    config: Config,
+    model: Model,
+    dtype: torch.dtype,
+    kv: KVType,
+    device: Device,
+    draft: Computed | None = None,
+) -> int:
     """Bytes for the pool. On a device with its own memory: the allowed share, minus weights, row state and the measured
-    peak of activations.
+    peak of activations. `draft`: a model that computes batches of the same size in between.
 
     Raises:
         torch.OutOfMemoryError: if the largest batch alone does not fit.
     """
-    measured = device.measure(partial(_run_largest_batch, config, model, dtype, device))
+    computed = [Computed(model, page_groups(model.config, config.scheduler.page_size), kv)]
+    computed += [] if draft is None else [draft]
+    measured = device.measure(partial(_run_largest_batches, config, computed, device))
     if measured is None:
         return cpu_budget(config, device)
     total, in_use, activations = measured  # in use: weights, the context, and whatever else runs on this GPU
     rows = row_state_bytes(config, model.config)
+    if draft is not None:
+        rows += 4 * (longest_sequence(config, model.config) + 1) * max(its.key_dim for its in draft.model.config.kv)
     latents = max((shape.key_dim for shape in model.config.kv if not shape.value_dim), default=0)
     # The measured batch has no earlier context, which may need as much again as this.
     expanded = scratch_numbers(latents) * dtype.itemsize if latents else 0
@@ -39,15 +53,26 @@ def pool_budget(config: Config, model: Model, dtype: torch.dtype, device: Device
 
 def row_state_bytes(config: Config, model: ModelConfig) -> int:
     """Upper bound of token buffers, page tables and the rotary table."""
-    longest = config.model.max_model_len or model.max_model_len
+    longest = longest_sequence(config, model)
     groups = page_groups(model, config.scheduler.page_size)
     num_pages = sum(math.ceil((longest + 1) / group.page_size) for group in groups)
     rotary = max(shape.key_dim for shape in model.kv)
     return 4 * ((config.scheduler.max_num_seqs + 1) * (longest + 1 + num_pages) + (longest + 1) * rotary)
 
 
-def _run_largest_batch(config: Config, model: Model, dtype: torch.dtype, device: Device) -> None:
+def longest_sequence(config: Config, model: ModelConfig) -> int:
+    """Upper bound, in tokens."""
+    return config.model.max_model_len or model.max_model_len
+
+
+def _run_largest_batches(config: Config, computed: Sequence[Computed], device: Device) -> None:
+    for each in computed:
+        _run_largest_batch(config, each, device)
+
+
+def _run_largest_batch(config: Config, computed: Computed, device: Device) -> None:
     """As many rows and tokens as a step may have, all on one page."""
+    model, groups, kv = computed
     page_size = config.scheduler.page_size
     num_tokens = config.scheduler.max_num_batched_tokens
     num_rows = min(config.scheduler.max_num_seqs, num_tokens)
@@ -57,6 +82,8 @@ def _run_largest_batch(config: Config, model: Model, dtype: torch.dtype, device:
     model.prepare(device, num_rows, int(lens[0]))
     batch = HostBatch(np.arange(num_rows, dtype=np.int32), np.zeros_like(lens), lens, np.arange(num_rows))
     inputs, _ = make_inputs(batch, state, device, page_size)
-    hidden = model.forward(inputs, KVPool(page_groups(model.config, page_size), 1, dtype, device.torch_device))
+    hidden = model.forward(inputs, KVPool(groups, 1, kv, device.torch_device))
+    if isinstance(model.config, Decoder) and not model.config.has_head:
+        return
     logits = model.logits(hidden[:num_rows]).float()
     logits.sort(dim=-1)  # the most that sampling with filters may use

@@ -1,8 +1,8 @@
-"""The spare worker process: `python -m penstock.gpu_worker.startup.spare`, with the arguments of `penstock.gpu_worker`.
+"""The spare worker process: `python -m penstock.gpu_worker.startup.spare`.
 
-It imports what a worker needs, and then waits on a socket (`--turn-fd N`). For each descriptor that arrives it forks a
-worker, with that descriptor as its pipe to the parent (`core/launch/spare.py` is the other side). It holds no weights,
-no engine socket and no device, so a fork of it is as good as a new process.
+It imports what a worker needs, and then waits on a socket (`--turn-fd N`). Each message there has a worker's arguments,
+the descriptor of its pipe to the parent, and that of its configuration: it forks that worker (`core/launch/spare.py` is
+the other side). It holds no weights, no engine socket and no device, so a fork of it is as good as a new process.
 
 The first one imports as fast as it can (`--eager`), because the first worker waits for it. A later one imports while
 other processes serve, so it takes only idle processor time. Not every user may raise a lowered priority again, so it is
@@ -11,6 +11,7 @@ lowered for a thread that ends with the import.
 
 import gc
 import importlib
+import json
 import os
 import socket
 import sys
@@ -22,11 +23,11 @@ from contextlib import suppress
 from setproctitle import setproctitle
 
 from penstock.core.config import Config
-from penstock.core.config.ranks import Rank
 from penstock.ipc import process
-from penstock.ipc.parent import REPLACEMENT, Parent, Word
+from penstock.ipc.parent import Parent, Word
 
 _NICENESS = 15
+_MAX_BYTES = 1 << 16  # of a worker's arguments
 
 
 def main(argv: list[str]) -> int:
@@ -38,25 +39,28 @@ def main(argv: list[str]) -> int:
         thread.join()
     worker = importlib.import_module("penstock.gpu_worker.__main__")  # an import error in the thread shows up here
     supervisor = int(arguments["--parent"])
-    config, rank = process.inherited_config(argv, Config), Rank.of(argv)
+    process.inherited_config(argv, Config)  # so that it ends with the supervisor
     process.ignore_hangup()
-    setproctitle(f"{rank.name}-spare")
+    setproctitle("penstock-worker-spare")
     gc.freeze()  # existing objects are shared with the workers: the collector must not write to them
     Parent.of(argv).tell(Word.IMPORTED)
     turn = socket.socket(fileno=int(arguments["--turn-fd"]))
     while True:
-        kind, descriptors, _, _ = socket.recv_fds(turn, 1, 1)
+        question, descriptors, _, _ = socket.recv_fds(turn, _MAX_BYTES, 2)
         if not descriptors:
             return 0
         if _fork_worker(supervisor):
             turn.close()
-            parent = Parent(descriptors[0])
+            parent_fd, config_fd = descriptors
+            parent = Parent(parent_fd)
             parent.tell(Word.STARTED, os.getpid())
             if not parent.listens:  # the fork took too long, and another worker was started
                 return 0
-            code: int = worker.run(config, parent, rank, is_replacement=kind == REPLACEMENT)
+            own = ["--config-fd", str(config_fd), "--parent-fd", str(parent_fd)]
+            code: int = worker.main([*own, *json.loads(question)])
             return code
-        os.close(descriptors[0])
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _fork_worker(supervisor: int) -> bool:

@@ -15,9 +15,11 @@ import numpy as np
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 
+_SOME_TOKENS = 40
 _MANY_TOKENS = 80
-"""Launches of more than 64 tokens use other blocks. Products of experts change theirs at two numbers of tokens, one
-four times the other: of steps with this many tokens, four times as many and so on, one lies between them."""
+"""Launches of more than 16 tokens, and of more than 64, use other blocks. Products of experts change theirs at two
+numbers of tokens, one four times the other: of steps with the latter number, four times as many and so on, one lies
+between them."""
 _CONTEXTS = (64, 1024, 2048, 4096, 8192)
 """Up to each of these, and beyond the last, attention over one row uses a different range of splits."""
 _NUM_LOGPROBS = (0, 1, 5, 20)
@@ -53,13 +55,19 @@ def warm_up(runner: ModelRunner, limits: Limits) -> int:
         plans.append(msgspec.structs.replace(plans[0], copy_src=page[:4], copy_dst=page[4:]))
     for plan in plans:
         runner.launch(plan).result()
+    runner.warm_up_drafter(_contexts(limits))
     runner.clear_rows()
     return len(plans)
 
 
+def _contexts(limits: Limits) -> list[int]:
+    longest = max(1, limits.max_model_len - 1)
+    return sorted({min(context, longest) for context in (*_CONTEXTS, longest)})
+
+
 def _attention_plans(limits: Limits) -> Iterator[StepPlan]:
     longest = max(1, limits.max_model_len - 1)
-    contexts = sorted({min(context, longest) for context in (*_CONTEXTS, longest)})
+    contexts = _contexts(limits)
     chunks = sorted({min(_MANY_TOKENS, limits.max_num_batched_tokens, longest), min(2, longest)})
     for context in contexts:
         yield _plan(limits, [_Row(context, samples=False)])  # a decode step that no graph covers
@@ -67,6 +75,8 @@ def _attention_plans(limits: Limits) -> Iterator[StepPlan]:
             yield _plan(limits, [_Row(max(context, chunk), chunk)])
             if limits.max_num_seqs > 1 and chunk < limits.max_num_batched_tokens:
                 yield _plan(limits, [_Row(context), _Row(chunk, chunk)])
+    chunk = min(_SOME_TOKENS, limits.max_num_batched_tokens, longest)
+    yield _plan(limits, [_Row(chunk, chunk)])
     chunk = _MANY_TOKENS
     while (chunk := 4 * chunk) < limits.max_num_batched_tokens and chunk <= longest * limits.max_num_seqs:
         rows, rest = divmod(chunk, longest)

@@ -4,15 +4,21 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.checkpoint.decoder import Attention, Decoder
 from penstock.core.checkpoint.model_config import KVShape, ModelConfig
+from penstock.core.checkpoint.shards.shard import shard_of
 from penstock.core.config import Config, ConfigError
+from penstock.gpu_worker.devices.cpu import host_zeros, shared_zeros
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
 from penstock.kernels.copy_pages import copy_pages
+from penstock.kernels.kv_quantization import KVFormat, PageLayout
+
+KVType = torch.dtype | KVFormat
+"""What keys and values are stored as."""
 
 _GIB = 1 << 30
 _LONG = 4  # windows in the longest sequence: with fewer, several page tables cost more than they save
@@ -40,13 +46,16 @@ class PageGroup(NamedTuple):
         """Keys and values of all layers."""
         return len(self.layers) * (1 + self.has_values)
 
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
+    def bytes_per_token(self, kv: KVType) -> int:
         """What a position takes, over all layers of the group."""
-        return self.num_parts * self.num_kv_heads * self.head_dim * dtype.itemsize
+        of_head = kv.head_bytes(self.head_dim) if isinstance(kv, KVFormat) else self.head_dim * kv.itemsize
+        return self.num_parts * self.num_kv_heads * of_head
 
 
 def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
-    """Page groups of a model. The first of several groups keeps all positions, the others have a window each.
+    """Page groups of a model, or of a rank's part.
+
+    The first of several groups keeps all positions, the others have a window each.
 
     Layers with windows are in groups of as many layers as fit beside those of the first group: then no part of a page
     is empty, except in the last group with a window. Groups with larger heads have fewer tokens in a page. The first
@@ -56,14 +65,14 @@ def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
     Raises:
         ConfigError: layers that must be in one group keep different shapes, or no number of tokens makes pages equal.
     """
-    shapes = model.kv
+    shapes, own = _shapes_of_all_stages(model)
     kept = [layer for layer, shape in enumerate(shapes) if shape.window is None]
     if not kept and max(shape.window or 0 for shape in shapes) * _LONG <= model.max_model_len:
-        kept = list(range(0, model.num_layers, 8))
-    kept = kept or list(range(model.num_layers))
+        kept = list(range(0, len(shapes), 8))
+    kept = kept or list(range(len(shapes)))
     first = _group(kept, shapes, page_size)
     groups = [first]
-    others = [layer for layer in range(model.num_layers) if layer not in kept]
+    others = [layer for layer in range(len(shapes)) if layer not in kept]
     for shape in sorted({shapes[layer] for layer in others}, key=lambda its: (its.window or 0, its)):
         layers = [layer for layer in others if shapes[layer] == shape]
         width = shape.num_heads * shape.key_dim
@@ -77,7 +86,35 @@ def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
             _group(layers[i : i + most], shapes, first.num_elements // width, shape.window)
             for i in range(0, len(layers), most)
         ]
-    return tuple(groups)
+    return tuple(
+        group._replace(layers=tuple(layer - own.start for layer in group.layers if layer in own)) for group in groups
+    )
+
+
+def one_group(model: ModelConfig, page_size: int) -> PageGroup:
+    """All layers of a whole model in one group, which keeps all positions, whatever windows they have.
+
+    Raises:
+        ConfigError: they keep different numbers of each position.
+    """
+    return _group(list(range(model.num_layers)), model.kv, page_size)
+
+
+def _shapes_of_all_stages(model: ModelConfig) -> tuple[Sequence[KVShape], range]:
+    """What all layers keep on ranks like this one, and which of them are this stage's.
+
+    Page tables are the same on all stages, so that page groups must be, too; some have no layers in a stage.
+    """
+    if not isinstance(model, Decoder) or model.shard is None or model.shard.place.num_stages == 1:
+        return model.kv, range(model.num_layers)
+    shard = model.shard
+    every_layer = shard_of(shard.whole, shard.place._replace(stage=0, num_stages=1))
+    assert isinstance(every_layer, Decoder)
+    keeps = [layer.mixer for layer in shard.whole.layers]
+    first = sum(
+        not (isinstance(mixer, Attention) and mixer.shares_kv_of is not None) for mixer in keeps[: shard.layers[0]]
+    )
+    return every_layer.kv, range(first, first + model.num_layers)
 
 
 def _group(layers: list[int], shapes: Sequence[KVShape], page_size: int, window: int | None = None) -> PageGroup:
@@ -89,11 +126,12 @@ def _group(layers: list[int], shapes: Sequence[KVShape], page_size: int, window:
 
 
 class LayerPages(NamedTuple):
-    """One layer's part of all pages. Additional data, such as scales, would go beside keys and values."""
+    """One layer's part of all pages."""
 
-    keys: Tensor  # [num_pages, Hk, page_size, D]
+    keys: Tensor  # [num_pages, Hk, page_size, D]; quantized uint8[num_pages, Hk, head bytes]
     values: Tensor  # the same shape; the keys themselves, if values are the first part of them
     group: int  # index of the layer's page group
+    layout: PageLayout | None = None  # of quantized pages
 
 
 class KVPool:
@@ -106,51 +144,64 @@ class KVPool:
         ...                               group A            group B            group A
 
     A group with larger heads has fewer tokens per page, so that a page of any group has the same number of bytes. A
-    layer whose values are the first part of its keys has one part.
+    layer whose values are the first part of its keys has one part. Quantized pages have bytes for elements; where
+    groups need different numbers of them for their scales, the pages of some are not quite full.
     """
 
     def __init__(
         self,
         groups: tuple[PageGroup, ...],
         num_pages: int,
-        dtype: torch.dtype,
+        kv: KVType,
         device: torch.device,
         *,
         has_dummy_page: bool = False,
+        is_shared: bool = False,
     ) -> None:
         """All pages are zeroed: masked keys may be read, and must be finite.
 
         Args:
             groups: page groups that together contain each layer once.
             num_pages: pages that plans may use.
-            dtype: of keys and values.
+            kv: what keys and values are stored as.
             device: where the pages are.
             has_dummy_page: whether there is one more page, which nothing reads.
+            is_shared: whether other processes can read it, if it is on a CPU.
         """
         if len({group.num_elements for group in groups}) != 1:
             raise ValueError(f"the pages of all groups must have the same size, got {groups}")
         self.groups = groups
         self.num_pages = num_pages
+        self.kv = kv
+        dtype = torch.uint8 if isinstance(kv, KVFormat) else kv
         num_parts = max(group.num_parts for group in groups)
-        shape = (num_parts, num_pages + has_dummy_page, groups[0].num_elements)
-        if device.type == "cpu":
-            # The system's zero pages: memory is allocated at its first use, and start-up does not wait for it.
-            zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-            self.blocks = torch.from_numpy(zeros).view(dtype).view(shape)
+        shape = (num_parts, num_pages + has_dummy_page, _part_bytes(groups, kv) // dtype.itemsize)
+        self.shared = ""  # what others open it by
+        if device.type == "cpu" and is_shared:
+            self.blocks, self.shared = shared_zeros(shape, dtype)
+        elif device.type == "cpu":
+            self.blocks = host_zeros(shape, dtype)
         else:
             self.blocks = torch.zeros(shape, dtype=dtype, device=device)
         by_layer: dict[int, LayerPages] = {}
         for number, group in enumerate(groups):
             parts = self.of_group(group)
             step = 1 + group.has_values
+            layout = self.layout_of(group)
             for place, layer in enumerate(group.layers):
                 keys, values = parts[place * step], parts[place * step + group.has_values]
-                by_layer[layer] = LayerPages(keys, values if group.has_values else keys, number)
+                by_layer[layer] = LayerPages(keys, values if group.has_values else keys, number, layout)
         self.layers = tuple(by_layer[layer] for layer in sorted(by_layer))
 
     def of_group(self, group: PageGroup) -> Tensor:
-        """[parts, num_pages, Hk, page_size, D]: all pages as this group sees them."""
+        """[parts, num_pages, Hk, page_size, D], quantized [..., Hk, head bytes]: all pages as this group sees them."""
+        if isinstance(self.kv, KVFormat):
+            return self.blocks.view(*self.blocks.shape[:2], group.num_kv_heads, -1)
         return self.blocks.view(*self.blocks.shape[:2], group.num_kv_heads, group.page_size, group.head_dim)
+
+    def layout_of(self, group: PageGroup) -> PageLayout | None:
+        """Of the group's pages, if they are quantized."""
+        return PageLayout(self.kv, group.page_size, group.head_dim) if isinstance(self.kv, KVFormat) else None
 
     @property
     def page_size(self) -> int:
@@ -162,14 +213,34 @@ class KVPool:
         """The page after those that plans may use, if it was requested."""
         return self.num_pages
 
+    @property
+    def page_bytes(self) -> int:
+        """Of one page over all its layers, keys and values."""
+        return page_bytes(self.groups, self.kv)
+
     def copy_pages(self, src: Tensor, dst: Tensor) -> None:
         """Copy pages `src[i]` to `dst[i]` (int32 or int64 [C], all different), whatever their groups."""
         copy_pages(self.blocks, src, dst)
 
 
-def page_bytes(groups: Sequence[PageGroup], dtype: torch.dtype) -> int:
+def page_bytes(groups: Sequence[PageGroup], kv: KVType) -> int:
     """Bytes of one page over all its layers, keys and values."""
-    return max(group.num_parts * group.num_elements for group in groups) * dtype.itemsize
+    return max(group.num_parts for group in groups) * _part_bytes(groups, kv)
+
+
+def _part_bytes(groups: Sequence[PageGroup], kv: KVType) -> int:
+    """Bytes of the keys of one layer in a page. Of quantized ones every head has the same number, a multiple of 4: what
+    lies in two fp16 is loaded at once."""
+    if not isinstance(kv, KVFormat):
+        return groups[0].num_elements * kv.itemsize
+    most = max(group.num_kv_heads * group.page_size * kv.head_bytes(group.head_dim) for group in groups)
+    unit = 4 * math.lcm(*(group.num_kv_heads for group in groups))
+    return -(-most // unit) * unit
+
+
+def kv_name(kv: KVType) -> str:
+    """As options and logs call it."""
+    return kv.name if isinstance(kv, KVFormat) else str(kv).removeprefix("torch.")
 
 
 class PoolSize(NamedTuple):
@@ -187,7 +258,13 @@ def cpu_budget(config: Config, device: Device) -> int:
 
 
 def plan_pool(
-    config: Config, model: ModelConfig, groups: Sequence[PageGroup], dtype: torch.dtype, budget: int
+    config: Config,
+    model: ModelConfig,
+    groups: Sequence[PageGroup],
+    kv: KVType,
+    budget: int,
+    *,
+    draft_page_bytes: int = 0,
 ) -> PoolSize:
     """Choose the number of pages, and the longest sequence.
 
@@ -195,8 +272,9 @@ def plan_pool(
         config: `num_pages` overrides the budget; an explicit `max_model_len` must fit.
         model: what its positions allow.
         groups: what a page holds.
-        dtype: of keys and values.
+        kv: what keys and values are stored as.
         budget: bytes.
+        draft_page_bytes: what a drafter keeps for each page, out of the same budget.
 
     Raises:
         ConfigError: if no page fits, or the requested length does not; NoMemoryError, if more memory would help.
@@ -204,7 +282,7 @@ def plan_pool(
     page_size, wanted = config.scheduler.page_size, config.model.max_model_len
     if wanted > model.max_model_len:
         raise ConfigError(f"--max-model-len {wanted} exceeds the model's {model.max_model_len} positions")
-    one = page_bytes(groups, dtype)
+    one = page_bytes(groups, kv) + draft_page_bytes
     num_pages = config.worker.num_pages or budget // one
     raisers = "--num-pages, --cpu-kv-cache-gib or --gpu-memory-utilization"
     if num_pages < 1:

@@ -22,6 +22,7 @@ from penstock.kernels.sampling import SamplingNeeds, SamplingState
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INTS = ("seed", "top_k", "min_tokens", "num_prompt_tokens")
 _NUM_NEEDS = len(SamplingNeeds._fields)
+_PENALTIES = SamplingNeeds._fields.index("penalties")
 _MIN_LIST_LEN = 8
 _MAX_STOP_IDS, _MAX_BIASES = 512, 1024
 """On a GPU the lists have from the start the longest length that requests may use: another length would need another
@@ -49,6 +50,8 @@ class RowState:
         ]
         self.page_table = tables[0]
         self.window_tables = list(zip(tables[1:], other_page_sizes, strict=True))
+        self.mirror: npt.NDArray[np.int32] | None = None
+        """int32[R, max_model_len + 1], `token_ids` on the host, as far as it has been told; see `keep_mirror`."""
         self._floats = torch.zeros(len(_FLOATS), max_num_seqs, dtype=torch.float32, device=on)
         self._ints = torch.zeros(len(_INTS), max_num_seqs, dtype=torch.int64, device=on)
         most = (_MAX_STOP_IDS, _MAX_BIASES)
@@ -94,6 +97,20 @@ class RowState:
             self._write(self.page_table, rows, self._num_pages[rows], counts, plan.page_ids)
             self._num_pages[rows] += counts
 
+    def keep_mirror(self) -> None:
+        """Let the host know the rows' tokens from now on. It sees a CPU's memory anyway."""
+        if self.token_ids.device.type != "cpu":
+            self.mirror = np.zeros(self.token_ids.shape, dtype=np.int32)
+
+    def host_tokens(self, row: int) -> npt.NDArray[np.int32]:
+        """int32[max_model_len + 1], a view of a row's tokens; those behind its last one are arbitrary."""
+        view: npt.NDArray[np.int32] = self.host_table()[row]
+        return view
+
+    def host_table(self) -> npt.NDArray[np.int32]:
+        """int32[R, max_model_len + 1], the same of all rows."""
+        return self.token_ids.numpy() if self.mirror is None else self.mirror
+
     def use_dummy_page(self, row: int, page_id: int) -> None:
         """Make a row read and write a single page, in all groups."""
         for table in (self.page_table, *(table for table, _ in self.window_tables)):
@@ -121,6 +138,15 @@ class RowState:
             return needs._replace(min_tokens=bool((positions < self._min_len[rows]).any()))
         return needs
 
+    def looks_back(self, row: int) -> bool:
+        """Whether what a row samples depends on its earlier tokens, beside the model: penalties, banned words."""
+        return bool(self._needs[row, _PENALTIES]) or row in self._token_limits.rows
+
+    @property
+    def limits_tokens(self) -> bool:
+        """Whether `limit_tokens` has something to do."""
+        return bool(self._token_limits.rows)
+
     def limit_tokens(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> None:
         """Mask what a row must not sample; logits [S, V] are changed. The other arguments are those of `needs`."""
         if self._token_limits.rows:
@@ -136,6 +162,9 @@ class RowState:
         zeros = np.zeros(len(rows), dtype=np.int32)
         num_tokens = np.array([len(new.token_ids) // 4 for new in new_rows], dtype=np.int32)
         self._write(self.token_ids, rows, zeros, num_tokens, b"".join(new.token_ids for new in new_rows))
+        if self.mirror is not None:
+            for new in new_rows:
+                self.mirror[new.row, : len(new.token_ids) // 4] = np.frombuffer(new.token_ids, dtype=np.int32)
         num_pages = np.array([len(new.page_ids) // 4 for new in new_rows], dtype=np.int32)
         self._write(self.page_table, rows, zeros, num_pages, b"".join(new.page_ids for new in new_rows))
         self._num_pages[rows] = num_pages

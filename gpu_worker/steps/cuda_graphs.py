@@ -20,8 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.core.checkpoint.decoder import Decoder
 from penstock.gpu_worker.devices.device import Device, Graphs
-from penstock.gpu_worker.models.model import Model
+from penstock.gpu_worker.models.model import HandsOutLayers, Model
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.host_step import HostBatch
@@ -46,8 +47,10 @@ class _Graph(NamedTuple):
 
     replay: Callable[[], object]
     batch: Tensor  # int32[2, B]: rows, start
+    given: Tensor | None  # [B, H], of a stage after the first
     hidden: Tensor  # [B, H]
     sampling: SamplingRows
+    tapped: Tensor | None  # [B, n * H]: see `HandsOutLayers`
 
 
 def is_decode(batch: HostBatch) -> bool:
@@ -79,7 +82,9 @@ class DecodeGraphs:
         dummy_row: int,
         max_num_seqs: int,
         max_model_len: int,
+        dtype: torch.dtype,
     ) -> None:
+        """`dtype`: of activations."""
         self._model = model
         self._kv = kv
         self._state = state
@@ -87,6 +92,7 @@ class DecodeGraphs:
         self._torch_device = device.torch_device
         self._dummy_row = dummy_row
         self._max_model_len = max_model_len
+        self._dtype = dtype
         self._page_size = kv.page_size
         self._sizes = graph_sizes(max_num_seqs)
         self._graphs: dict[int, _Graph] = {}
@@ -100,15 +106,16 @@ class DecodeGraphs:
         for size in self._sizes:
             batch = torch.ones((3, size), dtype=torch.int32, device=self._torch_device)
             batch[0], batch[1] = self._dummy_row, 0
-            replay, (hidden, sampling) = self._recorder.capture(partial(self._step, batch))
-            self._graphs[size] = _Graph(replay, batch[:2], hidden, sampling)
+            given = self._given(size)
+            replay, (hidden, sampling, tapped) = self._recorder.capture(partial(self._step, batch, given))
+            self._graphs[size] = _Graph(replay, batch[:2], given, hidden, sampling, tapped)
 
     def covers(self, batch: HostBatch) -> bool:
         """Whether a step can be replayed."""
-        return batch.rows.shape[0] <= self._sizes[0] and is_decode(batch)
+        return batch.rows.shape[0] <= self._sizes[0] and is_decode(batch) and batch.paths is None
 
-    def replay(self, batch: HostBatch) -> tuple[Tensor, SamplingRows]:
-        """Run a decode step of N rows.
+    def replay(self, batch: HostBatch, given: Tensor | None = None) -> tuple[Tensor, SamplingRows]:
+        """Run a decode step of N rows; `given` as in `ForwardInputs`.
 
         Returns:
             Hidden states [N, H] and where the sampled tokens go: views that a later replay overwrites.
@@ -117,11 +124,21 @@ class DecodeGraphs:
         size = int(self._size_for[n])
         graph = self._graphs[size]
         self._recorder.upload_into(padded_batch(batch, size, self._dummy_row), graph.batch)
+        if graph.given is not None and given is not None:
+            graph.given[:n].copy_(given)
         graph.replay()
+        if graph.tapped is not None and isinstance(self._model, HandsOutLayers):
+            self._model.tapped = graph.tapped[:n]
         sampling = graph.sampling
         return graph.hidden[:n], SamplingRows(sampling.logits_indices[:n], sampling.rows[:n], sampling.positions[:n])
 
-    def _step(self, batch: Tensor) -> tuple[Tensor, SamplingRows]:
+    def _given(self, size: int) -> Tensor | None:
+        config = self._model.config
+        if not isinstance(config, Decoder) or config.shard is None or config.shard.place.is_first_stage:
+            return None
+        return torch.zeros(size, config.hidden_size, dtype=self._dtype, device=self._torch_device)
+
+    def _step(self, batch: Tensor, given: Tensor | None) -> tuple[Tensor, SamplingRows, Tensor | None]:
         inputs, sampling = gather_inputs(
             batch,
             self._state,
@@ -131,4 +148,7 @@ class DecodeGraphs:
             max_query_len=1,
             max_seq_len=self._max_model_len,
         )
-        return self._model.forward(inputs, self._kv), sampling
+        # The residual stream is added to in place: what is given must be there for the next replay's padding, too.
+        inputs = inputs._replace(given=None if given is None else given.clone())
+        hidden = self._model.forward(inputs, self._kv)
+        return hidden, sampling, self._model.tapped if isinstance(self._model, HandsOutLayers) else None

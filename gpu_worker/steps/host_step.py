@@ -28,6 +28,15 @@ class HostBatch(NamedTuple):
     start: Int32Array  # [N]
     num_new: Int32Array  # [N]
     sample_idx: npt.NDArray[np.int64]  # [S], indices into the batch
+    paths: Int32Array | None = (
+        None  # [N, 1 + D], as in `paged_attention`, if there are trees; their rows have one token
+    )
+    places: Int32Array | None = None  # [N], then: where the row's tokens are, from `start` on unless it is a node
+
+    @property
+    def start_places(self) -> Int32Array:
+        """int32[N], where the rows' first tokens, keys and values are."""
+        return self.start if self.places is None else self.places
 
 
 class TokenScores(NamedTuple):
@@ -75,6 +84,15 @@ def pack(tokens: Tensor | None, drawn: TokenScores | None, prompt: TokenScores |
     return StepOutput(torch.cat([part.flatten() for part in parts]), tuple(4 * part.numel() for part in parts))
 
 
+class Passed(NamedTuple):
+    """What a stage that draws no tokens passes on."""
+
+    hidden: Tensor  # [T, H]
+    rows: Int32Array  # [S'], for which the last stage draws tokens
+    positions: Int32Array  # [S'], where these go
+    note: Callable[[Download], None] | None  # for a step with drafts: takes all tokens that are drawn
+
+
 class PendingStep(NamedTuple):
     """A launched step whose tokens are on their way."""
 
@@ -86,6 +104,23 @@ class PendingStep(NamedTuple):
     ended_before: Mark | None  # the end of the step before
     row_errors: tuple[RowError, ...] = ()
     finish: Callable[[StepResult, tuple[RowError, ...]], StepResult] | None = None  # for a step with drafts
+    computing: Mark | None = None  # the end of its copies to and from the host, if it has any
+    forced: bytes = b""  # int32[S'], as `Grammars.take_forced` returns it
+    take_copy_times: Callable[[], tuple[int, int]] | None = None
+    drafter_error: str = ""
+    passed: Passed | None = None
+    pooled_sizes: bytes = b""  # int32[P], as in `StepResult`: of the vectors at the end of the output
+
+    @property
+    def num_us_if_done(self) -> int | None:
+        """What it took; None while the device is computing."""
+        return self.ended.us_since(self.computing or self.began) if self.ended.is_passed() else None
+
+    @property
+    def tokens(self) -> bytes:
+        """int32[S'], as they were drawn, before any are found to be wrong; blocks until they are there."""
+        values = b"" if self.output is None else self.output.wait()
+        return values[: self.sizes[0]] if self.sizes else values
 
     def is_ready(self) -> bool:
         """Whether `result` would return immediately."""
@@ -95,8 +130,24 @@ class PendingStep(NamedTuple):
         """The step's result; blocks until the device has computed it."""
         self.ended.wait()
         values = b"" if self.output is None else self.output.wait()
+        pooled = b""
+        if self.pooled_sizes:
+            end = len(values) - 4 * int(np.frombuffer(self.pooled_sizes, dtype=np.int32).sum())
+            values, pooled = values[:end], values[end:]
         num_idle_us = 0 if self.ended_before is None else self.began.us_since(self.ended_before)
-        result = make_result(self.step_id, values, self.sizes, self.ended.us_since(self.began), num_idle_us)
+        result = make_result(
+            self.step_id, values, self.sizes, self.ended.us_since(self.computing or self.began), num_idle_us
+        )
+        if pooled:
+            result = replace(result, pooled=pooled, pooled_sizes=self.pooled_sizes)
+        if self.drafter_error:
+            result = replace(result, drafter_error=self.drafter_error)
+        if self.take_copy_times is not None:
+            num_pages, num_us = self.take_copy_times()
+            if num_pages:
+                result = replace(result, num_copied_pages=num_pages, num_copy_us=num_us)
+        if self.forced:
+            result = replace(result, num_forced=self.forced)
         if self.finish is not None:
             return self.finish(result, self.row_errors)
         token_ids, undrawn = drawn_tokens(result.token_ids)

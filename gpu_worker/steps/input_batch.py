@@ -25,8 +25,9 @@ def make_inputs(
 ) -> tuple[ForwardInputs, SamplingRows]:
     """The device tensors of a step. One upload carries the batch; the rest is gathered on the device."""
     n, s = batch.rows.shape[0], batch.sample_idx.shape[0]
-    packed = device.upload(np.concatenate((batch.rows, batch.start, batch.num_new, batch.sample_idx.astype(np.int32))))
-    max_seq_len = int((batch.start + batch.num_new).max())
+    start = batch.start_places
+    packed = device.upload(np.concatenate((batch.rows, start, batch.num_new, batch.sample_idx.astype(np.int32))))
+    max_seq_len = int((start + batch.num_new).max())
     inputs, last = gather_inputs(
         packed[: 3 * n].view(3, n),
         state,
@@ -38,9 +39,24 @@ def make_inputs(
         max_seq_len=max_seq_len,
     )
     inputs = inputs._replace(host_lens=(batch.num_new, batch.start + batch.num_new))
+    if batch.paths is not None:
+        inputs, last = _in_trees(inputs, last, batch, device)
     if s == n:
         return inputs, last
     return inputs, SamplingRows(*(tensor.index_select(0, packed[3 * n :]) for tensor in last))
+
+
+def _in_trees(
+    inputs: ForwardInputs, last: SamplingRows, batch: HostBatch, device: Device
+) -> tuple[ForwardInputs, SamplingRows]:
+    """What was gathered at the places of nodes, at their positions."""
+    assert batch.paths is not None
+    ahead = device.upload(batch.start - batch.start_places)
+    by_token = ahead.repeat_interleave(inputs.query_start_loc.diff(), output_size=inputs.input_ids.shape[0])
+    inputs = inputs._replace(
+        positions=inputs.positions + by_token, seq_lens=inputs.seq_lens + ahead, paths=device.upload(batch.paths)
+    )
+    return inputs, last._replace(positions=last.positions + ahead)
 
 
 def gather_inputs(

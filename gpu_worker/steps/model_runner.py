@@ -1,24 +1,57 @@
 """One step: apply the plan to the row state, run the model, sample, start copying the tokens to the host."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
+from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.source import Checkpoint
-from penstock.gpu_worker.devices.device import Device, Graphs, Mark
+from penstock.gpu_worker.devices.device import Device, Graphs, IntArray, Mark
+from penstock.gpu_worker.drafting.drafter import Drafter
 from penstock.gpu_worker.grammars.masks import Grammars
-from penstock.gpu_worker.models.model import Model
+from penstock.gpu_worker.models.model import HandsOutLayers, Model
+from penstock.gpu_worker.state.host_pages import HostPages
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.cuda_graphs import DecodeGraphs
-from penstock.gpu_worker.steps.drafts import Drafts
-from penstock.gpu_worker.steps.host_step import HostBatch, PendingStep, StepOutput, TokenScores, host_batch, pack
+from penstock.gpu_worker.steps.drafts import DraftedStep, Drafts
+from penstock.gpu_worker.steps.host_step import (
+    HostBatch,
+    Int32Array,
+    Passed,
+    PendingStep,
+    StepOutput,
+    TokenScores,
+    host_batch,
+    pack,
+)
 from penstock.gpu_worker.steps.input_batch import SamplingRows, make_inputs
 from penstock.gpu_worker.steps.logprobs import prompt_scores, score
+from penstock.gpu_worker.steps.trees import Moves, why_no_trees
 from penstock.ipc.messages import RowError, StepPlan
 from penstock.kernels.sampling import sample
+
+if TYPE_CHECKING:
+    from penstock.gpu_worker.steps.pooling import Pooler
+
+log = structlog.get_logger()
+
+
+def _grammars_elsewhere() -> type[Grammars]:
+    from penstock.gpu_worker.grammars.elsewhere import GrammarsElsewhere  # most models are in one stage
+
+    return GrammarsElsewhere
+
+
+def _make_pooler() -> "Pooler":
+    from penstock.gpu_worker.steps.pooling import Pooler  # most requests are for text
+
+    return Pooler()
 
 
 class ModelRunner:
@@ -41,18 +74,25 @@ class ModelRunner:
         model.prepare(device, num_rows, max_model_len)
         windows = [table for table, _ in self._state.window_tables]
         self._whole_step = model.whole_step(self._state.token_ids, [self._state.page_table, *windows], kv)
-        self._grammars = Grammars(checkpoint, config.vocab_size, device)
+        self._draws = not isinstance(config, Decoder) or config.has_head
+        self._grammars = (Grammars if self._draws else _grammars_elsewhere())(checkpoint, config.vocab_size, device)
         self.grammar_store = self._grammars.store
-        self._drafts = Drafts(self._state, num_rows, self._grammars.has)
+        if isinstance(config, Decoder) and config.shard is not None:
+            self._grammars.can_extend &= config.shard.place.num_stages == 1  # all stages must guess the same
+        self._drafts = Drafts(self._state, num_rows, self._grammars)
+        self._drafter: Drafter | None = None
+        self._pooler: Pooler | None = None  # made with the first row that pools
         self._graphs: DecodeGraphs | None = None
         self._ended: Mark | None = None  # end of the last launched step
+        self.host_pages: HostPages | None = None  # a tier below the pool
+        self.check_drawn: Callable[[Tensor], None] | None = None  # gets the tokens of each step
 
     def memory_use(self) -> tuple[int, int]:
         """Used and total bytes of the device."""
         return self._device.memory_use()
 
-    def capture_graphs(self, graphs: Graphs) -> None:
-        """Capture decode steps as CUDA graphs."""
+    def capture_graphs(self, graphs: Graphs, dtype: torch.dtype) -> None:
+        """Capture decode steps as CUDA graphs; `dtype` is that of activations."""
         self._state.use_dummy_page(self._max_num_seqs, self._kv.dummy_page)
         self._graphs = DecodeGraphs(
             self._model,
@@ -63,35 +103,97 @@ class ModelRunner:
             dummy_row=self._max_num_seqs,
             max_num_seqs=self._max_num_seqs,
             max_model_len=self._max_model_len,
+            dtype=dtype,
         )
         self._graphs.capture()
+        if self._drafter is not None:
+            self._drafter.capture(graphs)
 
     def clear_rows(self) -> None:
         """Forget all sequences."""
         self._state.clear()
         self._grammars.clear()
         self._drafts.clear()
+        self._pooler = None
+        if self._drafter is not None:
+            self._drafter.clear()
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> PendingStep:
-        """Do the host's part of a plan; on a GPU this returns before the device is done."""
+    def warm_up_drafter(self, contexts: Sequence[int]) -> None:
+        """See `Drafter.warm_up`."""
+        if self._drafter is not None:
+            self._drafter.warm_up(contexts)
+
+    def draft_with(self, make: Callable[[RowState], Drafter]) -> None:
+        """Guess tokens of rows, where plans let it."""
+        self._state.keep_mirror()
+        self._drafter = make(self._state)
+        moves = None
+        if self._drafter.traits.guesses_trees:
+            if reason := why_no_trees(self._model.config):
+                log.warning("chains of tokens are guessed instead of trees", reason=reason)
+            else:
+                moves = Moves(self._state, self._kv, self._device)
+        self._drafts.draft_with(self._drafter, moves)
+        self._grammars.counts_forced = self._grammars.can_extend
+
+    @torch.inference_mode()
+    def write_drawn(self, rows: Int32Array, positions: Int32Array, tokens: Int32Array) -> None:
+        """Put tokens that another stage has drawn where the next steps read them: int32[S] each."""
+        self._state.write_tokens(rows, positions, np.ones_like(rows), tokens.tobytes())
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, given: Tensor | None = None) -> PendingStep:
+        """Do the host's part of a plan; on a GPU this returns before the device is done.
+
+        `given`: what the stage before has made of it, [T, H].
+        """
         began, ended_before = self._device.mark(), self._ended
+        computing: Mark | None = None
+        keeps_ends = self._drafter is not None and self._drafter.traits.wants_ended
+        if keeps_ends:
+            self._drafts.end(plan)
+        if self._drafter is not None and self._drafts.is_busy:
+            self._drafts.begin(plan)
         self._state.apply(plan)
         if self._grammars.rows or any(new.grammar_id for new in plan.new_rows):
             self._grammars.apply(plan)
         for new in plan.new_rows:
             self._model.enter_row(new.row, new.num_prompt_tokens)
-        if plan.copy_src:
+            if new.sampling.pooling is not None and self._pooler is None:
+                self._pooler = _make_pooler()
+        if self._pooler is not None:
+            self._pooler.apply(plan)
+            if not self._pooler.rows:
+                self._pooler = None
+        if plan.copy_tiers:
+            assert self.host_pages is not None, "there is no host tier"
+            self.host_pages.copy(plan)
+            computing = self._device.mark()
+        elif plan.copy_src:
             src, dst = (np.frombuffer(buffer, dtype=np.int32) for buffer in (plan.copy_src, plan.copy_dst))
             self._kv.copy_pages(self._device.upload(src), self._device.upload(dst))
         batch, drafted, finish = host_batch(plan), None, None
-        if plan.num_drafts or plan.start_bounds:
+        if self._drafter is not None:
+            if plan.new_rows:
+                self._drafts.enter(plan.new_rows)
+            self._drafter.apply(plan)
+        if plan.num_drafts or plan.start_bounds or self._state.mirror is not None or keeps_ends:
             batch, drafted = self._drafts.expand(plan, batch)
-        output, row_errors = self._compute(batch)
+        passed: Passed | None = None
+        if self._draws:
+            output, row_errors = self._compute(batch, drafted, given)
+        else:
+            output, row_errors, passed = None, (), self._pass_on(batch, drafted, given)
+        pooled_sizes = b""
+        if self._pooler is not None and output is not None:
+            output, pooled_sizes = self._pooler.add_to(output)
         self._ended = self._device.mark()
         download = None if output is None else self._device.download(output.values)
+        forced = b""
         if download is not None:
             if self._grammars.rows:
+                forced = self._grammars.take_forced(batch.sample_idx.shape[0])
                 self._grammars.expect(download)
             if drafted is not None:
                 drafted.download = download
@@ -101,43 +203,120 @@ class ModelRunner:
             output=download,
             sizes=() if output is None else output.sizes,
             began=began,
+            computing=computing,
             ended=self._ended,
             ended_before=ended_before,
             row_errors=row_errors,
             finish=finish,
+            forced=forced,
+            take_copy_times=None if self.host_pages is None else self.host_pages.take_times,
+            drafter_error="" if self._drafter is None else self._drafter.take_error(),
+            passed=passed,
+            pooled_sizes=pooled_sizes,
         )
 
-    def _compute(self, batch: HostBatch) -> tuple[StepOutput | None, tuple[RowError, ...]]:
+    def _pass_on(self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None) -> Passed | None:
+        """Compute the layers of a stage that is not the last one."""
+        if batch.rows.shape[0] == 0:
+            return None
+        if self._whole_step is not None and int(batch.num_new.sum()) <= self._whole_step.max_tokens:
+            hidden = self._whole_step.compute(batch.rows, batch.start, batch.num_new, batch.sample_idx, given)
+        elif self._graphs is not None and self._graphs.covers(batch):
+            hidden, _ = self._graphs.replay(batch, given)
+        else:
+            inputs, _ = make_inputs(batch, self._state, self._device, self._page_size)
+            hidden = self._model.forward(inputs._replace(given=given), self._kv)
+        note = None if drafted is None else partial(self._drafts.drawn, drafted)
+        ends = batch.start + batch.num_new
+        return Passed(hidden, batch.rows[batch.sample_idx], ends[batch.sample_idx], note)
+
+    def _compute(
+        self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None
+    ) -> tuple[StepOutput | None, tuple[RowError, ...]]:
         if batch.rows.shape[0] == 0:
             return None, ()
         prompt, sampling = None, None
-        if self._whole_step is not None and self._is_whole(batch, self._whole_step.max_tokens):
-            self._begin_masks(batch)
-            logits = self._whole_step.compute(batch.rows, batch.start, batch.num_new, batch.sample_idx)
+        num_tokens = int(batch.num_new.sum())
+        if self._whole_step is not None and not self._state.has_logprobs and num_tokens <= self._whole_step.max_tokens:
+            # One call, since no row needs hidden states in between.
+            self._begin_masks(batch, drafted)
+            room, drawing = self._room_for_drafter(num_tokens), batch.sample_idx
+            if self._pooler is not None:
+                room.setdefault("hidden", self._room_for_hidden(num_tokens))
+                drawing = batch.sample_idx[self._pooler.drawing(batch)]
+            logits = self._whole_step.compute(
+                batch.rows, batch.start, batch.num_new, drawing, given, paths=batch.paths, **room
+            )
+            if self._pooler is not None:
+                self._pooler.take(batch, room["hidden"])
+                logits = self._pooler.spread(logits, batch)
+            if self._drafter is not None:
+                hidden = room.get("taps" if self._drafter.traits.num_taps else "hidden")
+                self._drafter.computed(batch.rows, batch.start_places, batch.num_new, hidden)
         else:
-            hidden, sampling, prompt = self._forward(batch)
-            logits = self._model.logits(hidden) if hidden.shape[0] else hidden
+            hidden, sampling, prompt = self._forward(batch, drafted, given)
+            if self._pooler is not None and hidden.shape[0]:
+                drawing = self._pooler.drawing(batch)
+                logits = self._pooler.spread(self._logits_of(hidden, drawing), batch)
+            else:
+                logits = self._model.logits(hidden) if hidden.shape[0] else hidden
         if logits.shape[0] == 0:
             return pack(None, None, prompt), ()
         tokens, drawn, row_errors = self._sample(logits, batch, sampling)
+        if self.check_drawn is not None:
+            self.check_drawn(tokens)
         return pack(tokens, drawn, prompt), row_errors
 
-    def _begin_masks(self, batch: HostBatch) -> None:
+    def _room_for_drafter(self, num_tokens: int) -> dict[str, Tensor]:
+        """Where a whole step puts what the drafter wants of it, as `Compute` calls that."""
+        if self._drafter is None or not self._drafter.traits.wants_hidden:
+            return {}
+        num_taps = self._drafter.traits.num_taps
+        return {"taps" if num_taps else "hidden": self._room_for_hidden(num_tokens, max(1, num_taps))}
+
+    def _room_for_hidden(self, num_tokens: int, num_states: int = 1) -> Tensor:
+        """fp32[T, n * H], for so many hidden states of each position."""
+        config = self._model.config
+        assert isinstance(config, Decoder)
+        return torch.empty(num_tokens, config.hidden_size * num_states)
+
+    def _logits_of(self, hidden: Tensor, drawing: IntArray) -> Tensor:
+        """[S, H], and which of them draw, int64[D] -> [D, V]"""
+        if not drawing.shape[0]:
+            return hidden.new_empty(0, self._model.config.vocab_size)
+        if drawing.shape[0] == hidden.shape[0]:
+            return self._model.logits(hidden)
+        return self._model.logits(hidden.index_select(0, self._device.upload(drawing)))
+
+    def _tell_drafter(self, batch: HostBatch, hidden: Tensor) -> None:
+        """What `Model.forward` has made."""
+        if self._drafter is None:
+            return
+        if self._drafter.traits.num_taps and isinstance(self._model, HandsOutLayers) and self._model.tapped is not None:
+            hidden = self._model.tapped
+        self._drafter.computed(batch.rows, batch.start_places, batch.num_new, hidden)
+
+    def _begin_masks(self, batch: HostBatch, drafted: DraftedStep | None) -> None:
         if self._grammars.rows:
-            self._grammars.begin(batch.rows[batch.sample_idx])
+            self._grammars.begin(batch.rows[batch.sample_idx], None if drafted is None else drafted.guesses)
 
-    def _is_whole(self, batch: HostBatch, max_tokens: int) -> bool:
-        """Whether a step can be one call: no row needs hidden states in between, and it is not too long."""
-        return not self._state.has_logprobs and int(batch.num_new.sum()) <= max_tokens
-
-    def _forward(self, batch: HostBatch) -> tuple[Tensor, SamplingRows, TokenScores | None]:
+    def _forward(
+        self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None
+    ) -> tuple[Tensor, SamplingRows, TokenScores | None]:
         """Hidden states [S, H] of the rows that sample, where their tokens go, and scores of prompt tokens."""
         if self._graphs is not None and self._graphs.covers(batch):
-            self._begin_masks(batch)
-            return *self._graphs.replay(batch), None
+            self._begin_masks(batch, drafted)
+            hidden, sampling = self._graphs.replay(batch, given)
+            self._tell_drafter(batch, hidden)
+            if self._pooler is not None:
+                self._pooler.take(batch, hidden)
+            return hidden, sampling, None
         inputs, sampling = make_inputs(batch, self._state, self._device, self._page_size)
-        self._begin_masks(batch)  # not earlier: two Python threads at once are slow
-        hidden = self._model.forward(inputs, self._kv)
+        self._begin_masks(batch, drafted)  # not earlier: two Python threads at once are slow
+        hidden = self._model.forward(inputs._replace(given=given), self._kv)
+        self._tell_drafter(batch, hidden)
+        if self._pooler is not None:
+            self._pooler.take(batch, hidden)
         prompt = None
         if self._state.has_logprobs:
             prompt = prompt_scores(self._model, hidden, batch, self._state, self._device)

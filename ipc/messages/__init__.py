@@ -4,13 +4,17 @@ Structs are tagged, array-like and frozen; they are validated against these type
 Arrays travel as raw little-endian buffers (`bytes`); the comment beside each field gives dtype and shape.
 New fields are only ever added at the end and with a default; any other change increments `PROTOCOL_VERSION`.
 
-Directions (`frontend.py` and `worker.py`; `base.py` is what both share):
+Directions (`frontend.py` and `worker.py`; `base.py` is what both share; `handover.py` has those between engines):
 
     frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, PauseRequest, ResumeRequest,
-                             Heartbeat, Goodbye, ResetPrefixCache
-    scheduler -> frontend    EngineReady, EngineNotReady, TokenBatch, EngineStats, SayHello, Refused, Heartbeat
-    worker    -> scheduler   WorkerHello, StepResult, GrammarPrepared, WorkerFailed, Heartbeat
-    scheduler -> worker      Welcome, StepPlan, PrepareGrammar, DropGrammar, SayHello, Refused, Heartbeat
+                             Heartbeat, Goodbye, ResetPrefixCache, ListRequests, ListCache, DrainEngine,
+                             NoteCulprit; WatchSteps, ListPages, ListPrefixes, ShowLife (`watching.py`)
+    scheduler -> frontend    EngineReady, EngineNotReady, TokenBatch, EngineStats, ExpertLoad,
+                             CacheEvents, RequestList, SayHello, Refused, Heartbeat
+    worker    -> scheduler   WorkerHello, StepResult, GrammarPrepared, KVStored, KVLoaded, DiskContents,
+                             ExpertTokens, WorkerFailed, Heartbeat
+    scheduler -> worker      Welcome, StepPlan, PrepareGrammar, DropGrammar, StoreKV, LoadKV, DropStoredKV,
+                             SayHello, Refused, Heartbeat
 """
 
 from penstock.ipc.messages.base import (
@@ -20,6 +24,8 @@ from penstock.ipc.messages.base import (
     FinishReason,
     Heartbeat,
     Message,
+    Pooling,
+    PoolingKind,
     Refused,
     Sampling,
     SamplingParams,
@@ -30,29 +36,97 @@ from penstock.ipc.messages.base import (
 from penstock.ipc.messages.frontend import (
     AbortRequest,
     AddRequest,
+    CacheEvents,
+    DiskStats,
+    DraftStats,
+    DrainEngine,
     EngineNotReady,
     EngineReady,
     EngineStats,
+    ExpertLoad,
     FrontendHello,
     Goodbye,
+    HandoverStats,
+    HostTierStats,
+    LayerLoad,
+    ListCache,
+    ListRequests,
+    NoteCulprit,
     PauseRequest,
     Probe,
+    RequestList,
+    RequestState,
     ResetPrefixCache,
     ResumeRequest,
+    SequenceBill,
     SequenceDelta,
     SequenceProgress,
+    SequenceStatus,
+    TierChanges,
     TokenBatch,
     TokenColumns,
     WaitingTenant,
 )
+from penstock.ipc.messages.handover import (
+    FollowKV,
+    HandoverReleased,
+    HandoverTaken,
+    KVData,
+    KVLayers,
+    KVPages,
+    KVReceived,
+    KVSource,
+    OfferKV,
+    ReadKV,
+    ReceiveKV,
+    Role,
+    SetRole,
+    StopReceivingKV,
+    UnfollowKV,
+    WithdrawKV,
+)
+from penstock.ipc.messages.watching import (
+    CACHED,
+    FREE,
+    HELD,
+    OWNED,
+    SHARED,
+    EventKind,
+    InRow,
+    ListPages,
+    ListPrefixes,
+    PageMap,
+    PageRuns,
+    Picture,
+    PrefixNode,
+    PrefixTree,
+    RequestLife,
+    SequenceEvent,
+    ShowLife,
+    Waiting,
+    WatchedStep,
+    WatchedSteps,
+    WatchSteps,
+)
 from penstock.ipc.messages.worker import (
+    FROM_HOST,
+    ON_DEVICE,
+    TO_HOST,
+    DiskContents,
     DropGrammar,
+    DropStoredKV,
+    ExpertTokens,
     GrammarPrepared,
+    KVLoaded,
+    KVStored,
+    LayerTokens,
+    LoadKV,
     NewRow,
     PrepareGrammar,
     RowError,
     StepPlan,
     StepResult,
+    StoreKV,
     Welcome,
     WindowGroup,
     WorkerFailed,
@@ -60,47 +134,113 @@ from penstock.ipc.messages.worker import (
 )
 
 __all__ = [
+    "CACHED",
+    "FREE",
+    "FROM_HOST",
+    "HELD",
+    "ON_DEVICE",
+    "OWNED",
     "PROTOCOL_VERSION",
+    "SHARED",
+    "TO_HOST",
     "AbortRequest",
     "AddRequest",
     "Buffer",
+    "CacheEvents",
+    "DiskContents",
+    "DiskStats",
+    "DraftStats",
+    "DrainEngine",
     "DropGrammar",
+    "DropStoredKV",
     "EngineNotReady",
     "EngineReady",
     "EngineStats",
     "ErrorCode",
+    "EventKind",
+    "ExpertLoad",
+    "ExpertTokens",
     "FinishReason",
+    "FollowKV",
     "FromFrontend",
     "FromWorker",
     "FrontendHello",
     "Goodbye",
     "GrammarPrepared",
+    "HandoverReleased",
+    "HandoverStats",
+    "HandoverTaken",
     "Heartbeat",
+    "HostTierStats",
+    "InRow",
+    "KVData",
+    "KVLayers",
+    "KVLoaded",
+    "KVPages",
+    "KVReceived",
+    "KVSource",
+    "KVStored",
+    "LayerLoad",
+    "LayerTokens",
+    "ListCache",
+    "ListPages",
+    "ListPrefixes",
+    "ListRequests",
+    "LoadKV",
     "Message",
     "NewRow",
+    "NoteCulprit",
+    "OfferKV",
+    "PageMap",
+    "PageRuns",
     "PauseRequest",
+    "Picture",
+    "Pooling",
+    "PoolingKind",
+    "PrefixNode",
+    "PrefixTree",
     "PrepareGrammar",
     "Probe",
+    "ReadKV",
+    "ReceiveKV",
     "Refused",
+    "RequestLife",
+    "RequestList",
+    "RequestState",
     "ResetPrefixCache",
     "ResumeRequest",
+    "Role",
     "RowError",
     "Sampling",
     "SamplingParams",
     "SayHello",
+    "SequenceBill",
     "SequenceDelta",
+    "SequenceEvent",
     "SequenceProgress",
+    "SequenceStatus",
+    "SetRole",
     "ShortText",
+    "ShowLife",
     "StepPlan",
     "StepResult",
+    "StopReceivingKV",
+    "StoreKV",
+    "TierChanges",
     "ToFrontend",
     "ToWorker",
     "TokenBatch",
     "TokenColumns",
     "TokenLogprobs",
+    "UnfollowKV",
+    "Waiting",
     "WaitingTenant",
+    "WatchSteps",
+    "WatchedStep",
+    "WatchedSteps",
     "Welcome",
     "WindowGroup",
+    "WithdrawKV",
     "WorkerFailed",
     "WorkerHello",
 ]  # fmt: skip
@@ -114,8 +254,62 @@ FromFrontend = (
     | Heartbeat
     | Goodbye
     | ResetPrefixCache
+    | ListRequests
+    | ListCache
+    | DrainEngine
+    | NoteCulprit
     | Probe
+    | HandoverTaken
+    | SetRole
+    | WatchSteps
+    | ListPages
+    | ListPrefixes
+    | ShowLife
 )
-ToFrontend = EngineReady | EngineNotReady | TokenBatch | EngineStats | SayHello | Refused | Heartbeat
-FromWorker = WorkerHello | StepResult | GrammarPrepared | WorkerFailed | Heartbeat
-ToWorker = Welcome | StepPlan | PrepareGrammar | DropGrammar | SayHello | Refused | Heartbeat
+ToFrontend = (
+    EngineReady
+    | EngineNotReady
+    | TokenBatch
+    | EngineStats
+    | ExpertLoad
+    | CacheEvents
+    | RequestList
+    | SayHello
+    | Refused
+    | Heartbeat
+    | HandoverReleased
+    | WatchedSteps
+    | PageMap
+    | PrefixTree
+    | RequestLife
+)
+FromWorker = (
+    WorkerHello
+    | StepResult
+    | GrammarPrepared
+    | KVStored
+    | KVLoaded
+    | DiskContents
+    | ExpertTokens
+    | KVReceived
+    | WorkerFailed
+    | Heartbeat
+)
+ToWorker = (
+    Welcome
+    | StepPlan
+    | PrepareGrammar
+    | DropGrammar
+    | StoreKV
+    | LoadKV
+    | DropStoredKV
+    | OfferKV
+    | WithdrawKV
+    | ReceiveKV
+    | StopReceivingKV
+    | SayHello
+    | Refused
+    | Heartbeat
+)
+FromReader = FollowKV | UnfollowKV | ReadKV
+ToReader = KVPages | KVLayers | KVData

@@ -10,7 +10,13 @@ Buffer = bytes
 """Raw little-endian numbers; the comment beside each field gives dtype and shape."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
-ErrorCode = Literal["queue_full", "too_long", "internal", "grammar", "invalid_logits", "ends_workers", "queue_timeout"]
+ErrorCode = Literal[
+    "queue_full", "too_long", "internal", "grammar", "invalid_logits", "ends_workers", "queue_timeout", "late",
+    "unattainable",
+]  # fmt: skip
+PoolingKind = Literal["last", "mean"]
+"""Of the last position, or the mean of all."""
+
 ShortText = Annotated[str, Meta(max_length=256)]
 _Ints = Annotated[tuple[int, ...], Meta(max_length=4096)]
 _MAX_INT = 2**31 - 1
@@ -35,6 +41,8 @@ class SayHello(Message, frozen=True):
     The peer says hello again and treats everything it had in progress here as lost: a worker forgets it,
     a frontend resubmits it with the output it has so far.
     """
+
+    is_broken: bool = False  # to a worker: its group has lost a rank, so the ranks must meet again
 
 
 class Refused(Message, frozen=True):
@@ -65,6 +73,14 @@ class Sampling(Struct, frozen=True, array_like=True, gc=False):
     allowed_token_ids: _Ints = ()  # only these are sampled; empty: any
 
 
+class Pooling(Struct, frozen=True, array_like=True, gc=False):
+    """A vector of a sequence's final hidden states, which are those after the last norm, in place of a token."""
+
+    kind: PoolingKind
+    size: Annotated[int, Meta(ge=0, le=2**24)] = 0  # only its first numbers; 0: all
+    is_normalized: bool = True  # divided by its Euclidean length, after the rest is cut off
+
+
 class SamplingParams(Sampling, frozen=True, array_like=True, gc=False, kw_only=True):
     """`Sampling` plus what is made from prompt, tokenizer or grammar library: how one sequence is computed."""
 
@@ -74,6 +90,8 @@ class SamplingParams(Sampling, frozen=True, array_like=True, gc=False, kw_only=T
     ] = ()  # sequences of output tokens that must never be completed
     grammar: str = ""  # what the output must match, in llguidance's syntax; checked by the frontend; empty: anything
     grammar_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 0  # memory that the prepared grammar takes
+    max_drafts: Annotated[int, Meta(ge=-1, le=64)] = -1  # tokens guessed in a step at most; -1: as many as pay
+    pooling: Pooling | None = None  # nothing is sampled: the vector comes where the first token would; max_tokens is 1
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):

@@ -5,9 +5,25 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from penstock.ipc.messages.base import Buffer, ErrorCode, Message, SamplingParams, ShortText
+from penstock.ipc.messages.handover import KVSource
 
 Count = Annotated[int, Meta(ge=1, le=2**26)]
 """A count for which the scheduler keeps a list: bounded well above what any machine has."""
+
+
+_MAX_MOVED = 2**16
+
+PageKeys = Annotated[bytes, Meta(max_length=16 * _MAX_MOVED)]
+"""16 bytes for each page."""
+
+PageNumbers = Annotated[bytes, Meta(max_length=4 * _MAX_MOVED)]
+"""int32[pages]"""
+
+PageFlags = Annotated[bytes, Meta(max_length=_MAX_MOVED)]
+"""uint8[pages]"""
+
+ON_DEVICE, TO_HOST, FROM_HOST = 0, 1, 2
+"""What a copy's source and target are: pages of the device, or of the device and the host."""
 
 
 class WindowGroup(Struct, frozen=True, array_like=True, gc=False):
@@ -25,7 +41,7 @@ class WorkerHello(Message, frozen=True):
 
     protocol_version: int
     name: ShortText
-    rank: Annotated[int, Meta(ge=0)]  # in the group; rank 0 answers for it
+    rank: Annotated[int, Meta(ge=0)]  # in the group
     model_fingerprint: ShortText
     device: ShortText
     dtype: ShortText
@@ -41,13 +57,30 @@ class WorkerHello(Message, frozen=True):
     longest_usual_prompt: Annotated[int, Meta(ge=0)] = 0
     """In longer prompts positions mean something else: they share no pages with these. 0: there is no difference."""
     is_each_length_special: bool = False  # beyond it, pages are shared only by prompts of the same length
-    kernels: ShortText = ""  # what computes the model: "native", "torch", "triton", "transformers"
+    kernels: ShortText = ""  # what computes the model: "native", "native+torch", "torch", "triton", "transformers"
+    num_host_pages: Annotated[int, Meta(ge=0, le=2**26)] = 0  # pages of the host tier, numbered from 0
+    page_bytes: Annotated[int, Meta(ge=0)] = 0  # of a page of any group, on the device and on the host; 0: unknown
+    host_copy_speed: Annotated[int, Meta(ge=0)] = 0  # bytes per second between device and host; 0: unknown
+    failed_tiers: tuple[ShortText, ...] = ()  # those that are configured and could not be set up: "host", "disk"
+    num_disk_places: Annotated[int, Meta(ge=0, le=2**24)] = 0  # places for pages on the disk; `DiskContents` follow
+    weights: ShortText = ""  # a checksum over all bytes of the weights; "dummy" or "none" if there are none
+    arithmetic: ShortText = ""  # programs and processor that compute, as far as another one might round otherwise
+    answers: bool = True  # whether the group's results are this rank's: one of them
+    kv_sources: tuple[KVSource, ...] = ()  # how others read its pages; none without --role. Of a group: of all ranks
+    was_welcomed: bool = False  # the group was complete already, under this or an earlier scheduler
+    is_batch_invariant: bool = False  # a token's bits are the same in any batch, chunk, and when recomputed
+    placement: ShortText = ""  # a checksum of which ranks hold which experts; empty: experts are not spread
+    num_stages: Count = 1  # of the pipeline that the ranks are
+    max_drafts: Annotated[int, Meta(ge=0, le=64)] = 0  # tokens that its drafter guesses for a row in a step; 0: none
+    drafter: ShortText = ""  # its name; also of one that could not be set up
+    draft_page_bytes: Annotated[int, Meta(ge=0)] = 0  # that it keeps on the device beside each page
 
 
 class Welcome(Message, frozen=True):
     """The scheduler accepts this worker; the worker clears all rows."""
 
     protocol_version: int
+    epoch: int = 0  # the same for all workers of a group; larger than at any earlier welcome
 
 
 class NewRow(Struct, frozen=True, array_like=True, gc=False):
@@ -63,6 +96,7 @@ class NewRow(Struct, frozen=True, array_like=True, gc=False):
     sampling: SamplingParams  # the seed is already the sequence's own
     page_ids: Buffer  # int32[k]: its first pages, enough for all known tokens; those of a prefix hit come first
     grammar_id: int = 0  # a prepared grammar; 0: none. Its text is no longer in `sampling`
+    cache_salt: ShortText = ""  # what is learnt from the sequence is for others with the same salt only
 
 
 class PrepareGrammar(Message, frozen=True):
@@ -90,18 +124,24 @@ class StepPlan(Message, frozen=True):
     token ids are in the row's token buffer, where the worker itself puts each token it samples.
     If `samples[b]`, the logits of the chunk's last position give the row's next token.
 
-    Drafts. With k = `num_drafts[b]` > 0, the last k of the new positions hold guesses, given in `draft_token_ids`,
-    and the last 1 + k positions give tokens. Each is sampled as it would be without guesses. The first one counts, and
-    each of the others counts if all guesses before it were right. A worker may return fewer of them, or none at all.
-    Without drafts a row that samples returns one token.
+    Pooling. A row whose parameters have `pooling` gives a vector where another one gives its first token. Its token
+    counts in all columns, and means nothing.
+
+    Drafts. With k = `num_drafts[b]` > 0, the worker may guess up to k tokens that follow the row's last one. They are
+    the last of the new positions; if it guesses fewer, it computes fewer. Its last token and each guess give a token,
+    sampled as it would be without guesses. The first one counts, and each of the others counts if all guesses before it
+    were right. A worker may return fewer of them, or none at all. Without drafts a row that samples returns one token.
 
     Starts. Before the result of a step with drafts, only the worker knows where the row continues: one position after
     those whose tokens it returned. A plan made before the result says so in `start_bounds`; its `start` is an upper
     bound, and there are pages for `num_new` positions from there.
 
     A row's chunk needs the tokens of the last plan with that row, and of no other plan, so plans without a common row
-    may overlap, as in the stages of a pipeline. Copies are between pages of the device. For pages elsewhere, the
-    tiers of sources and targets will be two columns at the end, with a default that means the device.
+    may overlap, as in the stages of a pipeline.
+
+    Copies. They count as done one after the other, in the order of the columns: a page may be a target and then a
+    source, or be copied away and then be a target. Those with tiers move whole pages between the device's pool and the
+    host's, of any page group.
     """
 
     step_id: int
@@ -117,9 +157,34 @@ class StepPlan(Message, frozen=True):
     copy_dst: Buffer = b""  # int32[C]
     freed_rows: Buffer = b""  # int32[F]: rows that no longer hold a sequence (the plan may fill them again)
     window_pages: Buffer = b""  # int32[W, 4]: page group >= 1, row, index in the row's page table of this group, page
-    num_drafts: Buffer = b""  # int32[N]: how many of each row's new tokens are guesses; empty: none
-    draft_token_ids: Buffer = b""  # int32[sum(num_drafts)]
+    num_drafts: Buffer = b""  # int32[N]: how many of each row's new tokens may be guesses; empty: none
     start_bounds: Buffer = b""  # uint8[N]: 1 where `start` is an upper bound; empty: all are exact
+    copy_tiers: Buffer = b""  # uint8[C]: ON_DEVICE, TO_HOST or FROM_HOST for each copy; empty: all are on the device
+
+
+class StoreKV(Message, frozen=True):
+    """Write host pages to the disk, beside steps; `KVStored` answers. The steps that filled them have returned.
+
+    What a place holds is overwritten. The scheduler gives neither pages nor places to anybody else before the answer.
+    """
+
+    move_id: int  # never reused
+    keys: PageKeys  # of the pages' content
+    host_pages: PageNumbers
+    places: PageNumbers  # on the disk
+
+
+class LoadKV(Message, frozen=True):
+    """Fill host pages from the disk, beside steps; `KVLoaded` answers. No step in flight has to do with these pages."""
+
+    move_id: int
+    keys: PageKeys  # what the places hold
+    host_pages: PageNumbers
+    places: PageNumbers
+
+
+class DropStoredKV(Message, frozen=True):
+    """Empty all places, after what was ordered before."""
 
 
 class RowError(Struct, frozen=True, array_like=True, gc=False):
@@ -150,6 +215,14 @@ class StepResult(Message, frozen=True):
     prompt_logprob_ranks: Buffer = b""  # int32[B]
     row_errors: tuple[RowError, ...] = ()  # the tokens of these rows are invalid
     num_tokens: Buffer = b""  # int32[S]: how many tokens each sampling row returns; empty: one each
+    num_drafted: Buffer = b""  # int32[S]: how many tokens were guessed for each sampling row; empty: none
+    num_draft_us: int = 0  # what guessing took; it is part of `num_forward_us`
+    num_copied_pages: int = 0  # between device and host: copies that have ended since the last result
+    num_copy_us: int = 0  # what these took; it is not part of `num_forward_us`
+    num_forced: Buffer = b""  # int32[S]: how many more tokens a row's grammar forces next, if known; empty: none
+    drafter_error: str = ""  # why the drafter is switched off from now on; told once
+    pooled: Buffer = b""  # fp32[sum(pooled_sizes)]: the vectors of the sampling rows that pool
+    pooled_sizes: Buffer = b""  # int32[P]
 
 
 class GrammarPrepared(Message, frozen=True):
@@ -157,6 +230,47 @@ class GrammarPrepared(Message, frozen=True):
 
     grammar_id: int
     error: str = ""  # why not, for the client
+
+
+class KVStored(Message, frozen=True):
+    """Host pages were written to the disk."""
+
+    move_id: int
+    ok: PageFlags  # whether each page is at its place; otherwise the place is empty
+    num_us: int = 0  # that it took, without the time in the queue
+    error: ShortText = ""  # why the first one is not
+
+
+class KVLoaded(Message, frozen=True):
+    """Host pages were filled from the disk."""
+
+    move_id: int
+    ok: PageFlags  # whether each page is what was once stored; otherwise its place is empty
+    num_us: int = 0
+    error: ShortText = ""
+
+
+class DiskContents(Message, frozen=True):
+    """What the disk holds for this model: sent in pieces after each `Welcome`. Places not named in any are empty."""
+
+    places: PageNumbers  # those used longest ago first
+    keys: PageKeys
+    is_last: bool
+    unusable: PageNumbers = b""  # in the last piece: places that must stay empty
+
+
+class LayerTokens(Struct, frozen=True, array_like=True, gc=False):
+    """What some experts of a layer have computed."""
+
+    layer: Annotated[int, Meta(ge=0, le=2**16)]  # its number in the checkpoint
+    num_experts: Annotated[int, Meta(ge=1, le=2**16)]  # of the layer, on all ranks
+    tokens: dict[int, Annotated[int, Meta(ge=0)]]  # by the expert's number
+
+
+class ExpertTokens(Message, frozen=True):
+    """How many tokens the experts that a rank holds have computed since it last told. Sent every few seconds."""
+
+    layers: tuple[LayerTokens, ...]  # those with tokens
 
 
 class WorkerFailed(Message, frozen=True):

@@ -25,7 +25,7 @@ _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno"
 _V4 = frozenset(("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
 _FAMILIES = {
     "x86_64": {
-        "x86-64-v4-bf16": _V4 | {"avx512_bf16"},
+        "x86-64-v4-bf16": _V4 | {"avx512_bf16", "avx512_vnni", "avx512vbmi"},
         "x86-64-v4": _V4,
         "x86-64-v3": frozenset(("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")),
     },
@@ -35,7 +35,7 @@ _FAMILIES = {
     },
 }
 """Machine -> its processor families, the best first -> the features that each has, as /proc/cpuinfo calls them."""
-_MACHINE_FLAGS = {"x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512bf16")}
+_MACHINE_FLAGS = {"x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi")}
 """The compiler's flag for a family whose name is not a flag."""
 
 
@@ -82,7 +82,7 @@ def build_portable() -> list[Path]:
     Raises:
         BuildError: if there is no compiler, or it fails.
     """
-    if _compiler() is None:
+    if find_compiler() is None:
         raise BuildError("the CPU kernels need a C++ compiler (c++, g++ or clang++), and none was found")
     if not _families():
         raise BuildError(f"no processor families are known for {platform.machine()}")
@@ -104,7 +104,15 @@ def _compile(march: str, path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch) / path.name
             machine = _MACHINE_FLAGS.get(march, (f"-march={march}",))
-            command = [_compiler() or "", *_FLAGS, *machine, *_more_flags(), "-o", str(made), str(_FOLDER / _SOURCE)]
+            command = [
+                find_compiler() or "",
+                *_FLAGS,
+                *machine,
+                *_more_flags(),
+                "-o",
+                str(made),
+                str(_FOLDER / _SOURCE),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise BuildError(f"compiling the CPU kernels failed: {done.stderr.strip()[-2000:]}")
@@ -118,14 +126,15 @@ def _more_flags() -> tuple[str, ...]:
     return tuple(shlex.split(os.environ.get("PENSTOCK_TEST_CXXFLAGS", "")))
 
 
-def _compiler() -> str | None:
+def find_compiler() -> str | None:
+    """$CXX, or the first usual one that is there; its path."""
     named = os.environ.get("CXX")
     return shutil.which(named) if named else shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
 def _library_path() -> Path | None:
     """Path of the library made by this compiler; None without a compiler."""
-    compiler = _compiler()
+    compiler = find_compiler()
     if compiler is None:
         return None
     stat = os.stat(compiler)

@@ -1,10 +1,15 @@
-// The functions that library.py and program.py call.
-#include "experts.h"
-#include "latent.h"
+// The functions that library.py, program.py and chain.py call.
+#include "attention/latents.h"
+#include "chain.h"
+#include "experts/experts.h"
 #include "memory.h"
 #include "pack.h"
 #include "program.h"
-#include "sampling.h"
+#include "quantized/floats.h"
+#include "quantized/pack.h"
+#include "quantized/products.h"
+#include "quantized/unpack.h"
+#include "ranks/exchange.h"
 #include "step.h"
 #include "team.h"
 #include "vectors.h"
@@ -12,13 +17,10 @@
 #include <new>
 #include <stdexcept>
 
-constexpr double kPerDraw = 200;  // cost per token of a random draw (a hash, logarithms), in multiplications
-constexpr double kPerRead = 20;   // cost per token of a greedy draw
-
 using namespace penstock;
 
 // Return codes: exceptions must not leave these functions, since their caller is not C++.
-enum Answer { kDone, kNoMemory, kFailed };  // as in library.py
+enum Answer { kDone, kNoMemory, kFailed, kGivenUp };  // as in library.py
 
 template <typename Work>
 static int answer(Work work) {
@@ -29,6 +31,8 @@ static int answer(Work work) {
     return kNoMemory;
   } catch (const std::length_error&) {  // of a vector: more than any memory
     return kNoMemory;
+  } catch (const GivenUp&) {
+    return kGivenUp;
   } catch (...) {
     return kFailed;
   }
@@ -81,6 +85,14 @@ int penstock_pack(const void* weight, int num_outputs, int num_inputs, int kind,
   return answer([&] { kind == kFp32 ? pack_as(float()) : pack_as(bf16()); });
 }
 
+// Bytes of 16 packed outputs of a quantized weight.
+size_t penstock_panel_bytes(const Quantized* layout, int num_inputs) { return panel_bytes(*layout, num_inputs); }
+
+int penstock_pack_quantized(const Quantized* layout, const QuantizedSource* source, int interleaved, int num_packed,
+                            uint8_t* out) {
+  return answer([&] { pack_quantized(*layout, *source, interleaved, num_packed, out); });
+}
+
 int penstock_unpack(const void* packed, int num_outputs, int num_inputs, int kind, int interleaved, int num_packed,
                     void* out) {
   auto unpack_as = [&](auto type) {
@@ -88,6 +100,32 @@ int penstock_unpack(const void* packed, int num_outputs, int num_inputs, int kin
     unpack(static_cast<const T*>(packed), num_outputs, num_inputs, interleaved, num_packed, static_cast<T*>(out));
   };
   return answer([&] { kind == kFp32 ? unpack_as(float()) : unpack_as(bf16()); });
+}
+
+// The same of a quantized weight, as fp32 or bf16.
+int penstock_unpack_quantized(const Linear* layer, int num_outputs, int interleaved, int num_packed, int to_bf16,
+                              void* out) {
+  return answer([&] {
+    if (to_bf16)
+      unpack_quantized(*layer, num_outputs, interleaved, num_packed, static_cast<bf16*>(out));
+    else
+      unpack_quantized(*layer, num_outputs, interleaved, num_packed, static_cast<float*>(out));
+  });
+}
+
+// Rows of a weight that is not interleaved, fp32 [num_rows, K].
+int penstock_rows(const Linear* layer, const int64_t* ids, int num_rows, float* out) {
+  return answer([&] {
+    team->run(double(num_rows) * layer->num_inputs * kLanes, [&] {
+      team->each(num_rows, 1, [&](int i) { unpack_row(*layer, int(ids[i]), out + size_t(i) * layer->num_inputs); });
+    });
+  });
+}
+
+// From now on each step writes to `counter` how many layers have keys and values; null: it does not.
+int penstock_count_layers(int64_t* counter) {
+  layer_counter = counter;
+  return kDone;
 }
 
 int penstock_forward(const Program* program, const Pool* pool, const Batch* batch) {
@@ -102,22 +140,39 @@ int penstock_step(const Program* program, const Pool* pool, const Rows* rows, fl
   return answer([&] { compute(*program, *pool, *rows, logits); });
 }
 
-// Draws a token for each of `count` rows from logits [count, V], and writes it to its position in the row, where the
-// next step reads it. A negative number says why a row has none.
-int penstock_draw(const Sampling* rows, const int32_t* drawn_rows, const int32_t* positions, int count, float* logits,
+// What ranks that share memory do together; see ranks/exchange.h.
+int penstock_meet(RankGroup* group) {
+  return answer([&] { meet(*group, kNothing); });
+}
+
+int penstock_add_up(RankGroup* group, float* x, int64_t count) {
+  return answer([&] { team->run(double(count), [&] { add_up_in_place(*team, *group, x, count); }); });
+}
+
+int penstock_gather(RankGroup* group, const char* x, int64_t num_rows, const int64_t* widths, char* out) {
+  return answer([&] { team->run(0, [&] { gather(*team, *group, x, num_rows, widths, out); }); });
+}
+
+int penstock_broadcast(RankGroup* group, char* x, int64_t num_bytes, int source) {
+  return answer([&] { broadcast(*group, x, num_bytes, source); });
+}
+
+// See `draw_rows`.
+int penstock_draw(const Sampling* sampling, const int32_t* rows, const int32_t* positions, int count, float* logits,
                   int vocab_size, int32_t* out) {
-  double multiplications = 0;
-  for (int i = 0; i < count; i++)
-    multiplications += (rows->temperature[drawn_rows[i]] > 0 ? kPerDraw : kPerRead) * vocab_size;
-  return answer([&] {
-    team->run(multiplications, [&] {
-      team->each(count, 1, [&](int i) {
-        out[i] = draw(*rows, drawn_rows[i], positions[i], logits + size_t(i) * vocab_size, vocab_size);
-        // A row without a token ends, but its next step may be under way and must read a valid token.
-        rows->token_ids[int64_t(drawn_rows[i]) * rows->max_len + positions[i]] = std::max(out[i], 0);
-      });
-    });
-  });
+  return answer([&] { draw_rows(*sampling, rows, positions, count, logits, vocab_size, out); });
+}
+
+// What a head that guesses token by token does; see chain.h.
+int penstock_keep(const Chain* chain, int num_rows, const int32_t* rows, const int32_t* start, const int32_t* num_new,
+                  const float* hidden) {
+  keep(*chain, num_rows, rows, start, num_new, hidden);
+  return kDone;
+}
+
+int penstock_guess(const Chain* chain, const Sampling* sampling, const Rows* rows, const int32_t* positions,
+                   const int32_t* most, int32_t* counts, int32_t* tokens) {
+  return answer([&] { guess(*chain, *sampling, *rows, positions, most, counts, tokens); });
 }
 
 // logits [., V]; words [num_masked, ceil(V / 32)]: a row may draw token t if bit t % 32 of word t / 32 is set.
@@ -128,15 +183,26 @@ int penstock_mask_tokens(float* logits, int vocab_size, const int64_t* rows, int
   return kDone;
 }
 
+// A product alone, for tests: x [num_tokens, stride] -> out [num_tokens, out_stride], both strides in whole units.
+int penstock_linear(const Linear* layer, const float* x, int stride, int num_tokens, float* packed, float* out,
+                    int out_stride) {
+  return answer([&] {
+    team->run(kLargeWork, [&] {
+      linear(*team, *layer, x, stride, num_tokens, packed,
+             [&](int t, int output, Floats sum) { store(out + size_t(t) * out_stride + output, sum); });
+    });
+  });
+}
+
 // Attention alone, for tests; as `attention` in attention.h.
-int penstock_attention(const AttentionShape* shape, const void* k_pages, const void* v_pages, int kv_is_bf16,
+int penstock_attention(const AttentionShape* shape, const void* k_pages, const void* v_pages, int kv_kind,
                        const AttentionRows* rows, const float* q, int stride, float* out, int out_stride) {
-  auto attend_as = [&](auto type) {
-    using Kv = decltype(type);
+  auto attend_as = [&](auto* type) {
+    using Kv = std::remove_pointer_t<decltype(type)>;
     attention(*team, *shape, static_cast<const Kv*>(k_pages), static_cast<const Kv*>(v_pages), *rows, q, stride, out,
               out_stride);
   };
-  return answer([&] { team->run(kLargeWork, [&] { kv_is_bf16 ? attend_as(bf16()) : attend_as(float()); }); });
+  return answer([&] { team->run(kLargeWork, [&] { as_kv(kv_kind, attend_as); }); });
 }
 
 // Routing alone, for tests: logits [num_tokens, num_experts], overwritten -> ids and weights [num_tokens, top_k].
@@ -147,12 +213,13 @@ int penstock_route(const Routing* routing, float* logits, int num_tokens, int32_
   });
 }
 
-// Experts alone, for tests: x [num_tokens, stride] -> out [num_tokens, out_stride], both strides in whole units.
-int penstock_experts(const Experts* layer, const float* x, int stride, int num_tokens, float* packed, float* out,
-                     int out_stride) {
+// Experts alone, for tests: x [num_tokens, stride] -> out [num_tokens, out_stride], both strides in whole units; ids and
+// positions, of each token, if some experts are held elsewhere.
+int penstock_experts(const Experts* layer, const float* x, int stride, int num_tokens, const int32_t* ids,
+                     const int64_t* positions, float* packed, float* out, int out_stride) {
   return answer([&] {
     team->run(kLargeWork, [&] {
-      mix_experts(*team, *layer, x, stride, num_tokens, packed,
+      mix_experts(*team, *layer, x, x, stride, num_tokens, Turns{ids, positions}, packed,
                   [&](int t, int output, Floats sum) { store(out + size_t(t) * out_stride + output, sum); });
     });
   });

@@ -1,6 +1,9 @@
 """The compiled kernels, as far as they are functions of tensors; `program.py` makes them compute a model."""
 
 import ctypes
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import c_int32, c_void_p
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.kernels.native.quantized.layout import (
+    INPUT_BLOCK_FLOATS,
+    Quantization,
+    QuantizedStruct,
+    kind_of_product,
+    prepared,
+    round_up,
+)
+from penstock.kernels.quantized.weight import QuantizedWeight
 from penstock.kernels.sampling_state import SamplingState
 
 IntArray = npt.NDArray[np.integer]
@@ -19,8 +31,11 @@ Int32Array = npt.NDArray[np.int32]
 _WORTH_WAKING = 20e6  # half a millisecond on one core: anything shorter ends before a second one has helped much
 _GROUP, UNIT = 16, 64  # outputs of a weight stored together, and the multiple that they are padded to (linear.h)
 _HUGE_PAGE = 2 << 20
-_NO_MEMORY = 1
-WEIGHT_KINDS = ("fp32", "bf16", "bf16_pairs")  # as enum WeightKind in linear.h
+_NO_MEMORY, _GIVEN_UP = 1, 3  # as enum Answer in library.cpp
+WEIGHT_KINDS = (  # as enum WeightKind in linear.h
+    *("fp32", "bf16", "bf16_pairs"),
+    *("quantized_int8", "quantized_fp32", "quantized_bf16"),
+)
 
 _SAMPLING_TABLES = (
     *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -38,6 +53,7 @@ class LinearStruct(ctypes.Structure):
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
         ("kind", c_int32),
+        ("quantized", c_void_p),
     )
 
 
@@ -49,7 +65,7 @@ class _Sampling(ctypes.Structure):
 
 
 class PackedLinear(NamedTuple):
-    """A weight [N, K] in groups of 16 outputs, padded to whole units, as described in linear.h."""
+    """A weight [N, K] in groups of 16 outputs, padded to whole units, as described in linear.h and layout.h."""
 
     weight: Tensor  # uint8, starts at a huge page if it is large
     bias: Tensor | None  # fp32[num_packed]
@@ -57,6 +73,7 @@ class PackedLinear(NamedTuple):
     num_inputs: int  # K
     kind: str  # one of WEIGHT_KINDS
     interleaved: bool  # 16 gates, their 16 ups, the next 16 gates
+    quantization: Quantization | None = None  # of a quantized weight
 
     @property
     def num_packed(self) -> int:
@@ -65,11 +82,27 @@ class PackedLinear(NamedTuple):
         return 2 * round_up(n // 2, UNIT // 2) if self.interleaved else round_up(n, UNIT)
 
     @property
+    def packed_width(self) -> int:
+        """Room that a product needs for each token's inputs, in floats."""
+        if self.quantization is None or self.kind != "quantized_int8":
+            return round_up(self.num_inputs, UNIT)
+        block = int(self.quantization.struct.block)
+        return -(-self.num_inputs // block) * INPUT_BLOCK_FLOATS
+
+    @property
     def struct(self) -> LinearStruct:
         """Points into this object, which must outlive it."""
         num_outputs = self.num_packed if self.interleaved else self.num_outputs
         kind = WEIGHT_KINDS.index(self.kind)
-        return LinearStruct(address_of(self.weight), address_of(self.bias), num_outputs, self.num_inputs, kind)
+        quantized = None if self.quantization is None else ctypes.addressof(self.quantization.struct)
+        pointers = (address_of(self.weight), address_of(self.bias))
+        return LinearStruct(*pointers, num_outputs, self.num_inputs, kind, quantized)
+
+    def padded(self, of_outputs: Tensor) -> Tensor:
+        """fp32[N] -> fp32[num_packed], in the order in which outputs are packed."""
+        parts = of_outputs.float().chunk(2 if self.interleaved else 1)
+        padded = [functional.pad(part, (0, self.num_packed // len(parts) - len(part))) for part in parts]
+        return torch.stack([part.view(-1, _GROUP) for part in padded], dim=1).flatten()
 
     def plain_bias(self) -> Tensor | None:
         """fp32[N], as it was before packing."""
@@ -78,11 +111,6 @@ class PackedLinear(NamedTuple):
         gates, ups = self.bias.view(-1, 2, _GROUP).unbind(1)
         half = self.num_outputs // 2
         return torch.cat((gates.flatten()[:half], ups.flatten()[:half]))
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """int64[T] -> bf16[T, K]: these rows of a bf16 weight that is not interleaved."""
-        groups = self.weight.view(torch.bfloat16).view(self.num_packed // _GROUP, -1, _GROUP, 2)
-        return groups[ids // _GROUP, :, ids % _GROUP].flatten(1)[:, : self.num_inputs]
 
 
 class Library:
@@ -100,27 +128,45 @@ class Library:
             leaves_long_steps: whether torch computes long steps in bf16, because it is much faster there.
         """
         self.functions = ctypes.CDLL(str(path))
+        self.reason: BaseException | None = None
+        """Why a call must end before its work is done, told by a function that it asks; the call raises it."""
         for name in (
             "set_threads",
             "advise_huge_pages",
             "pack",
+            "pack_quantized",
             "unpack",
+            "unpack_quantized",
+            "rows",
             "forward",
+            "count_layers",
             "step",
             "logits",
+            "meet",
+            "add_up",
+            "gather",
+            "broadcast",
             "draw",
+            "guess",
+            "keep",
             "mask_tokens",
             "read",
+            "linear",
             "attention",
             "route",
             "experts",
             "latent_attention",
         ):
-            getattr(self.functions, f"penstock_{name}").restype = _checked
+            getattr(self.functions, f"penstock_{name}").restype = self._checked
+        self.functions.penstock_panel_bytes.restype = ctypes.c_size_t
         self.functions.penstock_set_threads(c_int32(num_threads), ctypes.c_double(worth_waking))
+        self._counter: npt.NDArray[np.int64] | None = None
+        self.name = path.stem
+        """It tells the sources, the compiler and the processor."""
         self.num_threads = num_threads
         self.leaves_long_steps = leaves_long_steps
         self.multiplies_bf16 = bool(self.functions.penstock_multiplies_pairs())
+        """Whether one instruction multiplies pairs of bf16. Several do, if this is set to true."""
 
     def pack(
         self, weight: Tensor, bias: Tensor | None = None, *, interleaved: bool = False, rounds_inputs: bool = False
@@ -131,30 +177,94 @@ class Library:
             weight: [N, K], contiguous, fp32 or bf16.
             bias: [N] or None.
             interleaved: gates [N / 2, K] above ups; packed as 16 gates, their 16 ups, the next 16 gates.
-            rounds_inputs: round inputs to bf16 before they are multiplied with a bf16 weight, which is fast where
-                `multiplies_bf16`. Sums are fp32.
+            rounds_inputs: round inputs to bf16 before they are multiplied with a bf16 weight, where `multiplies_bf16`.
+                Sums are fp32.
         """
-        kind = kind_of(weight, rounds_inputs=rounds_inputs)
+        kind = kind_of(weight, rounds_inputs=rounds_inputs and self.multiplies_bf16)
         made = PackedLinear(torch.empty(0), None, weight.shape[0], weight.shape[1], kind, interleaved)
         num_packed, num_inputs = made.num_packed, made.num_inputs
         packed = self._memory(num_packed * (num_inputs * 4 if kind == "fp32" else (num_inputs + 1) // 2 * 4))
         weight = weight.contiguous()
         self.functions.penstock_pack(_address(weight), *_layout(made), _address(packed))
-        if bias is not None:
-            parts = bias.float().chunk(2 if interleaved else 1)
-            padded = [functional.pad(part, (0, num_packed // len(parts) - len(part))) for part in parts]
-            bias = torch.stack([part.view(-1, _GROUP) for part in padded], dim=1).flatten()
-        return made._replace(weight=packed, bias=bias)
+        return made._replace(weight=packed, bias=None if bias is None else made.padded(bias))
+
+    def pack_quantized(
+        self,
+        weight: QuantizedWeight,
+        bias: Tensor | None = None,
+        *,
+        interleaved: bool = False,
+        rounds_inputs: bool = False,
+    ) -> PackedLinear:
+        """Copy a quantized weight into the layout of layout.h.
+
+        Args:
+            weight: of one matrix, on the CPU.
+            bias: [N] or None.
+            interleaved: as for `pack`.
+            rounds_inputs: round inputs, if the weight does not say how: for integers to int8, with a scale for each 32
+                of a token, for other values to bf16 where `multiplies_bf16`. Otherwise weights are multiplied as the
+                floats that they stand for.
+
+        Raises:
+            UnsupportedWeightError: if there is no layout for it.
+        """
+        kind = kind_of_product(weight, rounds_inputs=rounds_inputs, multiplies_bf16=self.multiplies_bf16)
+        source = prepared(weight, kind)
+        num_outputs, num_inputs = weight.codes.shape
+        made = PackedLinear(torch.empty(0), None, num_outputs, num_inputs, kind, interleaved)
+        scales = made.padded(source.scales[:, 0]) if source.has_output_scales else None
+        struct = QuantizedStruct.from_buffer_copy(source.struct)
+        struct.output_scales, struct.order = address_of(scales), address_of(source.order)
+        struct.values, struct.pair_bytes = address_of(source.values), address_of(source.pair_bytes)
+        num_bytes = self.functions.penstock_panel_bytes(ctypes.byref(struct), c_int32(made.num_inputs))
+        packed = self._memory(num_bytes * (made.num_packed // _GROUP))
+        self.functions.penstock_pack_quantized(
+            *(ctypes.byref(struct), ctypes.byref(source.pointers()), c_int32(interleaved), c_int32(made.num_packed)),
+            _address(packed),
+        )
+        quantization = Quantization(struct, scales, source.order, (source.values, source.pair_bytes))
+        bias = None if bias is None else made.padded(bias)
+        return made._replace(weight=packed, bias=bias, quantization=quantization)
 
     def unpack(self, packed: PackedLinear, out: Tensor) -> None:
-        """Write a weight [N, K] as it was before packing; `out` is contiguous and has its dtype."""
+        """Write a weight [N, K] as it was before packing.
+
+        Args:
+            packed: the weight.
+            out: contiguous; of the weight's dtype, or of a quantized weight fp32, or bf16 to which that is rounded.
+        """
+        if packed.quantization is not None:
+            numbers = (packed.num_outputs, packed.interleaved, packed.num_packed, out.dtype == torch.bfloat16)
+            self.functions.penstock_unpack_quantized(
+                ctypes.byref(packed.struct), *(c_int32(number) for number in numbers), _address(out)
+            )
+            return
         self.functions.penstock_unpack(_address(packed.weight), *_layout(packed), _address(out))
+
+    def rows(self, packed: PackedLinear, ids: Tensor) -> Tensor:
+        """Rows of a weight that is not interleaved.
+
+        Args:
+            packed: [N, K].
+            ids: int64[T], each in [0, N).
+
+        Returns:
+            fp32[T, K].
+        """
+        out = torch.empty(len(ids), packed.num_inputs)
+        self.functions.penstock_rows(
+            ctypes.byref(packed.struct), _address(ids.contiguous()), c_int32(len(ids)), _address(out)
+        )
+        return out
 
     def _memory(self, num_bytes: int) -> Tensor:
         """uint8 [num_bytes] of untouched memory, on huge pages if it is large."""
         if num_bytes < _HUGE_PAGE:
             return torch.empty(num_bytes, dtype=torch.uint8)
-        memory = torch.empty(num_bytes + _HUGE_PAGE, dtype=torch.uint8)
+        # Not by malloc: what is skipped for the alignment would be memory that something else has used, and stay there.
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = torch.frombuffer(mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=private), dtype=torch.uint8)
         skipped = -memory.data_ptr() % _HUGE_PAGE
         aligned = memory[skipped : skipped + num_bytes]
         self.advise_huge_pages(aligned)
@@ -166,6 +276,25 @@ class Library:
         num_bytes = memory.data_ptr() + memory.nbytes - begin
         if num_bytes >= _HUGE_PAGE:
             self.functions.penstock_advise_huge_pages(c_void_p(begin), ctypes.c_size_t(num_bytes))
+
+    def count_layers(self, counter: npt.NDArray[np.int64] | None) -> None:
+        """Let each step write to `counter` [1] how many layers of it have written their keys and values; it must live
+        as long as this is so."""
+        self._counter = counter
+        self.functions.penstock_count_layers(c_void_p(None if counter is None else counter.ctypes.data))
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Steps in here are not counted: they are another model's."""
+        counter = self._counter
+        if counter is None:
+            yield
+            return
+        self.count_layers(None)
+        try:
+            yield
+        finally:
+            self.count_layers(counter)
 
     def mask_tokens(self, logits: Tensor, indices: IntArray, bits: IntArray) -> None:
         """Mask some rows in place, as `kernels/token_masks.py` does.
@@ -192,6 +321,16 @@ class Library:
             raise ValueError(f"cannot read {data.numel()} of {data.dtype}: need a multiple of 65,536 fp32 numbers")
         self.functions.penstock_read(c_void_p(data.data_ptr()), ctypes.c_size_t(data.numel()))
 
+    def _checked(self, answer: int) -> None:
+        """Raise the error that a function's return value stands for."""
+        if answer == _NO_MEMORY:
+            raise MemoryError("the CPU kernels ran out of memory")
+        if answer == _GIVEN_UP and self.reason is not None:
+            reason, self.reason = self.reason, None
+            raise reason
+        if answer:
+            raise RuntimeError("the CPU kernels failed")
+
 
 class NativeSampler:
     """Samples like `kernels.sampling.sample`: all rows of a step in one call, by their parameters at that time."""
@@ -200,7 +339,7 @@ class NativeSampler:
         self._functions = library.functions
         self._state = state  # keeps alive what the pointers below refer to
         widths = (tensor.shape[1] for tensor in (state.token_ids, state.stop_ids, state.bias_ids))
-        self._sampling = _Sampling(*(getattr(state, name).data_ptr() for name in _SAMPLING_TABLES), *widths)
+        self.struct = _Sampling(*(getattr(state, name).data_ptr() for name in _SAMPLING_TABLES), *widths)
 
     def takes(self, logits: Tensor) -> bool:
         """Whether it can sample from these logits; torch's path can from any."""
@@ -222,23 +361,10 @@ class NativeSampler:
             raise ValueError(f"logits {tuple(logits.shape)} of {logits.dtype} do not fit rows {rows.shape}")
         out = torch.empty(num_rows, dtype=torch.int32)
         self._functions.penstock_draw(
-            *(ctypes.byref(self._sampling), c_void_p(rows.ctypes.data), c_void_p(positions.ctypes.data)),
+            *(ctypes.byref(self.struct), c_void_p(rows.ctypes.data), c_void_p(positions.ctypes.data)),
             *(c_int32(num_rows), c_void_p(logits.data_ptr()), c_int32(vocab_size), c_void_p(out.data_ptr())),
         )
         return out
-
-
-def _checked(answer: int) -> None:
-    """Raise the error that a function's return value stands for (enum Answer in library.cpp)."""
-    if answer == _NO_MEMORY:
-        raise MemoryError("the CPU kernels ran out of memory")
-    if answer:
-        raise RuntimeError("the CPU kernels failed")
-
-
-def round_up(n: int, unit: int) -> int:
-    """The next multiple."""
-    return -(-n // unit) * unit
 
 
 def address_of(tensor: Tensor | None) -> int | None:

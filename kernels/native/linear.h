@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "quantized/layout.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -28,6 +29,9 @@ enum WeightKind {  // how a weight is stored and multiplied; as WEIGHT_KINDS in 
   kFp32,
   kBf16,
   kBf16Pairs,  // stored as kBf16; inputs are rounded to bf16, too, and multiplied in pairs
+  kQuantizedInt8,  // stored as quantized/layout.h says; inputs are rounded to int8
+  kQuantizedFp32,  // stored so, too; inputs are not rounded, if the weight does not say so
+  kQuantizedBf16,  // likewise; values of a table and inputs are rounded to bf16
 };
 
 struct Linear {  // as _Linear in library.py
@@ -36,6 +40,7 @@ struct Linear {  // as _Linear in library.py
   int32_t num_outputs;
   int32_t num_inputs;
   int32_t kind;  // a WeightKind
+  const Quantized* quantized;  // what the weight is, if it is quantized
 };
 
 constexpr int kUnitGroups = 4;               // in a unit of work; even, so that a gate and its up are in one unit
@@ -54,27 +59,33 @@ constexpr int kAhead = 1024;    // prefetch distance in weights for a tile that 
 // With few tokens, more groups at a time hide the latency of the additions.
 constexpr int groups_at_a_time(int num_tokens) { return 2 * num_tokens <= kMostTokens ? 4 : 2; }
 
-// The k-th of a group's packed values, as 16 floats. bf16 is stored in pairs: a load gives two, in its lower and upper
-// halves.
-inline Floats weights_at(const float* group, int k) { return load16(group + size_t(k) * kLanes); }
-inline Floats weights_at(const bf16* group, int k) {
-  Words both = load<Words>(group + size_t(k / 2) * 2 * kLanes);
-  return as_floats(k % 2 ? both & 0xffff0000u : both << 16);
+// The k-th of a group's packed values from lane `lane` on, as floats. bf16 is stored in pairs: a load gives two, in its
+// lower and upper halves.
+inline PartFloats weights_at(const float* group, int k, int lane) {
+  return load<PartFloats>(group + size_t(k) * kLanes + lane);
+}
+inline PartFloats weights_at(const bf16* group, int k, int lane) {
+  const PartWords both = load<PartWords>(group + (size_t(k / 2) * kLanes + lane) * 2);
+  return PartFloats(k % 2 ? both & 0xffff0000u : both << 16);
 }
 
 // Pairs are used as they are stored.
-inline Words weights_at(const Pair* group, int k) { return load<Words>(group + size_t(k) * kLanes); }
-
-// An input in all lanes, in the form of the weights.
-inline Floats input_at(const float* x, Floats) { return splat(*x); }
-inline Words input_at(const float* x, Words) {
-  uint32_t word;
-  std::memcpy(&word, x, sizeof word);
-  return Words{} + word;
+inline PartWords weights_at(const Pair* group, int k, int lane) {
+  return load<PartWords>(group + size_t(k) * kLanes + lane);
 }
 
-inline Floats plus_product(Floats sum, Floats weights, Floats input) { return sum + weights * input; }
-inline Floats plus_product(Floats sum, Words weights, Words input) { return add_products(sum, weights, input); }
+// An input in all lanes, in the form of the weights.
+inline PartFloats input_at(const float* x, PartFloats) { return *x - PartFloats{}; }
+inline PartWords input_at(const float* x, PartWords) {
+  uint32_t word;
+  std::memcpy(&word, x, sizeof word);
+  return PartWords{} + word;
+}
+
+inline PartFloats plus_product(PartFloats sum, PartFloats weights, PartFloats input) { return sum + weights * input; }
+inline PartFloats plus_product(PartFloats sum, PartWords weights, PartWords input) {
+  return add_products(sum, weights, input);
+}
 
 // sums [kGroups][kTokens] += the products of `num_inputs` inputs; x [num_inputs][kTokens]. It also prefetches as many
 // stored weights of kAsked groups, starting at `ahead`. Groups are `group` weights apart, stored ones `stored_group`.
@@ -82,23 +93,28 @@ template <int kTokens, int kGroups, int kAsked, typename Weight, typename Stored
 void multiply(const Weight* weight, size_t group, const Stored* ahead, size_t stored_group, int num_inputs,
               const float* x, Floats* sums) {
   constexpr int kStep = sizeof(Weight) == 2 ? 2 : 1;  // bf16 lies in pairs
-  Floats kept[kGroups][kTokens];
+  typedef PartFloats Part __attribute__((may_alias));
+  Part* const parts = reinterpret_cast<Part*>(sums);  // (Copied by `load` and `store`, they would go through the stack.)
+  PartFloats kept[kGroups][kTokens][kParts];
   for (int g = 0; g < kGroups; g++)
-    for (int t = 0; t < kTokens; t++) kept[g][t] = sums[g * kTokens + t];
+    for (int t = 0; t < kTokens; t++)
+      for (int p = 0; p < kParts; p++) kept[g][t][p] = parts[(g * kTokens + t) * kParts + p];
   for (int k = 0; k < num_inputs; k += kStep, weight += kStep * kLanes, ahead += kStep * kLanes, x += kStep * kTokens) {
     __builtin_prefetch(x + kInputsAhead * kTokens);
     for (int g = 0; g < kAsked; g++) __builtin_prefetch(ahead + g * stored_group);
-    for (int j = 0; j < kStep; j++) {
-      decltype(weights_at(weight, j)) w[kGroups];
-      for (int g = 0; g < kGroups; g++) w[g] = weights_at(weight + g * group, j);
-      for (int t = 0; t < kTokens; t++) {
-        const auto value = input_at(x + j * kTokens + t, w[0]);
-        for (int g = 0; g < kGroups; g++) kept[g][t] = plus_product(kept[g][t], w[g], value);
+    for (int j = 0; j < kStep; j++)
+      for (int p = 0; p < kParts; p++) {
+        decltype(weights_at(weight, j, 0)) w[kGroups];
+        for (int g = 0; g < kGroups; g++) w[g] = weights_at(weight + g * group, j, p * kPart);
+        for (int t = 0; t < kTokens; t++) {
+          const auto value = input_at(x + j * kTokens + t, w[0]);
+          for (int g = 0; g < kGroups; g++) kept[g][t][p] = plus_product(kept[g][t][p], w[g], value);
+        }
       }
-    }
   }
   for (int g = 0; g < kGroups; g++)
-    for (int t = 0; t < kTokens; t++) sums[g * kTokens + t] = kept[g][t];
+    for (int t = 0; t < kTokens; t++)
+      for (int p = 0; p < kParts; p++) parts[(g * kTokens + t) * kParts + p] = kept[g][t][p];
 }
 
 template <typename Weight, typename Stored>
@@ -116,7 +132,8 @@ constexpr std::array<Multiply<Weight, Stored>, kMostTokens> for_one_of_several(s
 
 struct Tiles {  // tokens in as few tiles as there can be, of nearly equal size
   int num_tokens, count;
-  explicit Tiles(int num_tokens) : num_tokens(num_tokens), count((num_tokens + kMostTokens - 1) / kMostTokens) {}
+  explicit Tiles(int num_tokens, int most = kMostTokens)
+      : num_tokens(num_tokens), count((num_tokens + most - 1) / most) {}
   int begin(int tile) const { return int(int64_t(num_tokens) * tile / count); }
 };
 
@@ -153,10 +170,36 @@ int num_packed_inputs(const Linear& layer) {
   return sizeof(Weight) == 2 ? round_up(layer.num_inputs, 2) : layer.num_inputs;
 }
 
-// Tiles [first, end) of a unit; finish(token, output, 16 sums) takes the results.
-template <typename Weight, typename Finish>
+// What becomes of sums, behind a pointer: products are compiled once, and not for each use of theirs. The call, for a
+// tile and 16 outputs, costs nothing beside the product.
+struct Finisher {
+  const void* what;
+  void (*take)(const void* what, int share, int first, int count, int output, const Floats* sums);
+};
+template <typename Finish>
+Finisher finisher_of(const Finish& finish) {
+  return {&finish, [](const void* what, int share, int first, int count, int output, const Floats* sums) {
+            const Finish& finish = *static_cast<const Finish*>(what);
+            for (int t = 0; t < count; t++) finish(share, first + t, output, sums[t]);
+          }};
+}
+
+struct Finder {  // where the inputs of each share are
+  const void* what;
+  const float* (*find)(const void* what, int share, int i);
+  const float* operator()(int share, int i) const { return find(what, share, i); }
+};
+template <typename Row>
+Finder finder_of(const Row& row) {
+  return {&row, [](const void* what, int share, int i) -> const float* {
+            return (*static_cast<const Row*>(what))(share, i);
+          }};
+}
+
+// Tiles [first, end) of a unit; the finisher takes the results.
+template <typename Weight>
 void unit_of_linear(const Linear& layer, int unit, const float* packed, const Tiles& tiles, int first, int end,
-                    Finish& finish) {
+                    int share, const Finisher& finisher) {
   static constexpr auto kAlone = for_a_tile_alone<Weight>(std::make_index_sequence<kMostTokens>());
   const int inputs = num_packed_inputs<Weight>(layer);
   const size_t group = size_t(inputs) * kLanes;
@@ -166,7 +209,7 @@ void unit_of_linear(const Linear& layer, int unit, const float* packed, const Ti
   // A pair is twice as large as a bf16. With this many groups at once the distance in bytes should be the same.
   const int ahead = std::is_same_v<Weight, Pair> && num_groups > 2 ? kAhead / 2 : kAhead;
   Floats sums[2 * kMostTiles * kMostTokens];  // [tiles][groups][tokens of a tile]
-  Floats widened[2 * kBlock];                 // a block of two groups, converted from bf16 once for many tiles
+  alignas(64) float widened[2 * kBlock * kLanes];  // a block of two groups, converted from bf16 once for many tiles
   for (int g = 0; g < kUnitGroups; g += num_groups, weight += num_groups * group) {
     std::fill_n(sums, num_groups * (tiles.begin(end) - begin), Floats{});
     if (tiles.count == 1)
@@ -180,8 +223,10 @@ void unit_of_linear(const Linear& layer, int unit, const float* packed, const Ti
       if constexpr (sizeof(Weight) == 2)
         if (is_widened) {
           for (int j = 0; j < 2; j++)
-            for (int i = 0; i < block; i++) widened[j * block + i] = weights_at(here + j * group, i);
-          multiply_part(part, reinterpret_cast<const float*>(widened), size_t(block) * kLanes, next, group, packed, sums);
+            for (int i = 0; i < block; i++)
+              for (int lane = 0; lane < kLanes; lane += kPart)
+                store(widened + (j * block + i) * kLanes + lane, weights_at(here + j * group, i, lane));
+          multiply_part<float, Weight>(part, widened, size_t(block) * kLanes, next, group, packed, sums);
         }
       if (!is_widened) multiply_part(part, here, group, next, group, packed, sums);
     }
@@ -189,9 +234,10 @@ void unit_of_linear(const Linear& layer, int unit, const float* packed, const Ti
       const int from = tiles.begin(i), count = tiles.begin(i + 1) - from;
       for (int j = 0; j < num_groups; j++) {
         const int output = unit * kUnit + (g + j) * kLanes;
-        const Floats bias = layer.bias ? load16(layer.bias + output) : Floats{};
-        const Floats* of_group = sums + num_groups * (from - begin) + j * count;
-        for (int t = 0; t < count; t++) finish(from + t, output, of_group[t] + bias);
+        Floats* of_group = sums + num_groups * (from - begin) + j * count;
+        if (layer.bias)
+          for (int t = 0; t < count; t++) of_group[t] += load16(layer.bias + output);
+        finisher.take(finisher.what, share, from, count, output, of_group);
       }
     }
   }
@@ -236,7 +282,7 @@ class Numbering {
  public:
   template <typename Count>
   Numbering(const Share* shares, int num_shares, Count count) : begins_(num_shares + 1) {
-    for (int s = 0; s < num_shares; s++) begins_[s + 1] = begins_[s] + count(Tiles(shares[s].count));
+    for (int s = 0; s < num_shares; s++) begins_[s + 1] = begins_[s] + count(shares[s]);
   }
   int count() const { return begins_.back(); }
   int share_of(int item) const {
@@ -249,13 +295,14 @@ class Numbering {
   std::vector<int> begins_;
 };
 
-template <typename Weight, typename Row, typename Finish>
-void linears_of(Team& team, const Share* shares, int num_shares, Row row, float* packed, Finish& finish) {
+template <typename Weight>
+void linears_of(Team& team, const Share* shares, int num_shares, const Finder& row, float* packed,
+                const Finisher& finisher) {
   constexpr bool kOfPairs = std::is_same_v<Weight, Pair>;
   const Linear& like = *shares[0].layer;
   const int inputs = num_packed_inputs<Weight>(like), num_blocks = (inputs + kBlock - 1) / kBlock;
   const auto is_packed = [&](const Share& share) { return share.count > 1 || kOfPairs; };
-  const Numbering packing(shares, num_shares, [&](Tiles tiles) { return tiles.count * num_blocks; });
+  const Numbering packing(shares, num_shares, [&](const Share& share) { return Tiles(share.count).count * num_blocks; });
   const int num_inputs = shares[num_shares - 1].first + shares[num_shares - 1].count;
   // A few tokens are done before another core could start.
   const int at_a_time = num_inputs == 1 ? num_blocks : num_shares == 1 ? 4 : 32;
@@ -278,31 +325,48 @@ void linears_of(Team& team, const Share* shares, int num_shares, Row row, float*
   const int num_units = (like.num_outputs + kUnit - 1) / kUnit;
   // So many tiles stay in the core's own cache while the weights stream by.
   const int piece = std::clamp((3 << 18) / (4 * inputs * kMostTokens), 16, kMostTiles);
-  auto num_pieces = [&](Tiles tiles) { return (tiles.count + piece - 1) / piece; };
-  const Numbering units(shares, num_shares, [&](Tiles tiles) { return num_units * num_pieces(tiles); });
+  auto num_pieces = [&](const Share& share) { return (Tiles(share.count).count + piece - 1) / piece; };
+  const Numbering units(shares, num_shares, [&](const Share& share) { return num_units * num_pieces(share); });
   team.each(units.count(), 1, [&](int item) {
     const int s = units.share_of(item), i = item - units.begin(s);
     const Share& share = shares[s];
     const Tiles tiles(share.count);
     const int first = i / num_units * piece, end = std::min(first + piece, tiles.count);
     const float* from = is_packed(share) ? packed + size_t(share.first) * inputs : row(s, 0);
-    auto finish_in = [=](int t, int output, Floats sum) { finish(s, t, output, sum); };
-    unit_of_linear<Weight>(*share.layer, i % num_units, from, tiles, first, end, finish_in);
+    unit_of_linear<Weight>(*share.layer, i % num_units, from, tiles, first, end, s, finisher);
   });
 }
+
+// Of kQuantizedInt8: in quantized/products.h.
+void quantized_linears(Team& team, const Share* shares, int num_shares, const Finder& row, float* packed,
+                       const Finisher& finisher);
+
+// Of kQuantizedFp32 or, with kPairs, kQuantizedBf16: in quantized/floats.h.
+template <bool kPairs>
+void linears_of_floats(Team& team, const Share* shares, int num_shares, const Finder& row, float* packed,
+                       const Finisher& finisher);
 
 // Layers of one shape and kind, each with its own inputs, in one pass: no layer waits for another, and each weight is
 // read once.
 //
 // row(share, i): where the i-th input of a share is, zero past its end. finish(share, i, output, 16 sums) takes the
-// outputs, in whole units. `packed` has room for all inputs of all shares, which are in order.
+// outputs, in whole units. `packed` has room for all inputs of all shares, which are in order: `packed_width` floats each.
 template <typename Row, typename Finish>
-void linears(Team& team, const Share* shares, int num_shares, Row row, float* packed, Finish finish) {
+void linears(Team& team, const Share* shares, int num_shares, const Row& row, float* packed, const Finish& finish) {
   const int kind = shares[0].layer->kind;
-  const auto of_weights = kind == kBf16Pairs ? linears_of<Pair, Row, Finish>
-                          : kind == kBf16    ? linears_of<bf16, Row, Finish>
-                                             : linears_of<float, Row, Finish>;
-  of_weights(team, shares, num_shares, row, packed, finish);
+  const auto of_weights = kind == kQuantizedInt8   ? quantized_linears
+                          : kind == kQuantizedFp32 ? linears_of_floats<false>
+                          : kind == kQuantizedBf16 ? linears_of_floats<true>
+                          : kind == kBf16Pairs     ? linears_of<Pair>
+                          : kind == kBf16          ? linears_of<bf16>
+                                                   : linears_of<float>;
+  of_weights(team, shares, num_shares, finder_of(row), packed, finisher_of(finish));
+}
+
+// Room that a product needs for each token's inputs, in floats.
+inline int packed_width(const Linear& layer) {
+  if (layer.kind != kQuantizedInt8) return round_up(layer.num_inputs, kUnit);
+  return round_up(layer.num_inputs, layer.quantized->block) / layer.quantized->block * kInputBlockFloats;
 }
 
 // x [num_tokens, stride], zero past its inputs, through a linear layer; outputs come in whole units, as

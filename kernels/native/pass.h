@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "attention.h"
+#include "attention/integers.h"
 #include "linear.h"
 #include "memory.h"
 #include "team.h"
@@ -32,18 +32,40 @@ struct Batch {  // T tokens, N rows; as _Batch in program.py
   const int32_t* table_rows;       // [N]: rows of the page tables, or null: 0, 1, 2, ...
   const GroupPages* groups;
   const Rotary* rotaries;
-  float* out;  // [T, H], what slot 0 is
+  float* out;   // [T, H], what slot 0 is
+  float* taps;  // [T, .], see Tapping; or null
+  const int32_t* paths;  // as in AttentionRows
+  int32_t path_stride;
 };
 
 struct LayerPages {  // as _LayerPages in program.py
-  void *keys, *values;  // [pages, Hk, page_size, D]
-  int32_t group, page_size;
+  void *keys, *values;  // [pages, Hk, page_size, D]; quantized [pages, Hk, head_bytes]
+  int32_t group, page_size, head_bytes;
 };
 
 struct Pool {
   const LayerPages* layers;
-  int32_t is_bf16;
+  int32_t kind;  // of KvKind
 };
+
+// Calls `work` with a null pointer of the type that pages of a kind have.
+template <typename Work>
+void as_kv(int kind, Work work) {
+  switch (kind) {
+    case kKvFp32:
+      return work(static_cast<float*>(nullptr));
+    case kKvBf16:
+      return work(static_cast<bf16*>(nullptr));
+    case kKvInt8:
+      return work(static_cast<Int8*>(nullptr));
+    case kKvInt4:
+      return work(static_cast<Int4*>(nullptr));
+    case kKvE4M3:
+      return work(static_cast<E4M3*>(nullptr));
+    default:
+      return work(static_cast<E5M2*>(nullptr));
+  }
+}
 
 struct Slot {  // fp32, a row for each token
   float* data;
@@ -75,7 +97,7 @@ struct Pass {
   AttentionRows rows_of(const LayerPages& layer) const {
     const GroupPages& group = batch.groups[layer.group];
     return {batch.num_rows, group.page_table_stride, batch.query_start_loc, batch.seq_lens, group.page_table,
-            batch.table_rows};
+            batch.table_rows, batch.paths, batch.path_stride};
   }
 
   // Pairs of a query and a key that it may see.

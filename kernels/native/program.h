@@ -11,13 +11,15 @@
 #include "operations/mixing.h"
 #include "operations/norms.h"
 #include "operations/products.h"
+#include "operations/reducing.h"
+#include "operations/tapping.h"
 #include "pass.h"
 
 namespace penstock {
 
-enum OperationKind {  // as OPERATIONS in program.py
-  kEmbedding, kPositions, kNorm, kHeads, kGating, kKeepingLatents,  // on each token alone
-  kProduct, kAttending, kMixing, kAttendingLatents,
+enum OperationKind {  // as OPERATIONS in operations/structs.py
+  kEmbedding, kPositions, kNorm, kScaling, kHeads, kGating, kTapping, kKeepingLatents,  // on each token alone
+  kProduct, kAttending, kMixing, kAttendingLatents, kReducing,
 };
 
 struct Operation {  // as _Operation in program.py
@@ -43,10 +45,14 @@ inline void run_of_token(const Pass& pass, const Operation& operation, int t) {
       return run(pass, *static_cast<const Positions*>(operation.what), t);
     case kNorm:
       return run(pass, *static_cast<const NormOperation*>(operation.what), t);
+    case kScaling:
+      return run(pass, *static_cast<const Scaling*>(operation.what), t);
     case kHeads:
       return run(pass, *static_cast<const Heads*>(operation.what), t);
     case kGating:
       return run(pass, *static_cast<const Gating*>(operation.what), t);
+    case kTapping:
+      return run(pass, *static_cast<const Tapping*>(operation.what), t);
     default:
       return run_keeping(pass, *static_cast<const Latents*>(operation.what), t);
   }
@@ -60,6 +66,8 @@ inline void run_of_batch(const Pass& pass, const Operation& operation) {
       return run(pass, *static_cast<const Attending*>(operation.what));
     case kMixing:
       return run(pass, *static_cast<const Mixing*>(operation.what));
+    case kReducing:
+      return run(pass, *static_cast<const Reducing*>(operation.what));
     default:
       return run_attending(pass, *static_cast<const Latents*>(operation.what));
   }
@@ -91,7 +99,17 @@ inline void pad_inputs(const Pass& pass, const Operation& operation) {
   } else if (operation.kind == kMixing) {
     const Mixing& mixing = *static_cast<const Mixing*>(operation.what);
     pad_input(pass, mixing.from, mixing.experts.hidden());
+    pad_input(pass, mixing.judged, mixing.experts.hidden());
   }
+}
+
+// How many layers of the current step have written their keys and values, for whoever hands pages over meanwhile.
+static int64_t* layer_counter = nullptr;
+
+// Attention begins when all tokens have keys and values; only the leader gets here.
+inline void count_layer(const Operation& operation, int64_t& layers) {
+  if (operation.kind == kAttending || operation.kind == kAttendingLatents)
+    __atomic_store_n(layer_counter, ++layers, __ATOMIC_RELEASE);
 }
 
 static void forward(const Program& program, const Pool& pool, const Batch& batch) {
@@ -112,10 +130,13 @@ static void forward(const Program& program, const Pool& pool, const Batch& batch
     pad_inputs(pass, *operation);
     multiplications += num_multiplications(*operation, pass);
   }
+  int64_t layers = 0;
   team->run(multiplications, [&] {
     for (const Operation* operation = program.operations; operation < end;) {
       if (!is_of_tokens(*operation)) {
-        run_of_batch(pass, *operation++);
+        run_of_batch(pass, *operation);
+        if (layer_counter) count_layer(*operation, layers);
+        operation++;
         continue;
       }
       const Operation* const first = operation;
@@ -134,9 +155,10 @@ static void project(const Program& program, const float* x, int num_tokens, floa
   const float* rows = x;
   const int stride = round_up(hidden, 2);  // the product reads inputs in pairs
   static Buffer buffer;
-  float* packed = buffer.of(2 * size_t(num_tokens) * stride);
+  const size_t width = packed_width(program.head);
+  float* packed = buffer.of(num_tokens * (width + stride));
   if (stride != hidden) {
-    float* padded = packed + size_t(num_tokens) * stride;
+    float* padded = packed + num_tokens * width;
     for (int t = 0; t < num_tokens; t++) {
       std::copy_n(x + size_t(t) * hidden, hidden, padded + size_t(t) * stride);
       padded[size_t(t) * stride + hidden] = 0.0f;

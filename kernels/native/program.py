@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.kernels.native.experts import ExpertsStruct, PackedExperts
-from penstock.kernels.native.latent import LatentStruct, PackedLatents
+from penstock.kernels.kv_quantization import KVScales, PageLayout
+from penstock.kernels.native.attention.latents import PackedLatents
+from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import (
     UNIT,
     WEIGHT_KINDS,
@@ -20,142 +21,75 @@ from penstock.kernels.native.library import (
     PackedLinear,
     address_of,
     kind_of,
-    round_up,
 )
+from penstock.kernels.native.operations import structs
+from penstock.kernels.native.operations.structs import numbers, pointers
+from penstock.kernels.native.quantized.layout import round_up
+from penstock.kernels.native.ranks.group import DistantRanks, SharedRanks
 from penstock.kernels.norms import NormWeights
 from penstock.kernels.qk_norm_rope_write import QKNorms
 
 IntArray = npt.NDArray[np.integer]
 Int32Array = npt.NDArray[np.int32]
-Finish = Literal["store", "add", "activate", "gate"]
+Finish = Literal["store", "add", "activate", "gate", "gate_stored"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu")  # as enum Activation in activations.h
 NORM_KINDS = ("none", "rms", "layer")  # as enum NormKind in norms.h
-FINISHES: tuple[Finish, ...] = ("store", "add", "activate", "gate")  # as enum Finish in products.h
+FINISHES: tuple[Finish, ...] = ("store", "add", "activate", "gate", "gate_stored")  # as enum Finish in products.h
 
-_Fields = Sequence[tuple[str, type]]
+KV_KINDS = ("float32", "bfloat16", "int8", "int4", "fp8_e4m3", "fp8_e5m2")  # as enum KvKind in codes.h
 
-
-def _numbers(*names: str) -> _Fields:
-    return [(name, c_int32) for name in names]
-
-
-def _pointers(*names: str) -> _Fields:
-    return [(name, c_void_p) for name in names]
-
-
-class _NormWeights(ctypes.Structure):
-    _fields_ = (*_pointers("weight", "bias"), ("eps", c_float), ("kind", c_int32))
-
-
-class _Embedding(ctypes.Structure):
-    _fields_ = (
-        ("table", c_void_p),
-        ("packed", LinearStruct),
-        *_numbers("kind", "size", "to"),
-        ("scale", c_float),
-    )
-
-
-class _Positions(ctypes.Structure):
-    _fields_ = (*_pointers("table"), *_numbers("kind", "size", "to", "offset"))
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = (("norm", _NormWeights), *_numbers("size", "from_", "to", "is_added"), ("scale", c_float))
-
-
-class _Heads(ctypes.Structure):
-    _fields_ = (
-        *(("q_norm", _NormWeights), ("k_norm", _NormWeights)),
-        *_numbers("qkv", "num_q_heads", "num_kv_heads", "head_dim", "layer"),
-        *_numbers("rotary", "norm_size", "norm_step", "norms_follow_rotation"),
-        *(("growth_beta", c_float), ("growth_length", c_float), ("growth_shift", c_int32)),
-    )
-
-
-class _Product(ctypes.Structure):
-    _fields_ = (("linear", LinearStruct), *_numbers("from_", "to", "finish", "activation"), ("scale", c_float))
-
-
-class _Attending(ctypes.Structure):
-    _fields_ = (
-        *_numbers("qkv", "to", "num_q_heads", "num_kv_heads", "head_dim", "layer", "window"),
-        *(("scale", c_float), ("softcap", c_float), ("sinks", c_void_p)),
-    )
-
-
-class _Gating(ctypes.Structure):
-    _fields_ = (*_pointers("weights"), *_numbers("num_inputs", "size", "from_", "to"))
-
-
-class _Mixing(ctypes.Structure):
-    _fields_ = (("experts", ExpertsStruct), *_numbers("from_", "to", "is_added"), ("scale", c_float))
-
-
-class _Latents(ctypes.Structure):
-    _fields_ = (("attention", LatentStruct), *_numbers("latents", "q", "to", "layer", "rotary"))
-
-
-class _KeepingLatents(_Latents):
-    pass
-
-
-class _AttendingLatents(_Latents):
-    pass
-
-
-# As enum OperationKind in program.h.
-OPERATIONS = (
-    *(_Embedding, _Positions, _Norm, _Heads, _Gating, _KeepingLatents),
-    *(_Product, _Attending, _Mixing, _AttendingLatents),
-)
+_MOST_AHEAD = 512 << 10
+"""Bytes of the next weights that are fetched into a core's own cache while it waits."""
 
 
 class _Operation(ctypes.Structure):
-    _fields_ = (*_pointers("what"), *_numbers("kind", "size"))
+    _fields_ = (*pointers("what"), *numbers("kind", "size"))
 
 
 class _Program(ctypes.Structure):
     _fields_ = (
-        *_pointers("operations", "widths"),
+        *pointers("operations", "widths"),
         ("head", LinearStruct),
-        *_numbers("num_operations", "num_slots", "hidden_size", "packed_width"),
+        *numbers("num_operations", "num_slots", "hidden_size", "packed_width"),
         *(("logit_scale", c_float), ("logit_softcap", c_float)),
     )
 
 
 class _GroupPages(ctypes.Structure):
-    _fields_ = (*_pointers("slots", "page_table"), *_numbers("page_table_stride"))
+    _fields_ = (*pointers("slots", "page_table"), *numbers("page_table_stride"))
 
 
 class _Rotary(ctypes.Structure):
-    _fields_ = (*_pointers("cos_sin"), *_numbers("dim", "is_by_position"))
+    _fields_ = (*pointers("cos_sin"), *numbers("dim", "is_by_position"))
 
 
 class _Batch(ctypes.Structure):
     _fields_ = (
-        *_numbers("num_tokens", "num_rows"),
-        *_pointers("input_ids", "positions", "query_start_loc", "seq_lens", "table_rows", "groups", "rotaries", "out"),
+        *numbers("num_tokens", "num_rows"),
+        *pointers("input_ids", "positions", "query_start_loc", "seq_lens", "table_rows", "groups", "rotaries", "out"),
+        *pointers("taps"),
+        *(("paths", c_void_p), ("path_stride", c_int32)),
     )
 
 
 class _LayerPages(ctypes.Structure):
-    _fields_ = (*_pointers("keys", "values"), *_numbers("group", "page_size"))
+    _fields_ = (*pointers("keys", "values"), *numbers("group", "page_size", "head_bytes"))
 
 
 class _Pool(ctypes.Structure):
-    _fields_ = (*_pointers("layers"), *_numbers("is_bf16"))
+    _fields_ = (*pointers("layers"), *numbers("kind"))
 
 
 class _PageTable(ctypes.Structure):
-    _fields_ = (*_pointers("pages"), *_numbers("stride", "page_size"))
+    _fields_ = (*pointers("pages"), *numbers("stride", "page_size"))
 
 
 class _Rows(ctypes.Structure):
     _fields_ = (
-        *_numbers("num_rows", "num_samples", "token_ids_stride", "num_groups"),
-        *_pointers("rows", "start", "num_new", "samples", "token_ids", "page_tables", "rotaries"),
+        *numbers("num_rows", "num_samples", "token_ids_stride", "num_groups"),
+        *pointers("rows", "start", "num_new", "samples", "token_ids", "page_tables", "rotaries", "hidden", "taps"),
+        *(("paths", c_void_p), ("path_stride", c_int32)),
     )
 
 
@@ -194,7 +128,7 @@ class LayerPages(Protocol):
 
     @property
     def keys(self) -> Tensor:
-        """[num_pages, Hk, page_size, D], fp32 or bf16, contiguous."""
+        """[num_pages, Hk, page_size, D], fp32 or bf16, contiguous; quantized uint8[num_pages, Hk, head bytes]."""
 
     @property
     def values(self) -> Tensor:
@@ -204,30 +138,48 @@ class LayerPages(Protocol):
     def group(self) -> int:
         """Index of the layer's page group."""
 
+    @property
+    def layout(self) -> PageLayout | None:
+        """Of quantized pages."""
+
+
+def _page_size(layer: LayerPages) -> int:
+    return layer.keys.shape[2] if layer.layout is None else layer.layout.page_size
+
+
+def kv_kind(pages: Tensor, layout: PageLayout | None) -> int:
+    """The number of a kind of pages, as in enum KvKind in codes.h."""
+    return KV_KINDS.index(str(pages.dtype).removeprefix("torch.") if layout is None else layout.format.name)
+
 
 class NativePool:
     """The pages of all layers."""
 
-    def __init__(self, layers: Sequence[LayerPages]) -> None:
+    def __init__(self, layers: Sequence[LayerPages], page_sizes: Sequence[int] = ()) -> None:
+        """`page_sizes`: tokens of a page, of each page group; needed if some have no layers here."""
         self._tensors = [(layer.keys, layer.values) for layer in layers]  # keeps alive what the pointers refer to
         for tensor in (tensor for pair in self._tensors for tensor in pair):
             if not tensor.is_contiguous():
                 raise ValueError(f"pages {tuple(tensor.shape)} of strides {tensor.stride()} are not contiguous")
         self._layers = (_LayerPages * len(layers))(
             *(
-                _LayerPages(layer.keys.data_ptr(), layer.values.data_ptr(), layer.group, layer.keys.shape[2])
+                _LayerPages(
+                    *(layer.keys.data_ptr(), layer.values.data_ptr(), layer.group, _page_size(layer)),
+                    0 if layer.layout is None else layer.keys.shape[2],
+                )
                 for layer in layers
             )
         )
-        self.page_sizes = {layer.group: layer.keys.shape[2] for layer in layers}
-        is_bf16 = bool(layers) and layers[0].keys.dtype == torch.bfloat16
-        self.struct = _Pool(ctypes.addressof(self._layers), is_bf16)
+        self.page_sizes = dict(enumerate(page_sizes)) or {layer.group: _page_size(layer) for layer in layers}
+        kind = kv_kind(layers[0].keys, layers[0].layout) if layers else 0
+        self.struct = _Pool(ctypes.addressof(self._layers), kind)
 
 
 class ProgramBuilder:
     """Collects operations in the order in which they run.
 
-    They read and write slots: rows of floats, one for each token. Slot 0, `OUT`, is the result, [T, H].
+    They read and write slots: rows of floats, one for each token. Slot 0, `OUT`, is the result, [T, H]; a program that
+    does not begin with token ids finds there what it is given.
     """
 
     OUT = 0
@@ -238,52 +190,82 @@ class ProgramBuilder:
         self._operations: list[tuple[ctypes.Structure, int]] = []  # and its size
         self._kept: list[object] = []  # what pointers refer to
         self._packed_width = UNIT
+        self._waiting: structs.Reducing | None = None  # the last one, if no weights are known yet that follow it
 
     def slot(self, width: int) -> int:
         """A new slot for vectors of this size."""
         self._widths.append(round_up(width, UNIT))
         return len(self._widths) - 1
 
-    def embed(self, embedding: Tensor | PackedLinear, to: int, scale: float = 1.0) -> None:
-        """to = scale * embedding[id]; fp32 or bf16 [V, size], or a packed output matrix."""
+    def embed(self, embedding: Tensor | PackedLinear, to: int, scale: float = 1.0, first: int = 0) -> None:
+        """to = scale * embedding[id - first]; fp32 or bf16 [V, size], or a packed output matrix. Other ids give 0."""
         if isinstance(embedding, Tensor):
             embedding = embedding.contiguous()
-            size, table, packed, kind = embedding.shape[1], embedding.data_ptr(), LinearStruct(), kind_of(embedding)
+            num_rows, size = embedding.shape
+            table, packed, kind = embedding.data_ptr(), LinearStruct(), kind_of(embedding)
         else:
-            size, table, packed, kind = embedding.num_inputs, None, embedding.struct, embedding.kind
-        self._add(_Embedding(table, packed, WEIGHT_KINDS.index(kind), size, to, scale), size, embedding)
+            num_rows, size = embedding.num_outputs, embedding.num_inputs
+            table, packed, kind = None, embedding.struct, embedding.kind
+        rows = (first, num_rows)
+        self._add(structs.Embedding(table, packed, WEIGHT_KINDS.index(kind), size, to, *rows, scale), size, embedding)
 
     def add_positions(self, table: Tensor, to: int, offset: int = 0) -> None:
         """to += table[position + offset]; fp32 or bf16 [., size]."""
         table = table.contiguous()
         size = table.shape[1]
         kind = WEIGHT_KINDS.index(kind_of(table))
-        self._add(_Positions(table.data_ptr(), kind, size, to, offset), size, table)
+        self._add(structs.Positions(table.data_ptr(), kind, size, to, offset), size, table)
 
-    def norm(self, norm: NormWeights | None, source: int, to: int, size: int, *, added: float | None = None) -> None:
-        """to = norm(source), of `size` floats; or to += added * norm(source), which overwrites `source`."""
-        self._add(_Norm(self._norm(norm), size, source, to, added is not None, added or 0.0), size)
+    def norm(
+        self,
+        norm: NormWeights | None,
+        source: int,
+        to: int,
+        size: int,
+        *,
+        added: float | None = None,
+        count: int = 1,
+        first: int = 0,
+    ) -> None:
+        """to = norm(source), of each of `count` vectors of `size` floats next to each other; from `first` on in `to`.
+
+        Or, with `added`, to += added * norm(source), which overwrites `source`.
+        """
+        operation = structs.Norm(self._norm(norm), size, count, source, to, first, added is not None, added or 0.0)
+        self._add(operation, size * count)
+
+    def scale(self, to: int, size: int, by: float, source: int | None = None, first: int = 0) -> None:
+        """to *= by, of `size` floats; with a source, each is also multiplied by its number there, after `first`."""
+        self._add(structs.Scaling(size, -1 if source is None else source, first, to, by), size)
 
     def heads(
-        self, qkv: int, shape: HeadShape, layer: int, norms: QKNorms, rotary: int | None, growth: QueryGrowth
+        self,
+        qkv: int,
+        shape: HeadShape,
+        layer: int,
+        norms: QKNorms,
+        rotary: int | None,
+        growth: QueryGrowth,
+        kv_scales: KVScales | None = None,
     ) -> None:
         """Norm and rotate q and k, in place, and write k and v to the pages of a layer.
 
         Args:
             qkv: slot with all q heads, all k heads, all v heads.
-            shape: of the heads.
+            shape: of the heads; without KV heads there is only q, and nothing is written.
             layer: index of the pages.
-            norms: of q and k.
+            norms: of q, k and v.
             rotary: index of the rotary table; None: positions do not rotate anything.
             growth: of the queries.
+            kv_scales: of the checkpoint, for quantized pages.
         """
         q_heads, kv_heads, dim = shape
         weights = [norm.weight for norm in (norms.q, norms.k) if norm is not None and norm.weight is not None]
         has_own = any(weight.ndim == 2 for weight in weights)
-        operation = _Heads(
-            *(self._norm(norms.q), self._norm(norms.k), qkv, q_heads, kv_heads, dim, layer),
+        operation = structs.Heads(
+            *(self._norm(norms.q), self._norm(norms.k), self._norm(norms.v), qkv, q_heads, kv_heads, dim, layer),
             *(-1 if rotary is None else rotary, 0 if norms.spans_all else dim, dim if has_own else 0),
-            *(norms.follow_rope, *growth),
+            *(norms.follow_rope, *growth, *(kv_scales or (0.0, 0.0))),
         )
         self._add(operation, (q_heads + 2 * kv_heads) * dim)
 
@@ -307,12 +289,12 @@ class ProgramBuilder:
             shape: of the heads.
             layer: index of the pages.
             scale: of the scores.
-            window: how many of a row's last positions a query sees.
+            window: as in `paged_attention`.
             softcap: scores become softcap * tanh(score / softcap).
             sinks: [Hq], logits without values in the softmax.
         """
         sinks = None if sinks is None else sinks.float().contiguous()
-        self._add(_Attending(qkv, to, *shape, layer, window or 0, scale, softcap, address_of(sinks)), 0, sinks)
+        self._add(structs.Attending(qkv, to, *shape, layer, window or 0, scale, softcap, address_of(sinks)), 0, sinks)
 
     def product(
         self,
@@ -323,19 +305,41 @@ class ProgramBuilder:
         *,
         activation: str = "silu",
         scale: float = 1.0,
+        first: int = 0,
     ) -> None:
-        """to = sums, to += scale * sums, to = act(sums), or, of gates and ups interleaved, to = act(gate) * up."""
+        """to = sums, to += scale * sums, to = act(sums), or, of gates and ups interleaved, to = act(gate) * up.
+
+        With "gate_stored" the gates are in `to` already: to = act(to) * sums. Outputs begin at `first` in `to`; they
+        come in whole units, so what lies behind them there is computed later.
+        """
         if linear.interleaved != (finish == "gate"):
             raise ValueError("gates and ups are packed interleaved, other weights are not")
-        self._packed_width = max(self._packed_width, round_up(linear.num_inputs, UNIT))
-        numbers = (source, to, FINISHES.index(finish), ACTIVATIONS.index(activation))
-        self._add(_Product(linear.struct, *numbers, scale), 0, linear)
+        self._packed_width = max(self._packed_width, linear.packed_width)
+        self._widths[to] = max(self._widths[to], first + linear.num_packed // (1 + linear.interleaved))
+        self._follow(linear)
+        places = (source, to, first, FINISHES.index(finish), ACTIVATIONS.index(activation))
+        self._add(structs.Product(linear.struct, *places, scale), 0, linear)
 
-    def mix(self, experts: PackedExperts, source: int, to: int, *, added: float | None = None) -> None:
-        """to = what the experts make of the source, or to += added * that."""
+    def reduce(
+        self, ranks: SharedRanks | DistantRanks, source: int, to: int, size: int, *, added: float | None = None
+    ) -> None:
+        """to = sums of the source over all ranks, or to += added * sums, of `size` floats: the same bits on each."""
+        group = ctypes.addressof(ranks.struct)
+        self._waiting = structs.Reducing(group, None, 0, size, source, to, added is not None, added or 0.0)
+        self._add(self._waiting, 0, ranks)
+
+    def mix(
+        self, experts: PackedExperts, source: int, to: int, *, added: float | None = None, judged: int | None = None
+    ) -> None:
+        """to = what the experts make of the source, or to += added * that; their router reads `judged`, or the source.
+
+        The slots of both are equally wide.
+        """
         hidden = experts.struct.router.num_inputs
         self._packed_width = max(self._packed_width, round_up(hidden, UNIT))
-        self._add(_Mixing(experts.struct, source, to, added is not None, added or 0.0), 0, experts)
+        judged = source if judged is None else judged
+        self._waiting = None
+        self._add(structs.Mixing(experts.struct, source, judged, to, added is not None, added or 0.0), 0, experts)
 
     def attend_to_latents(
         self, attention: PackedLatents, latents: int, q: int, to: int, layer: int, rotary: int
@@ -351,20 +355,39 @@ class ProgramBuilder:
             rotary: index of the rotary table.
         """
         its = attention.struct
-        numbers = (latents, q, to, layer, rotary)
-        self._add(_KeepingLatents(its, *numbers), its.num_heads * (its.nope_dim + its.rope_dim), attention)
-        self._add(_AttendingLatents(its, *numbers))
+        places = (latents, q, to, layer, rotary)
+        self._add(structs.KeepingLatents(its, *places), its.num_heads * (its.nope_dim + its.rope_dim), attention)
+        self._add(structs.AttendingLatents(its, *places))
 
     def gate(self, weights: Tensor, source: int, to: int, size: int) -> None:
         """to *= sigmoid(weights * source); [H], and `size` floats of `to`."""
         weights = weights.float().contiguous()
-        self._add(_Gating(weights.data_ptr(), len(weights), size, source, to), size, weights)
+        self._add(structs.Gating(weights.data_ptr(), len(weights), size, source, to), size, weights)
+
+    def tap(self, places: Sequence[int], source: int, size: int) -> int:
+        """Hand out a slot, `size` floats, as it is before each of these operations (`num_operations` of their time).
+
+        Returns:
+            How many floats a token there are in all, in the order of places.
+        """
+        width = size * len(places)
+        for index, place in sorted(enumerate(places), key=lambda each: each[1], reverse=True):
+            tapping = structs.Tapping(source, size, index * size, width)
+            self._operations.insert(place, (tapping, size))
+        return width
+
+    @property
+    def num_operations(self) -> int:
+        """How many there are so far."""
+        return len(self._operations)
 
     def build(
-        self, library: Library, head: PackedLinear, *, logit_scale: float = 1.0, logit_softcap: float = 0.0
+        self, library: Library, head: PackedLinear | None, *, logit_scale: float = 1.0, logit_softcap: float = 0.0
     ) -> "Program":
-        """The program, with the output matrix for its results."""
-        kinds = [OPERATIONS.index(type(operation)) for operation, _ in self._operations]
+        """The program, with the output matrix for its results, if there are logits."""
+        if head is not None:
+            self._follow(head)
+        kinds = [structs.OPERATIONS.index(type(operation)) for operation, _ in self._operations]
         operations = (_Operation * len(kinds))(
             *(
                 _Operation(ctypes.addressof(operation), kind, size)
@@ -373,22 +396,34 @@ class ProgramBuilder:
         )
         widths = (c_int32 * len(self._widths))(*self._widths)
         struct = _Program(
-            *(ctypes.addressof(operations), ctypes.addressof(widths), head.struct),
+            *(ctypes.addressof(operations), ctypes.addressof(widths), LinearStruct() if head is None else head.struct),
             *(len(operations), len(widths), self._hidden_size, self._packed_width),
             *(logit_scale, logit_softcap),
         )
         return Program(library, struct, (self._operations, self._kept, operations, widths, head))
 
-    def _norm(self, norm: NormWeights | None) -> _NormWeights:
-        if norm is None:
-            return _NormWeights(kind=NORM_KINDS.index("none"))
-        weight, bias = (None if vector is None else vector.float().contiguous() for vector in (norm.weight, norm.bias))
-        self._kept += [weight, bias]
-        return _NormWeights(address_of(weight), address_of(bias), norm.eps, NORM_KINDS.index(norm.kind))
+    def _follow(self, linear: PackedLinear) -> None:
+        """These weights are needed next: whoever waits for other ranks has time to fetch some of them."""
+        if self._waiting is not None:
+            self._waiting.ahead = linear.weight.data_ptr()
+            self._waiting.ahead_bytes = min(linear.weight.nbytes, _MOST_AHEAD)
+            self._waiting = None
+
+    def _norm(self, norm: NormWeights | None) -> structs.NormWeightsStruct:
+        return norm_struct(norm, self._kept)
 
     def _add(self, operation: ctypes.Structure, size: int = 0, *kept: object) -> None:
         self._operations.append((operation, size))
         self._kept += kept
+
+
+def norm_struct(norm: NormWeights | None, kept: list[object]) -> structs.NormWeightsStruct:
+    """A norm as C sees it; what its pointers refer to is added to `kept`."""
+    if norm is None:
+        return structs.NormWeightsStruct(kind=NORM_KINDS.index("none"))
+    weight, bias = (None if vector is None else vector.float().contiguous() for vector in (norm.weight, norm.bias))
+    kept += [weight, bias]
+    return structs.NormWeightsStruct(address_of(weight), address_of(bias), norm.eps, NORM_KINDS.index(norm.kind))
 
 
 class Program:
@@ -396,7 +431,7 @@ class Program:
 
     def __init__(self, library: Library, struct: _Program, kept: object) -> None:
         self._functions = library.functions
-        self._struct = struct
+        self.struct = struct
         self._kept = kept  # what the pointers refer to
         self._batch = _Batch()
 
@@ -409,6 +444,9 @@ class Program:
         groups: Sequence[GroupPages],
         rotaries: Sequence[RotaryTable],
         pool: NativePool,
+        given: Tensor | None = None,
+        taps: Tensor | None = None,
+        paths: Tensor | None = None,
     ) -> Tensor:
         """Compute a ragged batch of T tokens in N rows, and write their keys and values.
 
@@ -420,12 +458,15 @@ class Program:
             groups: one for each page group.
             rotaries: as the operations number them.
             pool: of all layers.
+            given: [T, H], contiguous, what a program without an embedding begins with; in fp32 it becomes the result.
+            taps: fp32[T, .], gets what `ProgramBuilder.tap` hands out.
+            paths: as in `paged_attention`.
 
         Returns:
             fp32[T, H].
         """
         batch, num_tokens = self._batch, input_ids.shape[0]
-        out = torch.empty(num_tokens, self._struct.hidden_size)
+        out = torch.empty(num_tokens, self.struct.hidden_size) if given is None else given.float()
         group_structs = (_GroupPages * len(groups))(
             *(_GroupPages(slots.data_ptr(), table.data_ptr(), table.stride(0)) for slots, table in groups)
         )
@@ -434,16 +475,17 @@ class Program:
         batch.input_ids, batch.positions = input_ids.data_ptr(), positions.data_ptr()
         batch.query_start_loc, batch.seq_lens = query_start_loc.data_ptr(), seq_lens.data_ptr()
         batch.groups, batch.rotaries = ctypes.addressof(group_structs), ctypes.addressof(rotary_structs)
-        batch.out = out.data_ptr()
-        self._functions.penstock_forward(ctypes.byref(self._struct), ctypes.byref(pool.struct), ctypes.byref(batch))
+        batch.out, batch.taps, batch.paths = out.data_ptr(), address_of(taps), address_of(paths)
+        batch.path_stride = 0 if paths is None else paths.stride(0)
+        self._functions.penstock_forward(ctypes.byref(self.struct), ctypes.byref(pool.struct), ctypes.byref(batch))
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32[S, H] -> fp32[S, V]"""
         hidden = hidden.contiguous()
-        out = torch.empty(hidden.shape[0], self._struct.head.num_outputs)
+        out = torch.empty(hidden.shape[0], self.struct.head.num_outputs)
         self._functions.penstock_logits(
-            *(ctypes.byref(self._struct), c_void_p(hidden.data_ptr())),
+            *(ctypes.byref(self.struct), c_void_p(hidden.data_ptr())),
             *(c_int32(hidden.shape[0]), c_void_p(out.data_ptr())),
         )
         return out
@@ -459,7 +501,7 @@ class Program:
             rotaries: fp32[positions, rotary_dim] each, as the operations number them.
             pool: of all layers.
         """
-        return ProgramStep(self._functions, self._struct, token_ids, page_tables, rotaries, pool)
+        return ProgramStep(self._functions, self.struct, token_ids, page_tables, rotaries, pool)
 
 
 class ProgramStep:
@@ -475,8 +517,8 @@ class ProgramStep:
         pool: NativePool,
     ) -> None:
         self._functions = functions
-        self._program = program
-        self._pool = pool
+        self.program = program
+        self.pool = pool
         tables = (_PageTable * len(page_tables))(
             *(
                 _PageTable(table.data_ptr(), table.stride(0), pool.page_sizes[group])
@@ -485,7 +527,7 @@ class ProgramStep:
         )
         rotary_structs = _rotaries([RotaryTable(table, is_by_position=True) for table in rotaries])
         self._kept = (token_ids, page_tables, rotaries, tables, rotary_structs)  # what the pointers refer to
-        self._rows = _Rows(
+        self.rows = _Rows(
             token_ids_stride=token_ids.stride(0),
             num_groups=len(page_tables),
             token_ids=token_ids.data_ptr(),
@@ -493,7 +535,17 @@ class ProgramStep:
             rotaries=ctypes.addressof(rotary_structs),
         )
 
-    def compute(self, rows: Int32Array, start: Int32Array, num_new: Int32Array, samples: IntArray) -> Tensor:
+    def compute(
+        self,
+        rows: Int32Array,
+        start: Int32Array,
+        num_new: Int32Array,
+        samples: IntArray,
+        given: Tensor | None = None,
+        hidden: Tensor | None = None,
+        taps: Tensor | None = None,
+        paths: Int32Array | None = None,
+    ) -> Tensor:
         """Compute N rows.
 
         Args:
@@ -501,20 +553,32 @@ class ProgramStep:
             start: int32[N], the first position to compute.
             num_new: int32[N], how many to compute.
             samples: int64[S], ascending: which of the N rows sample.
+            given: as in `Program.forward`.
+            hidden: fp32[T, H], becomes the hidden states of all positions, if nothing is given.
+            taps: as in `Program.forward`.
+            paths: int32[N, 1 + D], contiguous, as in `paged_attention`; a token's id is at its place, too.
 
         Returns:
-            fp32[S, V], the logits of each sampling row's last position.
+            fp32[S, V], the logits of each sampling row's last position; of a program without a head the hidden states
+            of all positions, fp32[T, H].
         """
-        step = self._rows
+        step, num_outputs = self.rows, self.program.head.num_outputs
+        hidden = hidden if given is None else given.float()
+        if hidden is None and not num_outputs:
+            hidden = torch.empty(int(num_new.sum()), self.program.hidden_size)
+        step.hidden, step.taps = address_of(hidden), address_of(taps)
         step.num_rows, step.num_samples = rows.shape[0], samples.shape[0]
         step.rows, step.start, step.num_new = rows.ctypes.data, start.ctypes.data, num_new.ctypes.data
-        step.samples = samples.ctypes.data
-        logits = torch.empty(samples.shape[0], self._program.head.num_outputs)
+        step.samples, step.paths = samples.ctypes.data, None if paths is None else paths.ctypes.data
+        step.path_stride = 0 if paths is None else paths.shape[1]
+        logits = torch.empty(samples.shape[0], num_outputs) if num_outputs else None
         self._functions.penstock_step(
-            *(ctypes.byref(self._program), ctypes.byref(self._pool.struct), ctypes.byref(step)),
-            c_void_p(logits.data_ptr()),
+            *(ctypes.byref(self.program), ctypes.byref(self.pool.struct), ctypes.byref(step)),
+            c_void_p(address_of(logits)),
         )
-        return logits
+        out = hidden if logits is None else logits
+        assert out is not None
+        return out
 
 
 def _rotaries(tables: Sequence[RotaryTable]) -> "ctypes.Array[_Rotary]":

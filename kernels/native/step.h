@@ -21,6 +21,10 @@ struct Rows {  // a step of N rows: what it computes, and the tables with its in
   const int32_t* token_ids;
   const PageTable* page_tables;
   const Rotary* rotaries;  // by position
+  float* hidden;  // [T, H], what slot 0 is, if others have to do with it; else null
+  float* taps;    // as in Batch
+  const int32_t* paths;  // [N, path_stride], as in AttentionRows; rows of trees have one new position
+  int32_t path_stride;
 };
 
 // Makes a batch's tensors from its rows. The next step overwrites them.
@@ -28,10 +32,18 @@ class Inputs {
  public:
   Batch of(const Program& program, const Rows& rows) {
     query_start_loc_.assign(1, 0);
-    seq_lens_.clear();
+    for (auto* each : {&seq_lens_, &table_rows_, &ends_}) each->clear();
     for (int b = 0; b < rows.num_rows; b++) {
-      query_start_loc_.push_back(query_start_loc_.back() + rows.num_new[b]);
-      seq_lens_.push_back(rows.start[b] + rows.num_new[b]);
+      const int end = rows.start[b] + rows.num_new[b];
+      ends_.push_back(query_start_loc_.back() + rows.num_new[b]);
+      if (continues(rows, b)) {
+        query_start_loc_.back() = ends_.back();
+        seq_lens_.back() = end;
+        continue;
+      }
+      query_start_loc_.push_back(ends_.back());
+      seq_lens_.push_back(end);
+      table_rows_.push_back(rows.rows[b]);
     }
     const int num_tokens = query_start_loc_.back();
     ids_.resize(num_tokens);
@@ -43,51 +55,67 @@ class Inputs {
       groups_.push_back({slots_.data() + size_t(num_tokens) * group, table.pages, table.stride});
     }
     for (int b = 0; b < rows.num_rows; b++) add(rows, b, num_tokens);
-    Batch batch{num_tokens, rows.num_rows};
+    Batch batch{num_tokens, int(seq_lens_.size())};
     batch.input_ids = ids_.data();
     batch.positions = positions_.data();
     batch.query_start_loc = query_start_loc_.data();
     batch.seq_lens = seq_lens_.data();
-    batch.table_rows = rows.rows;
+    batch.table_rows = table_rows_.data();
     batch.groups = groups_.data();
     batch.rotaries = rows.rotaries;
-    batch.out = hidden_.of(size_t(num_tokens) * program.hidden_size);
+    batch.taps = rows.taps;
+    batch.paths = rows.paths;
+    batch.path_stride = rows.path_stride;
+    batch.out = rows.hidden ? rows.hidden : hidden_.of(size_t(num_tokens) * program.hidden_size);
     return batch;
   }
 
+  // The last of the batch's tokens that is of row b.
+  int last_token(int64_t b) const { return ends_[b] - 1; }
+
  private:
+  // Whether row b is where the one before it goes on, as drafts are: their attention reads the same keys once.
+  static bool continues(const Rows& rows, int b) {
+    return b && !rows.paths && rows.rows[b] == rows.rows[b - 1] && rows.start[b] == rows.start[b - 1] + rows.num_new[b - 1];
+  }
+
   void add(const Rows& rows, int b, int num_tokens) {
-    const int start = rows.start[b], count = rows.num_new[b], token = query_start_loc_[b];
-    std::copy_n(rows.token_ids + int64_t(rows.rows[b]) * rows.token_ids_stride + start, count, ids_.begin() + token);
+    const int start = rows.start[b], count = rows.num_new[b], token = ends_[b] - count;
+    const int32_t* path = rows.paths ? rows.paths + int64_t(b) * rows.path_stride : nullptr;
+    const int place = path && start >= path[0] ? path[1 + start - path[0]] : start;
+    std::copy_n(rows.token_ids + int64_t(rows.rows[b]) * rows.token_ids_stride + place, count, ids_.begin() + token);
     for (int i = 0; i < count; i++) positions_[token + i] = start + i;
     for (int group = 0; group < rows.num_groups; group++) {
       const PageTable& table = rows.page_tables[group];
       const int32_t* pages = table.pages + int64_t(rows.rows[b]) * table.stride;
       int64_t* slots = slots_.data() + size_t(num_tokens) * group + token;
       for (int i = 0; i < count; i++) {
-        const int position = start + i;
-        slots[i] = int64_t(pages[position / table.page_size]) * table.page_size + position % table.page_size;
+        const int at = place + i;
+        slots[i] = int64_t(pages[at / table.page_size]) * table.page_size + at % table.page_size;
       }
     }
   }
 
-  std::vector<int32_t> ids_, query_start_loc_, seq_lens_;
+  std::vector<int32_t> ids_, query_start_loc_, seq_lens_, table_rows_, ends_;
   std::vector<int64_t> positions_, slots_;
   std::vector<GroupPages> groups_;
   Buffer hidden_;
 };
 
-// Computes the rows' tokens, and logits [S, V] for the rows that sample.
+// Computes the rows' tokens, and logits [S, V] for the rows that sample, unless `logits` is null.
 static void compute(const Program& program, const Pool& pool, const Rows& rows, float* logits) {
   static Inputs inputs;
   const Batch batch = inputs.of(program, rows);
   forward(program, pool, batch);
+  if (!logits) return;
+  static Buffer chosen;  // what others read stays where it is
+  float* last = rows.hidden ? chosen.of(size_t(rows.num_samples) * program.hidden_size) : batch.out;
   for (int i = 0; i < rows.num_samples; i++) {  // each row's last token; it moves forward or stays
-    const int from = batch.query_start_loc[rows.samples[i] + 1] - 1;
+    const int from = inputs.last_token(rows.samples[i]);
     const float* hidden = batch.out + size_t(from) * program.hidden_size;
-    if (from != i) std::copy_n(hidden, program.hidden_size, batch.out + size_t(i) * program.hidden_size);
+    if (rows.hidden || from != i) std::copy_n(hidden, program.hidden_size, last + size_t(i) * program.hidden_size);
   }
-  if (rows.num_samples) project(program, batch.out, rows.num_samples, logits);
+  if (rows.num_samples) project(program, last, rows.num_samples, logits);
 }
 
 }  // namespace penstock

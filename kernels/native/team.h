@@ -44,12 +44,16 @@ class Team {
       std::atomic<bool>& is_open;
       ~Closing() { is_open.store(false, std::memory_order_release); }
     } closing{is_open_};
-    is_open_.store(size_ > 1 && multiplications >= worth_waking_, std::memory_order_release);
-    if (is_open()) {
-      generation_.fetch_add(1, std::memory_order_release);
-      generation_.notify_all();
-    }
+    if (size_ > 1 && multiplications >= worth_waking_) open();
     work();
+  }
+
+  // Within `run`, between phases: helpers sleep while the leader waits for what may take long.
+  template <typename Wait>
+  void rest(Wait wait) {
+    const bool was_open = is_open_.exchange(false, std::memory_order_acq_rel);
+    wait();
+    if (was_open) open();
   }
 
   // Within `run`: computes units 0..n-1 in any order. Threads take `together` of them at a time, since handing over
@@ -81,6 +85,12 @@ class Team {
   static constexpr int kSpins = 4000;
 
   bool is_open() const { return is_open_.load(std::memory_order_acquire); }
+
+  void open() {
+    is_open_.store(true, std::memory_order_release);
+    generation_.fetch_add(1, std::memory_order_release);
+    generation_.notify_all();
+  }
 
   static void wait(int& spins) {
     if (++spins < kSpins)

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -19,6 +19,19 @@ typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 typedef uint16_t bf16;
 constexpr Ints kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// As many lanes as the processor's own vectors have. Compilers compare and select larger ones lane by lane.
+#if defined(__AVX512F__)
+constexpr int kPart = 16;
+#elif defined(__AVX2__)
+constexpr int kPart = 8;
+#else
+constexpr int kPart = 4;
+#endif
+constexpr int kParts = kLanes / kPart;
+typedef float PartFloats __attribute__((vector_size(4 * kPart)));
+typedef int32_t PartInts __attribute__((vector_size(4 * kPart)));
+typedef uint32_t PartWords __attribute__((vector_size(4 * kPart)));
 
 template <typename Vector, typename T>
 inline Vector load(const T* at) {
@@ -58,6 +71,17 @@ inline void narrow(float x, bf16* at) {  // to nearest, ties to even; NaN stays 
   *at = std::isnan(x) ? 0x7fc0 : uint16_t((word + 0x7fff + ((word >> 16) & 1)) >> 16);
 }
 
+// A part of the lanes, from `lane` on.
+inline PartFloats part_of(const Floats& vector, int lane) {
+  return load<PartFloats>(reinterpret_cast<const float*>(&vector) + lane);
+}
+inline PartWords part_of(const Words& vector, int lane) {
+  return load<PartWords>(reinterpret_cast<const uint32_t*>(&vector) + lane);
+}
+inline PartInts part_of(const Ints& vector, int lane) {
+  return load<PartInts>(reinterpret_cast<const int32_t*>(&vector) + lane);
+}
+
 // Two bf16 in the halves of a word; some processors multiply and add such pairs in one instruction.
 struct Pair {
   uint32_t bits;
@@ -75,9 +99,9 @@ inline Words pairs_of(Floats low, Floats high) { return Words(_mm512_cvtne2ps_pb
 #else
 constexpr bool kMultipliesPairs = false;
 
-inline Floats add_products(Floats sum, Words a, Words b) {
-  sum += as_floats(a & 0xffff0000u) * as_floats(b & 0xffff0000u);
-  return sum + as_floats(a << 16) * as_floats(b << 16);
+inline PartFloats add_products(PartFloats sum, PartWords a, PartWords b) {
+  sum += PartFloats(a & 0xffff0000u) * PartFloats(b & 0xffff0000u);
+  return sum + PartFloats(a << 16) * PartFloats(b << 16);
 }
 
 inline Words pairs_of(Floats low, Floats high) {
@@ -91,8 +115,8 @@ inline Words pairs_of(Floats low, Floats high) {
 #endif
 
 // Lane i of `swapped<n>(v)` is lane i ^ n: after a sum or maximum over such steps all lanes are equal.
-template <int n>
-inline Floats swapped(Floats v) {
+template <int n, typename Vector>
+inline Vector swapped(Vector v) {
   constexpr auto from = [](int i) { return i ^ n; };
   return __builtin_shufflevector(v, v, from(0), from(1), from(2), from(3), from(4), from(5), from(6), from(7), from(8),
                                  from(9), from(10), from(11), from(12), from(13), from(14), from(15));
@@ -125,11 +149,15 @@ inline uint32_t bits_of(Ints lanes) {
 #endif
 }
 
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+template <typename Vector>
+inline Vector larger(Vector a, Vector b) {
+  return a > b ? a : b;
+}
 inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 
 // The sum in all lanes, added by halves, always in the same order.
-inline Floats sum_of(Floats v) {
+template <typename Vector>
+inline Vector sum_of(Vector v) {
   v += swapped<8>(v);
   v += swapped<4>(v);
   v += swapped<2>(v);
@@ -137,7 +165,8 @@ inline Floats sum_of(Floats v) {
   return v;
 }
 
-inline Floats max_of(Floats v) {
+template <typename Vector>
+inline Vector max_of(Vector v) {
   v = larger(v, swapped<8>(v));
   v = larger(v, swapped<4>(v));
   v = larger(v, swapped<2>(v));

@@ -1,4 +1,4 @@
-"""The Triton kernels and their launchers, one operation per file.
+"""The Triton kernels and their launchers, one operation per file; what belongs together is in a folder.
 
 Each launcher takes the same tensors as the public function of `penstock.kernels` that calls it on
 CUDA, picks tile sizes by plain rules (no autotuner: it would cost start-up time and cannot run inside

@@ -119,18 +119,30 @@ def grouped_linear_kernel(
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=has_row[:, None] & is_output[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_experts"])
 def sum_of_experts_kernel(
-    x_ptr, weights_ptr, out_ptr, width, TOP_K: tl.constexpr, HAS_WEIGHTS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    weights_ptr,
+    experts_ptr,
+    out_ptr,
+    width,
+    num_experts,
+    TOP_K: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr,
+    ARE_SOME: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Grid (T, ceil(H / BLOCK))."""
+    """Grid (T, ceil(H / BLOCK)). ARE_SOME: rows of experts from `num_experts` on were not computed."""
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < width
     total = tl.zeros([BLOCK], tl.float32)
     for j in tl.static_range(TOP_K):
         row = token * TOP_K + j
-        x = tl.load(x_ptr + row * width + cols, mask=mask, other=0.0).to(tl.float32)
+        its = mask
+        if ARE_SOME:
+            its = cols < tl.where(tl.load(experts_ptr + row) < num_experts, width, 0)
+        x = tl.load(x_ptr + row * width + cols, mask=its, other=0.0).to(tl.float32)
         if HAS_WEIGHTS:
             x *= tl.load(weights_ptr + row)
         total += x
@@ -142,7 +154,7 @@ def num_blocks(num_rows: int, num_experts: int, size: int) -> int:
     return num_rows // size + min(num_experts, num_rows)
 
 
-def group_rows_triton(ids: Tensor, num_experts: int) -> BlockedRows:
+def group_rows_triton(ids: Tensor, num_experts: int, *, are_some: bool = False) -> BlockedRows:
     """Arguments as `penstock.kernels.experts.group_rows`."""
     num_tokens, top_k = ids.shape
     num_rows = num_tokens * top_k
@@ -151,13 +163,15 @@ def group_rows_triton(ids: Tensor, num_experts: int) -> BlockedRows:
     size = 16 if num_rows <= 16 * num_experts else 64 if num_rows <= 64 * num_experts else 128
     places = num_blocks(num_rows, num_experts, size)
     rows = torch.empty(num_rows, dtype=torch.int32, device=ids.device)
-    blocks = torch.empty((3, places), dtype=torch.int32, device=ids.device)
+    # Rows of other ranks come last: what would be their part of the table has no blocks.
+    blocks = (torch.zeros if are_some else torch.empty)((3, places), dtype=torch.int32, device=ids.device)
+    ids = ids.contiguous()
     if num_rows:
         group_rows_kernel[(num_experts,)](
-            ids.contiguous(), rows, blocks, num_rows, places,
+            ids, rows, blocks, num_rows, places,
             SIZE=size, BLOCK=512 if size == 16 else 4096, BLOCK_B=128, num_warps=4 if size == 16 else 8,
         )  # fmt: skip
-    return BlockedRows(top_k, rows, blocks, size)
+    return BlockedRows(top_k, rows, blocks, size, ids if are_some else None, num_experts)
 
 
 def grouped_linear_triton(
@@ -196,11 +210,11 @@ def grouped_linear_triton(
 
 def sum_of_experts_triton(x: Tensor, grouped: BlockedRows, weights: Tensor | None) -> Tensor:
     """Arguments as `penstock.kernels.experts.sum_of_experts`."""
-    num_tokens, width = x.shape[0] // grouped.top_k, x.shape[1]
+    num_tokens, width, experts = x.shape[0] // grouped.top_k, x.shape[1], grouped.experts
     out = torch.empty((num_tokens, width), dtype=x.dtype, device=x.device)
     if num_tokens:
         sum_of_experts_kernel[(num_tokens, ceil_div(width, 1024))](
-            x, x if weights is None else weights, out, width,
-            TOP_K=grouped.top_k, HAS_WEIGHTS=weights is not None, BLOCK=1024, num_warps=4,
+            x, x if weights is None else weights, x if experts is None else experts, out, width, grouped.num_experts,
+            TOP_K=grouped.top_k, HAS_WEIGHTS=weights is not None, ARE_SOME=experts is not None, BLOCK=1024, num_warps=4,
         )  # fmt: skip
     return out

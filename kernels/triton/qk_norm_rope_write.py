@@ -5,8 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.kv_quantization import KVScales, PageLayout
 from penstock.kernels.norms import NormWeights
 from penstock.kernels.qk_norm_rope_write import QKNorms
+from penstock.kernels.triton.attention.kv_tiles import block_of_head
+from penstock.kernels.triton.attention.kv_write import store_heads, whole_heads
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
 
 
@@ -84,6 +87,9 @@ def rope_kernel(
     out_ptr,
     q_eps,
     k_eps,
+    v_eps,
+    k_scale,
+    v_scale,
     stride_xt,
     stride_cs,
     stride_kp,
@@ -114,11 +120,15 @@ def rope_kernel(
     ROTATE: tl.constexpr,
     HAS_POSITIONS: tl.constexpr,
     HAS_SCALE: tl.constexpr,
+    V_NORM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Grid (T, Q_BLOCKS + KV blocks): BLOCK_H q heads, or BLOCK_H kv heads, of one token.
 
     A head is read as its two rotated halves [0, HALF) and [HALF, 2 * HALF) and the REST behind them. ALL: the norm
-    spans all heads, which are then in one block. WEIGHTS: "one" for all heads, "each" its own, "" for none.
+    spans all heads, which are then in one block. WEIGHTS: "one" for all heads, "each" its own, "" for none. FORMAT: of
+    quantized pages, "" if pages are of plain numbers; k_scale and v_scale are a checkpoint's, or None.
     """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -191,16 +201,37 @@ def rope_kernel(
             v_src = x_heads + NUM_KV * HEAD_DIM
             v1 = tl.load(v_src + half[None, :], mask=half_ok, other=0.0)
             v2 = tl.load(v_src + HALF + half[None, :], mask=half_ok, other=0.0)
-            # A quantized pool would quantize here.
-            tl.store(k_heads + half[None, :], y1.to(k_pages_ptr.dtype.element_ty), mask=half_ok)
-            tl.store(k_heads + HALF + half[None, :], y2.to(k_pages_ptr.dtype.element_ty), mask=half_ok)
-            tl.store(v_heads + half[None, :], v1.to(v_pages_ptr.dtype.element_ty), mask=half_ok)
-            tl.store(v_heads + HALF + half[None, :], v2.to(v_pages_ptr.dtype.element_ty), mask=half_ok)
+            if V_NORM:
+                f1 = v1.to(tl.float32)
+                f2 = v2.to(tl.float32)
+                squares = tl.sum(f1 * f1, 1) + tl.sum(f2 * f2, 1)
+                if REST > 0:
+                    f3 = tl.load(v_src + 2 * HALF + rest[None, :], mask=rest_ok, other=0.0).to(tl.float32)
+                    squares += tl.sum(f3 * f3, 1)
+                v_norm = (1.0 / tl.sqrt(squares / HEAD_DIM + v_eps))[:, None]
+                v1 = (f1 * v_norm).to(DTYPE)
+                v2 = (f2 * v_norm).to(DTYPE)
+            v3 = v1  # not used without a rest
             if REST > 0:
                 v3 = tl.load(v_src + 2 * HALF + rest[None, :], mask=rest_ok, other=0.0)
-                k3 = x3.to(k_pages_ptr.dtype.element_ty)
-                tl.store(k_heads + 2 * HALF + rest[None, :], k3, mask=rest_ok)
-                tl.store(v_heads + 2 * HALF + rest[None, :], v3.to(v_pages_ptr.dtype.element_ty), mask=rest_ok)
+                if V_NORM:
+                    v3 = (v3.to(tl.float32) * v_norm).to(DTYPE)
+            if FORMAT == "":
+                PAGE_TYPE: tl.constexpr = k_pages_ptr.dtype.element_ty
+                tl.store(k_heads + half[None, :], y1.to(PAGE_TYPE), mask=half_ok)
+                tl.store(k_heads + HALF + half[None, :], y2.to(PAGE_TYPE), mask=half_ok)
+                tl.store(v_heads + half[None, :], v1.to(PAGE_TYPE), mask=half_ok)
+                tl.store(v_heads + HALF + half[None, :], v2.to(PAGE_TYPE), mask=half_ok)
+                if REST > 0:
+                    tl.store(k_heads + 2 * HALF + rest[None, :], x3.to(PAGE_TYPE), mask=rest_ok)
+                    tl.store(v_heads + 2 * HALF + rest[None, :], v3.to(PAGE_TYPE), mask=rest_ok)
+            else:
+                k = whole_heads(y1, y2, x3, HALF, BLOCK_HALF, REST, BLOCK_D).to(DTYPE).to(tl.float32)
+                v = whole_heads(v1, v2, v3, HALF, BLOCK_HALF, REST, BLOCK_D).to(tl.float32)
+                k_ptrs = k_pages_ptr + page * stride_kp + heads * stride_kh
+                v_ptrs = v_pages_ptr + page * stride_vp + heads * stride_vh
+                store_heads(k_ptrs, offset, k, head_ok, k_scale, HEAD_DIM, BLOCK_D, PAGE_SIZE, FORMAT)
+                store_heads(v_ptrs, offset, v, head_ok, v_scale, HEAD_DIM, BLOCK_D, PAGE_SIZE, FORMAT)
 
 
 def qk_norm_rope_write_triton(
@@ -212,10 +243,15 @@ def qk_norm_rope_write_triton(
     v_pages: Tensor,
     slot_mapping: Tensor,
     q_scale: Tensor | None = None,
+    *,
+    writes: bool = True,
+    layout: PageLayout | None = None,
+    kv_scales: KVScales | None = None,
 ) -> Tensor:
     """Arguments as `penstock.kernels.qk_norm_rope_write.qk_norm_rope_write`; returns q [T, Hq, D], contiguous."""
     num_tokens = qkv.shape[0]
-    num_kv, page_size, head_dim = k_pages.shape[1], k_pages.shape[2], k_pages.shape[3]
+    num_kv = k_pages.shape[1] * writes
+    page_size, head_dim = k_pages.shape[2:] if layout is None else layout[1:]
     num_q = qkv.shape[1] // head_dim - 2 * num_kv
     out = torch.empty((num_tokens, num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
     if not num_tokens:
@@ -230,9 +266,9 @@ def qk_norm_rope_write_triton(
         block_h, num_warps = next_power_of_two(max(num_q, num_kv)), 8
     q_blocks = ceil_div(num_q, block_h)
     q_weights, k_weights = norms.q or norms.k or NormWeights(), norms.k or norms.q or NormWeights()
-    layout = _layout(q_weights, spans_all)
-    if layout != _layout(k_weights, spans_all):
-        raise ValueError(f"the norms of q and k differ: {layout}, {_layout(k_weights, spans_all)}")
+    form = _form(q_weights, spans_all)
+    if form != _form(k_weights, spans_all):
+        raise ValueError(f"the norms of q and k differ: {form}, {_form(k_weights, spans_all)}")
     rope_kernel[(num_tokens, q_blocks + ceil_div(num_kv, block_h))](
         qkv,
         slot_mapping if positions is None else positions,
@@ -248,6 +284,9 @@ def qk_norm_rope_write_triton(
         out,
         q_weights.eps,
         k_weights.eps,
+        0.0 if norms.v is None else norms.v.eps,
+        None if kv_scales is None or layout is None else kv_scales.k,
+        None if kv_scales is None or layout is None else kv_scales.v,
         qkv.stride(0),
         0 if cos_sin is None else cos_sin.stride(0),
         k_pages.stride(0),
@@ -272,18 +311,21 @@ def qk_norm_rope_write_triton(
         K_NORM=norms.k is not None,
         KIND=q_weights.kind,
         ALL=spans_all,
-        WEIGHTS=layout[1],
-        BIAS=layout[2],
+        WEIGHTS=form[1],
+        BIAS=form[2],
         NORM_LAST=norms.follow_rope and cos_sin is not None,
         ROTATE=cos_sin is not None,
         HAS_POSITIONS=positions is not None,
         HAS_SCALE=q_scale is not None,
+        V_NORM=norms.v is not None,
+        BLOCK_D=block_of_head(head_dim, layout),
+        FORMAT="" if layout is None else layout.format.name,
         num_warps=num_warps,
     )
     return out
 
 
-def _layout(weights: NormWeights, spans_all: bool) -> tuple[str, str, bool, torch.dtype | None]:
+def _form(weights: NormWeights, spans_all: bool) -> tuple[str, str, bool, torch.dtype | None]:
     """(kind, whether heads share a weight, whether there is a bias, dtype)."""
     weight = weights.weight
     if weight is None:

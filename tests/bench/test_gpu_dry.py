@@ -11,12 +11,13 @@ import pytest
 
 from bench.gpu import table as gpu_table
 from bench.offline import uniform
+from tests.faults.soak import only_in_soak
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
+@only_in_soak  # the parts alone have tests of their own, and their order that with a stand-in
+@pytest.mark.timeout(900)
 def test_the_dry_form(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

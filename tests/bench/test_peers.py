@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bench.peers import __main__ as peers
 from bench.peers import report as peers_report
 from bench.peers.envs import Environment, PeerError
+from bench.peers.formats import weight_bits
 from bench.peers.model import harmless_ids, make_checkpoint
 from bench.peers.plot import curve, draw
 from bench.peers.systems import System, outcome_of, started
@@ -224,6 +225,14 @@ def test_a_run_goes_on_without_the_peers_that_fail(
     before = page, (out / "peers.svg").read_bytes()
     assert peers.main(["--draw", str(out / "peers.json")]) == 0
     assert ((out / "peers.md").read_text(), (out / "peers.svg").read_bytes()) == before
+
+
+def test_the_bits_of_a_weight(tmp_path: Path) -> None:
+    """Of a file those that it has, whatever it calls itself."""
+    (tmp_path / "model-Q8_0.gguf").write_bytes(bytes(1700))
+    assert weight_bits("q8_0", tmp_path, 1600) == 8.5
+    assert weight_bits("int8", tmp_path, 1600) == 8
+    assert weight_bits("bf16", tmp_path, 1600) == 16
 
 
 def test_a_server_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:

@@ -194,18 +194,19 @@ BROKEN: dict[str, Case] = {
     **{
         f"quantized: {method}": (
             _changed(quantization_config={"quant_method": method}),
-            ("config.json", "quantization_config", method, "not supported yet", _BF16),
+            ("quantized", method, "supported"),
         )
-        for method in ("gptq", "awq", "fp8", "bitsandbytes", "mxfp4", "compressed-tensors")
+        for method in ("hqq", "spqr", "aqlm")
     },
     "quantized by a word": (_changed(quantization_config="gptq"), ("quantization_config", "object", "gptq")),
     "quantized in the old way": (
-        lambda f: (f / "quantize_config.json").write_text("{}"), ("GPTQ", "quantize_config.json")
+        lambda f: (f / "quantize_config.json").write_text("{}"), ("gptq", "quantize_config.json")
     ),
     "quantized by its tensors": (
-        _tensors(lambda name: name.replace("q_proj.weight", "q_proj.qweight")), ("quantized", "q_proj.qweight", _BF16)
+        _tensors(lambda name: name.replace("q_proj.weight", "q_proj.qweight")),
+        ("quantized", "q_proj.qweight", "quantization_config"),
     ),
-    "integers": (_tensors(dtype="I8"), ("model.embed_tokens.weight", "I8", "quantized", _BF16)),
+    "integers": (_tensors(dtype="I8"), ("model.embed_tokens.weight", "I8", "floats")),
     # other fields
     "too many layers": (_changed(num_hidden_layers=10**9), ("config.json", "num_hidden_layers", "1000000000", "4096")),
     "no layers": (_changed(num_hidden_layers=0), ("config.json", "num_hidden_layers", "positive", "0")),
@@ -301,7 +302,7 @@ BROKEN: dict[str, Case] = {
         lambda f: write_weights(f / "model.safetensors", {"model.layers.0.self_attn.q_proj.lora_A.weight": (2, 16)}),
         ("LoRA adapter", "merge"),
     ),
-    "GGUF": (_only("model-Q4_K_M.gguf"), ("GGUF", "not supported yet", _SAFE)),
+    "an empty GGUF file": (_only("model-Q4_K_M.gguf"), ("model-Q4_K_M.gguf", "empty", "download")),
     "a pipeline of pictures": (_only("model_index.json"), ("diffusers",)),
     "a maker's own format": (_only("params.json"), ("own format", "config.json")),
     # tokenizer

@@ -1,22 +1,27 @@
 """The two-deque driver: plans not yet executed, results not yet processed; invariants after every call."""
 
+import dataclasses
 from array import array
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
+from math import inf
 
 from msgspec.structs import replace
 
 from penstock.core.config.options import SchedulerOptions
+from penstock.core.scheduling.handover.handovers import Peers
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.scheduling.scheduler import Deltas, Refusal, ScheduledStep, Scheduler
 from penstock.core.sequences.intake import WorkerLimits
-from penstock.core.steps.drafts import Drafter
+from penstock.core.steps.drafts import FixedLengths
 from penstock.ipc.codec import deltas_of, pack_int32, unpack_int32
 from penstock.ipc.messages import (
     PROTOCOL_VERSION,
     AddRequest,
+    KVSource,
     SamplingParams,
+    SequenceBill,
     SequenceDelta,
     SequenceProgress,
     StepPlan,
@@ -25,10 +30,12 @@ from penstock.ipc.messages import (
     WindowGroup,
     WorkerHello,
 )
-from tests.core.fake_worker import FakeWorker, Scores
+from tests.core.fake_disk import FakeDisk
+from tests.core.fake_worker import FakeWorker, Guess, Scores
 
 OWNER = b"frontend"
 SequenceName = tuple[str, int]
+PAGE_BYTES = 1000
 
 
 def make_limits(
@@ -39,10 +46,25 @@ def make_limits(
     max_model_len: int = 128,
     vocab_size: int = 1000,
     windows: Iterable[tuple[int, int]] = (),
+    num_host_pages: int = 0,
+    num_disk_places: int = 0,
+    hands_over: bool = False,
 ) -> WorkerLimits:
     """`windows`: tokens of a page and of the window, of each page group beside the first."""
     groups = tuple(WindowGroup(page_size, window) for page_size, window in windows)
-    return WorkerLimits(num_pages, page_size, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size, groups)
+    return WorkerLimits(
+        num_pages,
+        page_size,
+        max_num_seqs,
+        max_num_batched_tokens,
+        max_model_len,
+        vocab_size,
+        groups,
+        num_host_pages=num_host_pages,
+        page_bytes=PAGE_BYTES,
+        num_disk_places=num_disk_places,
+        hands_over=hands_over,
+    )
 
 
 def hello(limits: WorkerLimits) -> WorkerHello:
@@ -60,6 +82,14 @@ def hello(limits: WorkerLimits) -> WorkerHello:
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         window_groups=limits.window_groups,
+        num_host_pages=limits.num_host_pages,
+        page_bytes=limits.page_bytes,
+        host_copy_speed=limits.host_copy_speed,
+        num_disk_places=limits.num_disk_places,
+        num_stages=limits.num_stages,
+        max_drafts=limits.max_drafts,
+        drafter="oracle" if limits.max_drafts else "",
+        kv_sources=(KVSource("nowhere", (), (), {}),) if limits.hands_over else (),
     )
 
 
@@ -81,6 +111,11 @@ def make_request(
     tenant: str = "",
     group: str = "",
     seconds_left: float = 0.0,
+    weight: float = 1.0,
+    ttft_left: float = 0.0,
+    tpot: float = 0.0,
+    max_drafts: int = -1,
+    is_background: bool = False,
 ) -> AddRequest:
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -91,6 +126,7 @@ def make_request(
         prompt_logprobs=prompt_logprobs,
         grammar=grammar,
         grammar_bytes=grammar_bytes,
+        max_drafts=max_drafts,
     )
     return AddRequest(
         request_id,
@@ -102,6 +138,10 @@ def make_request(
         tenant=tenant,
         group=group,
         seconds_left=seconds_left,
+        weight=weight,
+        ttft_left=ttft_left,
+        tpot=tpot,
+        is_background=is_background,
     )
 
 
@@ -117,6 +157,16 @@ def scores_in(table: TokenLogprobs) -> list[Scores]:
     ]
 
 
+def make_scheduler(options: SchedulerOptions, limits: WorkerLimits, *, peers: Peers | None = None) -> Scheduler:
+    """`peers`: prefill engines, as `Arrivals` knows them."""
+    scheduler = Scheduler(options, limits)
+    if limits.max_drafts:
+        scheduler.draft_lengths = FixedLengths(limits.max_drafts)
+    if peers is not None and scheduler.handovers is not None:
+        scheduler.handovers.arrivals.peers = peers
+    return scheduler
+
+
 class Driver:
     """A scheduler and a fake worker, with as much lag between them as the caller lets there be."""
 
@@ -124,16 +174,24 @@ class Driver:
         self,
         limits: WorkerLimits | None = None,
         *,
-        drafter: Drafter | None = None,
-        num_parts: int = 1,
+        guess: Guess | None = None,
+        max_drafts: int = 3,
+        num_stages: int = 1,
+        peers: Peers | None = None,
         **options: object,
     ) -> None:
-        self.limits = limits or make_limits()
+        """`guess`: of the worker's drafter, if it has one."""
+        max_drafts = 0 if guess is None else max_drafts
+        self.limits = dataclasses.replace(limits or make_limits(), num_stages=num_stages, max_drafts=max_drafts)
         options = {"max_num_seqs": 4096, "max_num_batched_tokens": 1 << 20} | options
         self.options = SchedulerOptions(**options)  # type: ignore[arg-type]
-        self.make_scheduler = partial(Scheduler, self.options, drafter=drafter, num_parts=num_parts)
+        self.make_scheduler = partial(make_scheduler, self.options, peers=peers)
         self.scheduler = self.make_scheduler(WorkerLimits.of(self.options, hello(self.limits)))
-        self.worker = FakeWorker(self.limits)
+        self.guess = guess
+        self.worker = FakeWorker(self.limits, guess)
+        self.disk = FakeDisk(self.limits.num_disk_places, seed=self.limits.num_pages + self.limits.num_host_pages)
+        self.disk.begin()
+        self.num_sent = self.num_executed = 0  # plans
         self.num_accepted = 0  # drafts
         self.plans: deque[StepPlan] = deque()
         self.results: deque[StepResult] = deque()
@@ -141,6 +199,7 @@ class Driver:
         self.outputs: dict[SequenceName, list[int]] = {}
         self.finished: dict[SequenceName, SequenceDelta] = {}
         self.num_cached: dict[SequenceName, int] = {}
+        self.late: dict[str, str] = {}  # why a request was served behind others
         self.aborted: set[SequenceName] = set()
         self.logprobs: dict[SequenceName, list[Scores]] = {}  # of output tokens
         self.prompt_logprobs: dict[SequenceName, list[Scores]] = {}
@@ -148,6 +207,7 @@ class Driver:
         self.num_resumed = 0  # sequences that had outputs
         self.totals = [self.scheduler.totals]  # of each scheduler
         self.num_deaths = 0  # of workers
+        self.bills: dict[SequenceName, SequenceBill] = {}
         self.now = 0.0  # seconds; the test lets time pass
 
     def add(self, request: AddRequest, owner: bytes = OWNER) -> Refusal | None:
@@ -163,15 +223,33 @@ class Driver:
             for seq in [*request.running, *request.waiting]:
                 if sequence_idx in (-1, seq.sequence_idx):
                     self.aborted.add((request_id, seq.sequence_idx))
-        self.scheduler.abort(request_id, sequence_idx)
+        self.scheduler.abort(request_id, sequence_idx, self.now)
+        self.take_bills()
         check_invariants(self.scheduler)
+
+    def take_bills(self) -> None:
+        """The last deltas of aborted sequences."""
+        for deltas in self.scheduler.accounts.take_bills().values():
+            for delta in deltas:
+                name = (delta.request_id, delta.sequence_idx)
+                assert (name in self.aborted, delta.finish_reason, delta.token_ids) == (True, "abort", ())
+                self._note_bill(name, delta)
+
+    def _note_bill(self, name: SequenceName, delta: SequenceDelta) -> None:
+        assert delta.bill is not None
+        assert name not in self.bills, "one bill each"
+        self.bills[name] = delta.bill
 
     def schedule(self) -> ScheduledStep | None:
         step = self.scheduler.schedule(self.now, with_record=True)
+        self.take(self.scheduler.take_ended())
         check_invariants(self.scheduler)
         if step is not None:
             self.plans.append(step.plan)
+            self.num_sent += 1
             self.steps.append(step)
+        if self.scheduler.disk is not None:
+            self.disk.take(self.scheduler.disk.take_messages(), self.num_sent)
         self.worker.take(self.scheduler.grammars.take_messages())
         return step
 
@@ -183,13 +261,29 @@ class Driver:
         check_invariants(self.scheduler)
         return True
 
+    @property
+    def can_move(self) -> bool:
+        """Whether the disk has something to do, or to tell."""
+        return self.scheduler.disk is not None and self.disk.can_answer(self.num_executed)
+
+    def move(self) -> None:
+        """Let the disk do or tell one thing."""
+        disk = self.scheduler.disk
+        assert disk is not None
+        answer = self.disk.answer(self.worker, self.num_executed)
+        if answer is not None:
+            disk.answered(answer)
+        check_invariants(self.scheduler)
+
     def execute(self) -> None:
+        self.num_executed += 1
         num_before = self.worker.num_accepted
         self.results.append(self.worker.execute(self.plans.popleft()))
         self.num_accepted += self.worker.num_accepted - num_before
 
     def process(self) -> Deltas:
-        told = self.scheduler.process(self.results.popleft())
+        told = self.scheduler.process(self.results.popleft(), self.now)
+        self.take_bills()
         deltas = {owner: list(deltas_of(batch)) for owner, batch in told.items()}
         self.take(deltas)
         check_invariants(self.scheduler)
@@ -212,15 +306,25 @@ class Driver:
                         continue
                 if name not in self.outputs:
                     self.num_cached[name] = delta.num_cached_tokens
+                    if delta.late:
+                        self.late[name[0]] = delta.late
                 self.outputs.setdefault(name, []).extend(delta.token_ids)
                 if delta.finish_reason is not None:
                     self.finished[name] = delta
+                    self._note_bill(name, delta)
 
     def step(self) -> bool:
         """Fill the pipeline, then let one step return; False if nothing is left to do."""
         while self.schedule() is not None:
             pass
         if not self.plans and not self.results and self.prepare():
+            return True
+        if not self.plans and not self.results and self.can_move:
+            self.move()
+            return True
+        if not self.plans and not self.results and self.scheduler.wakes_at < inf:
+            assert self.now < self.scheduler.wakes_at
+            self.now = self.scheduler.wakes_at
             return True
         if not self.plans and not self.results:
             assert not self.scheduler.has_work, "work is left, but nothing is scheduled or in flight"
@@ -242,18 +346,25 @@ class Driver:
         self.plans.clear()
         self.results.clear()
         if limits is None:
-            self.take(self.scheduler.reset_worker(has_died=has_died))
+            self.take(self.scheduler.reset_worker(has_died=has_died, now=self.now))
         else:
-            self.limits = limits
-            self.take(self.scheduler.reset_worker(hello(limits), has_died=has_died))
-        self.worker = FakeWorker(self.limits)
+            self.limits = limits = dataclasses.replace(limits, max_drafts=self.limits.max_drafts)
+            self.take(self.scheduler.reset_worker(hello(limits), has_died=has_died, now=self.now))
+        self.take_bills()
+        self.worker = FakeWorker(self.limits, self.guess)
+        self._begin_disk()
         check_invariants(self.scheduler)
+
+    def _begin_disk(self) -> None:
+        self.num_sent = self.num_executed = 0
+        self.disk.begin()
 
     def restart_scheduler(self) -> None:
         """Scheduler and worker die; the frontends give another one all that is not finished, with what they have."""
         self.plans.clear()
         self.results.clear()
-        self.worker = FakeWorker(self.limits)
+        self.worker = FakeWorker(self.limits, self.guess)
+        self._begin_disk()
         self.scheduler = self.make_scheduler(WorkerLimits.of(self.options, hello(self.limits)))
         self.totals.append(self.scheduler.totals)
         for request_id, (request, owner) in self.added.items():
@@ -275,6 +386,11 @@ class Driver:
         stats = self.scheduler.stats()
         assert stats.num_running == stats.num_waiting == stats.num_used_pages == 0
         assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
+        if self.scheduler.kv.tiers is not None:
+            assert self.scheduler.kv.tiers.host.num_held == 0
+        if self.scheduler.disk is not None:
+            assert not self.scheduler.disk.fetches()
+            assert self.scheduler.disk.disk.num_moving == 0
         assert self.scheduler.running.num_free_rows == self.limits.max_num_seqs
         assert not self.scheduler.requests
         assert not len(self.scheduler.grammars)

@@ -8,13 +8,23 @@ import struct
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import NamedTuple
 
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.codec import pack_int32, unpack_int32
-from penstock.ipc.messages import DropGrammar, GrammarPrepared, PrepareGrammar, SamplingParams, StepPlan, StepResult
+from penstock.ipc.messages import (
+    FROM_HOST,
+    ON_DEVICE,
+    TO_HOST,
+    DropGrammar,
+    GrammarPrepared,
+    PrepareGrammar,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+)
 
 EMPTY = -1
 
@@ -33,6 +43,10 @@ class Row:
         self.next_position = -1  # that it computes, once it has sampled
 
 
+Guess = Callable[[Row, int, int], list[int]]
+"""A drafter: guesses of a row's tokens from a position on, at most so many."""
+
+
 class Scores(NamedTuple):
     """Made-up log-probabilities of one token: ids and values with its own first, and its rank."""
 
@@ -41,22 +55,34 @@ class Scores(NamedTuple):
     rank: int
 
 
-class FakeWorker:
+class Memory:
+    """Pages of the device, or of the host: the tokens of the first page group, and of the others."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.memory = array("i", [EMPTY]) * (num_pages * page_size)
+        self.window_memory: dict[tuple[int, int], tuple[int, int]] = {}  # page, offset -> page group, token
+
+
+class FakeWorker(Memory):
     """Executes plans in order; checks all that a plan promises."""
 
-    def __init__(self, limits: WorkerLimits) -> None:
+    def __init__(self, limits: WorkerLimits, guess: Guess | None = None) -> None:
+        super().__init__(limits.num_pages, limits.page_size)
+        self.host = Memory(limits.num_host_pages, limits.page_size)
         self.limits = limits
         self.rng = Random(limits.num_pages)
+        self.guess = guess
         self.num_accepted = 0  # drafts
+        self.starts: dict[int, list[int]] = {}  # step -> where its rows began indeed
         self.accepts_all = False  # that are right
         self.page_size = limits.page_size
         self.max_page_size = max((group.page_size for group in limits.window_groups), default=0)
-        self.memory = array("i", [EMPTY]) * (limits.num_pages * limits.page_size)
-        self.window_memory: dict[tuple[int, int], tuple[int, int]] = {}  # page, offset -> page group, token
         self.num_window_reads = 0
         self.rows: dict[int, Row] = {}
         self.num_computed = 0
-        self.num_copies = 0
+        self.num_copies = 0  # on the device
+        self.num_to_host = 0
+        self.num_from_host = 0
         self.asked: deque[PrepareGrammar] = deque()  # grammars that are not ready
         self.grammars: dict[int, str] = {}  # those that are not dropped
         self.ready: set[int] = set()
@@ -85,14 +111,15 @@ class FakeWorker:
     def execute(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
         rows, start, num_new = (list(unpack_int32(b)) for b in (plan.rows, plan.start, plan.num_new))
-        assert len(set(rows)) == len(rows) == len(start) == len(num_new) == len(plan.samples) > 0
+        assert len(set(rows)) == len(rows) == len(start) == len(num_new) == len(plan.samples)
+        assert rows or plan.copy_src, "a plan computes something, or copies pages"
         assert sum(num_new) <= self.limits.max_num_batched_tokens
         assert len(rows) <= self.limits.max_num_seqs
         num_drafts = list(unpack_int32(plan.num_drafts)) or [0] * len(rows)
         start_bounds = plan.start_bounds or bytes(len(rows))
         assert len(num_drafts) == len(start_bounds) == len(rows)
-        draft_ids = iter(unpack_int32(plan.draft_token_ids))
         batch = []
+        guessed = []  # of each sampling row
         for row_id, first, count, samples, k, is_bound in zip(
             rows, start, num_new, plan.samples, num_drafts, start_bounds, strict=True
         ):
@@ -105,12 +132,16 @@ class FakeWorker:
             if k:
                 assert samples
                 assert count == 1 + k
-                row.token_ids[first + 1 :] = [next(draft_ids) for _ in range(k)]
+                guesses = [] if self.guess is None else self.guess(row, first + 1, k)
+                row.token_ids[first + 1 :] = guesses
+                count, k = 1 + len(guesses), len(guesses)
+            if samples:
+                guessed.append(k)
             batch.append((row, first, count, samples, k))
-        assert next(draft_ids, None) is None
+        self.starts[plan.step_id] = [first for _, first, _, _, _ in batch]
         for row, first, count, _, _ in batch:
             self._write(row, first, count)
-        self.num_computed += sum(num_new)
+        self.num_computed += sum(count for _, _, count, _, _ in batch)
         prompts = [
             (row, position, row.sampling.prompt_logprobs)
             for row, first, count, _, _ in batch
@@ -130,7 +161,10 @@ class FakeWorker:
                 counts.append(len(drawn))
         columns = (*self._columns(sampled), *self._columns(prompts))
         num_tokens = pack_int32(counts) if set(counts) - {1} else b""
-        return StepResult(plan.step_id, pack_int32(tokens), 0, 0, *columns, num_tokens=num_tokens)
+        num_drafted = pack_int32(guessed) if any(guessed) else b""
+        return StepResult(
+            plan.step_id, pack_int32(tokens), 0, 0, *columns, num_tokens=num_tokens, num_drafted=num_drafted
+        )
 
     def _verify(self, row: Row, position: int, num_drafts: int) -> list[int]:
         """Draw the token at this position and after each draft that is right; sometimes fewer."""
@@ -184,13 +218,40 @@ class FakeWorker:
             table = self.rows[row].tables.setdefault(group, {})
             assert place not in table, "each place of a page table is filled once"
             table[place] = page_id
+        self._copy(plan)
+
+    def _copy(self, plan: StepPlan) -> None:
+        """One page after the other, as a plan has them."""
         sources, targets = unpack_int32(plan.copy_src), unpack_int32(plan.copy_dst)
-        assert len(sources) == len(targets) == len(set(targets))
-        assert not set(sources) & set(targets)
-        for src, dst in zip(sources, targets, strict=True):
-            size = self.page_size
-            self.memory[dst * size : (dst + 1) * size] = self.memory[src * size : (src + 1) * size]
-        self.num_copies += len(sources)
+        tiers = plan.copy_tiers or bytes(len(sources))
+        assert len(sources) == len(targets) == len(tiers)
+        size = self.page_size
+        for src, dst, tier in zip(sources, targets, tiers, strict=True):
+            source, target = (self.host if tier == FROM_HOST else self), (self.host if tier == TO_HOST else self)
+            assert tier in (ON_DEVICE, TO_HOST, FROM_HOST)
+            assert 0 <= src < len(source.memory) // size
+            assert 0 <= dst < len(target.memory) // size
+            target.memory[dst * size : (dst + 1) * size] = source.memory[src * size : (src + 1) * size]
+            for offset in range(self.max_page_size):
+                target.window_memory.pop((dst, offset), None)
+                if (src, offset) in source.window_memory:
+                    target.window_memory[dst, offset] = source.window_memory[src, offset]
+        self.num_copies += tiers.count(ON_DEVICE)
+        self.num_to_host += tiers.count(TO_HOST)
+        self.num_from_host += tiers.count(FROM_HOST)
+
+    def host_content(self, page: int) -> tuple["array[int]", dict[int, tuple[int, int]]]:
+        """What a page of the host holds, of the first page group and of the others."""
+        size, host = self.page_size, self.host
+        windows = {i: host.window_memory[page, i] for i in range(self.max_page_size) if (page, i) in host.window_memory}
+        return host.memory[page * size : (page + 1) * size], windows
+
+    def set_host_content(self, page: int, content: tuple["array[int]", dict[int, tuple[int, int]]]) -> None:
+        """The other way round."""
+        self.host.memory[page * self.page_size : (page + 1) * self.page_size] = content[0]
+        for i in range(self.max_page_size):
+            self.host.window_memory.pop((page, i), None)
+        self.host.window_memory.update(((page, i), value) for i, value in content[1].items())
 
     def _slot(self, row: Row, position: int) -> int:
         return row.page_ids[position // self.page_size] * self.page_size + position % self.page_size

@@ -47,6 +47,12 @@ def _longrope(num_pairs: int) -> dict[str, Any]:
 
 _TIED = {"tie_word_embeddings": True}
 _UNTIED = {"tie_word_embeddings": False}
+_GEMMA4 = {
+    "attention_k_eq_v": True,
+    "head_dim": 256,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 1024,
+}
 _LLAMA3 = {
     "max_position_embeddings": 131072,
     "rope_theta": 500000.0,
@@ -108,6 +114,10 @@ _V2 = {
 }
 _V3 = {"max_position_embeddings": 131072, "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
+_QWEN3_30B = _sizes(
+    2048, 6144, 48, 32, 4, 151936, head_dim=128, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
+    norm_topk_prob=True,
+)  # fmt: skip
 PUBLISHED = (
     # Llama, Mistral, Qwen
     Published(
@@ -180,13 +190,9 @@ PUBLISHED = (
         "5.1B",
     ),
     # Mixtures of Qwen and Mistral
+    Published("Qwen/Qwen3-30B-A3B", "Qwen3MoeForCausalLM", "30,532,122,624", 98304, _QWEN3_30B, "~3.3B"),
     Published(
-        "Qwen/Qwen3-30B-A3B", "Qwen3MoeForCausalLM", "30,532,122,624", 98304,
-        _sizes(
-            2048, 6144, 48, 32, 4, 151936, head_dim=128, num_experts=128, num_experts_per_tok=8,
-            moe_intermediate_size=768, norm_topk_prob=True,
-        ),
-        "~3.3B",
+        "Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen3VLMoeTextModel", "30,532,122,624", 98304, _QWEN3_30B, "~3.3B",
     ),
     Published(
         "Qwen/Qwen3-235B-A22B", "Qwen3MoeForCausalLM", "235B", 192512,
@@ -250,6 +256,27 @@ PUBLISHED = (
     Published(
         "google/gemma-3-1b-it", "Gemma3ForCausalLM", "999,885,952", 26624,
         _sizes(1152, 6912, 26, 4, 1, 262144, head_dim=256, sliding_window=512, query_pre_attn_scalar=256),
+    ),
+    # Gemma 4, without what only images and sound need
+    Published(
+        "google/gemma-4-E2B-it", "Gemma4ForCausalLM", "~4.65B", 18432,
+        _sizes(
+            1536, 6144, 35, 8, 1, 262144, head_dim=256, num_kv_shared_layers=20, use_double_wide_mlp=True,
+            layer_types=["sliding_attention" if (i + 1) % 5 else "full_attention" for i in range(35)],
+        ),
+    ),
+    Published(
+        "google/gemma-4-E4B-it", "Gemma4ForCausalLM", "~7.5B", 57344,
+        _sizes(2560, 10240, 42, 8, 2, 262144, head_dim=256, num_kv_shared_layers=18),
+    ),
+    Published(
+        "google/gemma-4-26B-A4B-it", "Gemma4ForCausalLM", "25.2B", 225280,
+        _sizes(2816, 2112, 30, 16, 8, 262144, **_GEMMA4, enable_moe_block=True, num_experts=128, top_k_experts=8,
+               moe_intermediate_size=704, num_global_key_value_heads=2), "3.8B",
+    ),
+    Published(
+        "google/gemma-4-31B-it", "Gemma4ForCausalLM", "30.7B", 901120,
+        _sizes(5376, 21504, 60, 32, 16, 262144, **_GEMMA4, num_global_key_value_heads=4),
     ),
     # Phi
     Published(

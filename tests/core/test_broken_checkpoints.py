@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -122,7 +121,7 @@ def test_what_may_not_be_read(name: str, nobodys: None) -> None:
     check_sentence(str(caught.value))
 
 
-def test_all_are_refused_without_torch_and_at_once(folder: Path) -> None:
+def test_all_are_refused_without_torch(folder: Path) -> None:
     program = (
         "import sys\nfrom contextlib import suppress\nfrom pathlib import Path\n"
         "from tests.core.broken_checkpoints import BROKEN, make_good\n"
@@ -132,11 +131,9 @@ def test_all_are_refused_without_torch_and_at_once(folder: Path) -> None:
         "    assert refused(place)\n"
         "assert not {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()"
     )
-    began = time.monotonic()
     command = [sys.executable, "-c", program, str(folder.parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began < 30  # about 2 seconds
 
 
 def refused(folder: Path) -> bool:
@@ -147,15 +144,13 @@ def refused(folder: Path) -> bool:
 
 
 def test_a_refusal_comes_before_torch(folder: Path) -> None:
-    """By the command itself: quickly, and from this process alone."""
+    """By the command itself, and from this process alone."""
     change(folder, architectures=["BloomForCausalLM"])
     program = (
         "import sys\nfrom penstock.core.cli.__main__ import main\n"
         f"code = main(['serve', {str(folder)!r}])\nassert 'torch' not in sys.modules\nsys.exit(code)"
     )
-    began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert time.monotonic() - began < 20  # about 0.3 seconds; importing torch takes some
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: architecture BloomForCausalLM is not supported")
     assert len(done.stderr.splitlines()) == 1

@@ -219,18 +219,10 @@ def test_an_empty_folder_of_the_cache(tmp_path: Path) -> None:
         named("org/some-model", HF_HUB_CACHE=str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("model-Q4_K_M.gguf", ("GGUF", "not supported yet", "safetensors")),
-        ("model.safetensors", ("is a file", "folder")),
-    ],
-)
-def test_a_file_is_no_folder(tmp_path: Path, name: str, words: tuple[str, ...]) -> None:
-    (tmp_path / name).touch()
-    with pytest.raises(ConfigError) as caught:
-        open_checkpoint(named(tmp_path / name)[0])
-    assert all(word in str(caught.value) for word in words)
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match="is a file: name the folder"):
+        open_checkpoint(named(tmp_path / "model.safetensors")[0])
 
 
 @pytest.mark.parametrize("name", ["/nowhere", "a/b/c", "\0", "x" * 5000, "https://example.org/m"])

@@ -8,22 +8,28 @@ import psutil
 import pytest
 
 from penstock.core.config import Config, IpcOptions
-from penstock.core.launch import child as child_module
+from penstock.core.launch import spare as spare_module
 from penstock.core.launch.child import Child
-from penstock.core.launch.spare import Forked, adopt_orphans, reap_strangers
+from penstock.core.launch.spare import Forked, Spare, adopt_orphans, reap_strangers
 
 CONFIG = Config(ipc=IpcOptions(heartbeat_interval=0.05))
 
 
 @pytest.fixture
-async def child(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Child]:
-    monkeypatch.setattr(child_module, "_SPARE_DELAY", 0.01)
-    monkeypatch.setattr(child_module, "_FORK_SECONDS", 0.5)
-    child = Child("fake", "tests.core.fake_child", CONFIG, spare="tests.core.fake_child.spare")
+async def spare(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Spare]:
+    monkeypatch.setattr(spare_module, "_DELAY", 0.01)
+    monkeypatch.setattr(spare_module, "_FORK_SECONDS", 0.5)
+    spare = Spare("tests.core.fake_child.spare", CONFIG)
+    yield spare
+    await spare.end()
+
+
+@pytest.fixture
+async def child(spare: Spare) -> AsyncIterator[Child]:
+    child = Child("fake", "tests.core.fake_child", CONFIG, spare=spare)
     yield child
     child.signal(signal.SIGKILL)
     await child.ended()
-    await child.end_spare()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -41,30 +47,46 @@ async def restarted(child: Child) -> None:
     child.signal(signal.SIGKILL)
     assert await child.ended() == -signal.SIGKILL
     await child.start()
-    await asyncio.wait_for(child.is_ready.wait(), 20)
+    await asyncio.wait_for(child.is_ready.wait(), 60)
     assert child.process.pid != first
 
 
-async def test_a_spare_that_imports_for_ever_is_not_waited_for(child: Child) -> None:
+async def test_a_spare_that_imports_for_ever_is_not_waited_for(child: Child, spare: Spare) -> None:
     await child.start()
-    await until(lambda: child._spare is not None and child._spare.running.returncode is None)
-    [spare] = child.pids - {child.process.pid if child.process else 0}
+    await until(lambda: spare.is_there)
+    [there] = spare.pids
     for _ in range(2):
         await restarted(child)
-    assert spare in child.pids
-    assert psutil.pid_exists(spare)
+    assert spare.pids == {there}
+    assert psutil.pid_exists(there)
 
 
-async def test_a_spare_that_does_not_answer_is_given_up(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_spare_that_does_not_answer_is_given_up(
+    child: Child, spare: Spare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_SPARE", "imported")
     await child.start()
     await child.is_ready.wait()  # a new process, for the spare has not answered
-    await until(lambda: child._spare is not None and child._spare.imported.is_set())
-    [spare] = child.pids - {child.process.pid if child.process else 0}
-    psutil.Process(spare).suspend()
+    await until(lambda: spare.has_imported)
+    [there] = spare.pids
+    psutil.Process(there).suspend()
     await restarted(child)
-    assert not psutil.pid_exists(spare)
-    await until(lambda: len(child.pids) == 2)  # another one
+    assert not psutil.pid_exists(there)
+    await until(lambda: spare.is_there)  # another one
+
+
+async def test_workers_share_one_spare(spare: Spare) -> None:
+    """The first ones wait for it together; those that are started again do not."""
+    children = [Child(f"fake-{i}", "tests.core.fake_child", CONFIG, spare=spare) for i in range(3)]
+    await asyncio.gather(*(child.start() for child in children))
+    await asyncio.gather(*(child.is_ready.wait() for child in children))
+    await until(lambda: spare.is_there)
+    assert len(spare.pids) == 1
+    await restarted(children[1])
+    assert len({pid for child in children for pid in child.pids}) == 3
+    for child in children:
+        child.signal(signal.SIGKILL)
+        await child.ended()
 
 
 async def test_who_is_silent_is_known_and_who_was_not_listened_to_is_not_silent(child: Child) -> None:
@@ -93,7 +115,7 @@ async def test_an_adopted_process_is_waited_for_or_reaped(request: pytest.Fixtur
     said, _ = await process.communicate()
     mine, strange = map(int, said.split())
     forked = Forked(mine)
-    assert await asyncio.wait_for(forked.wait(), 10) == 3
+    assert await asyncio.wait_for(forked.wait(), 60) == 3
     await until(lambda: psutil.Process(strange).status() == psutil.STATUS_ZOMBIE)
     reap_strangers({mine})
     assert not psutil.pid_exists(strange)

@@ -57,9 +57,8 @@ def test_bench_lists_its_commands(arguments: tuple[str, ...], code: int) -> None
         (("srve",), ("did you mean serve",)),
         (("serve", "--max-num-seks", "3"), ("did you mean --max-num-seqs",)),
         (("serve", "--nothing-like-it"), ("--nothing-like-it", "--help")),
-        (("serve", "--tensor-parallel-size", "2"), ("--tensor-parallel-size 2", "not supported yet")),
-        (("serve", "--tensor_parallel_size=4"), ("4", "not supported yet")),
-        (("serve", "--kv-cache-dtype", "fp8"), ("fp8", "not supported yet", "--dtype")),
+        (("serve", "--num-speculative-tokens", "2"), ("--num-speculative-tokens", "--speculative-config")),
+        (("serve", "--swap_space=4"), ("--swap_space 4", "not supported yet")),
         (("serve", "--ctx-size", "4096"), ("--max-model-len",)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
@@ -82,10 +81,9 @@ def test_foreign_flags_are_not_ours() -> None:
 @pytest.mark.parametrize(
     ("arguments", "left"),
     [
-        (["serve", "--tensor-parallel-size", "1", "m"], ["serve", "m"]),
-        (["serve", "-tp=1", "m"], ["serve", "m"]),
+        (["serve", "--swap-space", "0", "m"], ["serve", "m"]),
+        (["serve", "--swap-space=0", "m"], ["serve", "m"]),
         (["serve", "--enable-chunked-prefill", "m"], ["serve", "m"]),
-        (["serve", "--kv-cache-dtype", "auto", "--port", "1"], ["serve", "--port", "1"]),
     ],
 )
 def test_what_is_done_anyway_may_be_asked_for(arguments: list[str], left: list[str]) -> None:

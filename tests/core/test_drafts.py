@@ -6,36 +6,37 @@ A toy drafter and the fake worker, through the real scheduler.
 from array import array
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from penstock.core.scheduling.scheduler import UnexpectedResultError
-from penstock.core.sequences.sequence import Sequence
-from penstock.core.steps.drafts import Drafter
+from penstock.core.scheduling.scheduler import Deltas, UnexpectedResultError
+from penstock.core.steps.draft_lengths import AdaptiveLengths
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import StepResult
 from tests.core.driver import Driver, make_limits, make_request
-from tests.core.fake_worker import next_token, solo_run
+from tests.core.fake_worker import Row, next_token, solo_run
 from tests.core.test_scheduler_traces import random_limits, random_trace
 from tests.core.test_window_pages import window_limits
 
 PROMPT = [5, 6, 7]
 
 
-class Oracle(Drafter):
-    """Knows the model, and is wrong now and then; where the sequence stands it must guess like everybody else."""
+class Oracle:
+    """Knows the model, and is wrong now and then."""
 
     def __init__(self, seed: int, most: int = 3, wrong: float = 0.2) -> None:
         self.rng = Random(seed)
         self.most = most
         self.wrong = wrong
 
-    def draft(self, seq: Sequence) -> list[int]:
-        first, count = seq.num_computed_tokens, self.rng.randint(0, self.most)
-        tokens = array("i", seq.token_ids)
+    def __call__(self, row: Row, first: int, most: int) -> list[int]:
+        count = self.rng.randint(0, min(most, self.most))
+        tokens = array("i", row.token_ids[:first])
         while len(tokens) < first + count:
-            tokens.append(next_token(tokens, seq.sampling(), len(tokens) - seq.request.num_prompt_tokens, 1000))
-        return [self.rng.randrange(1000) if self.rng.random() < self.wrong else t for t in tokens[first:][:count]]
+            tokens.append(next_token(tokens, row.sampling, len(tokens) - row.num_prompt_tokens, 1000))
+        return [self.rng.randrange(1000) if self.rng.random() < self.wrong else t for t in tokens[first:]]
 
 
 @pytest.mark.parametrize("first_seed", range(0, 240, 40))
@@ -44,7 +45,7 @@ def test_every_sequence_has_its_solo_output(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 40):
         try:
             limits = window_limits if seed % 5 == 0 else random_limits
-            random_trace(seed, limits, drafter=Oracle(seed) if seed % 4 else None, num_parts=1 + seed % 3)
+            random_trace(seed, limits, guess=Oracle(seed) if seed % 4 else None, num_stages=1 + seed % 3)
         except BaseException as error:
             error.add_note(f"trace of seed {seed}")
             raise
@@ -53,7 +54,7 @@ def test_every_sequence_has_its_solo_output(first_seed: int) -> None:
 def test_the_traces_reach_what_they_are_for() -> None:
     drafts = accepted = bounds = preemptions = 0
     for seed in range(1000, 1030):
-        driver = random_trace(seed, drafter=Oracle(seed))
+        driver = random_trace(seed, guess=Oracle(seed))
         drafts += sum(sum(unpack_int32(step.plan.num_drafts)) for step in driver.steps)
         bounds += sum(sum(step.plan.start_bounds) for step in driver.steps)
         accepted += driver.num_accepted
@@ -62,22 +63,22 @@ def test_the_traces_reach_what_they_are_for() -> None:
     assert min(reached) > 15, reached
 
 
-class Given(Drafter):
+class Given:
     """Guesses the solo run, without a mistake."""
 
-    def __init__(self, expected: list[int], most: int) -> None:
+    def __init__(self, expected: list[int]) -> None:
         self.known = PROMPT + expected
-        self.most = most
 
-    def draft(self, seq: Sequence) -> list[int]:
-        return self.known[seq.num_computed_tokens :][: self.most]
+    def __call__(self, row: Row, first: int, most: int) -> list[int]:
+        return self.known[first : first + most]
 
 
 def with_right_guesses(max_tokens: int, most: int, *, depth: int = 0, stop: tuple[int, ...] = ()) -> Driver:
     """A driver with one request, whose worker accepts all that is right."""
     request = make_request("a", PROMPT, max_tokens, stop=stop)
     limits = make_limits(page_size=4)
-    driver = Driver(limits, drafter=Given(solo_run(PROMPT, request.sampling, 0, limits), most), pipeline_depth=depth)
+    solo = solo_run(PROMPT, make_request("a", PROMPT, max_tokens).sampling, 0, limits)
+    driver = Driver(limits, guess=Given(solo), max_drafts=most, pipeline_depth=depth)
     driver.worker.accepts_all = True
     driver.add(request)
     return driver
@@ -107,7 +108,6 @@ def test_a_start_that_depends_on_drafts_in_flight_is_a_bound() -> None:
 def test_what_comes_after_a_stop_token_is_dropped() -> None:
     solo = solo_run(PROMPT, make_request("a", PROMPT, 12).sampling, 0, make_limits())
     driver = with_right_guesses(12, 3, stop=(solo[2],))
-    driver.scheduler.drafter = Given(solo, 3)
     driver.run()
     assert driver.outputs["a", 0] == solo[:3]
     assert driver.finished["a", 0].stop_token_id == solo[2]
@@ -118,11 +118,62 @@ def test_what_comes_after_a_stop_token_is_dropped() -> None:
 def test_drafts_are_left_out_where_pages_are_short() -> None:
     request = make_request("a", PROMPT, 6)
     limits = make_limits(num_pages=2, page_size=4, max_model_len=8)
-    driver = Driver(limits, drafter=Oracle(0, most=9, wrong=0), pipeline_depth=0)
+    driver = Driver(limits, guess=Oracle(0, most=9, wrong=0), max_drafts=9, pipeline_depth=0)
     driver.add(request)
     driver.run()
     assert driver.outputs["a", 0] == solo_run(PROMPT, request.sampling, 0, limits)
     assert max(max(unpack_int32(step.plan.num_new)) for step in driver.steps) <= 5
+
+
+def test_totals_tell_what_came_of_guesses() -> None:
+    driver = with_right_guesses(21, 3)
+    driver.run()
+    stats = driver.scheduler.stats().drafts
+    assert stats is not None
+    assert (stats.drafter, stats.is_on, stats.num_steps) == ("oracle", True, 5)
+    assert (stats.num_guessed, stats.num_accepted, stats.acceptance) == (15, 15, 1.0)
+    assert (stats.guessed_at, stats.accepted_at) == ((5, 5, 5), (5, 5, 5))
+    assert Driver(make_limits()).scheduler.stats().drafts is None
+
+
+def test_a_step_s_record_tells_how_many_may_be_guessed() -> None:
+    driver = with_right_guesses(21, 3)
+    driver.run()
+    records = [step.record for step in driver.steps if step.record is not None]
+    assert [record.num_drafts for record in records] == [[], *[[3]] * 5]
+    assert {record.why_drafts for record in records} == {"fixed"}
+    assert records[1].rows == [("a", 0, 1)]
+
+
+def test_every_sequence_has_its_solo_output_with_lengths_that_adapt() -> None:
+    """Random traces, with the lengths that a server has; steps with guesses take longer."""
+    steps = guessing = 0
+    for seed in range(40):
+        driver = random_trace(seed, guess=Oracle(seed, wrong=0.1), num_stages=1 + (seed % 3 == 2), make_driver=Timed)
+        steps += len(driver.steps)
+        guessing += sum(bool(step.plan.num_drafts) for step in driver.steps)
+    assert 0.05 * steps < guessing < 0.9 * steps
+
+
+class Timed(Driver):
+    """A step takes a millisecond, and for each guess a hundredth of it; lengths adapt."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._adapt()
+
+    def restart_scheduler(self) -> None:
+        super().restart_scheduler()
+        self._adapt()
+
+    def _adapt(self) -> None:
+        if self.scheduler.draft_lengths is not None:
+            self.scheduler.draft_lengths = AdaptiveLengths(self.limits.max_drafts)
+
+    def process(self) -> Deltas:
+        num_guessed = sum(unpack_int32(self.results[0].num_drafted))
+        self.results[0] = replace(self.results[0], num_forward_us=1000 + 10 * num_guessed)
+        return super().process()
 
 
 @pytest.mark.parametrize(("counts", "num_tokens"), [([3], 3), ([-1], 0), ([2], 1), ([1, 1], 2), ([], 2)])
@@ -142,7 +193,7 @@ def test_counts_that_the_drafts_do_not_allow_are_refused(counts: list[int], num_
 
 def test_plans_that_overlap_have_no_row_in_common() -> None:
     """Two parts: from the first decode on, each plan has rows that the plan before it has not."""
-    driver = Driver(num_parts=2, pipeline_depth=1)
+    driver = Driver(num_stages=2, pipeline_depth=1)
     requests = [make_request(f"r{i}", [i, *PROMPT], 20) for i in range(6)]
     for request in requests:
         driver.add(request)

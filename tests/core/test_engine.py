@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import zmq
@@ -48,12 +49,12 @@ PID = 4321
 class Peers:
     """A frontend and a worker, which answers a plan only when the test says so."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, scheduler: SchedulerOptions | None = None) -> None:
         options = IpcOptions(
             frontend_address=f"ipc://{folder}/f", worker_address=f"ipc://{folder}/w", heartbeat_interval=0.05
         )
         self.hung: list[int] = []
-        self.engine = Engine(Config(ipc=options), self.hung.append)
+        self.engine = Engine(Config(ipc=options, scheduler=scheduler or SchedulerOptions()), self.hung.append)
         self._watch = asyncio.create_task(self.engine.watch())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.to_frontend: asyncio.Queue[ToFrontend] = asyncio.Queue()
@@ -110,12 +111,15 @@ async def peers(tmp_path: Path) -> AsyncIterator[Peers]:
 
 async def test_a_step_without_a_result_ends_the_worker(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process lives and answers pings; its device does not."""
-    monkeypatch.setattr("penstock.core.engine.loop.STEP_SECONDS", 0.3)
-    monkeypatch.setattr("penstock.core.engine.loop.STEP_SECONDS_PER_TOKEN", 0.0)
+    monkeypatch.setattr("penstock.core.engine.worker_group.STEP_SECONDS", 0.3)
+    monkeypatch.setattr("penstock.core.engine.worker_group.STEP_SECONDS_PER_TOKEN", 0.0)
     peers.frontend.send(make_request("a", [1, 2, 3], 2))
     first = await peers.plan()
-    await asyncio.sleep(0.6)
+    async with asyncio.timeout(60):
+        while not peers.hung:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.02)
     assert peers.hung == [PID]
+    monkeypatch.undo()
     peers.worker.send(StepResult(first.step_id, pack_int32([9])))  # too late: it is not known any more
     peers.worker.close()
     peers.new_worker()
@@ -126,10 +130,32 @@ async def test_a_step_without_a_result_ends_the_worker(peers: Peers, monkeypatch
     assert (await peers.delta()).token_ids == (7,)
 
 
+async def test_a_batch_begins_in_time_although_nothing_happens(tmp_path: Path) -> None:
+    peers = Peers(tmp_path, SchedulerOptions(batching="dynamic", batch_size=2, batch_wait_ms=600))
+    await peers.ready()
+    [owner] = peers.engine.frontends._heard
+    peers.engine._changed = lambda: None  # type: ignore[method-assign]  # heartbeats do not plan: only the timer does
+    for names in ("a", "bc"):  # one that waits for its time; one that is full before it
+        peers.engine._pump()
+        began = asyncio.get_running_loop().time()
+        for name in names:
+            request = make_request(name, [1, 2, 3], 1)
+            assert peers.engine._scheduler is not None
+            assert peers.engine._scheduler.add_request(request, owner, monotonic()) is None
+            peers.engine._pump()
+        plan = await peers.plan()
+        waited = asyncio.get_running_loop().time() - began
+        assert len(plan.new_rows) == len(names)
+        assert (waited >= 0.6) == (names == "a")
+        peers.worker.send(StepResult(plan.step_id, pack_int32([9] * len(names))))
+        await peers.delta()
+    peers.close()
+
+
 async def test_a_long_step_may_be_long(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound grows with the tokens of the step, and counts from the result before it."""
-    monkeypatch.setattr("penstock.core.engine.loop.STEP_SECONDS", 0.3)
-    monkeypatch.setattr("penstock.core.engine.loop.STEP_SECONDS_PER_TOKEN", 0.1)
+    monkeypatch.setattr("penstock.core.engine.worker_group.STEP_SECONDS", 0.3)
+    monkeypatch.setattr("penstock.core.engine.worker_group.STEP_SECONDS_PER_TOKEN", 1.0)
     await asyncio.sleep(0.5)  # idle: nothing is due
     peers.frontend.send(make_request("a", range(20), 2))
     step = await peers.plan()
@@ -231,9 +257,9 @@ async def test_who_has_not_said_hello_does_nothing_and_is_counted(peers: Peers) 
     other.send(StepResult(0, pack_int32([7])))
     peers.worker.send(Heartbeat(7))
     for _ in range(2):
-        assert await asyncio.wait_for(told.get(), 5) == SayHello()
+        assert await asyncio.wait_for(told.get(), 60) == SayHello()
     assert (engine.frontends.channel.num_dropped, engine.workers.channel.num_dropped) == (1, 1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not isinstance(message := await peers.to_frontend.get(), EngineStats) or not (
             message.num_dropped_from_frontends and message.num_dropped_from_workers and message.num_dropped_by_worker
         ):
@@ -258,7 +284,7 @@ async def test_a_frontend_does_not_meddle_with_the_requests_of_another(peers: Pe
     other.send(meddle)
     other.send(AbortRequest("nobody", 1 << 60))  # of a request that has ended: nothing wrong with it
     other.send(Heartbeat())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not isinstance(news := await told.get(), EngineStats) or not news.num_dropped_from_frontends:
             pass
     peers.worker.send(StepResult(plan.step_id, pack_int32([7])))
@@ -279,7 +305,7 @@ def test_a_scheduler_runs_in_a_thread_of_somebody_else_s_program(tmp_path: Path)
 
     async def serve() -> int:
         started.append((asyncio.get_running_loop(), asyncio.Event()))
-        return await run(Config(ipc=options), Parent(None), started[0][1])
+        return await run(Config(ipc=options), Parent(None), started[0][1], asyncio.Event())
 
     thread = threading.Thread(target=lambda: codes.append(asyncio.run(serve())))
     thread.start()
@@ -287,7 +313,7 @@ def test_a_scheduler_runs_in_a_thread_of_somebody_else_s_program(tmp_path: Path)
     assert signal.getsignal(signal.SIGTERM) is handler
     loop, stopped = started[0]
     loop.call_soon_threadsafe(stopped.set)
-    thread.join(10)
+    thread.join(60)
     assert codes == [0]
 
 
@@ -295,5 +321,5 @@ async def test_options_that_cannot_work_end_the_process_for_good() -> None:
     """By the code upon which nobody starts it again."""
     config = Config(scheduler=SchedulerOptions(scheduling_policy="nowhere:Policy"))
     with capture_logs() as logged:
-        assert await run(config, Parent(None), asyncio.Event()) == EXIT_CONFIG
+        assert await run(config, Parent(None), asyncio.Event(), asyncio.Event()) == EXIT_CONFIG
     assert ["--scheduling-policy nowhere:Policy" in line["reason"] for line in logged] == [True]

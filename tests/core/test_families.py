@@ -10,9 +10,9 @@ import pytest
 from penstock.core.checkpoint import families
 from penstock.core.checkpoint.check import model_tensors
 from penstock.core.checkpoint.decoder import Attention, Decoder
-from penstock.core.checkpoint.families.by_transformers import TransformersConfig
 from penstock.core.checkpoint.families.registry import expected_tensors, parse_model_config
 from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.parsing.by_transformers import TransformersConfig
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.source import Checkpoint, LoadError
 from penstock.core.config.options import ConfigError
@@ -62,7 +62,7 @@ def test_names_may_begin_later(architecture: str, base: str, tmp_path: Path) -> 
     expected = shapes(config)
     assert all(name.startswith(base) for name in expected)
     for tensors in (expected, {name.removeprefix(base): shape for name, shape in expected.items()}):
-        assert model_tensors(stored(tmp_path, tensors), config).keys() == expected.keys()
+        assert model_tensors(stored(tmp_path, tensors), config).stored.keys() == expected.keys()
 
 
 def test_layers_for_drafts_may_be_there(tmp_path: Path) -> None:

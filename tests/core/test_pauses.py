@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from penstock.core.policies.registry import POLICIES
 from tests.core.driver import Driver, make_limits, make_request
 
 
@@ -95,11 +96,11 @@ def test_a_worker_that_dies_leaves_the_paused_paused() -> None:
     assert driver.outputs == oracle.outputs
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(14))
 def test_pauses_at_any_moment_change_no_token(seed: int) -> None:
     rng = random.Random(seed)
     limits = make_limits(num_pages=24, max_num_seqs=6, max_num_batched_tokens=16)
-    policy = ("fcfs", "priority")[seed % 2]
+    policy = list(POLICIES)[seed % len(POLICIES)]
     oracle = Driver(limits, pipeline_depth=seed % 3, scheduling_policy=policy)
     driver = Driver(limits, pipeline_depth=seed % 3, scheduling_policy=policy)
     names = []
@@ -108,7 +109,7 @@ def test_pauses_at_any_moment_change_no_token(seed: int) -> None:
         n, length, priority = rng.choice((1, 1, 2)), rng.randrange(1, 30), rng.randrange(3)
         names.append(f"{i}")
         for each in (oracle, driver):
-            each.add(make_request(f"{i}", prompt, length, n=n, seed=i, priority=priority))
+            each.add(make_request(f"{i}", prompt, length, n=n, seed=i, priority=priority, tenant="abc"[priority]))
     oracle.run()
     for _ in range(150):
         for _ in range(rng.randrange(3)):
@@ -119,6 +120,7 @@ def test_pauses_at_any_moment_change_no_token(seed: int) -> None:
             driver.abort(rng.choice(names))
         if rng.random() < 0.02:
             driver.reset_worker()
+        driver.now += 0.5
         driver.schedule()
         if driver.plans and rng.random() < 0.8:
             driver.execute()

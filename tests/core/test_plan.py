@@ -1,6 +1,7 @@
 """Plans: the exact figures of worked examples, and what must hold of all."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +11,16 @@ from hypothesis import strategies as st
 
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.quantization import with_quantization
 from penstock.core.cli.plan import main
 from penstock.core.config import ConfigError
-from penstock.core.planning.costs import Costs, _seen
+from penstock.core.planning.costs import BYTES, Costs, positions_seen
 from penstock.core.planning.machines import load_machines
 from penstock.core.planning.plan import Layout, Load, Plan, batch_for, smallest
+from tests.core.published_steps import LLAMAS, MEASURED, beside
 
 GIB = 1 << 30
 A100, H100 = (load_machines()[name] for name in ("a100", "h100"))
-
-
-def llama(num_layers: int, hidden: int, inner: int, num_heads: int) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 128256,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-    }
-
-
-RAW = {"8B": llama(32, 4096, 14336, 32), "70B": llama(80, 8192, 28672, 64), "405B": llama(126, 16384, 53248, 128)}
 
 
 def described(raw: dict[str, Any]) -> Decoder:
@@ -42,7 +29,7 @@ def described(raw: dict[str, Any]) -> Decoder:
     return decoder
 
 
-MODELS = {name: described(raw) for name, raw in RAW.items()}
+MODELS = {name: described(raw) for name, raw in LLAMAS.items()}
 
 
 @pytest.mark.parametrize(
@@ -63,24 +50,80 @@ def test_weights_and_keys_and_values(
     assert -(-costs.weight_bytes // A100.memory) == num_80gb
     assert costs.kv_bytes_per_token == kv
     assert costs.kv_bytes(4096) / GIB == pytest.approx(of_4096, rel=0.01)
-    assert costs._replace(kv="int8").kv_bytes(4096) == costs.kv_bytes(4096) / 2
+    assert costs._replace(kv="int8").kv_bytes(4096) == costs.kv_bytes(4096) / 256 * 130  # a scale for 128 numbers
+    assert costs._replace(kv="int4").kv_bytes(4096) == costs.kv_bytes(4096) / 256 * 80
 
 
 def test_batches_of_the_examples() -> None:
     """They divide GB by GiB, and count 4 GB beside the weights on one device, 6 GB on two."""
-    for name, weights, memory, beside, expected in (
+    for name, weights, memory, others, expected in (
         ("8B", "fp16", 80, 4, 119),
         ("70B", "fp16", 160, 6, 10),
         ("70B", "int8", 160, 6, 66),
     ):
         costs = Costs(MODELS[name], weights)
-        left = memory - costs.weight_bytes / 1e9 - beside
+        left = memory - costs.weight_bytes / 1e9 - others
         assert int(left / (costs.kv_bytes(4096) / GIB)) == expected
     assert not 141.2e9 + 32 * Costs(MODELS["70B"]).kv_bytes(4096) + 8e9 <= 2 * A100.memory
     assert Plan(Costs(MODELS["70B"]), A100, Layout(tp=2)).max_batch(4096) < 32
     assert Plan(Costs(MODELS["70B"], "int8"), A100, Layout(tp=2)).max_batch(4096) >= 32
     assert Plan(Costs(MODELS["8B"]), A100).max_batch(2048) < 256, "64 GiB of KV beside 16.1 GB of weights"
     assert 128 * 1024 * 32 * Costs(MODELS["8B"]).kv_bytes_per_token == 512 * GIB
+
+
+def test_other_exact_figures() -> None:
+    """13B with heads that share nothing; scores without a fused kernel; 7B at 2 TB/s; 189 of 160 GB."""
+    of_13b = described(LLAMAS["8B"] | {"num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 40,
+                                       "hidden_size": 5120})  # fmt: skip
+    assert Costs(of_13b).kv_bytes_per_token == pytest.approx(0.82e6, rel=0.01)
+    assert GIB == 32 * 4096**2 * 2
+    assert A100.bandwidth / (7e9 * BYTES["fp16"]) == pytest.approx(143, rel=0.01)
+    costs = Costs(MODELS["70B"])
+    needed = costs.weight_bytes / 1e9 + 32 * costs.kv_bytes(4096) / GIB + 4 + 4
+    assert needed == pytest.approx(189, rel=0.01)
+    assert needed - 160 == pytest.approx(29, rel=0.02)
+    of_int8 = costs._replace(weights="int8")
+    assert of_int8.weight_bytes / 1e9 + 32 * costs.kv_bytes(4096) / GIB + 8 == pytest.approx(119, rel=0.01)
+    assert 32 * costs._replace(kv="int8").kv_bytes(4096) / GIB == pytest.approx(20 * 130 / 128, rel=0.01)
+    for batch, of_each in ((32, (16, 40, 62.7)), (128, (64, 160, 250.9)), (256, (128, 320, 501.8))):
+        for name, gib in zip(MODELS, of_each, strict=True):
+            assert batch * Costs(MODELS[name]).kv_bytes(4096) / GIB == pytest.approx(gib, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "bandwidth", "fp16", "of_8_bits", "link"),
+    [
+        ("a100", 80e9, 2.0e12, 312e12, 624e12, 600e9),
+        ("h100", 80e9, 3.35e12, 989e12, 1978e12, 900e9),
+        ("h200", 141e9, 4.8e12, 989e12, 1978e12, 900e9),
+        ("l40s", 48e9, 864e9, 362e12, None, None),
+        ("rtx-4090", 24e9, 1008e9, 165e12, None, None),
+    ],
+)
+def test_machines(
+    name: str, memory: float, bandwidth: float, fp16: float, of_8_bits: float | None, link: float | None
+) -> None:
+    machine = load_machines()[name]
+    assert (machine.memory, machine.bandwidth, machine.rate("fp16")) == (memory, bandwidth, fp16)
+    assert machine.rate("int8") == of_8_bits or of_8_bits is None
+    assert machine.link == link or link is None
+
+
+def test_what_others_measured() -> None:
+    """Which of it cannot be."""
+    found = {(measured.name, each.what): each for measured in MEASURED for each in beside(measured)}
+    beyond = {key for key, each in found.items() if each.is_beyond}
+    for name in ("8B FP16, 1 x A100", "8B FP16, 1 x H100", "70B FP16, 2 x A100, TP 2", "70B FP16, 2 x H100, TP 2",
+                 "70B INT8, 4 x A100, TP 4", "70B FP8, 4 x H100, TP 4", "70B FP8, 8 x H100, TP 8",
+                 "405B FP8, 8 x H100, TP 8", "405B FP8, 16 x H100, TP 8 x PP 2"):  # fmt: skip
+        assert (name, "ITL, ms") in beyond
+        assert (name, "tokens/s at 1") in beyond
+    for gpu in ("A100", "H100"):
+        assert (f"8B FP16, 1 x {gpu}", "tokens/s at 256") in beyond, "64 GiB of KV beside 16.1 GB of weights"
+    assert found["8B INT8, 1 x A100", "ITL, ms"].difference > 0
+    for each in found.values():
+        if each.what != "tokens/s at 256":
+            assert each.is_beyond == (each.difference < 0 if each.what.endswith("ms") else each.difference > 0)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +172,7 @@ def test_the_batch_at_a_time_per_token() -> None:
         assert plan.decode_step(read, context).seconds <= 0.05 < plan.decode_step(read + 1, context).seconds
 
 
-MIXTURE = RAW["8B"] | {
+MIXTURE = LLAMAS["8B"] | {
     "architectures": ["MixtralForCausalLM"],
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
@@ -149,7 +192,7 @@ def test_experts_are_read_as_tokens_use_them() -> None:
     assert read[-1] + embedding == pytest.approx(costs.num_parameters, rel=0.001)
 
 
-WINDOWED = RAW["8B"] | {"architectures": ["MistralForCausalLM"], "sliding_window": 1024}
+WINDOWED = LLAMAS["8B"] | {"architectures": ["MistralForCausalLM"], "sliding_window": 1024}
 
 
 def test_windows_bound_keys_and_values() -> None:
@@ -161,7 +204,7 @@ def test_windows_bound_keys_and_values() -> None:
 @given(st.integers(0, 50), st.integers(1, 50), st.none() | st.integers(1, 60))
 def test_positions_seen(first: int, count: int, window: int | None) -> None:
     each = [p + 1 if window is None else min(p + 1, window) for p in range(first, first + count)]
-    assert _seen(first, count, window) == sum(each)
+    assert positions_seen(first, count, window) == sum(each)
 
 
 @settings(deadline=None, max_examples=15)
@@ -179,6 +222,33 @@ def test_the_smallest_plan_serves_the_load(weights: str, input_len: int, output_
     assert plan.max_context(batch) >= load.context
 
 
+def test_what_every_rank_holds() -> None:
+    """With more ranks than KV heads each has one of them, and each stage what it needs of a tied embedding."""
+    costs = Costs(MODELS["8B"])
+    norms, hidden = 2 * 32 + 1, 4096
+    kv = 32 * 2 * 8 * 128 * hidden  # weights that make keys and values
+    for tp, copies in ((2, 1), (8, 1), (16, 2), (32, 4)):
+        more = norms * hidden * (tp - 1) + kv * (copies - 1)
+        assert Plan(costs, H100, Layout(tp)).ledger.weight_bytes == costs.weight_bytes + 2 * more
+    room = H100.memory - H100.runtime
+    for tp in (8, 16, 32):
+        kept = Plan(costs, H100, Layout(tp)).max_batch(4096) * costs.kv_bytes(4096) / 8
+        assert room * 0.8 < kept < room, "of one KV head on each rank"
+    tied = Costs(described(LLAMAS["8B"] | {"tie_word_embeddings": True}))
+    assert Plan(tied, H100, Layout(pp=2)).ledger.weight_bytes == tied.weight_bytes + 2 * 128256 * hidden
+    with pytest.raises(ConfigError, match="only 32 layers"):
+        Plan(costs, H100, Layout(pp=33)).max_batch(1)
+
+
+def test_redundant_experts_take_memory() -> None:
+    costs = Costs(described(MIXTURE))
+    split = Plan(costs, H100, Layout(tp=4))
+    of_expert = 32 * 3 * 4096 * 14336 * BYTES["fp16"]
+    spread = [Plan(costs, H100, Layout(tp=4, ep=True, num_redundant=number)) for number in (0, 4)]
+    assert [plan.ledger.weight_bytes - split.ledger.weight_bytes for plan in spread] == [0, 4 * of_expert]
+    assert spread[1].max_batch(4096) == split.max_batch(4096) - math.ceil(of_expert / (costs.kv_bytes(4096) / 4))
+
+
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     code = main(argv)
     said = capsys.readouterr()
@@ -186,7 +256,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(RAW["8B"]))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMAS["8B"]))
     options = [str(tmp_path), "--gpu", "a100", "--context", "4096", "--batch", "32", "--price-per-hour", "2"]
     code, out, _ = run(capsys, *options, "--json")
     found = json.loads(out)
@@ -210,13 +280,40 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--gpu", "b1000"], "--gpu b1000 is not known: there are a100, h100"),
         (["--tpot", "0.1"], "a target is missed"),
         (["--machines", "absent.toml"], "absent.toml"),
+        (["--tp", "2", "--enable-expert-parallel"], "LlamaForCausalLM has no experts"),
+        (["--tp", "2", "--num-redundant-experts", "4"], "--num-redundant-experts needs --enable-expert-parallel"),
+        (["--tp", "3"], "--tensor-parallel-size 3: LlamaForCausalLM has 32 attention heads"),
     ],
 )
 def test_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(RAW["8B"]))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMAS["8B"]))
     code, out, error = run(capsys, str(tmp_path), *options)
     assert (code, out) == (2, "")
     assert said in error
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bits", "head_bits"), [("int8", 8, 8), ("fp8", 8, 8), ("int4", 4 + 24 / 32, 8)]
+)
+def test_quantized_at_load(quantization: str, bits: float, head_bits: float) -> None:
+    """Bits of a weight with their scales; the embedding stays in 16."""
+    decoder = with_quantization(MODELS["8B"], quantization)
+    assert isinstance(decoder, Decoder)
+    vocabulary = 128256 * 4096
+    body = Costs(decoder).num_parameters - 2 * vocabulary
+    costs = Costs(decoder)
+    assert costs.weight_bytes == pytest.approx((body * bits + vocabulary * (16 + head_bits)) / 8, rel=2e-3)
+    read = (body * bits + vocabulary * head_bits) / 8
+    assert costs.weight_bytes_read(1) == pytest.approx(read, rel=2e-3)
+
+
+def test_quantized_at_load_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMAS["8B"]))
+    _, out, _ = run(capsys, str(tmp_path), "--gpu", "a100", "--quantization", "int8")
+    assert "in int8, made at load, computed in int8, on" in out
+    code, _, error = run(capsys, str(tmp_path), "--quantization", "awq")
+    assert code == 2
+    assert "--quantization awq" in error
 
 
 def test_machines_of_one_s_own(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from penstock.core.config import ConfigError
-from penstock.core.sequences.policy import POLICIES, Policy, make_policy
+from penstock.core.policies import Policy
+from penstock.core.policies.registry import POLICIES, make_policy
 from penstock.core.sequences.sequence import Key, Request, Sequence
 from penstock.ipc.messages import AddRequest, SamplingParams
 from tests.core.driver import Driver, make_limits, make_request

@@ -118,7 +118,7 @@ def test_a_waiting_sibling_does_not_hold_up_others() -> None:
     assert step is not None
     assert step.record is not None
     assert step.record.rows == [("a", 0, 20), ("b", 0, 8)]
-    assert step.record.waiting == [("a", 1, "sibling's prompt")]
+    assert step.record.waiting == [("a", 1, "sibling's prompt: 0 of 20 tokens computed")]
     driver.run()
 
 

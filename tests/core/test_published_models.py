@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.decoder import Decoder, Experts
 from penstock.core.checkpoint.families.registry import ARCHITECTURES, parse_model_config
 from penstock.core.checkpoint.weights import decoder_tensors
 from tests.core.published_models import PUBLISHED, Published
@@ -46,7 +46,8 @@ def test_sizes_are_the_published_ones(model: Published) -> None:
     count = parameters(decoder)
     assert says(model.parameters, count), f"{count:,}"
     assert kv_bytes(decoder) == model.kv_bytes
-    assert bool(model.active) == any(hasattr(layer.mlp, "router") for layer in decoder.layers)
+    mixtures = [isinstance(layer.mlp, Experts) or layer.beside_mlp is not None for layer in decoder.layers]
+    assert bool(model.active) == any(mixtures)
     if model.active:
         embedding, with_head = decoder.vocab_size * decoder.hidden_size, decoder.num_step_weights
         counts = (with_head - embedding, with_head, with_head + embedding)

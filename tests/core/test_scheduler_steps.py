@@ -242,9 +242,9 @@ def test_the_record_says_why_sequences_wait() -> None:
     assert first is not None
     assert first.record is not None
     assert first.record.waiting == [
-        ("a", 1, "token budget"),
-        ("b", 0, "behind the first"),
-        ("c", 0, "behind the first"),
+        ("a", 1, "token budget: 8 of 8 used by 0 decodes and 1 prompt"),
+        ("b", 0, "behind the first: its turn comes after 1 other"),
+        ("c", 0, "behind the first: its turn comes after 2 others"),
     ]
     assert first.record.waiting_reasons == {"token budget": 1, "behind the first": 2}
     while driver.scheduler.has_work:
@@ -254,8 +254,8 @@ def test_the_record_says_why_sequences_wait() -> None:
         assert sum(record.waiting_reasons.values()) == record.num_waiting == len(record.waiting)
         assert record.free_pages + record.cached_pages + record.used_pages == driver.limits.num_pages
         reasons += record.waiting
-    assert ("a", 1, "sibling's prompt") in reasons
-    assert ("c", 0, "no free row") in reasons
+    assert ("a", 1, "sibling's prompt: 8 of 12 tokens computed") in reasons
+    assert ("c", 0, "no free row: 2 of 2 in use, the next one ends in at most about 2 steps") in reasons
 
 
 def test_the_scheduler_needs_no_torch_no_clock_and_no_event_loop() -> None:

@@ -2,17 +2,17 @@
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from random import Random
 
 import pytest
 
 from penstock.core.scheduling.grammar_gate import MAX_BYTES
 from penstock.core.sequences.intake import WorkerLimits
-from penstock.core.steps.drafts import Drafter
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest
 from tests.core.driver import Driver, make_limits, make_request
-from tests.core.fake_worker import score_of, solo_run
+from tests.core.fake_worker import Guess, score_of, solo_run
 
 NUM_SEEDS = 240
 OWNERS = (b"frontend-0", b"frontend-1")
@@ -67,21 +67,25 @@ def random_trace(
     seed: int,
     make_limits: Callable[[Random], WorkerLimits] = random_limits,
     *,
-    drafter: Drafter | None = None,
-    num_parts: int = 1,
+    guess: Guess | None = None,
+    num_stages: int = 1,
+    make_requests: Callable[[Random, WorkerLimits], deque[AddRequest]] = random_requests,
+    make_driver: type[Driver] = Driver,
+    seconds_per_call: float = 0.0,
+    **options: object,
 ) -> Driver:
     """Requests, aborts, deaths and lags as the seed has them, until all is done; what came out is checked."""
     rng = Random(seed)
     limits = make_limits(rng)
-    driver = Driver(
+    driver = make_driver(
         limits,
-        drafter=drafter,
-        num_parts=num_parts,
+        guess=guess,
+        num_stages=num_stages,
         pipeline_depth=rng.choice([0, 1, 1, 2]),
         enable_prefix_caching=rng.random() < 0.75,
-        scheduling_policy=rng.choice(["fcfs", "priority"]),
+        **{"scheduling_policy": rng.choice(["fcfs", "priority"])} | options,  # type: ignore[arg-type]
     )
-    to_add = random_requests(rng, limits)
+    to_add = make_requests(rng, limits)
     requests = list(to_add)
     abort_rate, reset_rate = rng.choice([(0.0, 0.0), (0.02, 0.0), (0.0, 0.01), (0.02, 0.01)])
     restart_rate = rng.choice([0.0, 0.0, 0.01, 0.02])
@@ -92,7 +96,7 @@ def random_trace(
         elif action < 0.15 + abort_rate:
             driver.abort(rng.choice(requests).request_id, rng.choice([-1, 0, 1]))
         elif action < 0.15 + abort_rate + reset_rate:
-            driver.reset_worker(rng.choice([None, limits]))
+            driver.reset_worker(rng.choice([None, driver.limits]))
         elif action < 0.15 + abort_rate + reset_rate + restart_rate:
             driver.restart_scheduler()
         else:
@@ -100,11 +104,19 @@ def random_trace(
             may += [driver.execute] * bool(driver.plans)
             may += [driver.process] * bool(driver.results)
             may += [driver.prepare] * bool(driver.worker.asked)
+            may += [driver.move] * driver.can_move
             rng.choice(may)()
+            driver.now += seconds_per_call
+            if driver.scheduler.wakes_at < inf:
+                driver.now = driver.scheduler.wakes_at if rng.random() < 0.5 else driver.now + 0.004
             is_idle = not to_add and not driver.plans and not driver.results and not driver.worker.asked
+            is_idle = is_idle and not driver.can_move
             if is_idle and driver.scheduler.has_work and driver.schedule() is None and not driver.worker.asked:
-                assert driver.schedule() is not None, "work is left, but nothing is scheduled or in flight"
-    while driver.plans or driver.results:  # sequences aborted while their last steps were in flight
+                if driver.scheduler.wakes_at < inf:
+                    driver.now = driver.scheduler.wakes_at
+                is_asked = driver.schedule() is not None or driver.worker.asked
+                assert is_asked, "work is left, but nothing is scheduled or in flight"
+    while driver.plans or driver.results or driver.can_move:  # sequences aborted while their last steps were in flight
         driver.step()
     driver.check_idle()
     check_outputs(driver, requests)
@@ -124,6 +136,9 @@ def check_outputs(driver: Driver, requests: list[AddRequest]) -> None:
                 assert output == expected[: len(output)]
                 continue
             last = driver.finished[name]
+            if last.error_code == "late":  # its policy has refused it
+                assert not output
+                continue
             if last.error_code == "ends_workers":  # workers that die so often make suspects of anybody
                 assert driver.num_deaths >= 2
                 assert output == expected[: len(output)]

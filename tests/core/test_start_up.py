@@ -13,6 +13,7 @@ from penstock.core.engine.step_trace import StepTrace
 from penstock.core.launch.banner import curl_line, pool_text
 from penstock.core.launch.output_files import check_output_files
 from penstock.ipc.addresses import AddressError, private_dir
+from penstock.ipc.messages import StepResult
 
 
 def tracing(path: Path | str) -> Config:
@@ -46,7 +47,7 @@ def test_a_disk_that_fills_up_ends_the_trace_alone() -> None:
     trace = StepTrace("/dev/full")
     for step_id in range(2):
         trace.planned(step_id, msgspec.to_builtins({"rows": "x" * 100_000}), 1.0, 2.0)
-        trace.returned(step_id, 3.0, 1.0, 1, 0)
+        trace.returned(StepResult(step_id, b"", 1, 0), 3.0, 1.0, (0, 0))
         trace.flush()
     trace.close()
 

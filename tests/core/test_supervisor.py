@@ -10,9 +10,11 @@ import psutil
 import pytest
 import structlog
 
-from penstock.core.config import Config, ModelOptions, WorkerOptions
+from penstock.core.config import Config, ModelOptions, ParallelOptions, WorkerOptions
 from penstock.core.config.addresses import with_addresses
 from penstock.core.config.ranks import Rank
+from penstock.core.launch import engine as engine_module
+from penstock.core.launch import launchers as launchers_module
 from penstock.core.launch import supervisor as supervisor_module
 from penstock.core.launch.child import Child
 from penstock.core.launch.supervisor import Supervisor
@@ -20,7 +22,7 @@ from tests.core.test_child import until
 from tests.faults.clockwork import make_clockwork
 
 
-@pytest.mark.parametrize("where", ["start", "_keep_running", "_watch"])
+@pytest.mark.parametrize("where", ["start", "_keep_engine", "_watch"])
 async def test_an_error_in_a_watcher_ends_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -28,7 +30,7 @@ async def test_an_error_in_a_watcher_ends_everything(
     num_starts = 0
     start = Child.start
 
-    async def fail(*_: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise OSError("no more processes")
 
     async def start_once(child: Child) -> None:
@@ -39,6 +41,8 @@ async def test_an_error_in_a_watcher_ends_everything(
         await start(child)
 
     monkeypatch.setattr(supervisor_module, "Child", _fake_child)
+    monkeypatch.setattr(engine_module, "Child", _fake_child)
+    monkeypatch.setattr(launchers_module, "Child", _fake_child)
     monkeypatch.setattr(Child, "start", start_once)
     if where != "start":
         monkeypatch.setattr(Supervisor, where, fail)
@@ -48,10 +52,10 @@ async def test_an_error_in_a_watcher_ends_everything(
         running = asyncio.create_task(supervisor.run())
         if where == "start":
             await asyncio.sleep(1.0)
-            for child in supervisor.engine:
-                await asyncio.wait_for(child.is_ready.wait(), 20)
-            supervisor._workers[0].signal(signal.SIGKILL)
-        assert await asyncio.wait_for(running, 30) == 1
+            for child in supervisor.engines[0].children:
+                await asyncio.wait_for(child.is_ready.wait(), 60)
+            supervisor.engines[0].workers[0].signal(signal.SIGKILL)
+        assert await asyncio.wait_for(running, 60) == 1
     assert "internal error, giving up" in {entry["event"] for entry in logs}
 
 
@@ -59,18 +63,21 @@ def _fake_child(name: str, module: str, config: Config, *arguments: str, **_: ob
     return Child(name, "tests.core.fake_child", config, *arguments)
 
 
-def fake_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> Supervisor:
+def fake_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int, num_engines: int = 1) -> Supervisor:
     monkeypatch.setattr(supervisor_module, "Child", _fake_child)
-    return Supervisor(with_addresses(Config(), tmp_path), num_ranks)
+    monkeypatch.setattr(engine_module, "Child", _fake_child)
+    monkeypatch.setattr(launchers_module, "Child", _fake_child)
+    config = Config(parallel=ParallelOptions(data_parallel_size=num_engines), worker=WorkerOptions(spare_worker=False))
+    return Supervisor(with_addresses(config, tmp_path), num_ranks)
 
 
-def pids(supervisor: Supervisor) -> list[int]:
-    return [child.process.pid for child in supervisor._workers if child.process is not None]
+def pids(supervisor: Supervisor, engine: int = 0) -> list[int]:
+    return [child.process.pid for child in supervisor.engines[engine].workers if child.process is not None]
 
 
 async def until_all_are_ready(supervisor: Supervisor) -> None:
-    async with asyncio.timeout(30):
-        for child in (*supervisor.engine, *supervisor.frontends):
+    async with asyncio.timeout(60):
+        for child in supervisor.children:
             await child.is_ready.wait()
 
 
@@ -79,18 +86,18 @@ async def test_a_group_of_workers_is_started_again_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: int
 ) -> None:
     supervisor = fake_launch(tmp_path, monkeypatch, 2)
-    assert [child.name for child in supervisor._workers] == ["penstock-worker-0", "penstock-worker-1"]
+    assert [child.name for child in supervisor.engines[0].workers] == ["penstock-worker-0", "penstock-worker-1"]
     running = asyncio.create_task(supervisor.run())
     await asyncio.sleep(0)
     await until_all_are_ready(supervisor)
     first = pids(supervisor)
-    scheduler = supervisor._scheduler.pids
-    supervisor._kill_hung(first[dies])
+    scheduler = supervisor.engines[0].scheduler.pids
+    supervisor.engines[0].kill_hung(first[dies])
     await until(lambda: not set(first) & set(pids(supervisor)))
     await until_all_are_ready(supervisor)
-    assert supervisor._scheduler.pids == scheduler
+    assert supervisor.engines[0].scheduler.pids == scheduler
     supervisor.stop()
-    assert await asyncio.wait_for(running, 20) == 0
+    assert await asyncio.wait_for(running, 60) == 0
     assert not any(psutil.pid_exists(pid) for pid in (*first, *pids(supervisor)))
 
 
@@ -99,7 +106,7 @@ async def test_a_rank_that_refuses_its_configuration_ends_everything(
 ) -> None:
     monkeypatch.setenv("FAKE_REFUSAL", "1")
     supervisor = fake_launch(tmp_path, monkeypatch, 2)
-    assert await asyncio.wait_for(supervisor.run(), 30) == 2
+    assert await asyncio.wait_for(supervisor.run(), 60) == 2
 
 
 def test_a_supervisor_runs_in_a_thread_of_somebody_else_s_program(
@@ -123,11 +130,11 @@ def test_a_supervisor_runs_in_a_thread_of_somebody_else_s_program(
 
     thread = threading.Thread(target=lambda: codes.append(asyncio.run(run())))
     thread.start()
-    assert is_ready.wait(30)
+    assert is_ready.wait(60)
     [(supervisor, loop)] = launch
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == handlers
     loop.call_soon_threadsafe(supervisor.stop)
-    thread.join(20)
+    thread.join(60)
     assert codes == [0]
     assert os.waitpid(own, 0)[1] == 0
 

@@ -120,7 +120,7 @@ def test_a_queue_that_is_too_long_refuses_whoever_would_wait_and_nobody_else() -
     driver = Driver(make_limits(max_num_seqs=1))
     driver.add(request("heavy", tenant="a", n=100))
     driver.step()
-    driver.scheduler.max_turns = 3
+    driver.scheduler.queue_bound.max_turns = 3
     for i in range(2):
         assert driver.add(request(f"a{i}", tenant="a")) is None
     refused = driver.add(request("a2", tenant="a"))
@@ -148,7 +148,7 @@ def test_a_full_queue_does_not_shut_out_who_has_nothing_in_it() -> None:
 def test_who_ran_when_a_worker_died_shuts_nobody_out() -> None:
     """They wait again, and that is no sign of a long queue."""
     driver = Driver(make_limits(max_num_seqs=4))
-    driver.scheduler.max_turns = 2
+    driver.scheduler.queue_bound.max_turns = 2
     for i in range(4):
         driver.add(make_request(f"r{i}", range(5), 20))
         driver.schedule()

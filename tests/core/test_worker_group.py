@@ -10,6 +10,7 @@ import zmq
 from msgspec.structs import replace
 
 from penstock.core.config import Config, IpcOptions
+from penstock.core.engine import worker_group
 from penstock.core.engine.loop import Engine
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec, deltas_of, pack_int32, unpack_int32
@@ -32,7 +33,7 @@ from penstock.ipc.messages import (
     WorkerFailed,
     WorkerHello,
 )
-from tests.core.driver import hello, make_limits, make_request
+from tests.core.driver import PAGE_BYTES, hello, make_limits, make_request
 from tests.core.fake_worker import FakeWorker, solo_run
 
 PROMPT, NUM_TOKENS = list(range(10)), 40
@@ -58,10 +59,11 @@ class Rank:
 
     def __init__(self, group: "Group", rank: int, pid: int, /, **changes: object) -> None:
         self.codec = RecordingCodec()
-        own = {"name": f"w{rank}", "rank": rank, "pid": pid, "num_ranks": 2}
+        own = {"name": f"w{rank}", "rank": rank, "pid": pid, "num_ranks": 2, "answers": rank == 0}
         self.hello = replace(hello(LIMITS), **(own | changes))
         self.num_welcomes = 0
         self.refusal = ""
+        self.is_broken = False  # it was told to start again
         self.is_stuck = False
         self.waits_for_another = False  # in the middle of a step
         self.grammars: list[PrepareGrammar] = []
@@ -92,7 +94,9 @@ class Rank:
                 self._worker.prepare()
                 self.grammars.append(message)
             case SayHello():
-                self.channel.send(self.hello)
+                self.is_broken = message.is_broken
+                if not self.hello.was_welcomed:
+                    self.channel.send(self.hello)
             case Refused():
                 self.refusal = message.reason
 
@@ -183,6 +187,8 @@ async def test_nothing_starts_before_all_are_there_and_sizes_are_the_least_of_al
     await group.check("a")
     told = next(message for message in group.news if isinstance(message, EngineReady))
     assert (told.num_pages, told.max_num_seqs, told.max_model_len) == (20, 3, 60)
+    assert group.engine.workers.hello is not None
+    assert group.engine.workers.hello.page_bytes == 2 * PAGE_BYTES, "each has its part of a page"
 
 
 @pytest.mark.parametrize("dies", [0, 1])
@@ -231,6 +237,23 @@ async def test_a_rank_that_says_hello_again_takes_the_others_along(group: Group)
     assert (first.num_welcomes, second.num_welcomes) == (2, 2)
 
 
+@pytest.mark.parametrize("was_welcomed", [True, False])
+async def test_ranks_do_not_wait_for_others_that_are_left_in_a_step(
+    group: Group, monkeypatch: pytest.MonkeyPatch, was_welcomed: bool
+) -> None:
+    """A scheduler has died while it sent a plan. Ranks of a group that begins may take any time."""
+    monkeypatch.setattr(worker_group, "_GATHER_SECONDS", 0.1)
+    first = Rank(group, 0, 100, was_welcomed=was_welcomed)
+    await asyncio.sleep(0.4)
+    assert first.is_broken == was_welcomed
+    if was_welcomed:  # it has ended
+        first.channel.close()
+        Rank(group, 0, 200)
+    Rank(group, 1, 201)
+    await group.send(make_request("a", PROMPT, NUM_TOKENS))
+    await group.check("a")
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_whatever_happens_to_the_ranks_streams_say_the_same(group: Group, seed: int) -> None:
     rng = Random(seed)
@@ -263,8 +286,8 @@ async def test_whatever_happens_to_the_ranks_streams_say_the_same(group: Group, 
 
 
 async def test_a_stuck_step_is_judged_for_the_group(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.core.engine.loop.STEP_SECONDS", 0.3)
-    monkeypatch.setattr("penstock.core.engine.loop.STEP_SECONDS_PER_TOKEN", 0.0)
+    monkeypatch.setattr("penstock.core.engine.worker_group.STEP_SECONDS", 0.3)
+    monkeypatch.setattr("penstock.core.engine.worker_group.STEP_SECONDS_PER_TOKEN", 0.0)
     first, second = group.start()
     first.is_stuck = True  # the other one answers, which does not count
     await group.send(make_request("a", PROMPT, NUM_TOKENS))

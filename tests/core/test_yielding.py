@@ -89,7 +89,7 @@ def test_first_come_first_served_knows_no_priority() -> None:
 @pytest.mark.parametrize("own_tenant", [True, False])
 def test_whoever_has_no_row_gets_one_from_whoever_has_all(own_tenant: bool) -> None:
     driver = Driver(make_limits(max_num_seqs=8, max_model_len=512, num_pages=2048))
-    driver.add(make_request("heavy", PROMPT, 400, n=40, tenant="a"))
+    driver.add(make_request("heavy", PROMPT, 200, n=24, tenant="a"))
     for _ in range(30):
         driver.step()
     assert len(driver.scheduler.running) == 8

@@ -11,7 +11,7 @@ PAGES = [
     ROOT / "demo" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-KINDS = ("run", "refused", "serve", "serve together", "chat", "docker", "gpu", "dry run")
+KINDS = ("run", "refused", "serve", "serve together", "chat", "docker", "gpu", "dry run", "ray", "kubectl", "cluster")
 """`run`, the kind of an unmarked block, needs one server; the others are told in CONTRIBUTING.md."""
 
 _FENCE = re.compile(

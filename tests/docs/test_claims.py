@@ -12,7 +12,7 @@ import pytest
 
 from bench.peers.report import figures_rows
 from penstock.core.checkpoint.families.registry import ARCHITECTURES
-from penstock.core.checkpoint.families.rope import ROPE_KINDS
+from penstock.core.checkpoint.parsing.rope import ROPE_KINDS
 from penstock.core.config.flags import flags
 from penstock.core.launch import child
 from penstock.frontend.api.service import READY_WAIT_SECONDS
@@ -84,7 +84,9 @@ def test_flags_that_are_named_exist(page: Path) -> None:
         return  # written from the options themselves, and checked by `docs/options_page.py --check`
     known = {flag.name for flag in flags()} | {"--help"}
     known |= {"--no-" + name.removeprefix("--") for name in known}
-    sources = [path for folder in ("bench", "core", "demo", "kernels") for path in (ROOT / folder).rglob("*.[ps][yh]")]
+    sources = [
+        path for folder in ("api", "bench", "core", "demo", "kernels") for path in (ROOT / folder).rglob("*.[ps][yh]")
+    ]
     known |= {name for path in sources for name in re.findall(r"--[a-z][a-z-]+", path.read_text())}
     of_compose = {"--scale", "--profile", "--build", "--detach", "--wait", "--gpus"}
     named = {span.split()[0].split("=")[0] for span in code_spans(page) if re.match(r"--[a-z]", span)}

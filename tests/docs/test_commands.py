@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs.fences import KINDS, ROOT, Fence, fences, names
+from tests.faults.soak import IS_SOAK
 
-_START_SECONDS = 90.0
+_START_SECONDS = 200.0
 _SAID_IN_CHAT = "What is a KV cache?\n/stats\n/quit\n"
 _NOT_COPIED = {".git", ".venv", "build"}
 _OF_THE_MAKE_ABOVE = {
@@ -30,8 +31,8 @@ _OF_THE_MAKE_ABOVE = {
 }  # `make test FLAGS=...` is not for `make serve`
 
 
-def of_kind(*kinds: str) -> pytest.MarkDecorator:
-    chosen = [fence for fence in fences() if fence.kind in kinds]
+def of_kind(*kinds: str, among: Callable[[Fence], bool] = lambda _: True) -> pytest.MarkDecorator:
+    chosen = [fence for fence in fences() if fence.kind in kinds and among(fence)]
     return pytest.mark.parametrize("fence", chosen, ids=names(chosen))
 
 
@@ -57,7 +58,13 @@ class Workplace:
             "PENSTOCK_LOG_FORMAT": "json",
             "PENSTOCK_NUM_THREADS": "1",
             "PENSTOCK_PORT": str(self.port),
+            "PENSTOCK_DATA_DIR": str(folder / "kept"),
         }
+
+    def replace_penstock(self, program: str) -> None:
+        """From now on the command is this Python program."""
+        (self.folder / "checked.py").write_text(program)
+        self._script(self.folder / ".venv/bin/penstock", f'exec {sys.executable} {self.folder}/checked.py "$@"')
 
     @staticmethod
     def _script(path: Path, line: str) -> None:
@@ -77,7 +84,7 @@ class Workplace:
         text = self.adapt(fence.text)
         command = ["bash", "-euc", text] if fence.language == "bash" else [sys.executable, "-c", text]
         return subprocess.run(
-            command, cwd=self.folder, env=self.environment, input=said, capture_output=True, text=True, timeout=100,
+            command, cwd=self.folder, env=self.environment, input=said, capture_output=True, text=True, timeout=250,
             check=False,
         )  # fmt: skip
 
@@ -104,7 +111,7 @@ class Workplace:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=60) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
@@ -115,7 +122,7 @@ class Workplace:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
         for process in processes:
-            process.wait(40)
+            process.wait(90)
 
     def log(self) -> str:
         return (self.folder / "log").read_text()
@@ -150,7 +157,12 @@ def test_the_pages_have_commands_of_known_kinds() -> None:
     assert len([fence for fence in found if fence.kind == "run"]) > 10
 
 
-@of_kind("run")
+def is_quick(fence: Fence) -> bool:
+    """What measures this machine takes long, and has tests of its own: in soak only."""
+    return IS_SOAK or not re.search(r"-m bench|--gpu this", fence.text)
+
+
+@of_kind("run", among=is_quick)
 def test_a_command_works(fence: Fence, serving: Workplace) -> None:
     done = serving.run(fence)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -189,7 +201,12 @@ def test_the_demo_model_says_what_the_readme_shows(serving: Workplace) -> None:
         assert said.replace("\n", "<br>") == answer
 
 
-@of_kind("serve")
+def is_started(fence: Fence) -> bool:
+    """Its server starts here; what others say is only read and checked, but in soak."""
+    return IS_SOAK or fence.page == "README.md"
+
+
+@of_kind("serve", among=is_started)
 def test_a_server_starts(fence: Fence, workplace: Workplace) -> None:
     server = workplace.start(workplace.adapt(fence.text).strip())
     try:
@@ -198,6 +215,23 @@ def test_a_server_starts(fence: Fence, workplace: Workplace) -> None:
         workplace.end([server])
     last = json.loads([line for line in workplace.log().splitlines() if line.startswith("{")][-1])
     assert (last["event"], last["exit_code"]) == ("stopped", 0)
+
+
+_ACCEPTED = """import sys
+from penstock.core.cli.__main__ import main
+from penstock.core.launch import supervisor
+supervisor.serve = lambda config: 0
+code = main()
+print("code", code)
+sys.exit(code)"""
+
+
+@of_kind("serve", among=lambda fence: not is_started(fence))
+def test_a_server_would_start(fence: Fence, workplace: Workplace) -> None:
+    """All that is checked before the first process starts."""
+    workplace.replace_penstock(_ACCEPTED)
+    done = workplace.run(fence)
+    assert (done.returncode, done.stdout) == (0, "code 0\n"), done.stderr
 
 
 @of_kind("serve together")
@@ -217,6 +251,29 @@ def test_make_knows_its_targets(fence: Fence, workplace: Workplace) -> None:
     text = "\n".join(line.replace("make ", "make --dry-run ") for line in lines)
     done = workplace.run(fence._replace(text=text))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl (no cluster)")
+@of_kind("kubectl")
+def test_a_command_of_kubectl_works(fence: Fence, workplace: Workplace) -> None:
+    done = workplace.run(fence)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not IS_SOAK, reason="starts clusters of Ray: PENSTOCK_SOAK=1")
+@of_kind("ray")
+def test_a_command_on_ray_works(fence: Fence, workplace: Workplace) -> None:
+    pytest.importorskip("ray")
+    environment = workplace.environment | {"RAY_USAGE_STATS_ENABLED": "0"}
+    for name in ("ray", "serve"):
+        tool = Path(sys.executable).with_name(name)
+        (workplace.folder / ".venv/bin" / name).symlink_to(tool)
+    command = ["bash", "-euc", fence.text]  # with Serve's own port
+    done = subprocess.run(
+        command, cwd=workplace.folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.docker

@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -20,7 +22,7 @@ NOT_IN_CONTAINERS = {
     "num_frontends",  # --scale frontend=2
     "spare_worker",  # the supervisor's
     "chat_template", "api_keys_file", "tls_certificate", "tls_key",  # files outside the container
-    "step_trace", "profile",
+    "step_trace", "profile", "record", "record_mib", "record_prompts", "access_log", "access_log_format",
 }  # fmt: skip
 SERVICE_OF = {
     "model": ("frontend", "worker"),
@@ -95,6 +97,18 @@ def test_every_service_of_ours_is_bounded() -> None:
         assert (services[name]["cap_drop"], services[name]["read_only"]) == (["ALL"], True)
 
 
+def test_the_image_is_built_from_all_packages() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    roots = settings["package-dir"]
+    folders = set()
+    for name in settings["packages"]:
+        root = max((each for each in roots if f"{name}.".startswith(f"{each}.")), key=len)
+        folders.add(f"{roots[root]}{name.removeprefix(root).replace('.', '/')}")
+    brought = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    absent = {folder for folder in folders if not any(Path(folder).is_relative_to(each) for each in brought)}
+    assert absent <= {"bench", "deploy"}, "folders of nothing but packages"
+
+
 def test_the_image_does_not_open_itself_to_everybody() -> None:
     [command] = re.findall(r"^CMD (.*)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
     assert json.loads(command) == [
@@ -113,7 +127,7 @@ def test_prometheus_looks_for_the_frontends_where_they_listen() -> None:
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="needs the docker command (no engine)")
-@pytest.mark.parametrize("more", [[], ["compose.gpu.yaml"], ["compose.scale.yaml"]], ids=str)
+@pytest.mark.parametrize("more", [[], ["compose.gpu.yaml"], ["compose.scale.yaml"], ["compose.multi.yaml"]], ids=str)
 def test_compose_understands_the_files(more: list[str]) -> None:
     files = [argument for name in ["compose.yaml", *more] for argument in ("-f", name)]
     command = ["docker", "compose", *files, "--profile", "monitoring", "config", "--format", "json"]
@@ -121,4 +135,24 @@ def test_compose_understands_the_files(more: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     services = json.loads(done.stdout)["services"]
     published = [name for name, service in services.items() if service.get("ports")]
-    assert set(published) == {"grafana", "proxy" if "compose.scale.yaml" in more else "frontend"}
+    is_behind_proxy = more in (["compose.scale.yaml"], ["compose.multi.yaml"])
+    assert set(published) == {"grafana", "proxy" if is_behind_proxy else "frontend"}
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="needs the docker command (no engine)")
+def test_two_engines_are_alike_and_stopped_after_their_frontends() -> None:
+    command = ["docker", "compose", "-f", "compose.yaml", "-f", "compose.multi.yaml", "config", "--format", "json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    services = json.loads(done.stdout)["services"]
+    assert services["frontend"]["scale"] == 2
+    assert services["frontend"]["command"][2] == "tcp://scheduler:5551,tcp://scheduler-1:5551"
+    assert {"scheduler", "scheduler-1"} <= services["frontend"]["depends_on"].keys()
+    for one, other in (("scheduler", "scheduler-1"), ("worker", "worker-1")):
+        first, second = services[one], services[other]
+        for field in ("healthcheck", "volumes", "cap_drop", "read_only", "pids_limit", "mem_limit", "networks"):
+            assert first.get(field) == second.get(field), field
+        different = {name for name in first["environment"] if first["environment"][name] != second["environment"][name]}
+        assert not different
+    assert "scheduler" in services["worker"]["depends_on"]
+    assert "scheduler-1" in services["worker-1"]["depends_on"]
+    assert services["worker-1"]["command"][2] == "tcp://scheduler-1:5552"

@@ -44,6 +44,9 @@ class OneFile:
         template: str | None = self._parts["chat_template"]
         return template
 
+    def embedding_modules(self) -> list[tuple[str, dict[str, Any]]]:
+        return []
+
     def tensors(self) -> dict[str, StoredTensor]:
         def stored(shape: list[int], dtype: str, data: bytes) -> StoredTensor:
             return StoredTensor(tuple(shape), dtype, len(data), lambda: memoryview(bytearray(data)))

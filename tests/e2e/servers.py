@@ -14,7 +14,7 @@ import aiohttp
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-START_SECONDS = 90.0  # a loaded two-core machine imports torch slowly
+START_SECONDS = 200.0  # a loaded two-core machine imports torch slowly
 
 
 class Server:
@@ -69,17 +69,24 @@ class Server:
         return found
 
     async def metrics(self, session: aiohttp.ClientSession) -> dict[str, float]:
-        """All samples of /metrics without labels."""
+        """All samples of /metrics without labels; those of several engines as their sums."""
         async with session.get(f"{self.url}/metrics") as response:
             text = await response.text()
-        return {
-            sample.name: sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if not sample.labels
-        }
+        found = dict[str, float]()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.labels.keys() <= {"engine"}:
+                    found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return found
 
-    async def settled(self, session: aiohttp.ClientSession, seconds: float = 5.0) -> dict[str, float]:
+    async def labelled(self, session: aiohttp.ClientSession, name: str) -> list[tuple[dict[str, str], float]]:
+        """The samples of one metric, with their labels."""
+        async with session.get(f"{self.url}/metrics") as response:
+            text = await response.text()
+        families = text_string_to_metric_families(text)
+        return [(each.labels, each.value) for family in families for each in family.samples if each.name == name]
+
+    async def settled(self, session: aiohttp.ClientSession, seconds: float = 60.0) -> dict[str, float]:
         """Wait until no row and no page is in use and nothing waits, as /metrics says; the metrics then."""
         busy = ("penstock_num_requests_running", "penstock_num_requests_waiting", "penstock_num_used_pages")
         async with asyncio.timeout(seconds):
@@ -99,7 +106,7 @@ async def serving(*arguments: str | Path, **environment: str) -> AsyncIterator[S
         server.url = (await server.logged("serving"))["url"]
         yield server
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await server.ended() == 0, server.log
     finally:
         if process.returncode is None:
@@ -116,6 +123,7 @@ async def start(*arguments: str | Path, **environment: str) -> asyncio.subproces
     command = [sys.executable, "-m", "penstock.core.cli", "serve", *map(str, arguments), *flags]
     # Where no worker is to die, a spare one would only take time from other tests.
     settings = {"PENSTOCK_LOG_FORMAT": "json", "PENSTOCK_SPARE_WORKER": "false"}
+    settings["PENSTOCK_QUEUE_PATIENCE"] = "0"  # a busy machine refuses nobody
     return await asyncio.create_subprocess_exec(
         *command, stderr=asyncio.subprocess.PIPE, env=os.environ | settings | environment
     )

@@ -37,7 +37,7 @@ async def test_times_and_reasons_after_a_known_load(tmp_path: Path) -> None:
     flags = ("--served-model-name", "m", "--max-num-seqs", "1", "--num-pages", "64", "--cpu-kernels", "torch")
     async with serving(folder, *flags) as server, aiohttp.ClientSession() as http:
         both = [asyncio.create_task(complete(http, server)) for _ in range(2)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (found := await told(http, server)).get(("num_requests_waiting_by_reason", "no free row"), 0) < 1:
                 assert not all(task.done() for task in both), "nobody was seen to wait"
                 await asyncio.sleep(0.05)

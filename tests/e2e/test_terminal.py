@@ -80,11 +80,13 @@ async def test_a_terminal_shows_what_was_found_and_ctrl_c_ends_it(checkpoint: Ch
 
 
 async def test_a_second_ctrl_c_does_not_wait_for_streams(checkpoint: Checkpoint) -> None:
-    terminal = on_terminal("serve", str(checkpoint.folder), "--port", "0", "--num-threads", "1")
+    alone = ("--num-threads", "1", "--max-num-seqs", "1")
+    terminal = on_terminal("serve", str(checkpoint.folder), "--port", "0", *alone)
     try:
         await terminal.read_until("--log-level info")
         url = terminal.text.split("curl -N ")[1].split()[0].replace("chat/completions", "completions")
-        body = {"prompt": [5, 6, 7], "max_tokens": 1900, "temperature": 0, "ignore_eos": True, "stream": True}
+        prompts = [[5, 6, 7]] * 16  # one after the other: enough to write for a fast machine
+        body = {"prompt": prompts, "max_tokens": 1900, "temperature": 0, "ignore_eos": True, "stream": True}
         async with aiohttp.ClientSession() as http, http.post(url, json=body) as response:
             await response.content.readline()
             terminal.press(_CTRL_C)

@@ -181,12 +181,12 @@ async def play(order: Order, server: Server, http: aiohttp.ClientSession) -> Out
         if "frontend" in stopped:  # for good, perhaps: it ends when it goes on
             with contextlib.suppress(psutil.NoSuchProcess):
                 stopped["frontend"].resume()
-        await asyncio.to_thread(psutil.wait_procs, processes, 30)
+        await asyncio.to_thread(psutil.wait_procs, processes, 60)
         assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     else:
         assert order.may_break_streams or num_whole == NUM_STREAMS, [(s.ends, len(s.tokens)) for s in streams]
         await asyncio.wait_for(_served(server, http), MAX_SECONDS)
-        await server.settled(http, 30)
+        await server.settled(http, 60)
     return Outcome(str(order), round(ended_after, 2), round(time.monotonic() - began, 2), round(gap, 2), num_whole)
 
 

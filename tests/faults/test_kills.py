@@ -27,10 +27,10 @@ def longest_gap(found: list[Told], what: str) -> float:
     return gap
 
 
-async def run(checkpoint: Checkpoint, folder: Path, faults: str, num_deaths: dict[str, int]) -> None:
+async def run(checkpoint: Checkpoint, folder: Path, faults: str, num_deaths: dict[str, int], *flags: str) -> None:
     """The streams with faults, and once more without."""
     environment = {FAULTS: faults, ONCE: str(folder)}
-    async with serving(checkpoint.folder, *FLAGS, **environment) as server, client() as http:
+    async with serving(checkpoint.folder, *FLAGS, *flags, **environment) as server, client() as http:
         await spare_is_there(server)
         found = await all_told(http, server, bodies(32))
         deaths = [entry for entry in server.log if entry["event"] == "died, restarting it"]
@@ -56,6 +56,18 @@ async def test_all_die_in_prefill_in_decode_and_with_tokens_untold(checkpoint: C
 
 
 @only_in_soak
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8_e4m3"])
+async def test_quantized_keys_and_values(checkpoint: Checkpoint, tmp_path: Path, name: str) -> None:
+    """What dies with a worker is quantized again, to the same codes."""
+    faults, deaths = (
+        "worker.computed:kill@15,scheduler.tokens:kill@9",
+        {"penstock-worker-0": 1, "penstock-scheduler": 1},
+    )
+    flags = ("--kv-cache-dtype", name, "--cpu-kernels", "native")
+    await run(checkpoint, tmp_path, faults, deaths, *flags)
+
+
+@only_in_soak
 @pytest.mark.parametrize("call", [1, 2, 3, 20, 50])
 @pytest.mark.parametrize(
     "point",
@@ -70,10 +82,10 @@ async def test_workers_die_idle_during_aborts_and_during_drain(checkpoint: Check
     async with serving(checkpoint.folder, *FLAGS) as server, client() as http:
         await spare_is_there(server)
         wanted = bodies(8, 150)
-        spare = server.children()["penstock-worker-0-spare"]
+        spare = server.children()["penstock-worker-spare"]
         server.children()["penstock-worker-0"].kill()  # idle
         expected = await all_told(http, server, wanted)
-        assert server.children()["penstock-worker-0-spare"] == spare  # it forked the worker
+        assert server.children()["penstock-worker-spare"] == spare  # it forked the worker
         for process in (spare, server.children()["penstock-worker-0"]):
             assert process.nice() == os.getpriority(os.PRIO_PROCESS, 0)  # lower while it imported
         begun = asyncio.Event()

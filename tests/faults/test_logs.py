@@ -56,7 +56,7 @@ async def serving_into(stderr: int, folder: Path, *flags: str, is_session: bool 
             await until_ready(http, url)
         yield url
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 40) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             for child in psutil.Process(process.pid).children(recursive=True):
@@ -80,7 +80,7 @@ async def check_serving(http: aiohttp.ClientSession, url: str, num_chats: int) -
     """Requests are answered, and rightly."""
     body: dict[str, Any] = {"model": "m", "prompt": PROMPT, "max_tokens": 4, "temperature": 0, "return_token_ids": True}
     for _ in range(num_chats):
-        async with asyncio.timeout(30), http.post(f"{url}/v1/completions", json=body) as response:
+        async with asyncio.timeout(60), http.post(f"{url}/v1/completions", json=body) as response:
             assert response.status == 200
             assert (await response.json())["choices"][0]["token_ids"] == expected_tokens(PROMPT, 4)
 

@@ -10,8 +10,6 @@ from tests.faults.soak import IS_SOAK, only_in_soak
 SMALL = (
     Order((("scheduler", "stop"), ("worker", "kill"), ("scheduler", "continue")), 0.7),
     Order((("worker", "stop"), ("frontend", "stop"), ("frontend", "continue")), 0.1),
-    Order((("scheduler", "stop"), ("frontend", "stop"), ("frontend", "continue")), 0.1),
-    Order((("supervisor", "stop"), ("worker", "kill"), ("supervisor", "continue")), 0.7),
     Order((("supervisor", "stop"), ("scheduler", "kill"), ("frontend", "kill"), ("supervisor", "continue")), 0.1),
     Order((("worker", "stop"), ("supervisor", "kill")), 0.1),
 )

@@ -36,7 +36,7 @@ async def ask(http: aiohttp.ClientSession, server: Server, prompt: list[int]) ->
 async def test_five_times_the_capacity(tmp_path: Path) -> None:
     folder = make_clockwork(tmp_path / "m", step_seconds=STEP_SECONDS)
     flags = ("--max-num-seqs", str(NUM_ROWS), "--max-num-queued-seqs", str(2 * NUM_ROWS), "--num-pages", "4096")
-    async with serving(folder, "--served-model-name", "m", *flags) as server, client() as http:
+    async with serving(folder, "--served-model-name", "m", "--queue-patience", "4", *flags) as server, client() as http:
         rate = OVERLOAD * CAPACITY / NUM_TOKENS  # requests a second
         began = time.monotonic()
         asked = []
@@ -58,14 +58,16 @@ async def test_five_times_the_capacity(tmp_path: Path) -> None:
             f"refusals: p50 {waits[len(waits) // 2] * 1e3:.1f} ms, p99 {waits[len(waits) * 99 // 100] * 1e3:.1f} ms"
         )
         assert len(refused) > len(found) // 2
-        assert goodput > (0.9 if IS_SOAK else 0.5)
-        assert waits[len(waits) * 99 // 100] < (0.05 if IS_SOAK else 1.0)
+        if IS_SOAK:  # on a machine that does nothing else
+            assert goodput > 0.9
+            assert waits[len(waits) * 99 // 100] < 0.05
+        assert waits[-1] < min(answer.seconds for answer in served), "who is refused does not wait"
         await server.settled(http)
 
 
 async def told_of(http: aiohttp.ClientSession, server: Server, metric: str) -> None:
     """Wait until a metric is not zero."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             if (await server.metrics(http)).get(metric):
                 return
@@ -74,11 +76,11 @@ async def told_of(http: aiohttp.ClientSession, server: Server, metric: str) -> N
 
 async def test_the_answer_says_when_to_come_again_and_who_waits_too_long_goes(tmp_path: Path) -> None:
     folder = make_clockwork(tmp_path / "m", step_seconds=0.05)
-    flags = ("--max-num-seqs", "1", "--max-num-queued-seqs", "1", "--queue-timeout", "1.5")
-    async with serving(folder, "--served-model-name", "m", *flags) as server, client() as http:
+    flags = ("--max-num-seqs", "1", "--max-num-queued-seqs", "1", "--queue-timeout", "5")
+    async with serving(folder, "--served-model-name", "m", "--queue-patience", "4", *flags) as server, client() as http:
         url = f"{server.url}/v1/completions"
         running = asyncio.create_task(
-            told(http, server, {"model": "m", "prompt": [5, 6], "ignore_eos": True, "max_tokens": 90})
+            told(http, server, {"model": "m", "prompt": [5, 6], "ignore_eos": True, "max_tokens": 200})
         )
         await told_of(http, server, "penstock_num_requests_running")
         queued = asyncio.create_task(told(http, server, {"model": "m", "prompt": [5, 7], "max_tokens": 5}))

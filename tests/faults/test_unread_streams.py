@@ -57,6 +57,9 @@ async def test_an_honest_client_beside_300_that_never_read(tmp_path: Path) -> No
     async with serving(folder, *flags) as server, client() as http:
         common = {"model": "m", "temperature": 0, "ignore_eos": True, "stream": True}
         honest = common | {"prompt": [9, 9], "max_tokens": 30, "return_token_ids": True}
+        began = time.monotonic()
+        assert (await told(http, server, honest)).tokens == expected_tokens([9, 9], 30)
+        alone = time.monotonic() - began
         with ExitStack() as silent:
             for i in range(NUM_READERS):
                 body = common | {"prompt": [3 + i % 90, 4 + i // 90], "max_tokens": NUM_TOKENS}
@@ -71,5 +74,5 @@ async def test_an_honest_client_beside_300_that_never_read(tmp_path: Path) -> No
             after = time.monotonic() - began
             print(f"{unread:.0f} tokens each; honest client: {beside:.1f} s while they began, {after:.1f} s then")
             assert unread < MAX_TOKENS_UNREAD
-            assert after < 5.0
-        await server.settled(http, 20)
+            assert after < 5.0 + 5 * alone
+        await server.settled(http, 60)

@@ -57,7 +57,9 @@ def write_checkpoint(
     tokenizer = tokenizer or byte_level_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     eos = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
-    config = {"model_type": "llama", "vocab_size": tokenizer.get_vocab_size(), "eos_token_id": eos[0]}
+    config = {
+        "model_type": "llama", "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 64, "eos_token_id": eos[0]
+    }  # fmt: skip
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 import zmq
 
 from penstock.ipc.channel import PeerId, Router
@@ -47,6 +48,8 @@ class Script:
     error_code: ErrorCode | None = None
     finish: FinishReason | None = None  # ends with this after the tokens
     num_cached_tokens: int = 0
+    late: str = ""  # why it was served behind others
+    pooled: bytes = b""  # fp32[k], told in place of the tokens
 
 
 def prompt_ids(request: AddRequest) -> list[int]:
@@ -140,9 +143,8 @@ class FakeScheduler:
                 self.router._socket.send_multipart((peer, frame))
 
     def stats(self, **changes: int) -> EngineStats:
-        values = dict.fromkeys(EngineStats.__struct_fields__, 0) | changes
-        others = {"is_ready": self.is_ready, "waiting_tenants": (), "waiting_reasons": {}}
-        return EngineStats(**values | others)  # type: ignore[arg-type]
+        values = {each.name: 0 for each in msgspec.structs.fields(EngineStats) if each.type in (int, float)}
+        return EngineStats(**values | changes, is_ready=self.is_ready)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self._beat.cancel()
@@ -195,6 +197,9 @@ class FakeScheduler:
         token_ids = script.token_ids
         if not (script.hangs or script.error or script.finish) and sampling.stop_token_ids:
             token_ids = [*token_ids, sampling.stop_token_ids[0]]
+        if script.pooled:
+            self._send(peer, SequenceDelta(request.request_id, sequence_idx, (), "stop", pooled=script.pooled))
+            return
         step: list[int] = []
         known = {resumed.sequence_idx: resumed for resumed in request.progress}.get(sequence_idx, SequenceProgress(0))
         num_known = len(known.token_ids) // 4
@@ -219,11 +224,12 @@ class FakeScheduler:
             if request.request_id in self._paused:
                 await self._paused[request.request_id].wait()
             cached = script.num_cached_tokens if is_first else 0
+            late = script.late if is_first else ""
             is_first = False
             stop_id = token_id if stops else None
             told_of = scores(step, sampling.num_logprobs) if sampling.num_logprobs >= 0 else None
             delta = SequenceDelta(
-                request.request_id, sequence_idx, tuple(step), reason, stop_id, cached, logprobs=told_of
+                request.request_id, sequence_idx, tuple(step), reason, stop_id, cached, logprobs=told_of, late=late
             )
             self._send(peer, delta)
             if reason is not None:

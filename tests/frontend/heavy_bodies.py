@@ -89,6 +89,8 @@ ENOUGH = {
     "/tokenize": {"prompt": '"Hello"'},
     "/v1/responses/input_tokens": {"input": '"Hello"'},
     "/detokenize": {"tokens": "[7]"},
+    "/v1/messages": {"max_tokens": "9", "messages": _MESSAGE},
+    "/v1/messages/count_tokens": {"messages": _MESSAGE},
 }
 """The least that a request must say. A route that is missing here is tried with its heavy fields alone."""
 
@@ -126,6 +128,18 @@ PLACES = {
         '{"type":"function_call_output","call_id":"c","output":"a"}]}',
         "strict tool": '{"input":"a",' + _FLAT_TOOL + "}",
         "schema": '{"input":"a","text":{"format":{"type":"json_schema","name":"s","schema":{"type":"object","x":@}}}}',
+    },
+    "/v1/messages": {
+        "content": '{"max_tokens":9,"messages":[{"role":"user","content":@}]}',
+        "text of a block": '{"max_tokens":9,"messages":[{"role":"user","content":[{"type":"text","text":@}]}]}',
+        "input of a call": '{"max_tokens":9,"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a",'
+        '"name":"f","input":{"x":@}}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"a"}]}]}',
+        "tool": '{"max_tokens":9,"messages":'
+        + _MESSAGE
+        + ',"tools":[{"name":"f","strict":true,"input_schema":{"type":"object","x":@}}]}',
+        "schema": '{"max_tokens":9,"messages":'
+        + _MESSAGE
+        + ',"output_config":{"format":{"type":"json_schema","schema":{"type":"object","x":@}}}}',
     },
     "/tokenize": {
         "content": '{"messages":[{"role":"user","content":@}]}',

@@ -35,7 +35,7 @@ class Listening(Protocol):
 
 def send(live: Listening, method: str, path: str, content: bytes | None = None, **headers: str) -> Response:
     """One request on a connection of its own."""
-    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=60)
     try:
         connection.request(method, path, content, headers)
         answer = connection.getresponse()

@@ -1,9 +1,10 @@
 """A whole frontend with its fake scheduler, in an event loop of its own thread, on a real port."""
 
 import asyncio
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from penstock.core.config.listening import addresses, bind
 from penstock.frontend.http.server import Server
 from penstock.frontend.text.tokenizer import TextTokenizer
 from penstock.ipc.messages import AddRequest
-from tests.frontend.checkpoint_folder import VOCAB_SIZE
+from tests.frontend.checkpoint_folder import CHATML, VOCAB_SIZE, byte_level_tokenizer, write_checkpoint
 from tests.frontend.fake_scheduler import FakeScheduler, Script, echo
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class LiveServer:
 
         self.do(work)
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait for something that another thread brings about."""
         deadline = time.monotonic() + seconds
         while not self.do(condition):
@@ -122,3 +123,15 @@ def live_server(
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+@contextmanager
+def made_server(
+    folder: Path, *, chat_template: Any = CHATML, special_tokens: Sequence[str] = (), **options: Any
+) -> Iterator[LiveServer]:
+    """A server of a checkpoint that is written for it, with this template and these special tokens."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_special_tokens([*special_tokens])
+    write_checkpoint(folder, tokenizer=tokenizer, chat_template=chat_template)
+    with tempfile.TemporaryDirectory(prefix="pst-") as sockets, live_server(folder, Path(sockets), **options) as live:
+        yield live

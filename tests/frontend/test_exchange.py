@@ -17,7 +17,8 @@ from penstock.core.config.api_keys import digest
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.engine.book import RequestBook
-from penstock.frontend.engine.link import EngineAddress, EngineLink, over_sockets
+from penstock.frontend.engine.connection import EngineAddress, over_sockets
+from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.exchange.exchange import Exchange, Request
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import Reply, StreamReply
@@ -53,10 +54,8 @@ class Mount:
         self.scheduler = FakeScheduler(address, vocab_size=VOCAB_SIZE)
         metrics = Metrics(dict)
         self.context: zmq.Context[Any] = zmq.Context()
-        link = EngineLink(
-            EngineAddress(address, "mount", ""), config.scheduler, over_sockets(self.context), pytest.fail
-        )
-        self.service = Service(config, load_text_model(config), RequestBook([link]), metrics)
+        link = EngineLink(EngineAddress(address, "mount", ""), over_sockets(self.context), pytest.fail)
+        self.service = Service(config, load_text_model(config), RequestBook([link], config.scheduler), metrics)
         self.exchange = Exchange(self.service, self.service.access, metrics, config.frontend.max_request_timeout)
 
     def says(self, text: str, **options: Any) -> None:
@@ -192,8 +191,8 @@ async def test_what_has_ended_waits_no_more(mount: Mount, is_stream: bool) -> No
     """Between two words of the scheduler the frontend counts alone."""
     queue = mount.service.engine.queue
     mount.scheduler.tell(mount.scheduler.stats(num_waiting=999))  # of 1000 that may wait
-    async with asyncio.timeout(5):
-        while queue._latest() is None:  # noqa: ASYNC110
+    async with asyncio.timeout(60):
+        while not queue.stats:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     mount.says("Water runs")
     for _ in range(3):

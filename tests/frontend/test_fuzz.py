@@ -14,15 +14,18 @@ from tests.e2e.servers import serving
 from tests.faults.clockwork import make_clockwork
 from tests.faults.soak import IS_SOAK
 from tests.faults.streams import client
+from tests.frontend.test_tools import TEMPLATE
 
 PHASES, SECONDS = ("examples,coverage,fuzzing,stateful", 900) if IS_SOAK else ("coverage,fuzzing", 15)
 KEPT = Path(__file__).parents[2] / "build" / "fuzz"
 
 
-@pytest.mark.timeout(SECONDS + 200)
+@pytest.mark.timeout(SECONDS + 500)
 async def test_no_request_breaks_the_server(tmp_path: Path) -> None:
     folder = make_clockwork(tmp_path / "m", max_len=512)
-    flags = ("--served-model-name", "m", "--num-pages", "512", "--max-request-timeout", "20")
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)  # with tools and reasoning
+    flags = ["--served-model-name", "m", "--num-pages", "512", "--max-request-timeout", "20"]
+    flags += ["--chat-template", str(tmp_path / "chat.jinja"), "--data-dir", str(tmp_path / "data")]
     async with serving(folder, *flags) as server, client() as http:
         command = [
             sys.executable,
@@ -32,6 +35,9 @@ async def test_no_request_breaks_the_server(tmp_path: Path) -> None:
             f"{server.url}/openapi.json",
         ]
         command += ["--phases", PHASES, "--mode", "all", "--max-examples", "1000", "--max-time", str(SECONDS)]
+        # Who drains or restarts the only engine makes every other answer a 503: those have tests of their own. So have
+        # steps, whose stream ends when nobody watches.
+        command += ["--exclude-path-regex", r"/engines/\{id\}/|/debug/steps"]
         # What a schema cannot say (a model's name, a context's length) makes good requests bad: not checked.
         command += ["--checks", "all", "--exclude-checks", "positive_data_acceptance"]
         # Slow and large examples are wanted here, and NUL is a character like any other.

@@ -15,6 +15,7 @@ from penstock.core.config import ConfigError
 from penstock.core.config.api_keys import ApiKey, digest, load_api_keys
 from penstock.frontend.errors import InvalidParameter, RateLimitExceeded
 from penstock.frontend.exchange.access import Access, KeyUse
+from penstock.frontend.exchange.tenants import MAX_TENANT, user_of
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.http_client import Response, error_of, get, post
 from tests.frontend.live_server import LiveServer, live_server
@@ -26,6 +27,7 @@ KEYS = {
     "red": 'namespace = "red"',
     "blue": 'namespace = "blue"',
     "free": "",
+    "heavy": "weight = 2.5",
 }
 
 
@@ -34,7 +36,7 @@ def live(checkpoint: Path, sockets: Path, tmp_path: Path) -> Iterator[LiveServer
     file = tmp_path / "keys.toml"
     entries = (f'[[keys]]\nid = "{id}"\nsha256 = "{digest(id).hex()}"\n{limit}\n' for id, limit in KEYS.items())
     file.write_text("".join(entries))
-    with live_server(checkpoint, sockets, frontend={"api_keys_file": str(file)}) as server:
+    with live_server(checkpoint, sockets, frontend={"api_keys_file": str(file), "tenant_by": "user"}) as server:
         yield server
 
 
@@ -180,7 +182,7 @@ def test_many_sequences_of_one_request(live: LiveServer) -> None:
 
 def test_tokens_per_minute_count_as_they_come(live: LiveServer) -> None:
     live.plays(lambda request, i: Script([5] * 400, delay=0.02))
-    running = http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)
+    running = http.client.HTTPConnection("127.0.0.1", live.port, timeout=60)
     with closing(running):
         body = json.dumps({"prompt": "Hello", "max_tokens": 400, "stream": True})
         headers = {"Authorization": "Bearer terse", "Content-Type": "application/json"}
@@ -209,7 +211,7 @@ def test_max_concurrent(live: LiveServer) -> None:
     live.plays(lambda request, i: Script([5] * 400, delay=0.02))
     body = json.dumps({"prompt": "Hello", "max_tokens": 400, "stream": True})
     headers = {"Authorization": "Bearer single", "Content-Type": "application/json"}
-    with closing(http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)) as running:
+    with closing(http.client.HTTPConnection("127.0.0.1", live.port, timeout=60)) as running:
         running.request("POST", "/v1/completions", body, headers)
         running.getresponse().read1()
         message, seconds = refusal(ask(live, "single"))
@@ -256,6 +258,21 @@ def test_a_key_shares_cached_prompts_only_if_that_is_configured() -> None:
     assert salt_of(shared, "a") == salt_of(shared, "b") == "" != salt_of(shared, "c")
 
 
+def test_weights_and_users_are_told_to_the_scheduler(live: LiveServer) -> None:
+    for key, fields in (("heavy", {}), ("heavy", {"user": "u"}), ("free", {"safety_identifier": "u" * 300})):
+        assert ask(live, key, **fields).status == 200
+    told = [(request.tenant, request.weight) for request in live.scheduler.added]
+    assert told[:2] == [("heavy", 2.5), ("heavy\nu", 2.5)]
+    assert told[2][0].startswith("free\n")
+    assert told[2][1] == 1.0
+
+
+def test_each_user_has_a_name_of_its_own() -> None:
+    names = [user_of(tenant, user) for tenant in ("a", "b" * 200) for user in ("u", "v", "u" * 500, "u" * 501)]
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) <= MAX_TENANT
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -265,6 +282,9 @@ def test_a_key_shares_cached_prompts_only_if_that_is_configured() -> None:
         ('namespace = ""', "namespace must be"),
         ('namespace = "a b"', "namespace must be"),
         ("namespace = 3", "namespace must be"),
+        ("weight = 0", "weight must be a number from 0.001 to 1000, got 0"),
+        ("weight = nan", "weight must be"),
+        ("weight = true", "weight must be"),
         ("tokens_per_hour = 3", "only id, sha256"),
     ],
 )
@@ -276,8 +296,12 @@ def test_a_wrong_limit_is_refused(tmp_path: Path, line: str, reason: str) -> Non
 
 
 def test_limits_are_made_with_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert make_key(["a", "--requests-per-minute", "60", "--max-concurrent", "4", "--namespace", "red"]) == 0
+    assert (
+        make_key(["a", "--requests-per-minute", "60", "--max-concurrent", "4", "--namespace", "red", "--weight", "3"])
+        == 0
+    )
     file = tmp_path / "keys.toml"
     file.write_text(capsys.readouterr().out)
     [key] = load_api_keys(str(file), {})
-    assert (key.requests_per_minute, key.tokens_per_minute, key.max_concurrent, key.namespace) == (60, 0, 4, "red")
+    assert (key.requests_per_minute, key.tokens_per_minute, key.max_concurrent) == (60, 0, 4)
+    assert (key.namespace, key.weight) == ("red", 3.0)

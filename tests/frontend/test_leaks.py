@@ -89,7 +89,7 @@ def test_a_large_body_does_not_stay_while_its_answer_is_made(live: LiveServer, s
     try:
         clients = []
         for _ in range(3):
-            clients.append(socket.create_connection(("127.0.0.1", live.port), timeout=10))
+            clients.append(socket.create_connection(("127.0.0.1", live.port), timeout=60))
             clients[-1].sendall(body)
         live.wait_until(lambda: live.scheduler.num_running == 3)
         live.wait_until(lambda: tracemalloc.get_traced_memory()[0] < 2_000_000)

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.metrics_board import _HEADER, _SLOT_BYTES, MetricsBoard, Sample
 from penstock.frontend.exchange.replies import RequestRecord
+from penstock.ipc.messages import DraftStats
 from tests.frontend.http_client import HELLO, chat, complete, get, post
 from tests.frontend.live_server import LiveServer, live_server
 from tests.frontend.test_disconnects import begin, leave
@@ -76,6 +78,38 @@ def test_content(checkpoint: Path, sockets: Path) -> None:
     assert value("num_used_pages") == 10
     assert value("kv_cache_usage_perc") == pytest.approx(0.1)
     assert value("engine_ready") == 1
+
+
+def test_what_a_drafter_has_guessed(checkpoint: Path, sockets: Path) -> None:
+    with live_server(checkpoint, sockets) as live:
+
+        def told(drafts: DraftStats | None, steps: int) -> Samples:
+            stats = replace(live.scheduler.stats(num_steps=steps), drafts=drafts)
+            live.do(lambda: live.scheduler.tell(stats))
+            live.wait_until(lambda: (last := live.server.service.engine.stats) is not None and last.num_steps == steps)
+            return samples(get(live, "/metrics").text)
+
+        assert not any(name.startswith("penstock_draft") for name, _ in told(None, 7))
+        stats = DraftStats(
+            "eagle", is_on=True, num_steps=9, num_guessed=12, num_accepted=5, guessed_at=(8, 4), accepted_at=(4, 1),
+            acceptance=0.4, draft_us=1_500_000, saved_us=-250_000,
+        )  # fmt: skip
+        found = told(stats, 8)
+        by_drafter = {name: value for (name, labels), value in found.items() if labels == (("drafter", "eagle"),)}
+        assert by_drafter == {
+            "penstock_draft_steps_total": 9,
+            "penstock_draft_guessed_tokens_total": 12,
+            "penstock_draft_accepted_tokens_total": 5,
+            "penstock_draft_acceptance": 0.4,
+            "penstock_draft_seconds_total": 1.5,
+            "penstock_draft_saved_seconds": -0.25,
+            "penstock_drafter_failed": 0,
+        }
+        for what, counts in (("guessed", (8, 4)), ("accepted", (4, 1))):
+            name = f"penstock_draft_{what}_tokens_by_position_total"
+            assert [found[name, (("position", str(i)),)] for i in (1, 2)] == list(counts)
+        failed = told(replace(stats, is_on=False), 10)
+        assert failed["penstock_drafter_failed", (("drafter", "eagle"),)] == 1
 
 
 def test_a_client_that_left_counts(live: LiveServer) -> None:
@@ -175,3 +209,56 @@ def test_no_memory_to_share_in_is_survived() -> None:
         assert told(second)["penstock_prompt_tokens_total", ()] == 7
     finally:
         os.close(full)
+
+
+def test_vllm_names(checkpoint: Path, sockets: Path) -> None:
+    """What vLLM's dashboards and the endpoint pickers read, with the labels that they ask for."""
+    with live_server(checkpoint, sockets, frontend={"metrics_names": "both"}) as live:
+        live.says("Water runs down", num_cached_tokens=1, delay=0.005)
+        chat(live)
+        chat(live, stream=True)
+        complete(live, max_tokens=1)
+        drafts = DraftStats("ngram", True, num_steps=2, num_guessed=9, num_accepted=5, accepted_at=(4, 1))
+        stats = live.scheduler.stats(
+            num_waiting=3, num_running=2, num_pages=100, num_used_pages=10, page_size=16, num_prompt_tokens=50,
+            num_cached_tokens=20,
+        )  # fmt: skip
+        live.do(lambda: live.scheduler.tell(replace(stats, drafts=drafts)))
+        live.wait_until(lambda: live.server.service.engine.stats is not None)
+        found = samples(get(live, "/metrics").text)
+
+    def value(name: str, **labels: str) -> float:
+        return found[f"vllm:{name}", tuple(sorted({"model_name": "test/model", "engine": "0", **labels}.items()))]
+
+    assert (value("num_requests_waiting"), value("num_requests_running")) == (3, 2)
+    assert value("kv_cache_usage_perc") == pytest.approx(0.1)
+    assert value("cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+    assert (value("prefix_cache_queries_total"), value("prefix_cache_hits_total")) == (50, 20)
+    assert value("spec_decode_num_draft_tokens_total") == 9
+    assert value("spec_decode_num_accepted_tokens_total") == 5
+    assert value("spec_decode_num_accepted_tokens_per_pos_total", position="0") == 4
+    assert value("request_success_total", finished_reason="stop") == 2
+    assert value("request_success_total", finished_reason="length") == 1
+    for name in ("prompt_tokens_total", "generation_tokens_total", "prompt_tokens_cached_total"):
+        assert value(name) == found[f"penstock_{name}", ()] > 0
+    for name in (
+        "time_to_first_token_seconds", "inter_token_latency_seconds", "time_per_output_token_seconds",
+        "e2e_request_latency_seconds", "request_time_per_output_token_seconds", "request_queue_time_seconds",
+        "request_prefill_time_seconds", "request_inference_time_seconds", "request_decode_time_seconds",
+        "request_prompt_tokens", "request_generation_tokens",
+    ):  # fmt: skip
+        assert value(f"{name}_bucket", le="+Inf") == value(f"{name}_count") > 0
+        assert value(f"{name}_sum") >= 0
+    [adapters] = [labels for name, labels in found if name == "vllm:lora_requests_info"]
+    assert dict(adapters) == {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+
+
+def test_tool_calls_are_stops_under_vllm_names() -> None:
+    metrics = Metrics(dict, vllm_model="m")
+    for reasons in (["stop"], ["tool_calls", "stop"], ["length"]):
+        metrics.note(RequestRecord("id", "/", 0.0, finish_reasons=reasons), 1.0)
+    found = samples(metrics.exposition().decode())
+    name = "vllm:request_success_total"
+    ended = {dict(labels)["finished_reason"]: count for (each, labels), count in found.items() if each == name}
+    assert ended == {"stop": 3, "length": 1}
+    assert not [name for name, _ in samples(Metrics(dict).exposition().decode()) if name.startswith("vllm:")]

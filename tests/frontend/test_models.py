@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from penstock.frontend.cli.models import Chat, PageGroup, look, main
 from tests.e2e.checkpoints import make_checkpoint
 from tests.frontend.families import FAMILIES
+from tests.gpu_worker.formats.writers import fp8
 
 COMMITS = [f"{digit}" * 40 for digit in range(8)]
 
@@ -34,7 +37,7 @@ def cache(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(made, cached / "snapshots" / COMMITS[1])  # an older one, which no branch means
     change(add(tmp_path, made, "by-transformers"), architectures=["HeliumForCausalLM"])
     change(add(tmp_path, made, "unknown"), architectures=["BertModel"])
-    change(add(tmp_path, made, "quantized"), quantization_config={"quant_method": "gptq"})
+    change(add(tmp_path, made, "quantized"), quantization_config={"quant_method": "spqr"})
     (add(tmp_path, made, "half") / "model.safetensors").unlink()
     (add(tmp_path, made, "broken") / "model.safetensors").write_bytes(b"\xff" * 64)
     (add(tmp_path, made, "no-json") / "config.json").write_text("{")
@@ -73,7 +76,7 @@ def test_all_are_listed_whatever_their_state(cache: Path, capsys: pytest.Capture
     }  # fmt: skip
     words = {
         "unknown": "BertModel is not supported",
-        "quantized": "quantized (gptq, says",
+        "quantized": "quantized in a way that is not supported: spqr",
         "half": "incomplete: ",
         "broken": "not a readable safetensors file",
         "no-json": "not a JSON object",
@@ -172,3 +175,18 @@ def test_the_command_needs_no_torch(cache: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert subprocess.run([sys.executable, "-m", "penstock.core.cli", "models", "org/good"]).returncode == 0
+
+
+def test_of_a_quantized_one_the_format_and_all_weights_are_told(made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "fp8"))
+    writer, stored = fp8(32), dict[str, Tensor]()
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        stored |= writer.write(name, tensor.float())[0] if writer.quantizes(name) else {name: tensor}
+    save_file(stored, folder / "model.safetensors")
+    change(folder, quantization_config=writer.config)
+    quantized, floats = look(folder, "fp8"), look(made, "floats")
+    assert quantized.dtype == "FP8 in blocks of 32 x 32"
+    assert quantized.parameters == floats.parameters
+    assert quantized.weight_bytes is not None
+    assert floats.weight_bytes is not None
+    assert quantized.weight_bytes < floats.weight_bytes

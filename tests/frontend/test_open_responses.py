@@ -5,16 +5,13 @@ part, and answered by no text that would make believe that it was seen.
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.http_client import error_of, post
-from tests.frontend.live_server import LiveServer, live_server
+from tests.frontend.live_server import LiveServer, made_server
 from tests.frontend.test_tools import CALL, TEMPLATE
 
 WEATHER = {
@@ -137,8 +134,7 @@ def wrong_fields(response: dict[str, Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = write_checkpoint(tmp_path_factory.mktemp("open-responses"), chat_template=TEMPLATE)
-    with tempfile.TemporaryDirectory(prefix="pst-") as sockets, live_server(folder, Path(sockets)) as live:
+    with made_server(tmp_path_factory.mktemp("open-responses"), chat_template=TEMPLATE) as live:
         yield live
 
 

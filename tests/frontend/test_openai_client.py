@@ -16,7 +16,7 @@ PROMPT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 
 @pytest.fixture
 def client(live: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 

@@ -14,7 +14,7 @@ BODY = b'{"prompt": "Hello", "max_tokens": 1}'
 
 def throw(live: LiveServer, head: str, body: bytes = b"") -> bytes:
     """All that is answered to these bytes until the connection ends."""
-    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", live.port), timeout=60) as client:
         client.sendall(head.replace("\n", "\r\n").encode() + b"\r\n" + body)
         answer = b""
         while received := client.recv(4096):

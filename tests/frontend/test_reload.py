@@ -71,7 +71,7 @@ def peer(port: int) -> bytes:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as client,
     ):
         client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -47,6 +47,7 @@ def test_every_field_arrives(live: LiveServer) -> None:
         stop_token_ids=[9, 2, 9],
         priority=-3,
         cache_salt="tenant a",
+        speculative={"num_speculative_tokens": 2},
     )
     [request] = live.scheduler.added
     assert (request.n, request.priority, request.cache_salt) == (2, -3, "tenant a")
@@ -63,6 +64,7 @@ def test_every_field_arrives(live: LiveServer) -> None:
         logit_bias=((5, -100.0), (7, 2.5)),
         seed=2**63 - 1,
         stop_token_ids=(2, 0, 9),
+        max_drafts=2,
     )
 
 
@@ -83,6 +85,25 @@ def test_every_field_arrives(live: LiveServer) -> None:
 def test_neutral_values(live: LiveServer, fields: dict[str, Any], name: str, value: object) -> None:
     complete(live, **fields)
     assert getattr(sampling_of(live), name) == value
+
+
+@pytest.mark.parametrize(
+    ("speculative", "most"),
+    [
+        (None, -1),
+        (True, -1),
+        (False, 0),
+        ({}, -1),
+        ({"num_speculative_tokens": None}, -1),
+        ({"num_speculative_tokens": 0}, 0),
+        ({"num_speculative_tokens": 64}, 64),
+    ],
+)
+def test_how_much_is_guessed_is_the_same_field_everywhere(live: LiveServer, speculative: Any, most: int) -> None:
+    chat(live, speculative=speculative)
+    complete(live, speculative=speculative)
+    post(live, "/v1/responses", {"input": "Hi", "speculative": speculative})
+    assert [request.sampling.max_drafts for request in live.scheduler.added] == [most] * 3
 
 
 def test_seeds_differ_unless_given(live: LiveServer) -> None:
@@ -208,7 +229,7 @@ def test_models_version_health(live: LiveServer) -> None:
     assert card["max_model_len"] == 512
     assert get(live, "/v1/models").json()["data"][0] == card
     assert get(live, "/v1/models/test%2Fmodel").json() == card
-    assert set(get(live, "/version").json()) == {"version"}
+    assert set(get(live, "/version").json()) == {"version", "system", "system_fingerprint"}
     assert get(live, "/health").status == 200
     assert get(live, "/ready").json() == {"status": "ready"}
 

@@ -9,9 +9,10 @@ import pytest
 
 from penstock.core.config import Config, ConfigError, FrontendOptions, IpcOptions
 from penstock.core.config.api_keys import digest
-from penstock.frontend.api import response_store
-from penstock.frontend.api.response_store import Item, ResponseStore, store_path
 from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound
+from penstock.frontend.storage import own_file
+from penstock.frontend.storage.own_file import OwnFile
+from penstock.frontend.storage.responses import Item, ResponseStore, store_path
 from tests.frontend.http_client import error_of, get, post, send
 from tests.frontend.live_server import live_server
 
@@ -24,6 +25,11 @@ ITEMS: list[Item] = [
 
 async def put(store: ResponseStore, owner: str, name: str, response: bytes = b"{}") -> None:
     await store.put(owner, name, response, ITEMS, num_before=1, num_inputs=1)
+
+
+def _close(store: ResponseStore) -> None:
+    assert isinstance(store._tables, OwnFile)
+    store._tables.close()
 
 
 async def names(store: ResponseStore, owner: str, asked: str) -> str:
@@ -39,7 +45,7 @@ async def names(store: ResponseStore, owner: str, asked: str) -> str:
 
 
 async def test_what_is_put_is_found() -> None:
-    store = ResponseStore(":memory:", 10, 1 << 20)
+    store = ResponseStore(OwnFile(":memory:"), 10, 1 << 20)
     await put(store, "me", "first", b'{"id": "first"}')
     stored = await store.previous("me", "first")
     assert (stored.response, stored.conversation(), stored.inputs()) == (b'{"id": "first"}', ITEMS, ITEMS[1:2])
@@ -54,11 +60,11 @@ async def test_what_is_put_is_found() -> None:
     await store.delete("me", "first")
     with pytest.raises(ResponseNotFound):
         await store.get("me", "first")
-    store.close()
+    _close(store)
 
 
 async def test_an_owner_has_a_number_of_his_own() -> None:
-    store = ResponseStore(":memory:", 3, 1 << 20)
+    store = ResponseStore(OwnFile(":memory:"), 3, 1 << 20)
     await put(store, "alice", "a")
     for name in "abcde":
         await put(store, "bob", name)
@@ -67,11 +73,11 @@ async def test_an_owner_has_a_number_of_his_own() -> None:
     await store.get("bob", "c")  # used, so "d" goes first
     await put(store, "bob", "f")
     assert await names(store, "bob", "abcdef") == "cef"
-    store.close()
+    _close(store)
 
 
 async def test_an_owner_has_bytes_of_his_own() -> None:
-    store = ResponseStore(":memory:", 10, 1000)
+    store = ResponseStore(OwnFile(":memory:"), 10, 1000)
     await put(store, "alice", "a", b"x" * 700)
     for name in "abc":
         await put(store, "bob", name, b"x" * 300)
@@ -79,34 +85,34 @@ async def test_an_owner_has_bytes_of_his_own() -> None:
     await put(store, "bob", "d", b"x" * 2000)
     assert await names(store, "bob", "bcd") == "bc"
     assert await names(store, "alice", "a") == "a"
-    store.close()
+    _close(store)
 
 
 async def test_two_frontends_and_their_deaths(tmp_path: Path) -> None:
     path = str(tmp_path / "responses.sqlite")
-    first, second = ResponseStore(path, 100, 1 << 20), ResponseStore(path, 100, 1 << 20)
+    first, second = ResponseStore(OwnFile(path), 100, 1 << 20), ResponseStore(OwnFile(path), 100, 1 << 20)
     assert os.stat(path).st_mode & 0o077 == 0
     await asyncio.gather(*(put(store, "me", f"{store is first}-{i}") for i in range(20) for store in (first, second)))
     for i in range(20):
         assert (await second.get("me", f"True-{i}")).conversation() == ITEMS
         assert (await first.get("me", f"False-{i}")).conversation() == ITEMS
-    third = ResponseStore(path, 100, 1 << 20)  # as after a death: nobody has closed the file
+    third = ResponseStore(OwnFile(path), 100, 1 << 20)  # as after a death: nobody has closed the file
     await third.get("me", "True-0")
     for store in (first, second, third):
-        store.close()
+        _close(store)
 
 
 async def test_a_disk_that_is_gone_is_no_failure(tmp_path: Path) -> None:
     path = tmp_path / "responses.sqlite"
-    store = ResponseStore(str(path), 10, 1 << 20)
+    store = ResponseStore(OwnFile(str(path)), 10, 1 << 20)
     path.write_bytes(b"no database")
     path.with_name("responses.sqlite-wal").write_bytes(b"")
     await put(store, "me", "a")
-    store.close()
+    _close(store)
 
 
 async def test_a_full_disk_is_no_reason_not_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = response_store._open
+    opened = own_file._open
 
     def open_without_room(path: str) -> sqlite3.Connection:
         if path == ":memory:":
@@ -115,19 +121,19 @@ async def test_a_full_disk_is_no_reason_not_to_start(tmp_path: Path, monkeypatch
         error.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise error
 
-    monkeypatch.setattr(response_store, "_open", open_without_room)
-    store = ResponseStore(str(tmp_path / "responses.sqlite"), 10, 1 << 20)
+    monkeypatch.setattr(own_file, "_open", open_without_room)
+    store = ResponseStore(OwnFile(str(tmp_path / "responses.sqlite")), 10, 1 << 20)
     await put(store, "me", "a")
     assert await names(store, "me", "a") == "a"
-    store.close()
+    _close(store)
 
 
 def test_a_file_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--response-store"):
-        ResponseStore(str(tmp_path / "none" / "file"), 10, 1000)
+        ResponseStore(OwnFile(str(tmp_path / "none" / "file")), 10, 1000)
     (tmp_path / "text").write_text("this is no database" * 100)
     with pytest.raises(ConfigError, match="not a database"):
-        ResponseStore(str(tmp_path / "text"), 10, 1000)
+        ResponseStore(OwnFile(str(tmp_path / "text")), 10, 1000)
 
 
 def test_where_the_file_is(tmp_path: Path) -> None:
@@ -152,8 +158,9 @@ def test_a_response_is_its_key_s_alone(checkpoint: Path, sockets: Path, tmp_path
         assert post(live, "/v1/responses", body, **mine).status == 200
 
 
-def test_responses_are_there_after_a_restart(checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
-    options = {"response_store": str(tmp_path / "kept.sqlite")}
+@pytest.mark.parametrize("option", ["response_store", "data_dir"])
+def test_responses_are_there_after_a_restart(option: str, checkpoint: Path, sockets: Path, tmp_path: Path) -> None:
+    options = {option: str(tmp_path / "kept")}
     with live_server(checkpoint, sockets, frontend=options) as live:
         found = post(live, "/v1/responses", {"input": "Hello"}).json()
     with live_server(checkpoint, sockets, frontend=options) as live:

@@ -2,20 +2,17 @@
 
 import asyncio
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from openai.types.responses import Response as ClientResponse
 
-from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import error_of, get, post, send
-from tests.frontend.live_server import LiveServer, live_server
+from tests.frontend.live_server import LiveServer, made_server
 from tests.frontend.test_tools import CALL, TEMPLATE, THOUGHT
 
 TEXT = "Water runs down the pipe."
@@ -29,12 +26,8 @@ WEATHER: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def response_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = write_checkpoint(tmp_path_factory.mktemp("responses"), chat_template=TEMPLATE)
-    options = {"max_stored_responses": 4}
-    with (
-        tempfile.TemporaryDirectory(prefix="pst-") as sockets,
-        live_server(folder, Path(sockets), frontend=options) as live,
-    ):
+    folder, options = tmp_path_factory.mktemp("responses"), {"max_stored_responses": 4}
+    with made_server(folder, chat_template=TEMPLATE, frontend=options) as live:
         yield live
 
 
@@ -46,7 +39,7 @@ def live(response_server: LiveServer) -> LiveServer:
 
 @pytest.fixture
 def client(live: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 
@@ -237,7 +230,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [{"type": "function"}]}, "tools[0].function.name"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"background": True}, "background"),
+    ({"background": True, "store": False}, "background"),
     ({"truncation": "some"}, "truncation"),
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"max_tool_calls": 0}, "max_tool_calls"),
@@ -249,7 +242,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"include": ["made_up"]}, "include"),
     ({"metadata": {"a": 1}}, "metadata[...]"),
     ({"metadata": {"a" * 65: "x"}}, "metadata"),
-    ({"conversation": "c"}, "conversation"),
+    ({"conversation": "c", "previous_response_id": "r"}, "conversation"),
     ({"return_token_ids": True}, "return_token_ids"),
     ({"prompt_logprobs": 0}, "prompt_logprobs"),
     ({"prompt_logprobs": False}, "prompt_logprobs"),

@@ -17,6 +17,7 @@ from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTo
 from tests.frontend.checkpoint_folder import CHATML, write_checkpoint
 from tests.frontend.http_client import chat, complete, error_of, post
 from tests.frontend.live_server import LiveServer, live_server
+from tests.processes import children_named
 
 TRAPS = (
     "{% if messages[0].content == 'for ever' %}"
@@ -42,11 +43,6 @@ def trapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
             yield live
 
 
-def _text_processes() -> set[int]:
-    children = psutil.Process().children()
-    return {child.pid for child in children if "penstock-text" in "".join(child.cmdline()[:1])}
-
-
 @pytest.mark.parametrize(
     ("trap", "says"),
     [
@@ -67,9 +63,9 @@ def test_a_template_that_does_not_end_well(trapped: LiveServer, trap: str, says:
     code = "context_length_exceeded" if trap == "output" else "chat_template_error"
     assert (error["code"], error["param"]) == (code, "messages")
     assert says in error["message"]
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 60  # it would take a day
     assert chat(trapped).status == 200
-    for pid in _text_processes():  # nothing computes on
+    for pid in children_named("penstock-text"):  # nothing computes on
         assert psutil.Process(pid).cpu_percent(0.05) < 50
 
 
@@ -130,7 +126,7 @@ def test_templates_that_do_not_compile(source: str) -> None:
 def test_nothing_of_a_template_is_computed_when_it_is_read() -> None:
     began = time.monotonic()
     ChatTemplate("{{ 9 ** (9 ** 9) }}{{ 'x' * 10000000000 }}", {})
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60  # it would take years
 
 
 async def test_the_pool_outlives_what_it_kills(checkpoint: Path) -> None:

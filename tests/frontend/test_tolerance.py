@@ -1,6 +1,5 @@
 """What clients send to every server: accepted where it cannot change the answer, and said where it has no effect."""
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ import pytest
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.validation.chat import settings_for
-from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import HELLO, Response, chat, complete, error_of, events, get, post, send
-from tests.frontend.live_server import LiveServer, live_server
+from tests.frontend.live_server import LiveServer, live_server, made_server
 
 HEADER = "x-penstock-warning"
 CONTEXT = 512  # of the shared server's engine
@@ -70,6 +68,10 @@ IDLE: list[tuple[dict[str, Any], str]] = [
     ({"store": False}, ""),
     ({"service_tier": "auto"}, ""),
     ({"service_tier": "flex"}, "service_tier"),
+    ({"speculative": True}, "speculative"),
+    ({"speculative": {"num_speculative_tokens": 3, "method": "ngram"}}, "speculative"),
+    ({"speculative": False}, ""),
+    ({"speculative": {"num_speculative_tokens": 0}}, ""),
     ({"metadata": {"run": {"id": [1, None]}}}, ""),
     ({"safety_identifier": "a", "prompt_cache_key": "b", "prompt_cache_retention": "24h"}, ""),
 ]
@@ -168,6 +170,13 @@ def test_fingerprint_and_nulls(live: LiveServer) -> None:
     for ask in (chat, complete):
         found = events(ask(live, stream=True))[:-1]
         assert {event["system_fingerprint"] for event in found} == {whole["system_fingerprint"]}
+    response = post(live, "/v1/responses", {"input": "Hi", "max_output_tokens": 16}).json()
+    assert response["system_fingerprint"] == whole["system_fingerprint"]
+    version = get(live, "/version").json()
+    assert version["system_fingerprint"] == whole["system_fingerprint"]
+    assert set(version["system"]) >= {"weights", "kernels", "dtype", "ranks", "batch_invariant"}
+    cards = get(live, "/v1/models").json()["data"]
+    assert {card["system_fingerprint"] for card in cards} == {whole["system_fingerprint"]}
     assert (whole["prompt_logprobs"], whole["prompt_token_ids"]) == (None, None)
     assert whole["choices"][0]["message"]["reasoning"] is None
 
@@ -224,8 +233,7 @@ TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": 
 @pytest.fixture(scope="module")
 def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     source = "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}{{ messages[0].content }}"
-    folder = write_checkpoint(tmp_path_factory.mktemp("tokenize"), chat_template=source)
-    with tempfile.TemporaryDirectory(prefix="pst-") as sockets, live_server(folder, Path(sockets)) as live:
+    with made_server(tmp_path_factory.mktemp("tokenize"), chat_template=source) as live:
         yield live
 
 

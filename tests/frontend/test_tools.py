@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.core.config import ConfigError
 from penstock.core.config.flags import config_from
 from penstock.frontend.validation.tools import check_tool_choice
-from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
+from tests.frontend.checkpoint_folder import write_checkpoint
 from tests.frontend.fake_scheduler import prompt_ids
 from tests.frontend.http_client import HELLO, chat, error_of, events, get
-from tests.frontend.live_server import LiveServer, live_server
+from tests.frontend.live_server import LiveServer, live_server, made_server
 
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools> answer with <tool_call></tool_call>\n{% endif %}"
@@ -38,15 +37,15 @@ WEATHER: dict[str, Any] = {
     },
 }
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Tromsø"}}\n</tool_call>'
+SPECIAL = ("<think>", "</think>", "<tool_call>")
+"""Tokens that must not vanish from the text."""
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 
 
 @pytest.fixture(scope="module")
 def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    tokenizer = byte_level_tokenizer()
-    tokenizer.add_special_tokens(["<think>", "</think>", "<tool_call>"])  # special ones must not vanish
-    folder = write_checkpoint(tmp_path_factory.mktemp("tools"), tokenizer=tokenizer, chat_template=TEMPLATE)
-    with tempfile.TemporaryDirectory(prefix="pst-") as sockets, live_server(folder, Path(sockets)) as live:
+    folder = tmp_path_factory.mktemp("tools")
+    with made_server(folder, chat_template=TEMPLATE, special_tokens=SPECIAL) as live:
         yield live
 
 
@@ -58,7 +57,7 @@ def live(tool_server: LiveServer) -> LiveServer:
 
 @pytest.fixture
 def client(live: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 

@@ -15,16 +15,15 @@ from torch.nn import functional
 from penstock.core.checkpoint.check import check_checkpoint
 from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Layer, LearnedPositions, Norm
 from penstock.core.checkpoint.families import registry
-from penstock.core.checkpoint.families.decoders import decoder_family
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing.decoders import decoder_family
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.source import LoadError
 from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.attention import UNROTATED, Rotation
-from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.linear import Linear, PlainLinear
@@ -32,6 +31,8 @@ from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
 from penstock.ipc.messages import SamplingParams
+from penstock.kernels.activation import Activation
+from penstock.kernels.kv_quantization import KVScales
 from penstock.kernels.native.build import BuildError
 from penstock.kernels.native.build import build as build_library
 from penstock.kernels.native.library import Library, PackedLinear
@@ -168,6 +169,9 @@ class Coded(NamedTuple):
     def __call__(self, x: Tensor, step: ForwardInputs | None) -> Tensor:
         return functional.linear(x, self.codes.float()) * self.scales.T
 
+    def of_activation(self, x: Tensor, activation: Activation, step: ForwardInputs) -> Tensor:
+        return self(activation(x), step)
+
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
         return library.pack(self.weight(), interleaved=interleaved, rounds_inputs=rounds_inputs)
 
@@ -178,7 +182,7 @@ def with_products(stored: DecoderWeights, change: type[Coded] | None = None) -> 
     def changed(linear: Linear) -> Linear:
         return Coded.of(linear) if change else PlainLinear(Coded.of(linear).weight())
 
-    def changed_mlp(mlp: MLPBlock | ExpertsBlock) -> MLPBlock:
+    def changed_mlp(mlp: object) -> MLPBlock:
         assert isinstance(mlp, MLPBlock)
         return mlp._replace(gate_up=changed(mlp.gate_up), down=changed(mlp.down))
 
@@ -220,6 +224,9 @@ class Adapted(NamedTuple):
         is_adapted = torch.tensor([row in self.rows for row in step.rows.tolist()])
         chosen = is_adapted.repeat_interleave(step.query_start_loc.diff())[:, None]
         return self.base(x, step) + chosen * (x @ self.down.T @ self.up.T)
+
+    def of_activation(self, x: Tensor, activation: Activation, step: ForwardInputs) -> Tensor:
+        return self(activation(x), step)
 
     def pack(self, library: Library, *, interleaved: bool = False, rounds_inputs: bool = False) -> PackedLinear:
         raise NotImplementedError
@@ -269,6 +276,9 @@ class PlainAttention:
         rotation: Rotation | None,
         pages: LayerPages,
         q_scale: Tensor | None = None,
+        *,
+        writes: bool = True,
+        kv_scales: KVScales | None = None,
     ) -> Tensor:
         positions, cos_sin = rotation or UNROTATED
         return qk_norm_rope_write_reference(
@@ -280,6 +290,7 @@ class PlainAttention:
             pages.values,
             self._inputs.slot_mapping,
             q_scale,
+            writes=writes,
         )
 
     def attend(

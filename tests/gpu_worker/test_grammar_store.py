@@ -104,7 +104,7 @@ def test_idle_ones_are_bounded_in_number_and_bytes(folder: Path, monkeypatch: py
 
 def walk(folder: Path, row: GrammarRow, text: str) -> str:
     """Follow a text; the row's error, if it has one."""
-    words = np.zeros(9, dtype=np.int32)
+    words = np.zeros((1, 9), dtype=np.int32)
     for token_id in Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids:
         if error := row.fill(words, 259):
             return error
@@ -131,6 +131,21 @@ def test_a_full_automaton_is_made_anew(folder: Path, monkeypatch: pytest.MonkeyP
     generations = set()
     for _, row in zip(range(40), rows_over(folder, "[ab]*a[ab]{10}c", 300, monkeypatch), strict=False):
         assert walk(folder, row, "".join(draw.choices("ab", k=40))) == ""
+        generations.add(row._generation)
+    assert len(generations) > 1
+
+
+def test_looking_at_guesses_in_a_full_automaton_ends_no_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(0)
+    generations = set()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for _, row in zip(range(20), rows_over(folder, "[ab]*a[ab]{10}c", 300, monkeypatch), strict=False):
+        ids = tokenizer.encode("".join(draw.choices("ab", k=40)), add_special_tokens=False).ids
+        for i, token_id in enumerate(ids):
+            guesses = row.extend(ids[i : i + 4], 4, 259)
+            assert guesses == ids[i : i + len(guesses)]
+            assert row.fill(np.zeros((1 + len(guesses), 9), dtype=np.int32), 259, guesses) == ""
+            row._follow(token_id)
         generations.add(row._generation)
     assert len(generations) > 1
 

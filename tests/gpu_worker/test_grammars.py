@@ -8,24 +8,19 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
 from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.frontend.grammars.child import read_grammar
 from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.ipc.codec import deltas_of
 from penstock.ipc.messages import SamplingParams, SequenceDelta
-from tests.e2e.checkpoints import make_checkpoint
 from tests.gpu_worker.engine_in_process import Engine
 from tests.gpu_worker.random_schemas import Schema, random_schema
+from tests.gpu_worker.world import EOS, PROMPT, World
 
 NUM_SCHEMAS = int(os.environ.get("PENSTOCK_TEST_SCHEMAS", "200"))
 """2,000 take about ten times as long."""
 
-EOS = 2
-PROMPT = [1, 50, 60, 70]
 RECORD: Schema = {
     "type": "object",
     "properties": {
@@ -36,24 +31,6 @@ RECORD: Schema = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-
-
-class World:
-    """A random model with a tokenizer of one token per byte, and how grammars are read for it."""
-
-    def __init__(self, folder: Path) -> None:
-        make_checkpoint(folder)
-        self.folder = folder
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.vocabulary = grammar_vocabulary(open_checkpoint(folder))
-
-    def params(self, kind: str, grammar: Any, **options: Any) -> SamplingParams:
-        text = grammar if isinstance(grammar, str) else json.dumps(grammar)
-        defaults: dict[str, Any] = {"max_tokens": 1500, "temperature": 1.0, "stop_token_ids": (EOS,)}
-        return SamplingParams(grammar=read_grammar(self.vocabulary, kind, text).text, **(defaults | options))
-
-    def text(self, token_ids: list[int]) -> str:
-        return self.tokenizer.decode(token_ids)
 
 
 @pytest.fixture(scope="module")

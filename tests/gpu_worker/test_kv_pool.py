@@ -184,6 +184,14 @@ def test_dtype(wanted: str, checkpoint: str, device: str, flags: str, chosen: to
     assert choose_dtype(wanted, checkpoint, torch.device(device), flags) == chosen  # type: ignore[arg-type]
 
 
+def test_dtype_of_quantized_weights() -> None:
+    """Floats beside them are float16 in many checkpoints; and with float32 no product would be of integers."""
+    for checkpoint in ("bfloat16", "float16", "float32"):
+        assert choose_dtype("auto", checkpoint, torch.device("cpu"), "", is_quantized=True) == torch.bfloat16
+    assert choose_dtype("float32", "bfloat16", torch.device("cpu"), "", is_quantized=True) == torch.float32
+    assert choose_dtype("auto", "float16", torch.device("cuda"), "", is_quantized=True) == torch.float16
+
+
 def test_dtypes_that_are_refused() -> None:
     with pytest.raises(ConfigError, match="--dtype float16"):
         choose_dtype("float16", "float16", torch.device("cpu"), "")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from penstock.core.checkpoint.decoder import LatentAttention, Norm
-from penstock.core.checkpoint.families.rope import RopeConfig
 from penstock.core.checkpoint.model_config import KVShape
+from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.device import MemoryUse
 from penstock.gpu_worker.models import latent_attention
@@ -106,7 +106,7 @@ def test_memory_for_expanded_contexts_is_kept_free(tmp_path: Path) -> None:
     def budget(kv: KVShape) -> int:
         config = make_config(tmp_path, max_model_len=64, gpu_memory_utilization=0.5)
         model = cast(Model, SimpleNamespace(config=SimpleNamespace(kv=(kv,), max_model_len=64, num_layers=1)))
-        return pool_budget(config, model, torch.bfloat16, Measured(1))
+        return pool_budget(config, model, torch.bfloat16, torch.bfloat16, Measured(1))
 
     latent, plain = KVShape(1, 576, 0, None), KVShape(1, 576, 576, None)
     assert budget(plain) - budget(latent) == 2 * latent_attention.scratch_numbers(576) < 300 << 20

@@ -7,6 +7,7 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,13 +19,18 @@ from torch import Tensor
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import expected_tensors
 from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.shards.shard import shard_of
 from penstock.core.checkpoint.source import LoadError
+from penstock.core.checkpoint.weights import Ranges
 from penstock.core.config import ConfigError
+from penstock.core.config.ranks import Place
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderModel
 from penstock.gpu_worker.models.linear import Embedding, Linear, PlainEmbedding, PlainLinear
-from penstock.gpu_worker.models.loader import dummy_model, load_model, load_model_config
+from penstock.gpu_worker.models.loading import random_weights
+from penstock.gpu_worker.models.loading.loader import dummy_model, load_model, load_model_config
+from penstock.gpu_worker.models.loading.stored import part_of
 from penstock.kernels.native.build import BuildError, build
 from penstock.kernels.native.library import Library
 from tests.gpu_worker.checkpoints import attention_of, edit_config
@@ -51,7 +57,7 @@ def plain(linear: Linear | None) -> PlainLinear:
     return linear
 
 
-def rows(embedding: Embedding) -> torch.Tensor:
+def rows(embedding: Embedding | None) -> torch.Tensor:
     assert isinstance(embedding, PlainEmbedding)
     return embedding.weight
 
@@ -129,7 +135,9 @@ def test_bf16_weights_are_in_memory_once(folder: Path, leaves_long_steps: bool) 
     made = sum(storage.nbytes() for at, storage in large_tensors().items() if at not in before)
     num_parameters = sum(math.prod(shape) for shape in (expected_tensors(config) or {}).values())
     assert round(made / (2 * num_parameters)) == 1  # but for norms and padding
-    assert model.kernels == "native"
+    assert (model.kernels, model.is_batch_invariant) == (
+        ("native+torch", False) if leaves_long_steps else ("native", True)
+    )
 
 
 def large_tensors() -> dict[int, torch.UntypedStorage]:
@@ -170,6 +178,49 @@ def test_dummy_weights_are_the_same_each_time(folder: Path) -> None:
     assert plain(attention_of(first.layers[0]).qkv).weight.shape == ((4 + 2 * 2) * 16, 64)
     assert plain(attention_of(first.layers[0]).qkv).weight.std() > 0
     assert torch.equal(final_norm(first), torch.ones(64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranges", "num_tiles"),
+    [
+        ((21,), [((3, 5), (9, 20))], 3),
+        ((9, 21), [None, ((8, 16),)], 3),
+        ((9, 21), [((4, 8),), None], 3),
+        ((9, 21), [((1, 2), (7, 9)), ((5, 9), (20, 21))], 9),
+        ((3, 9, 21), [((0, 1), (2, 3)), ((0, 4),), ((0, 8),)], 2),
+        ((3, 9, 21), [], 27),
+    ],
+)
+def test_a_part_of_random_weights_is_as_in_the_whole(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], ranges: list[Ranges | None], num_tiles: int
+) -> None:
+    """And no more of it is drawn than the tiles that the part is in."""
+    monkeypatch.setattr(random_weights, "_TILE", (4, 8))
+    weights = random_weights.RandomWeights({"one": shape, "a.norm.weight": shape}, torch.float32, CPU.torch_device)
+    whole = weights.read("one")
+    assert len(whole.unique()) == whole.numel(), "no two tiles are alike"
+    assert torch.equal(weights.read("a.norm.weight"), torch.ones(shape))
+    drawn = 0
+
+    def seed(of_tile: int, its: torch.Generator = weights._generator) -> torch.Generator:
+        nonlocal drawn
+        drawn += 1
+        return its.manual_seed(of_tile)
+
+    monkeypatch.setattr(weights, "_generator", SimpleNamespace(manual_seed=seed))
+    assert torch.equal(weights.read("one", ranges), part_of(whole, ranges))
+    assert drawn == num_tiles
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_ranks_make_parts_of_the_same_dummy_weights(folder: Path, rank: int) -> None:
+    config, ranks = load_model_config(folder), SimpleNamespace(place=Place(rank, 2), all_reduce=None)
+    whole = dummy_model(config, torch.float32, CPU)
+    its = dummy_model(shard_of(config, ranks.place), torch.float32, CPU, ranks)
+    assert isinstance(whole, DecoderModel)
+    assert isinstance(its, DecoderModel)
+    of_whole, of_rank = (plain(mlp(model, 1).down).weight for model in (whole, its))
+    assert torch.equal(of_rank, of_whole.chunk(2, dim=1)[rank])
 
 
 def test_pickled_weights_are_refused(folder: Path) -> None:
@@ -244,7 +295,7 @@ def test_mis_shaped_tensors(folder: Path) -> None:
 
 def test_integer_tensors(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}))
-    with pytest.raises(LoadError, match="quantized weights"):
+    with pytest.raises(LoadError, match="of type I8"):
         load(folder)
 
 

@@ -19,8 +19,8 @@ from penstock.core.checkpoint.decoder import (
     QueryGrowth,
     Router,
 )
-from penstock.core.checkpoint.families.rope import RopeConfig
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.gpu_worker.models.decoder import DecoderModel
 from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.gpu_worker.models.native_program import lacking

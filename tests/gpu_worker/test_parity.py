@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from penstock.gpu_worker.models.loader import load_model_config
+from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.state.kv_pool import page_groups
 from penstock.ipc.messages import SamplingParams
 from tests.gpu_worker.checkpoints import CONFIGS, TRAINED_LEN, greedy_errors, prompts

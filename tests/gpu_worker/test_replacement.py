@@ -84,7 +84,7 @@ from penstock.gpu_worker.startup import replacement, start
 from penstock.gpu_worker.state import kv_pool
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
 
-def no_page_fits(*_):
+def no_page_fits(*_, **__):
     raise NoMemoryError("no KV page fits")
 
 start.plan_pool = no_page_fits

@@ -8,9 +8,9 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.families.rope import RopeConfig
+from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.gpu_worker.devices.cpu import CpuDevice
-from penstock.gpu_worker.models.loader import load_model_config
+from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.models.rope import Rope, cos_sin_table, inverse_frequencies
 from tests.gpu_worker.checkpoints import TRAINED_LEN
 from tests.gpu_worker.conftest import Checkpoint

@@ -10,7 +10,7 @@ from penstock.core.checkpoint.source import Checkpoint as Source
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.decoder import DecoderModel
-from penstock.gpu_worker.models.loader import load_model
+from penstock.gpu_worker.models.loading.loader import load_model
 from penstock.gpu_worker.startup import start
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.native.build import BuildError, build
@@ -24,7 +24,7 @@ SEEDED = SamplingParams(max_tokens=8, temperature=0.9, top_k=20, top_p=0.9, seed
 TOLD = SamplingParams(max_tokens=8, temperature=0.9, seed=4, num_logprobs=2, prompt_logprobs=1)
 
 
-def load_for_torch(source: Source, config: ModelConfig, dtype: torch.dtype, device: Device) -> DecoderModel:
+def load_for_torch(source: Source, config: ModelConfig, dtype: torch.dtype, device: Device, *_: object) -> DecoderModel:
     """A model that has no use for the native kernels, which the device offers nevertheless."""
     assert device.library is not None
     model = load_model(source, config, dtype, CpuDevice(1))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from penstock.core.checkpoint.families.by_transformers import architectures
+from penstock.core.checkpoint.parsing.by_transformers import architectures
 from penstock.core.config import ConfigError
 from penstock.ipc.messages import SamplingParams
 from tests.gpu_worker.checkpoints import greedy_errors, prompts

@@ -14,7 +14,7 @@ from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.gpu_worker.steps.model_runner import ModelRunner
-from penstock.gpu_worker.worker_loop import _LOOK_AT_GRAMMARS_MS, EXIT_REFUSED, run_worker
+from penstock.gpu_worker.worker_loop import _LOOK_MS, EXIT_REFUSED, run_worker
 from penstock.ipc.messages import (
     GrammarPrepared,
     Heartbeat,
@@ -84,7 +84,7 @@ class Scripted:
 
     def receive(self, timeout_ms: int | None = None) -> Any:
         assert timeout_ms is not None
-        if timeout_ms == _LOOK_AT_GRAMMARS_MS:
+        if timeout_ms == _LOOK_MS:
             time.sleep(timeout_ms / 1000)
         return self._script.popleft()
 
@@ -208,7 +208,7 @@ def run_timed(monkeypatch: pytest.MonkeyPatch, *seconds: float, rank: int = 0) -
     device = TimedDevice(*seconds)
     channel = TimedChannel(device, len(seconds))
     monkeypatch.setattr("penstock.gpu_worker.worker_loop.monotonic", lambda: device.now)
-    hello = msgspec.structs.replace(HELLO, rank=rank, num_ranks=2)
+    hello = msgspec.structs.replace(HELLO, rank=rank, num_ranks=2, answers=rank == 0)
     assert run_worker(cast(ModelRunner, device), channel, hello, heartbeat_ms=100) == EXIT_REFUSED
     return device, channel
 

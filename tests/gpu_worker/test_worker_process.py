@@ -33,6 +33,7 @@ from penstock.ipc.messages import (
     WorkerFailed,
     WorkerHello,
 )
+from tests.faults.soak import only_in_soak
 from tests.gpu_worker.checkpoints import edit_config, make_checkpoint
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import make_config
@@ -184,6 +185,7 @@ def test_a_signal_ends_it_with_0(
     assert peer.ended()[0] == 0
 
 
+@only_in_soak
 def test_a_profile_is_written_when_it_ends_early(
     checkpoint: Callable[..., Checkpoint], start_worker: StartWorker, tmp_path: Path
 ) -> None:

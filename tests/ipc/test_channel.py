@@ -56,7 +56,7 @@ class Inbox:
         self._changed.set()
 
     async def wait(self, count: int) -> list[FromFrontend]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(self.messages) < count:
                 self._changed.clear()
                 await self._changed.wait()
@@ -85,7 +85,7 @@ async def test_messages_go_both_ways(context: Context, folder: Path, transport: 
         peer = inbox.messages[0][0]
         assert peer.startswith(b"frontend-0.")
         assert router.send(peer, EngineNotReady("starting"))
-        assert await asyncio.wait_for(answers.get(), 5) == EngineNotReady("starting")
+        assert await asyncio.wait_for(answers.get(), 60) == EngineNotReady("starting")
         dealer.close()
         dealer.close()
 
@@ -154,10 +154,10 @@ async def test_a_plain_loop_talks_to_an_event_loop(context: Context, folder: Pat
 
     thread = threading.Thread(target=worker)
     thread.start()
-    assert await asyncio.wait_for(results.get(), 5) == Heartbeat()
+    assert await asyncio.wait_for(results.get(), 60) == Heartbeat()
     assert router.send(peers[0], Welcome(1))
     assert router.send(peers[0], StepPlan(7, b"", b"", b"", b""))
-    assert await asyncio.wait_for(results.get(), 5) == StepResult(7, b"\1\0\0\0")
+    assert await asyncio.wait_for(results.get(), 60) == StepResult(7, b"\1\0\0\0")
     await asyncio.to_thread(thread.join)
     router.close()
 

@@ -65,12 +65,13 @@ async def test_who_has_the_keys_is_heard_and_answered_and_nobody_else(context: C
         raw.curve_publickey, raw.curve_secretkey = halves
         raw.curve_serverkey = keys.public
         raw.connect(address)
-        raw.send(Codec(ToFrontend).encode(AbortRequest("intruder")))
+        with contextlib.suppress(zmq.Again):  # where it has been turned away already
+            raw.send(Codec(ToFrontend).encode(AbortRequest("intruder")), zmq.NOBLOCK)
         await asyncio.sleep(0.5)
         ours: Dealer[ToFrontend] = Dealer(context, address, "f", Codec(ToFrontend), answers.put_nowait, keys)
         ours.send(AbortRequest("wanted"))
-        assert await asyncio.wait_for(heard.get(), 10) == AbortRequest("wanted")
-        assert await asyncio.wait_for(answers.get(), 10) == Heartbeat()
+        assert await asyncio.wait_for(heard.get(), 60) == AbortRequest("wanted")
+        assert await asyncio.wait_for(answers.get(), 60) == Heartbeat()
         assert heard.empty()
         raw.close()
         for stranger in (*strangers, ours):
@@ -82,9 +83,10 @@ async def test_nothing_can_be_read_on_the_way(context: Context, tmp_path: Path) 
     passed = bytearray()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while chunk := await reader.read(1 << 16):
-            passed.extend(chunk)
-            writer.write(chunk)
+        with contextlib.suppress(ConnectionError):  # who leaves with bytes unread resets the connection
+            while chunk := await reader.read(1 << 16):
+                passed.extend(chunk)
+                writer.write(chunk)
         writer.close()
 
     async with listening(context, keys) as (address, heard):
@@ -92,7 +94,7 @@ async def test_nothing_can_be_read_on_the_way(context: Context, tmp_path: Path) 
         async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             onward = await asyncio.open_connection("127.0.0.1", int(address.rsplit(":", 1)[1]))
             await asyncio.gather(copy(reader, onward[1]), copy(onward[0], writer))
-            await asyncio.gather(onward[1].wait_closed(), writer.wait_closed())
+            await asyncio.gather(onward[1].wait_closed(), writer.wait_closed(), return_exceptions=True)
             ended.set()
 
         ended = asyncio.Event()
@@ -102,9 +104,9 @@ async def test_nothing_can_be_read_on_the_way(context: Context, tmp_path: Path) 
                 context, f"tcp://127.0.0.1:{port}", "f", Codec(ToFrontend), lambda _: None, keys
             )
             dealer.send(AbortRequest(SECRET_TEXT))
-            assert await asyncio.wait_for(heard.get(), 10) == AbortRequest(SECRET_TEXT)
+            assert await asyncio.wait_for(heard.get(), 60) == AbortRequest(SECRET_TEXT)
             dealer.close()
-            await asyncio.wait_for(ended.wait(), 10)
+            await asyncio.wait_for(ended.wait(), 60)
     assert len(passed) > 200
     assert SECRET_TEXT.encode() not in passed
 

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.kernels.paged_attention_cpu import first_seen
+
 
 @dataclass(frozen=True)
 class AttentionCase:
@@ -49,7 +51,7 @@ def make_inputs(case: AttentionCase, device: str = "cpu", seed: int = 0) -> Atte
     for b, (query_len, seq_len) in enumerate(case.lens):
         pages = order[used : used + counts[b]]
         used += counts[b]
-        first = 0 if case.window is None else max(0, seq_len - query_len + 1 - case.window) // page
+        first = first_seen(seq_len - query_len, case.window) // page
         table[b, first : counts[b]] = torch.tensor(pages[first:], dtype=torch.int32)
         for i, page_id in enumerate(pages[first:], first):
             filled = min(page, seq_len - i * page)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from triton.runtime import interpreter
 
-from penstock.kernels.triton.sampling import larger_or_nan
+from penstock.kernels.triton.sampling.sampling import larger_or_nan
 
 
 def speed_up_interpreter() -> None:

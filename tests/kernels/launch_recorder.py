@@ -23,6 +23,8 @@ TYPES = {
     torch.bfloat16: "bf16",
     torch.int32: "i32",
     torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.int8: "i8",
 }
 
 
@@ -63,7 +65,7 @@ def describe(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Laun
     for i, param in enumerate(kernel.params):
         value = bound[param.name]
         is_one = type(value) is int and value == 1 and not param.do_not_specialize
-        if param.is_constexpr or is_one:
+        if param.is_constexpr or is_one or value is None:
             signature[param.name] = "constexpr"
             constants[(i,)] = value
             continue

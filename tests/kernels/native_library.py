@@ -8,17 +8,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.kernels.kv_quantization import PageLayout
 from penstock.kernels.native import build
-from penstock.kernels.native.experts import PackedExperts, routing_struct
-from penstock.kernels.native.latent import PackedLatents
-from penstock.kernels.native.library import UNIT, Library
+from penstock.kernels.native.attention.latents import PackedLatents
+from penstock.kernels.native.experts.packed import PackedExperts, routing_struct
+from penstock.kernels.native.library import UNIT, Library, PackedLinear
+from penstock.kernels.native.program import kv_kind
 from penstock.kernels.routing import Routing
 
 
 def load_library(num_threads: int) -> Library:
-    """With helpers that take part however little there is to do; skips where there is no compiler."""
+    """With helpers that take part however little there is to do, and products of bf16 on any processor.
+
+    Skips where there is no compiler.
+    """
     try:
-        return Library(build.build(), num_threads, worth_waking=0)
+        library = Library(build.build(), num_threads, worth_waking=0)
+        library.multiplies_bf16 = True
+        return library
     except build.BuildError as error:
         pytest.skip(str(error))
 
@@ -35,13 +42,15 @@ class _Shape(ctypes.Structure):  # AttentionShape in attention.h
         ("value_dim", c_int32),
         ("softcap", c_float),
         ("sinks", c_void_p),
+        ("head_bytes", c_int32),
     )
 
 
 class _Rows(ctypes.Structure):  # AttentionRows in attention.h
     _fields_ = (
         *((name, c_int32) for name in ("num_rows", "page_table_stride")),
-        *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "page_table", "table_rows")),
+        *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "page_table", "table_rows", "paths")),
+        ("path_stride", c_int32),
     )
 
 
@@ -59,22 +68,28 @@ def native_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     value_dim: int = 0,
+    layout: PageLayout | None = None,
+    paths: Tensor | None = None,
 ) -> Tensor:
-    """As `paged_attention`, but v_pages [num_pages, Hk, page_size, Dv] may have another size, or be the first
+    """As `paged_attention`, but plain v_pages [num_pages, Hk, page_size, Dv] may have another size, or be the first
     `value_dim` numbers of the keys; q and the result are fp32.
     """
     _, num_q_heads, head_dim = q.shape
-    value_dim = value_dim or (head_dim if v_pages is None else v_pages.shape[3])
+    value_dim = value_dim or (head_dim if v_pages is None or layout is not None else v_pages.shape[3])
     pages = (k_pages,) if v_pages is None else (k_pages, v_pages)
     assert q.dtype == torch.float32
     assert all(tensor.is_contiguous() for tensor in (q, page_table, *pages))
-    shape = _Shape(num_q_heads, k_pages.shape[1], head_dim, k_pages.shape[2], window or 0, scale, value_dim, softcap)
+    page_size, head_bytes = (k_pages.shape[2], 0) if layout is None else (layout.page_size, k_pages.shape[2])
+    shape = _Shape(num_q_heads, k_pages.shape[1], head_dim, page_size, window or 0, scale, value_dim, softcap)
+    shape.head_bytes = head_bytes
     shape.sinks = None if sinks is None else sinks.data_ptr()
     tables = (tensor.data_ptr() for tensor in (query_start_loc, seq_lens, page_table))
     rows = _Rows(seq_lens.shape[0], page_table.stride(0), *tables)
+    if paths is not None:
+        rows.paths, rows.path_stride = paths.data_ptr(), paths.stride(0)
     out = torch.full((q.shape[0], num_q_heads, value_dim), torch.nan)
     library.functions.penstock_attention(
-        *(ctypes.byref(shape), pointer(k_pages), pointer(v_pages), c_int32(k_pages.dtype == torch.bfloat16)),
+        *(ctypes.byref(shape), pointer(k_pages), pointer(v_pages), c_int32(kv_kind(k_pages, layout))),
         *(ctypes.byref(rows), pointer(q), c_int32(q.stride(0)), pointer(out), c_int32(out.stride(0))),
     )
     return out
@@ -93,14 +108,28 @@ def native_route(
     return ids, weights
 
 
-def native_experts(library: Library, experts: PackedExperts, x: Tensor) -> Tensor:
-    """fp32 [T, H] -> fp32 [T, H]"""
+def native_linear(library: Library, linear: PackedLinear, x: Tensor) -> Tensor:
+    """fp32[T, K] -> fp32[T, num_packed], in the order in which outputs are packed"""
+    padded = functional.pad(x, (0, -x.shape[1] % UNIT))
+    packed, out = torch.empty(len(x), linear.packed_width), torch.full((len(x), linear.num_packed), torch.nan)
+    library.functions.penstock_linear(
+        *(ctypes.byref(linear.struct), pointer(padded), c_int32(padded.shape[1]), c_int32(len(x))),
+        *(pointer(packed), pointer(out), c_int32(out.shape[1])),
+    )
+    return out
+
+
+def native_experts(
+    library: Library, experts: PackedExperts, x: Tensor, turns: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """fp32 [T, H] -> fp32 [T, H]; `turns`: ids int32[T] and positions int64[T]."""
     num_tokens, hidden = x.shape
     padded = functional.pad(x, (0, -hidden % UNIT))
     packed, out = torch.empty_like(padded), torch.full_like(padded, torch.nan)
     stride = c_int32(padded.shape[1])
     library.functions.penstock_experts(
         *(ctypes.byref(experts.struct), pointer(padded), stride, c_int32(num_tokens)),
+        *(map(pointer, turns) if turns is not None else (None, None)),
         *(pointer(packed), pointer(out), stride),
     )
     return out[:, :hidden]

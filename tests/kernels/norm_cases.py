@@ -38,6 +38,7 @@ class QKCase(NamedTuple):
     each_head: bool = False  # a weight for each head
     follow_rope: bool = False
     grows: bool = False
+    norms_v: bool = False
     dtype: torch.dtype = torch.float32
 
 
@@ -60,6 +61,8 @@ QK_CASES = [
     QKCase(4, 4, 80, 32, q_norm="layer", k_norm="layer"),  # Phi
     QKCase(4, 1, 32, 8, q_norm="bare layer", k_norm="bare layer", spans_all=True, follow_rope=True),
     QKCase(2, 1, 256, 128, q_norm="gemma", k_norm="gemma"),
+    QKCase(2, 1, 32, 8, q_norm="llama", k_norm="llama", norms_v=True),  # Gemma 4
+    QKCase(3, 2, 80, 80, norms_v=True),
 ]
 
 
@@ -85,6 +88,7 @@ def make_qk_inputs(case: QKCase, with_positions: bool, device: str = "cpu", num_
         of_heads(case.k_norm, case.num_kv_heads),
         case.spans_all,
         case.follow_rope,
+        NormWeights(eps=1e-3) if case.norms_v else None,
     )
     q_scale = torch.rand(num_tokens, device=device) + 1 if case.grows else None
     return QKInputs((qkv, positions, cos_sin if case.rotary_dim else None, norms), q_scale)

@@ -17,24 +17,30 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from penstock.kernels.kv_quantization import KV_FORMATS, PageLayout
 from penstock.kernels.norms import NormWeights
 from penstock.kernels.qk_norm_rope_write import QKNorms
 from penstock.kernels.routing import Routing
 from penstock.kernels.sampling_state import SamplingNeeds, SamplingState
-from penstock.kernels.triton import device, latent_attention, latent_expanded, paged_attention
+from penstock.kernels.triton import device
 from penstock.kernels.triton.activation import activation_triton, gated_activation_triton
+from penstock.kernels.triton.attention import paged_attention
 from penstock.kernels.triton.copy_pages import copy_pages_triton
 from penstock.kernels.triton.experts import group_rows_triton, grouped_linear_triton, sum_of_experts_triton
-from penstock.kernels.triton.latent_write import latent_write_triton
+from penstock.kernels.triton.latents import attention as latent_attention
+from penstock.kernels.triton.latents import expanded as latent_expanded
+from penstock.kernels.triton.latents.write import latent_write_triton
 from penstock.kernels.triton.norms import add_norm_triton, norm_triton
 from penstock.kernels.triton.prepare_inputs import prepare_inputs_triton
 from penstock.kernels.triton.qk_norm_rope_write import qk_norm_rope_write_triton
+from penstock.kernels.triton.quantized import linear as quantized_linear
 from penstock.kernels.triton.routing import route_triton
 from penstock.kernels.triton.row_updates import write_runs_triton
-from penstock.kernels.triton.sampling import sample_triton
-from penstock.kernels.triton.top_logprobs import top_logprobs_triton
+from penstock.kernels.triton.sampling.sampling import sample_triton
+from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton
 from tests.faults.soak import IS_SOAK
 from tests.kernels.launch_recorder import Launch, Resources, compile_launch, recording
+from tests.kernels.quantized_launches import launch_quantized
 
 
 class ModelShape(NamedTuple):
@@ -54,6 +60,8 @@ MODELS = {
     "Qwen3-8B": ModelShape(32, 8, 128, 4096, 12288, 151936, True, None),
     "Mistral-7B": ModelShape(32, 8, 128, 4096, 14336, 32000, False, 4096),
 }
+ON_80 = ("Llama-3.1-8B", "Qwen3-0.6B", "gpt-oss-20b", "DeepSeek-V2")
+"""What is compiled for sm_80 by default."""
 CAPABILITIES = {
     80: device.DeviceFacts(108, (8, 0)),
     86: device.DeviceFacts(84, (8, 6)),  # attention alone: nothing else comes near its shared memory
@@ -84,12 +92,18 @@ ODD = {
     "head_dim 256": ModelShape(8, 4, 256, 2304, 9216, 256000, False, 4096),
     "softcap 128": ModelShape(32, 16, 128, 4608, 36864, 256000, False, 4096),
     "head_dim 80": ModelShape(32, 32, 80, 2560, 10240, 51200, False, None),
+    "chunks": ModelShape(40, 8, 128, 5120, 8192, 202048, False, -8192),
     "group 7": ModelShape(14, 2, 64, 896, 4864, 151936, False, None),
     "group 71": ModelShape(71, 1, 64, 4544, 18176, 65024, False, None),
 }
 ODD_ON = {"head_dim 256": (86, 90), "softcap 128": (80, 90), "group 71": (86,)}
 """Where they are compiled by default, which takes seconds for each; the others for 90."""
-HEAD_SIZES = (32, 64, 80, 96, 112, 128, 192, 256)
+QUANTIZED: dict[str, dict[int, tuple[str, ...]]] = {
+    "Llama-3.1-8B": {80: ("fp8_e4m3",), 90: ("int8", "int4")},
+    "head_dim 256": {86: ("int8",), 90: ("int4",)},
+}
+"""Formats of quantized KV that are compiled by default, which takes seconds for each."""
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 192, 256, 512)
 # kv_rank 512, 64 rotated numbers, and per head (heads, nope_dim, v_dim).
 LATENT = {
     "DeepSeek-V2-Lite": (16, 128, 128),
@@ -106,29 +120,45 @@ def ints(*shape: int) -> torch.Tensor:
     return meta(*shape, dtype=torch.int32)
 
 
-def launch_attention(shape: ModelShape, page_size: int = 16, extras: bool = False) -> None:
-    kv = meta(4, 2, 4096, shape.num_kv_heads, page_size, shape.head_dim)
+def kv_pages(shape: ModelShape, layout: PageLayout | None, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A layer's keys and values."""
+    if layout is None:
+        kv = meta(4, 2, 4096, shape.num_kv_heads, page_size, shape.head_dim)
+    else:
+        kv = meta(4, 2, 4096, shape.num_kv_heads, layout.used_bytes, dtype=torch.uint8)
+    return kv[1, 0], kv[1, 1]
+
+
+def launch_attention(shape: ModelShape, page_size: int = 16, extras: bool = False, kv_format: str = "") -> None:
+    layout = PageLayout(KV_FORMATS[kv_format], page_size, shape.head_dim) if kv_format else None
+    pages = kv_pages(shape, layout, page_size)
     # One row splits its context, 256 do not.
-    for batch, query_len in ((1, 1), (4, 512)) if extras else ((1, 1), (256, 1), (4, 512)):
+    for batch, query_len in ((1, 1), (4, 512)) if extras or kv_format else ((1, 1), (256, 1), (4, 512)):
         # The launch for single-query rows of a mixed batch is that of a decode batch.
         q = meta(batch * query_len, shape.num_q_heads, shape.head_dim)
         paged_attention.paged_attention_triton(
-            q, kv[1, 0], kv[1, 1], ints(batch, 512), ints(batch + 1), ints(batch),
+            q, *pages, ints(batch, 512), ints(batch + 1), ints(batch),
             scale=0.1, max_query_len=query_len, max_seq_len=8192, window=shape.window,
             softcap=30.0 if extras else 0.0, sinks=meta(shape.num_q_heads, dtype=torch.float32) if extras else None,
+            layout=layout,
         )  # fmt: skip
 
 
-def launch_rest(shape: ModelShape) -> None:
+def launch_write(shape: ModelShape, kv_format: str = "") -> None:
     heads = shape.num_q_heads + 2 * shape.num_kv_heads
     head_norm = NormWeights(meta(shape.head_dim)) if shape.qk_norm else None
     norms = QKNorms(head_norm, head_norm)
-    kv = meta(4, 2, 4096, shape.num_kv_heads, 16, shape.head_dim)
+    layout = PageLayout(KV_FORMATS[kv_format], 16, shape.head_dim) if kv_format else None
+    pages = kv_pages(shape, layout, 16)
     cos_sin = meta(8192, shape.head_dim, dtype=torch.float32)
     for tokens in (1, 4096):
         positions = meta(tokens, dtype=torch.int64)
         qkv = meta(tokens, heads * shape.head_dim)
-        qk_norm_rope_write_triton(qkv, positions, cos_sin, norms, kv[0, 0], kv[0, 1], positions)
+        qk_norm_rope_write_triton(qkv, positions, cos_sin, norms, *pages, positions, layout=layout)
+
+
+def launch_rest(shape: ModelShape) -> None:
+    launch_write(shape)
     x = meta(16, shape.hidden)
     weights = NormWeights(meta(shape.hidden))
     norm_triton(x, weights)
@@ -150,6 +180,7 @@ def launch_experts(shape: ExpertsShape) -> None:
         rows = grouped_linear_triton(meta(tokens, shape.hidden), grouped, gate_up, biases[0], of_tokens=True)
         rows = grouped_linear_triton(rows[:, : shape.size].contiguous(), grouped, down, biases[1])
         sum_of_experts_triton(rows, grouped, weights)
+        sum_of_experts_triton(rows, group_rows_triton(ids, shape.num_experts, are_some=True), weights)
 
 
 def launch_latent(num_heads: int, nope_dim: int, v_dim: int) -> None:
@@ -204,27 +235,36 @@ def launch_sampling(vocab: int) -> None:
 def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
     jobs: dict[tuple[int, str], Launch] = {}
     for capability, facts in CAPABILITIES.items():
-        for module in (paged_attention, latent_attention, latent_expanded):
+        for module in (paged_attention, latent_attention, latent_expanded, quantized_linear):
             monkeypatch.setattr(module, "device_facts", functools.partial(lambda facts, _: facts, facts))
         with recording(monkeypatch.setattr) as launches:
             for name, shape in ODD.items():
                 if IS_SOAK or capability in ODD_ON.get(name, (90,)):
                     launch_attention(shape, page_size=64, extras=True)
+            for name, shape in (MODELS | ODD).items():
+                formats = KV_FORMATS if IS_SOAK else QUANTIZED.get(name, {}).get(capability, ())
+                for kv_format in formats:
+                    launch_attention(shape, 64 if name in ODD else 16, name in ODD, kv_format)
+                    launch_write(shape, kv_format)
             for size in HEAD_SIZES if IS_SOAK else ():
-                for window, extras in product((None, 1024), (False, True)):
+                for window, extras in product((None, 1024, -8192), (False, True)):
                     launch_attention(ModelShape(16, 2, size, 0, 0, 0, False, window), extras=extras)
             if capability == 86:
                 jobs.update({(capability, launch.key): launch for launch in launches})
                 continue
-            for shape in MODELS.values():
-                launch_attention(shape)
-                launch_rest(shape)
-            for mixture in MIXTURES.values():
-                launch_experts(mixture)
+            is_whole = IS_SOAK or capability == 90
+            for name, shape in MODELS.items():
+                if is_whole or name in ON_80:
+                    launch_attention(shape)
+                    launch_rest(shape)
+            for name, mixture in MIXTURES.items():
+                if is_whole or name in ON_80:
+                    launch_experts(mixture)
             for name, sizes in LATENT.items():
                 if capability == 90 or name == "DeepSeek-V2-Lite":
                     launch_latent(*sizes)
             launch_shapeless()
+            launch_quantized()
             launch_sampling(151936)
         jobs.update({(capability, launch.key): launch for launch in launches})
     return jobs
@@ -274,7 +314,8 @@ def test_shared_memory_in_bounds(resources: dict[tuple[int, str], Resources], ca
 @pytest.mark.timeout(600)
 def test_every_kernel_is_compiled(resources: dict[tuple[int, str], Resources]) -> None:
     folder = Path(device.__file__).parent
-    defined = set(re.findall(r"^def (\w+_kernel)\(", "".join(f.read_text() for f in folder.glob("*.py")), re.MULTILINE))
+    source = "".join(file.read_text() for file in folder.rglob("*.py"))
+    defined = set(re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE))
     assert len(defined) > 10
     for capability in (80, 90):
         assert {key.split()[0] for at, key in resources if at == capability} == defined

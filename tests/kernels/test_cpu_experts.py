@@ -12,6 +12,7 @@ from penstock.kernels.experts import (
     sum_of_experts,
     sum_of_experts_reference,
 )
+from penstock.kernels.held_experts import held_experts
 from tests.kernels.tolerances import assert_near
 
 E, K = 6, 3
@@ -83,3 +84,28 @@ def test_shapes_are_checked() -> None:
             grouped_linear(x, grouped, weight, of_tokens=of_tokens)
     with pytest.raises(ValueError, match="does not fit 6 rows"):
         sum_of_experts(torch.zeros(2, 8), grouped)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ranks_compute_each_row_once(num_tokens: int, dtype: torch.dtype) -> None:
+    """Each rank its own experts, some of which have copies: the parts add up to the whole, and so do counts."""
+    ids, x = some_ids(num_tokens), torch.randn(num_tokens, 24).to(dtype)
+    up, down = (torch.randn(E, 20, 24) / 5).to(dtype), (torch.randn(E, 24, 20) / 5).to(dtype)
+    weights, turns = torch.rand(num_tokens, K), torch.randint(0, 1000, (num_tokens,))
+    ranks_of = ((0,), (0, 1, 2), (1,), (1, 2), (2,), (0,))
+    total, counted = torch.zeros(num_tokens, 24), torch.zeros(E, dtype=torch.int64)
+    for rank in range(3):
+        held = held_experts(rank, ranks_of, torch.device("cpu"))
+        here = [expert for expert, ranks in enumerate(ranks_of) if rank in ranks]
+        numbers = held.counted(ids, turns)
+        assert torch.equal(numbers < held.num_held, held.ranks_of(ids, turns) == rank)
+        counted[here] += held.tokens[:-1]
+        grouped = group_rows(numbers, held.num_held, are_some=True)
+        assert grouped.rows.shape[0] == int((numbers < held.num_held).sum()), "others' rows are not computed"
+        inner = grouped_linear(x, grouped, up[here], of_tokens=True)
+        total += sum_of_experts(grouped_linear(inner, grouped, down[here]), grouped, weights).float()
+    every = x[:, None].expand(-1, K, -1)
+    rows = grouped_linear_reference(grouped_linear_reference(every, ids, up), ids, down)
+    assert_near(total.to(dtype), sum_of_experts_reference(rows, weights), factor=4)
+    assert torch.equal(counted, ids.flatten().bincount(minlength=E))

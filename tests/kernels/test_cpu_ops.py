@@ -19,6 +19,7 @@ from penstock.kernels.activation import (
 from penstock.kernels.copy_pages import copy_pages, copy_pages_reference
 from penstock.kernels.norms import NormWeights, add_norm, add_norm_reference, norm, norm_reference
 from penstock.kernels.paged_attention import paged_attention, paged_attention_reference
+from penstock.kernels.paged_attention_cpu import first_seen
 from penstock.kernels.prepare_inputs import prepare_inputs, prepare_inputs_reference
 from penstock.kernels.qk_norm_rope_write import (
     qk_norm_rope_write,
@@ -93,7 +94,12 @@ def test_qk_norm_rope_write(dtype: torch.dtype, case: QKCase, with_positions: bo
     for q, keys, values in zip(results, pages[2::2], pages[3::2], strict=False):
         close(q, expected)
         close(keys, pages[0])
-        assert torch.equal(values, pages[1])
+        close(values, pages[1])
+    q_only, before = qkv[:, : case.num_q_heads * case.head_dim], pages[2].clone()
+    of_q = (*inputs.args[1:3], inputs.args[3]._replace(k=None))
+    alone = qk_norm_rope_write(q_only.clone(), *of_q, pages[2], pages[3], slots, inputs.q_scale, writes=False)
+    assert torch.equal(alone, results[0])
+    assert torch.equal(pages[2], before)
 
 
 def test_query_growth() -> None:
@@ -120,7 +126,7 @@ BATCHES = [
 ]
 ATTENTION = [
     Attention(*batch, window, softcap, with_sinks)
-    for batch, window, softcap, with_sinks in product(BATCHES, (None, 1, 16, 40), (0.0, 5.0), (False, True))
+    for batch, window, softcap, with_sinks in product(BATCHES, (None, 1, 16, 40, -16, -40), (0.0, 5.0), (False, True))
 ]
 
 
@@ -138,8 +144,7 @@ def attention_inputs(
     # What lies past a row's pages, or behind its window, need not name a page of this pool.
     page_table = torch.full((len(needed), max(needed) + 2), 1 << 20, dtype=torch.int32)
     for row, (pages, count) in enumerate(zip(torch.split(ids, [*needed, 3]), needed, strict=False)):
-        unseen = case.seq_lens[row] - case.query_lens[row] + 1 - (case.window or case.seq_lens[row])
-        first = max(0, unseen) // page_size
+        first = first_seen(case.seq_lens[row] - case.query_lens[row], case.window) // page_size
         page_table[row, first:count] = pages[first:]
     k, v = torch.randn(2, num_pages, num_kv_heads, page_size, head_dim).to(dtype).unbind(0)
     q = torch.randn(sum(case.query_lens), num_q_heads, head_dim).to(dtype)
@@ -187,7 +192,7 @@ def test_paged_attention_head_groups(num_q_heads: int, num_kv_heads: int, dtype:
 
 @pytest.mark.parametrize(
     ("head_dim", "page_size", "window", "softcap", "with_sinks", "dtype"),
-    every((32, 80, 96, 112, 192, 256), (1, 16, 64), (None, 9, 33), (0.0, 5.0), (False, True), tuple(DTYPES)),
+    every((32, 80, 96, 112, 192, 256, 512), (1, 16, 64), (None, 9, 33, -33), (0.0, 5.0), (False, True), tuple(DTYPES)),
 )
 def test_paged_attention_combinations(
     head_dim: int, page_size: int, window: int | None, softcap: float, with_sinks: bool, dtype: torch.dtype
@@ -196,7 +201,7 @@ def test_paged_attention_combinations(
     check_attention(case, attention_inputs(case, page_size, 6, 2, dtype, head_dim))
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(None, 0.0), (70, 0.0), (None, 5.0)])
+@pytest.mark.parametrize(("window", "softcap"), [(None, 0.0), (70, 0.0), (-70, 0.0), (None, 5.0)])
 def test_paged_attention_in_pieces(monkeypatch: pytest.MonkeyPatch, window: int | None, softcap: float) -> None:
     """Long contexts are cut; here short ones are, as finely."""
     monkeypatch.setattr(paged_attention_cpu, "CONTEXT_PIECE", 50)
@@ -233,6 +238,12 @@ def test_write_runs() -> None:
     write_runs_reference(expected, *arguments)
     assert torch.equal(table, expected)
     assert table[4, 3:8].tolist() == [1, 2, 3, 4, 5]
+    counts = [1 + i % 3 for i in range(20)]  # many at once are written by other means
+    rows, starts = int32(*(i // 4 for i in range(20))), int32(*(3 * (i % 4) for i in range(20)))
+    arguments = (rows, starts, int32(*counts), int32(*range(100, 100 + sum(counts))))
+    write_runs(table, *arguments)
+    write_runs_reference(expected, *arguments)
+    assert torch.equal(table, expected)
 
 
 def test_wrong_shapes_are_refused() -> None:

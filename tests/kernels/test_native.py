@@ -13,20 +13,19 @@ from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.gpu_worker.devices.cpu import CpuDevice
-from penstock.gpu_worker.models.blocks.experts import ExpertsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
-from penstock.gpu_worker.models.decoder_build import read_weights
 from penstock.gpu_worker.models.linear import Linear, PlainEmbedding, PlainLinear
+from penstock.gpu_worker.models.loading.decoder_build import read_weights
+from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.model import ForwardInputs, GroupInputs, Model
 from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
-from penstock.gpu_worker.models.weights import WeightReader
 from penstock.gpu_worker.state.kv_pool import KVPool, page_groups
-from penstock.kernels.native import build
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.program import ProgramBuilder
 from penstock.kernels.token_masks import mask_tokens_reference
 from tests.gpu_worker.checkpoints import attention_of
+from tests.kernels.native_library import load_library
 
 _TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -56,10 +55,7 @@ Piece = tuple[int, int, int]
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one thread", "two threads"])
 def library(request: pytest.FixtureRequest) -> Library:
-    try:
-        return Library(build.build(), request.param, worth_waking=0)
-    except build.BuildError as error:
-        pytest.skip(str(error))
+    return load_library(request.param)
 
 
 def dense_config(raw: dict[str, Any]) -> Decoder:
@@ -73,11 +69,11 @@ def weights(config: Decoder, dtype: torch.dtype) -> DecoderWeights:
     generator = torch.Generator().manual_seed(1)
     shapes = decoder_tensors(config)
 
-    def read(name: str) -> Tensor:
+    def read(name: str, ranges: object) -> Tensor:
         drawn = torch.empty(shapes[name]).normal_(0, 1, generator=generator)
         return drawn if "embed" in name else 1 + 0.1 * drawn if "norm" in name else 0.1 * drawn
 
-    found = read_weights(config, WeightReader(read, shapes, dtype == torch.bfloat16, dtype, torch.device("cpu")))
+    found = read_weights(config, WeightReader(read, dtype == torch.bfloat16, dtype, torch.device("cpu")))
     return found._replace(layers=tuple(found.layers))
 
 
@@ -223,15 +219,18 @@ def test_stored_bf16_weights_are_computed_with_exactly(library: Library) -> None
         assert isinstance(linear, PlainLinear)
         return PlainLinear(linear.weight.float())
 
-    def widened_mlp(mlp: MLPBlock | ExpertsBlock) -> MLPBlock:
+    def widened_mlp(mlp: object) -> MLPBlock:
         assert isinstance(mlp, MLPBlock)
         return mlp._replace(gate_up=widened_linear(mlp.gate_up), down=widened_linear(mlp.down))
 
     config = dense_config(_TINY)
     stored = weights(config, torch.bfloat16)
     assert stored.head is not None
+    assert stored.embedding is not None
+    table = stored.embedding.pack(library)
+    assert isinstance(table, torch.Tensor)
     widened = DecoderWeights(
-        PlainEmbedding(stored.embedding.table().float()),
+        PlainEmbedding(table.float()),
         None,
         tuple(
             layer._replace(

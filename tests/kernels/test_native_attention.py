@@ -7,8 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.kv_quantization import (
+    KV_FORMATS,
+    KVFormat,
+    PageLayout,
+    dequantize,
+    quantize,
+    write_quantized,
+)
 from penstock.kernels.native.library import Library
+from penstock.kernels.paged_attention_cpu import first_seen
 from tests.kernels.native_library import load_library, native_attention
+from tests.kernels.pairs import every
 
 Piece = tuple[int, int, int]
 """(sequence, first position, number of queries) of a batch's row."""
@@ -29,11 +39,13 @@ class Case(NamedTuple):
 
 
 _CASES = {
-    **{f"heads of {dim}": Case(head_dim=dim) for dim in (32, 80, 96, 112, 128, 192, 256, 33)},
+    **{f"heads of {dim}": Case(head_dim=dim) for dim in (32, 80, 96, 112, 128, 192, 256, 512, 33)},
     "all options": Case(8, 2, 80, window=21, softcap=3.0, has_sinks=True),
     "softcap": Case(softcap=2.0),
     "sinks": Case(6, 1, has_sinks=True),
     "window": Case(window=65),
+    "chunks": Case(window=-65),
+    "chunks as long as a page": Case(window=-16, has_sinks=True, softcap=3.0),
     "a window of one": Case(window=1, has_sinks=True),
     "narrow values": Case(4, 4, 48, 20),
     "wide values": Case(4, 2, 24, 40, window=33, softcap=5.0),
@@ -41,11 +53,17 @@ _CASES = {
     "small latent": Case(3, 1, 25, 17, values_in_keys=True, softcap=4.0, has_sinks=True),
 }
 
+_ALIKE = [name for name, case in _CASES.items() if not case.value_dim and not case.head_dim % 2]
+"""Those whose keys and values have the same, even size."""
+
 
 class World:
     """Sequences with queries, and pages with their keys and values; what nobody may read is NaN."""
 
-    def __init__(self, case: Case, page_size: int, kv_dtype: torch.dtype) -> None:
+    def __init__(self, case: Case, page_size: int, kv_dtype: torch.dtype, format: KVFormat | None = None) -> None:
+        def layout_of(page_size: int) -> PageLayout | None:
+            return None if format is None else PageLayout(format, page_size, case.head_dim)
+
         generator = torch.Generator().manual_seed(3)
         value_dim = case.value_dim or case.head_dim
         heads = case.num_kv_heads
@@ -61,20 +79,31 @@ class World:
         self.table = order.view(len(_LENS), width)
         self.k_pages = torch.full((len(order) + 1, heads, page_size, case.head_dim), torch.nan, dtype=kv_dtype)
         self.v_pages = torch.full((len(order) + 1, heads, page_size, value_dim), torch.nan, dtype=kv_dtype)
+        self.value_dim, self.layout = value_dim, layout_of(page_size)
+        if self.layout is not None:
+            unused = 6  # bytes, where another group needs more
+            shape = (len(order) + 1, heads, self.layout.used_bytes + unused)
+            self.k_pages, self.v_pages = torch.full((2, *shape), 0x7F, dtype=torch.uint8).unbind(0)
         for pages, keys, values in zip(self.table, self.keys, self.values, strict=True):
-            for position in range(len(keys)):
-                page, slot = pages[position // page_size], position % page_size
-                self.k_pages[page, :, slot], self.v_pages[page, :, slot] = keys[position], values[position]
+            positions = torch.arange(len(keys))
+            page, slot = pages[positions // page_size].long(), positions % page_size
+            for stored, its in ((self.k_pages, keys), (self.v_pages, values)):
+                if self.layout is None:
+                    stored[page, :, slot] = its
+                    continue
+                cells = (page[:, None] * heads + torch.arange(heads)) * page_size + slot[:, None]
+                write_quantized(stored, self.layout, cells.flatten(), its.flatten(0, 1))
+                its[:] = dequantize(quantize(its, self.layout.format), self.layout.format, case.head_dim)
 
     def run(self, library: Library, batches: Sequence[Sequence[Piece]]) -> list[Tensor]:
         """What each sequence's queries find, [queries, Hq, Dv]."""
-        found = [torch.empty(n, self.case.num_q_heads, self.v_pages.shape[3]) for n in _LENS]
+        found = [torch.empty(n, self.case.num_q_heads, self.value_dim) for n in _LENS]
         for pieces in batches:
             table = self.table[[s for s, _, _ in pieces]]
             for row, (_, first, count) in zip(table, pieces, strict=True):
                 row[-(-(first + count) // self.page_size) :] = len(self.k_pages) - 1
                 if self.case.window is not None:
-                    row[: max(0, first - self.case.window + 1) // self.page_size] = len(self.k_pages) - 1
+                    row[: first_seen(first, self.case.window) // self.page_size] = len(self.k_pages) - 1
             starts = torch.tensor([0, *(count for _, _, count in pieces)]).cumsum(0).int()
             out = native_attention(
                 library,
@@ -88,7 +117,8 @@ class World:
                 window=self.case.window,
                 softcap=self.case.softcap,
                 sinks=self.sinks,
-                value_dim=self.v_pages.shape[3],
+                value_dim=self.value_dim,
+                layout=self.layout,
             )
             for (s, first, count), rows in zip(pieces, out.split([piece[2] for piece in pieces]), strict=True):
                 found[s][first : first + count] = rows
@@ -103,7 +133,8 @@ class World:
             scores = case.softcap * torch.tanh(scores / case.softcap)
         positions = torch.arange(len(keys))
         distance = positions[:, None] - positions
-        is_hidden = (distance < 0) | (distance >= (case.window or len(keys)))
+        firsts = torch.tensor([first_seen(position, case.window) for position in range(len(keys))])
+        is_hidden = (distance < 0) | (positions < firsts[:, None])
         scores = scores.masked_fill(is_hidden, -torch.inf)
         if self.sinks is not None:
             sinks = self.sinks.double()[:, None, None].expand(-1, len(keys), 1)
@@ -144,6 +175,45 @@ def test_like_a_plain_softmax_and_the_same_bits_in_any_batch(
     for page_size, batches in [(16, by_token), (16, in_chunks), (1, by_token), (64, in_chunks)]:
         for one, other in zip(World(case, page_size, kv_dtype).run(library, batches()), found, strict=True):
             assert torch.equal(one, other), (page_size, batches.__name__)
+
+
+_QUANTIZED = [(case, KV_FORMATS[name]) for case, name in every(tuple(_ALIKE), tuple(KV_FORMATS))]
+
+
+@pytest.mark.parametrize(("case", "format"), _QUANTIZED, ids=[f"{case}, {format.name}" for case, format in _QUANTIZED])
+def test_quantized_pages(library: Library, case: str, format: KVFormat) -> None:
+    """Like a plain softmax over the numbers that the pages hold, and the same bits in any batch.
+
+    Integer products round queries and weights to 16 bits of their largest. A score is then off by
+    |key|_1 * largest of the query * scale / 65534 at most, a weight by as much of itself; the sum over a block by its
+    number of keys times the largest weighted value / 65534, were all errors to point the same way. Both are bounded
+    here over all keys. fp8 is multiplied as floats.
+    """
+    world = World(_CASES[case], 16, torch.float32, format)
+    found = world.run(library, whole())
+    for sequence, one in enumerate(found):
+        expected = world.expected(sequence)
+        bound = torch.full_like(expected, 3e-6) + 1e-5 * expected.abs()
+        if format.fp8 is None:
+            bound = bound + rounding_bound(world, sequence)
+        assert ((one.double() - expected).abs() <= bound).all(), ((one.double() - expected).abs() - bound).max()
+    for page_size, batches in [(16, by_token), (16, in_chunks), (1, by_token), (8, in_chunks), (64, in_chunks)]:
+        again = World(_CASES[case], page_size, torch.float32, format)
+        for one, other in zip(again.run(library, batches()), found, strict=True):
+            assert torch.equal(one, other), (page_size, batches.__name__)
+
+
+def rounding_bound(world: World, sequence: int) -> Tensor:
+    """fp64 [queries, Hq, 1], of the products of integers."""
+    group = world.case.num_q_heads // world.case.num_kv_heads
+    keys, values = (of[sequence].double().repeat_interleave(group, 1) for of in (world.keys, world.values))
+    size = keys.abs().sum(-1).amax(0) * world.scale  # [Hq]
+    if world.layout is not None and world.layout.format.has_groups:
+        size = size * 3  # codes are larger than the numbers that they and a minimum make
+    of_scores = world.q[sequence].double().abs().amax(-1) * size / 65534
+    largest = values.abs().amax((0, 2)) * (3 if world.layout is not None and world.layout.format.has_groups else 1)
+    bound: Tensor = largest * (2 * of_scores.expm1() + 64 / 65534)
+    return bound[..., None]
 
 
 @pytest.mark.parametrize("num_q_heads", [1, 2, 3, 7, 40, 128])

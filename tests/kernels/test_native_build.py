@@ -28,6 +28,9 @@ SANITIZED = (
     "tests/kernels/test_native_experts.py",
     "tests/kernels/test_native_latent.py",
     "tests/kernels/test_native_program.py",
+    "tests/kernels/test_native_quantized.py",
+    "tests/kernels/test_native_quantized.py",
+    "tests/kernels/test_native_quantized_floats.py",
     "tests/gpu_worker/test_native_decoder.py",
     "tests/kernels/test_cpu_sampling.py",
 )
@@ -153,7 +156,7 @@ def test_the_kernels_compile_for_arm(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("kind", SANITIZERS)
 def test_the_kernels_under_sanitizers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tests of the kernels, in a process whose memory and threads the compiler's runtime watches."""
-    compiler = build._compiler() or pytest.skip("there is no compiler")
+    compiler = build.find_compiler() or pytest.skip("there is no compiler")
     libraries = [
         subprocess.run(
             [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.kernels.activation import ActivationKind, gated_activation_reference
-from penstock.kernels.native.experts import PackedExperts
+from penstock.kernels.held_experts import HeldExperts, held_experts
+from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.native.program import ACTIVATIONS
 from penstock.kernels.routing import Routing, route_reference
@@ -67,14 +68,14 @@ class Mixture:
         self.correction = random(count) / 3 if case.is_corrected else None
         self.x = torch.randn(_TOKENS, case.hidden, generator=generator)
 
-    def pack(self, library: Library, *, rounds_inputs: bool = False) -> PackedExperts:
+    def pack(self, library: Library, *, rounds_inputs: bool = False, held: HeldExperts | None = None) -> PackedExperts:
         case = self.case
+        here = range(case.num_experts) if held is None else (held.numbers >= 0).nonzero().flatten().tolist()
 
         def packed(weights: Tensor, biases: Tensor | None, *, interleaved: bool = False) -> list[PackedLinear]:
             each = [None] * len(weights) if biases is None else list(biases)
             return [
-                library.pack(weight, bias, interleaved=interleaved, rounds_inputs=rounds_inputs)
-                for weight, bias in zip(weights, each, strict=True)
+                library.pack(weights[i], each[i], interleaved=interleaved, rounds_inputs=rounds_inputs) for i in here
             ]
 
         return PackedExperts(
@@ -85,6 +86,7 @@ class Mixture:
             self.correction,
             ACTIVATIONS.index(case.activation),
             multiplies_input=case.multiplies_input,
+            held=held,
         )
 
     def expected(self) -> Tensor:
@@ -120,6 +122,31 @@ def test_like_the_rules(library: Library, case: Case, dtype: torch.dtype) -> Non
     expected = mixture.expected()
     found = native_experts(library, mixture.pack(library), mixture.x)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=2e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "gpt-oss", "DeepSeek-V3", "Llama 4", "odd sizes"])
+def test_ranks_compute_a_part_each(library: Library, name: str) -> None:
+    """Parts add up to the whole, and the tokens that were counted to all; a part has the same bits in any batch."""
+    case = _CASES[name]
+    mixture = Mixture(case, torch.float32)
+    ranks_of = [(0, 1, 2), (1, 2), *((expert % 3,) for expert in range(2, case.num_experts))]
+    ids = torch.arange(_TOKENS, dtype=torch.int32) * 7 % 11
+    positions = torch.arange(_TOKENS) * 5 % 13
+    total, counted = torch.zeros(_TOKENS, case.hidden), torch.zeros(case.num_experts, dtype=torch.int64)
+    for rank in range(3):
+        held = held_experts(rank, ranks_of, torch.device("cpu"))
+        experts = mixture.pack(library, held=held)
+        part = native_experts(library, experts, mixture.x, (ids, positions))
+        total += part
+        counted[held.numbers >= 0] += held.tokens[:-1]
+        for t in (0, 1, 2, _TOKENS - 1):
+            one = slice(t, t + 1)
+            assert torch.equal(native_experts(library, experts, mixture.x[one], (ids[one], positions[one])), part[one])
+    expected = mixture.expected()
+    torch.testing.assert_close(total.double(), expected, rtol=1e-4, atol=2e-5 * float(expected.abs().max()))
+    logits = mixture.x @ mixture.router.T + (0 if mixture.router_bias is None else mixture.router_bias)
+    chosen, _ = route_reference(logits, case.routing, mixture.correction)
+    assert torch.equal(counted, chosen.flatten().bincount(minlength=case.num_experts))
 
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "bf16, rounded inputs"])

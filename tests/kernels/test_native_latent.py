@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.native.latent import PackedLatents
+from penstock.kernels.native.attention.latents import PackedLatents
 from penstock.kernels.native.library import Library
 from tests.kernels.native_library import load_library, native_latent_attention
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from penstock.gpu_worker.state.kv_pool import LayerPages
 from penstock.kernels.activation import ActivationKind, activation, gated_activation
+from penstock.kernels.kv_quantization import KV_FORMATS, KVScales, PageLayout, write_quantized
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.program import (
     ACTIVATIONS,
@@ -22,8 +23,10 @@ from penstock.kernels.native.program import (
     RotaryTable,
 )
 from penstock.kernels.norms import NormWeights, norm_cpu
-from penstock.kernels.qk_norm_rope_write import QKNorms
+from penstock.kernels.qk_norm_rope_write import QKNorms, slot_cells
+from penstock.kernels.quantized.weight import dequantized
 from tests.kernels.native_library import load_library
+from tests.kernels.quantized_cases import FORMATS
 
 _VOCAB, _TOKENS = 37, 29
 _OUT = ProgramBuilder.OUT
@@ -136,6 +139,31 @@ def test_products_stored_and_added(library: Library, size: int, num_inputs: int,
     torch.testing.assert_close(run(finished(builder, library, size)), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("sizes", [(64, 128), (40, 70, 9), (100, 1)])
+def test_products_that_fill_one_slot(library: Library, sizes: tuple[int, ...]) -> None:
+    """Also where a part does not end with a unit."""
+    weights = [random(size, 33, seed=i) for i, size in enumerate(sizes)]
+    builder, x, vectors = begun(33, sum(sizes))
+    slot, first = builder.slot(sum(sizes)), 0
+    for weight in weights:
+        builder.product(library.pack(weight), x, slot, first=first)
+        first += len(weight)
+    builder.norm(None, slot, _OUT, sum(sizes))
+    found = run(finished(builder, library, sum(sizes)))
+    torch.testing.assert_close(found, vectors @ torch.cat(weights).T, rtol=1e-5, atol=1e-4)
+
+
+def test_gates_that_are_multiplied_by_themselves(library: Library) -> None:
+    gate, up = random(50, 33, seed=1), random(50, 33, seed=2)
+    builder, x, vectors = begun(33, 50)
+    slot = builder.slot(50)
+    builder.product(library.pack(gate), x, slot)
+    builder.product(library.pack(up), x, slot, "gate_stored", activation="gelu")
+    builder.norm(None, slot, _OUT, 50)
+    expected = gated_activation(vectors @ torch.cat((gate, up)).T, "gelu")
+    torch.testing.assert_close(run(finished(builder, library, 50)), expected, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_embeddings(library: Library, dtype: torch.dtype, is_packed: bool) -> None:
@@ -147,6 +175,19 @@ def test_embeddings(library: Library, dtype: torch.dtype, is_packed: bool) -> No
     builder.norm(None, x, _OUT, 21)
     expected = 3.0 * table[ids().long()].float() + positions[5:].float()
     torch.testing.assert_close(run(finished(builder, library, 21)), expected)
+
+
+@pytest.mark.parametrize("rounds_inputs", [False, True])
+@pytest.mark.parametrize("name", ["Q6_K", "NF4", "FP8 blocks", "GPTQ, desc_act"])
+def test_quantized_embeddings(library: Library, name: str, rounds_inputs: bool) -> None:
+    """Also those that are the output matrix, whose products round their inputs."""
+    torch.manual_seed(0)
+    weight = FORMATS[name](_VOCAB, 160)
+    builder = ProgramBuilder(160)
+    x = builder.slot(160)
+    builder.embed(library.pack_quantized(weight, rounds_inputs=rounds_inputs), x)
+    builder.norm(None, x, _OUT, 160)
+    assert torch.equal(run(finished(builder, library, 160)), dequantized(weight)[ids().long()])
 
 
 @pytest.mark.parametrize(("scale", "cap", "has_bias"), [(1.0, 0.0, True), (0.25, 0.0, False), (2.0, 3.0, True)])
@@ -312,3 +353,31 @@ def test_layers_see_their_own_options(library: Library) -> None:
     scores = scores.masked_fill((distance < 0) | (distance >= 9), -torch.inf)
     weights = torch.cat((scores, sinks[:, None, None].expand(-1, 40, 1)), -1).softmax(-1)[..., :-1]
     torch.testing.assert_close(found, (weights @ v).transpose(0, 1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", KV_FORMATS)
+@pytest.mark.parametrize(("page_size", "dim"), [(1, 24), (16, 24), (4, 80), (16, 64)])
+@pytest.mark.parametrize("scales", [None, KVScales(0.03, 0.002)])
+def test_heads_are_quantized_as_the_reference_does(
+    library: Library, name: str, page_size: int, dim: int, scales: KVScales | None
+) -> None:
+    """Of the same numbers, the same bytes: neither norms nor a rotation come before."""
+    layout = PageLayout(KV_FORMATS[name], page_size, dim)
+    width = (_Q_HEADS + 2 * _KV_HEADS) * dim
+    builder, table = ProgramBuilder(width), random(_VOCAB, width)
+    table[int(ids()[1])] *= 1e-5  # subnormal scales, and codes
+    table[int(ids()[2])] *= 1e5
+    vectors, qkv = table[ids().long()], builder.slot(width)
+    builder.embed(table, qkv)
+    builder.heads(qkv, HeadShape(_Q_HEADS, _KV_HEADS, dim), 0, QKNorms(), None, _NO_GROWTH, scales)
+    builder.norm(None, qkv, _OUT, width)
+    shape = (_VOCAB // page_size + 1, _KV_HEADS, layout.used_bytes + 6)
+    keys, values = torch.zeros(2, *shape, dtype=torch.uint8).unbind(0)
+    pages = LayerPages(keys, values, 0, layout)
+    run(finished(builder, library, width), NativePool([pages]), ())
+    cells = slot_cells(torch.arange(3, 3 + _TOKENS), _KV_HEADS, page_size)
+    k, v = vectors.view(_TOKENS, -1, dim)[:, _Q_HEADS:].split(_KV_HEADS, 1)
+    for stored, heads, scale in zip((pages.keys, pages.values), (k, v), scales or (None, None), strict=True):
+        expected = torch.zeros_like(stored)
+        write_quantized(expected, layout, cells, heads.reshape(-1, dim), scale)
+        assert torch.equal(stored, expected)

@@ -3,9 +3,9 @@
 config.json     {"architectures": ["ClockworkForCausalLM"], "step_seconds": 0.05, "token_seconds": 0.0, ...}
 """
 
-from penstock.core.checkpoint.families.family import Family
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.model_config import KVShape, ModelConfig
+from penstock.core.checkpoint.parsing.family import Family
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
 
 
 class ClockworkConfig(ModelConfig, frozen=True, kw_only=True):
@@ -35,6 +35,7 @@ CLOCKWORK = Family(
     architectures=("ClockworkForCausalLM",),
     parse=parse,
     tensors=lambda config: {},
+    matrices=lambda config: {},
     ignores=lambda name, config: False,
     known_as=str,
     build="penstock.gpu_worker.models.clockwork:build",

@@ -13,11 +13,11 @@ from penstock.core.checkpoint.decoder import (
     Norm,
     Router,
 )
-from penstock.core.checkpoint.families import decoders
-from penstock.core.checkpoint.families.family import NotDescribed
-from penstock.core.checkpoint.families.rope import parse_rope, rope_settings
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.family import NotDescribed
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.rope import parse_rope, rope_settings
 
 
 class _Variant(NamedTuple):

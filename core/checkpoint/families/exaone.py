@@ -6,10 +6,10 @@ In the large one three layers of four see a window, and those that see all know 
 from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Layer, Norm
-from penstock.core.checkpoint.families import decoders
-from penstock.core.checkpoint.families.rope import parse_rope
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.rope import parse_rope
 
 _NAMES = Names(post_mixer_norm="post_attention_layernorm", post_mlp_norm="post_feedforward_layernorm")
 

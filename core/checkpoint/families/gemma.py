@@ -3,10 +3,10 @@
 from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Activation, Decoder, DenseMLP, Layer, Norm
-from penstock.core.checkpoint.families import decoders
-from penstock.core.checkpoint.families.rope import RopeConfig, parse_rope, rope_settings
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.rope import RopeConfig, parse_rope, rope_settings
 from penstock.core.config.options import ConfigError
 
 _VERSIONS = {"GemmaForCausalLM": 1, "Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 3}

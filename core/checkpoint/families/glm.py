@@ -6,10 +6,10 @@ They rotate half of each head. The dense ones pair neighbours; those of 2025 nor
 from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
-from penstock.core.checkpoint.families import decoders
-from penstock.core.checkpoint.families.rope import parse_rope
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.rope import parse_rope
 
 _FUSED = Names(gate_up=("mlp.gate_up_proj",))
 _SANDWICH = replace(_FUSED, post_mixer_norm="post_self_attn_layernorm", post_mlp_norm="post_mlp_layernorm")

@@ -6,11 +6,11 @@ Embeddings, scores, residuals and logits have multipliers.
 from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
-from penstock.core.checkpoint.families import decoders
-from penstock.core.checkpoint.families.family import NotDescribed
-from penstock.core.checkpoint.families.rope import parse_rope
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.family import NotDescribed
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.rope import parse_rope
 from penstock.core.config.options import ConfigError
 
 _DENSE = Names()

@@ -3,10 +3,10 @@
 from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Layer, Norm
-from penstock.core.checkpoint.families import decoders
-from penstock.core.checkpoint.families.rope import RopeConfig, parse_rope, rope_settings
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.rope import RopeConfig, parse_rope, rope_settings
 
 _NAMES = Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
 

@@ -1,15 +1,15 @@
 """Llama 4 (text): every fourth layer knows no positions, experts multiply their inputs, one of them is shared.
 
-Where positions are known, published models attend in chunks of 8192 positions: sequences may be as long as a chunk.
+Where positions are known, published models attend within chunks of 8192 positions.
 """
 
 from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer, Norm, QueryGrowth, Router
-from penstock.core.checkpoint.families import decoders
-from penstock.core.checkpoint.families.rope import parse_rope
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.rope import parse_rope
 
 _NAMES = Names(
     gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
@@ -29,15 +29,23 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     attention = decoders.attention(fields, num_kv_heads=8, head_dim=128, has_bias=fields.flag("attention_bias"))
     trained_len = fields.whole("max_position_embeddings", 131072)
     rope, max_model_len = parse_rope(fields, trained_len, attention.head_dim, theta=500000.0, is_interleaved=True)
-    if not fields.has("attention_chunk_size") or fields.raw("attention_chunk_size") is not None:
-        max_model_len = min(max_model_len, fields.whole("attention_chunk_size", 8192))
+    has_chunks = not fields.has("attention_chunk_size") or fields.raw("attention_chunk_size") is not None
+    chunk = fields.whole("attention_chunk_size", 8192) if has_chunks else max_model_len
+    has_chunks = chunk < max_model_len
     norm = Norm(eps=fields.number("rms_norm_eps", 1e-5))
     head_norm = replace(norm, has_weight=False) if fields.flag("use_qk_norm", True) else None
     growth = QueryGrowth(
         beta=fields.number("attn_scale", 0.1), length=fields.number("floor_scale", 8192.0, least=1.0), shift=1
     )
     # Theirs come after the rotation, which makes no difference to a norm without weights.
-    with_places = replace(attention, rope=rope, q_norm=head_norm, k_norm=head_norm)
+    with_places = replace(
+        attention,
+        rope=rope,
+        q_norm=head_norm,
+        k_norm=head_norm,
+        window=chunk if has_chunks else None,
+        window_is_chunk=has_chunks,
+    )
     without = replace(attention, query_growth=growth if fields.flag("attn_temperature_tuning", True) else None)
     activation = decoders.activation(fields)
     dense = DenseMLP(size=fields.whole("intermediate_size_mlp", 16384), activation=activation)

@@ -6,10 +6,10 @@ In OLMo 3 three layers of four see a window, and only the others have scaled pos
 from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Layer, Norm
-from penstock.core.checkpoint.families import decoders
-from penstock.core.checkpoint.families.rope import parse_rope, rope_settings
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.rope import parse_rope, rope_settings
 
 _NAMES = Names(post_mixer_norm="post_attention_layernorm", post_mlp_norm="post_feedforward_layernorm")
 

@@ -3,10 +3,10 @@
 from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Layer, LearnedPositions, Norm
-from penstock.core.checkpoint.families import decoders
-from penstock.core.checkpoint.families.family import NotDescribed
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.family import NotDescribed
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
 
 _NAMES = Names(
     embedding="model.decoder.embed_tokens",

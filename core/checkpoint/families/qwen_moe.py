@@ -1,18 +1,28 @@
-"""Qwen2-MoE (with a gated shared expert) and Qwen3-MoE (with q and k norms): experts in all layers, or in some."""
+"""Qwen2-MoE (with a gated shared expert), Qwen3-MoE (with q and k norms), and the latter inside of Qwen3-VL-MoE.
+
+Experts are in all layers, or in some.
+"""
 
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
-from penstock.core.checkpoint.families import decoders
-from penstock.core.checkpoint.families.rope import parse_rope
-from penstock.core.checkpoint.json_fields import JsonFields
 from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.rope import parse_rope
 
 _NAMES = Names(
     shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     shared_down="mlp.shared_expert.down_proj",
+)
+
+_TOGETHER = replace(
+    _NAMES,
+    expert_gate_up=("mlp.experts.gate_up_proj",),
+    expert_down="mlp.experts.down_proj",
+    experts_are_transposed=True,
 )
 
 
@@ -24,11 +34,14 @@ class _Variant(NamedTuple):
     expert_size: int
     top_k: int
     is_second: bool  # Qwen2-MoE: a shared expert, biases of q, k and v, no q and k norms, windows in some layers
+    renormalizes: bool = False
+    names: Names = _NAMES
 
 
 _VARIANTS = {
     "Qwen2MoeForCausalLM": _Variant(16, 60, 1408, 4, True),
     "Qwen3MoeForCausalLM": _Variant(4, 128, 768, 8, False),
+    "Qwen3VLMoeTextModel": _Variant(16, 60, 1408, 4, False, True, _TOGETHER),
 }
 
 
@@ -47,7 +60,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         router=Router(
             kind="softmax",
             top_k=fields.whole("num_experts_per_tok", variant.top_k),
-            renormalize=fields.flag("norm_topk_prob"),
+            renormalize=fields.flag("norm_topk_prob", variant.renormalizes),
         ),
         activation=activation,
         shared=shared if variant.is_second else None,
@@ -67,7 +80,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
 
     windows = _windows(fields, decoders.num_layers(fields), variant)
     layers = [layer(i, window) for i, window in enumerate(windows)]
-    return decoders.decoder(architecture, fields, layers, norm, max_model_len, _NAMES)
+    return decoders.decoder(architecture, fields, layers, norm, max_model_len, variant.names)
 
 
 def _windows(fields: JsonFields, num_layers: int, variant: _Variant) -> tuple[int | None, ...]:

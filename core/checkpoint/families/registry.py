@@ -4,16 +4,16 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.core.checkpoint.families.by_transformers import BY_TRANSFORMERS, TransformersConfig, UnsupportedError
-from penstock.core.checkpoint.families.by_transformers import architectures as transformers_architectures
+from msgspec.structs import replace
+
 from penstock.core.checkpoint.families.clockwork import CLOCKWORK
 from penstock.core.checkpoint.families.cohere import COHERE
 from penstock.core.checkpoint.families.deepseek import DEEPSEEK
 from penstock.core.checkpoint.families.dense import DENSE
 from penstock.core.checkpoint.families.ernie import ERNIE
 from penstock.core.checkpoint.families.exaone import EXAONE
-from penstock.core.checkpoint.families.family import Family, NotDescribed, Shape
 from penstock.core.checkpoint.families.gemma import GEMMA
+from penstock.core.checkpoint.families.gemma4 import GEMMA4
 from penstock.core.checkpoint.families.glm import GLM, GLM_MIXTURE
 from penstock.core.checkpoint.families.gpt2 import GPT2
 from penstock.core.checkpoint.families.gpt_neox import GPT_NEOX
@@ -24,7 +24,6 @@ from penstock.core.checkpoint.families.llama4 import LLAMA4
 from penstock.core.checkpoint.families.minimax import MINIMAX
 from penstock.core.checkpoint.families.ministral import MINISTRAL
 from penstock.core.checkpoint.families.mixtral import MIXTRAL
-from penstock.core.checkpoint.families.nearest import nearest, why_not
 from penstock.core.checkpoint.families.nemotron import NEMOTRON
 from penstock.core.checkpoint.families.olmo import OLMO
 from penstock.core.checkpoint.families.opt import OPT
@@ -35,8 +34,16 @@ from penstock.core.checkpoint.families.seed_oss import SEED_OSS
 from penstock.core.checkpoint.families.smollm import SMOLLM
 from penstock.core.checkpoint.families.stablelm import STABLELM
 from penstock.core.checkpoint.families.starcoder import STARCODER
-from penstock.core.checkpoint.json_fields import JsonFields
-from penstock.core.checkpoint.model_config import ModelConfig, quantized
+from penstock.core.checkpoint.formats.format import unsupported
+from penstock.core.checkpoint.formats.kv_scales import kv_scale_type
+from penstock.core.checkpoint.formats.registry import quantization_of
+from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.parsing.by_transformers import BY_TRANSFORMERS, TransformersConfig, UnsupportedError
+from penstock.core.checkpoint.parsing.by_transformers import architectures as transformers_architectures
+from penstock.core.checkpoint.parsing.family import Family, NotDescribed, Shape
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.nearest import nearest, why_not
+from penstock.core.checkpoint.parsing.text_part import text_part
 from penstock.core.config.options import ConfigError, ModelImpl
 
 TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
@@ -57,6 +64,7 @@ for _family in (
     ERNIE,
     EXAONE,
     GEMMA,
+    GEMMA4,
     GLM,
     GLM_MIXTURE,
     GPT2,
@@ -104,18 +112,26 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
             "this checkpoint brings its own Python code (config.json: auto_map), and remote code is never run; a later "
             "release of the same model may have the architecture under a name that transformers knows"
         )
-    if quantization := fields.object("quantization_config"):
-        said_by = quantization.text("said_by") or "quantization_config in config.json"
-        raise quantized(f"{quantization.text('quant_method')[:64] or 'in an unknown format'}, says {said_by}")
+    part = text_part(named[0], fields) if named else None
+    of_text = fields if part is None else part[1]
+    stored: dict[str, Any] = {"quantization": quantization_of(of_text), "kv_scales": kv_scale_type(of_text)}
+    if part is not None:
+        if impl == "transformers":
+            raise ConfigError(f"the text part of {named[0]} is served by our own code only: --model-impl auto does it")
+        config: ModelConfig = known[part[0]].parse(*part)
+        return replace(config, text_part_of=named[0], **stored)
     if named and named[0] in known and impl != "transformers":
         try:
-            return known[named[0]].parse(named[0], fields)  # type: ignore[no-any-return]
+            config = known[named[0]].parse(named[0], fields)
+            return replace(config, **stored)
         except NotDescribed as error:
             if named[0] not in transformers_architectures():
                 raise
             if impl == "own":
                 raise ConfigError(f"{error}; without --model-impl own, transformers' code may compute it") from None
     if named and impl != "own" and named[0] in transformers_architectures():
+        if (quantization := stored["quantization"]) is not None:
+            raise unsupported(f"{quantization.name}, in {named[0]}, which transformers' code computes", "floats there")
         try:
             return BY_TRANSFORMERS.parse(named[0], fields)
         except UnsupportedError as error:
@@ -127,6 +143,11 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape] | None:
     """Every tensor that the checkpoint must have, with its shape; None if only the model's builder knows."""
     tensors = family_of(config).tensors
     return None if tensors is None else tensors(config)
+
+
+def expected_matrices(config: ModelConfig) -> dict[str, Shape]:
+    """Those of them that may be quantized, with their shapes [..., outputs, inputs], however they are stored."""
+    return family_of(config).matrices(config)
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:

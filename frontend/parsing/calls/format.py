@@ -1,9 +1,9 @@
 """What a tool format is: one way in which models write tool calls."""
 
-import secrets
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from penstock.frontend.draws import DRAWS
 from penstock.frontend.parsing.calls.block import Block, Reading
 from penstock.frontend.parsing.calls.rules import Function, Rules, regex, repeated, sequence
 
@@ -46,7 +46,7 @@ class ToolFormat:
 
     def make_id(self) -> str:
         """An id for a call that the model has given none."""
-        return "call_" + secrets.token_hex(12)
+        return "call_" + DRAWS.get().randbytes(12).hex()
 
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
         """Read a block behind its opening mark; without a mark, from its opening character on.

@@ -1,10 +1,10 @@
 """Mistral: [TOOL_CALLS], then an array of objects, or since version 11 of its tokenizers a name and arguments."""
 
 import re
-import secrets
 import string
 from typing import ClassVar
 
+from penstock.frontend.draws import DRAWS
 from penstock.frontend.parsing.calls.block import Block, NoCallError, Reading
 from penstock.frontend.parsing.calls.format import Schemas
 from penstock.frontend.parsing.calls.json_calls import read_arguments
@@ -25,7 +25,7 @@ class Mistral(JsonArrays):
 
     def make_id(self) -> str:
         """Mistral's templates refuse other ids than nine letters and digits."""
-        return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+        return "".join(DRAWS.get().choices(_ALPHANUMERIC, k=9))
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         # With the mark as a token of its own the templates write a blank behind it; models write either.

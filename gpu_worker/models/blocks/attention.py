@@ -5,8 +5,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from penstock.core.checkpoint.decoder import Attention
+from penstock.gpu_worker.models.blocks.norms_over_ranks import NormsOverRanks
 from penstock.gpu_worker.models.blocks.step import Step
 from penstock.gpu_worker.models.linear import Linear
+from penstock.kernels.kv_quantization import KVScales
 from penstock.kernels.qk_norm_rope_write import QKNorms
 
 
@@ -14,19 +16,30 @@ class AttentionBlock(NamedTuple):
     """See `Attention`, the description."""
 
     attention: Attention
-    qkv: Linear  # [(Hq + 2 * Hk) * D, H]: all q heads, all k heads, all v heads
+    qkv: Linear  # [(Hq + 2 * Hk) * D, H]: all q heads, all k heads, all v heads; only q heads if it shares the others
     o: Linear  # [H, Hq * D]
     norms: QKNorms
     sinks: Tensor | None  # fp32[Hq]
+    kv_scales: KVScales | None = None  # of the checkpoint, for KV of the type that they are for
+    norms_over_ranks: NormsOverRanks | None = None  # in place of those of q and k
 
     def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
-        """[T, H] -> [T, H]"""
+        """[T, H] -> [T, H]; this rank's summand, if there are several."""
         its, pages = self.attention, step.pages[layer]
         over_pages = step.attentions[pages.group]
         rotation = None if its.rope is None else step.rotations[its.rope]
         q_scale = None if its.query_growth is None else step.growths[its.query_growth]
-        q = over_pages.write(self.qkv(x, step.inputs), self.norms, rotation, pages, q_scale)
+        writes = its.shares_kv_of is None
+        qkv = self.qkv(x, step.inputs)
+        if self.norms_over_ranks is not None:
+            qkv = self.norms_over_ranks(qkv)
+        q = over_pages.write(qkv, self.norms, rotation, pages, q_scale, writes=writes, kv_scales=self.kv_scales)
         attended = over_pages.attend(
-            q, pages, scale=its.scale, window=its.window, softcap=its.softcap, sinks=self.sinks
+            q, pages, scale=its.scale, window=window_of(its), softcap=its.softcap, sinks=self.sinks
         )
         return self.o(attended.flatten(1), step.inputs)
+
+
+def window_of(attention: Attention) -> int | None:
+    """As `paged_attention` takes it."""
+    return -attention.window if attention.window is not None and attention.window_is_chunk else attention.window

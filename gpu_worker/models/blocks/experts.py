@@ -8,8 +8,12 @@ from penstock.core.checkpoint.decoder import Experts, Router
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.linear import ExpertLinear, Linear
 from penstock.gpu_worker.models.model import ForwardInputs
-from penstock.kernels.activation import gated_activation
+from penstock.gpu_worker.parallel.alone import ALONE
+from penstock.gpu_worker.parallel.ranks import Ranks
+from penstock.kernels.activation import Activation
 from penstock.kernels.experts import group_rows, sum_of_experts
+from penstock.kernels.held_experts import HeldExperts
+from penstock.kernels.norms import NormWeights, norm
 from penstock.kernels.routing import Routing, route
 
 
@@ -23,22 +27,44 @@ class ExpertsBlock(NamedTuple):
     down: ExpertLinear  # [E, H, I]
     shared: MLPBlock | None = None
     shared_gate: Linear | None = None  # [1, H]
+    expert_scales: Tensor | None = None  # fp32[E]
+    held: HeldExperts | None = None  # of these are `gate_up` and `down`, if other ranks have the others
 
-    def __call__(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
-        """[T, H] -> [T, H]"""
-        router = self.experts.router
-        ids, weights = route(self.router(x.float(), inputs), routing_of(router), self.correction)
-        grouped = group_rows(ids, self.experts.count)
-        of_inputs, of_outputs = (weights, None) if router.multiplies_input else (None, weights)
+    def __call__(self, x: Tensor, inputs: ForwardInputs, judged: Tensor | None = None) -> Tensor:
+        """[T, H] -> [T, H], this rank's summand, if there are several. The router goes by `judged`, or by `x`."""
+        ids, weights = self.choose(x if judged is None else judged, inputs)
+        if self.held is not None:
+            # Captured graphs compute decodes, and fill up their batch with rows at position 0.
+            are_real = inputs.positions > 0 if inputs.host_lens is None else None
+            ids = self.held.counted(ids, turns_of(inputs), are_real)
+        out = self.mix(x, ids, weights, inputs)
+        return out if self.shared is None else out.add_(self.of_shared(self.shared, x, inputs))
+
+    def choose(self, judged: Tensor, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
+        """[T, H] -> the tokens' experts, int32[T, k], and their weights, fp32[T, k]."""
+        ids, weights = route(self.router(judged.float(), inputs), routing_of(self.experts.router), self.correction)
+        if self.expert_scales is not None:
+            weights *= self.expert_scales[ids]
+        return ids, weights
+
+    def mix(self, x: Tensor, ids: Tensor, weights: Tensor, inputs: ForwardInputs) -> Tensor:
+        """[T, H] -> [T, H], the sum of what a token's experts make of it; `ids` are among those that are held."""
+        are_some, multiplies_input = self.held is not None, self.experts.router.multiplies_input
+        grouped = group_rows(ids, self.experts.count if self.held is None else self.held.num_held, are_some=are_some)
+        of_inputs, of_outputs = (weights, None) if multiplies_input else (None, weights)
         gate_up = self.gate_up.of_tokens(x, grouped, inputs, of_inputs)
-        rows = self.down.of_rows(gated_activation(gate_up, self.experts.activation), grouped, inputs)
-        out = sum_of_experts(rows, grouped, of_outputs)
-        if self.shared is None:
-            return out
-        shared = self.shared(x, inputs)
-        if self.shared_gate is not None:
-            shared *= self.shared_gate(x, inputs).sigmoid_()
-        return out.add_(shared)
+        rows = self.down.of_activation(gate_up, Activation(self.experts.activation), grouped, inputs)
+        return sum_of_experts(rows, grouped, of_outputs)
+
+    def of_shared(self, shared: MLPBlock, x: Tensor, inputs: ForwardInputs) -> Tensor:
+        """[T, H] -> [T, H], what all tokens go through."""
+        out = shared(x, inputs)
+        return out if self.shared_gate is None else out.mul_(self.shared_gate(x, inputs).sigmoid_())
+
+
+def turns_of(inputs: ForwardInputs) -> Tensor:
+    """int64[T]: see `HeldExperts`."""
+    return inputs.positions + inputs.input_ids
 
 
 def routing_of(router: Router) -> Routing:
@@ -53,3 +79,21 @@ def routing_of(router: Router) -> Routing:
         group_judge=router.group_judge,
         scale=router.scale,
     )
+
+
+class BesideBlock(NamedTuple):
+    """See `BesideMLP`."""
+
+    experts: ExpertsBlock
+    router_norm: NormWeights  # the scale of the router's input is its weight, in fp32
+    norm: NormWeights
+    post: NormWeights
+    mlp_post: NormWeights
+    ranks: Ranks = ALONE
+
+    def __call__(self, residual: Tensor, of_mlp: Tensor, inputs: ForwardInputs) -> Tensor:
+        """The residual stream before the MLP, and what the MLP made of it -> [T, H], what both made."""
+        judged = norm(residual, self.router_norm)
+        of_experts = self.ranks.all_reduce(self.experts(norm(residual, self.norm), inputs, judged))
+        mixed = norm(of_experts, self.post)
+        return mixed.add_(norm(of_mlp, self.mlp_post))

@@ -23,7 +23,7 @@ class LatentAttentionBlock(NamedTuple):
     o: Linear  # [H, Hq * v_dim]
 
     def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
-        """[T, H] -> [T, H]"""
+        """[T, H] -> [T, H]; this rank's summand, if there are several."""
         its, pages = self.attention, step.pages[layer]
         latents = x
         if self.q_a is not None:

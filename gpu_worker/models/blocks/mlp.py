@@ -7,7 +7,7 @@ from torch import Tensor
 from penstock.core.checkpoint.decoder import DenseMLP
 from penstock.gpu_worker.models.linear import Linear
 from penstock.gpu_worker.models.model import ForwardInputs
-from penstock.kernels.activation import activation, gated_activation
+from penstock.kernels.activation import Activation
 
 
 class MLPBlock(NamedTuple):
@@ -18,7 +18,6 @@ class MLPBlock(NamedTuple):
     down: Linear  # [H, I]
 
     def __call__(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
-        """[T, H] -> [T, H]"""
+        """[T, H] -> [T, H]; this rank's summand, if there are several."""
         inner = self.gate_up(x, inputs)
-        activated = (gated_activation if self.mlp.is_gated else activation)(inner, self.mlp.activation)
-        return self.down(activated, inputs)
+        return self.down.of_activation(inner, Activation(self.mlp.activation, self.mlp.is_gated), inputs)

@@ -5,10 +5,10 @@
 
 namespace penstock {
 
-struct Attending {  // as _Attending in program.py
+struct Attending {  // as Attending in structs.py
   int32_t qkv, to;  // slots; q comes first
   int32_t num_q_heads, num_kv_heads, head_dim, layer;
-  int32_t window;  // 0: none
+  int32_t window;  // as in AttentionShape
   float scale, softcap;
   const float* sinks;  // [num_q_heads], or null
 };
@@ -17,7 +17,7 @@ template <typename Kv>
 void run_attention(const Pass& pass, const Attending& op) {
   const LayerPages& pages = pass.pool.layers[op.layer];
   const AttentionShape shape{op.num_q_heads, op.num_kv_heads, op.head_dim, pages.page_size, op.window, op.scale,
-                             0,              op.softcap,      op.sinks};
+                             0,              op.softcap,      op.sinks,    pages.head_bytes};
   const AttentionRows rows = pass.rows_of(pages);
   const Slot &q = pass.slots[op.qkv], &out = pass.slots[op.to];
   attention(*team, shape, static_cast<const Kv*>(pages.keys), static_cast<const Kv*>(pages.values), rows, q.data,
@@ -25,7 +25,7 @@ void run_attention(const Pass& pass, const Attending& op) {
 }
 
 inline void run(const Pass& pass, const Attending& op) {
-  pass.pool.is_bf16 ? run_attention<bf16>(pass, op) : run_attention<float>(pass, op);
+  as_kv(pass.pool.kind, [&](auto* its) { run_attention<std::remove_pointer_t<decltype(its)>>(pass, op); });
 }
 
 inline double num_multiplications(const Attending& op, const Pass& pass) {

@@ -2,13 +2,15 @@
 #pragma once
 
 #include "../pass.h"
+#include "../quantized/unpack.h"
 
 namespace penstock {
 
-struct Embedding {  // as _Embedding in program.py
+struct Embedding {  // as Embedding in structs.py
   const void* table;  // [V, size], or null: the rows of `packed`
   Linear packed;
   int32_t kind, size, to;
+  int32_t first, num_rows;  // the ids that are here; others give zeros
   float scale;
 };
 
@@ -20,7 +22,9 @@ struct Positions {
 // Row `id` of a packed [N, K] as floats.
 inline void unpack_row(const Linear& layer, int id, float* out) {
   const int group = id / kLanes, lane = id % kLanes;
-  if (layer.kind != kFp32) {
+  if (layer.quantized) {
+    unpack_quantized_row(layer, id, out);
+  } else if (layer.kind != kFp32) {
     const size_t pairs = (layer.num_inputs + 1) / 2;
     const bf16* from = static_cast<const bf16*>(layer.weight) + group * pairs * 2 * kLanes + 2 * lane;
     for (int k = 0; k < layer.num_inputs; k++) out[k] = widen(from[size_t(k / 2) * 2 * kLanes + k % 2]);
@@ -35,9 +39,11 @@ inline float table_value(const void* table, int kind, size_t at) {
 }
 
 inline void run(const Pass& pass, const Embedding& op, int t) {
-  const int id = pass.batch.input_ids[t];
+  const int id = pass.batch.input_ids[t] - op.first;
   float* to = pass.at(op.to, t);
-  if (op.table)
+  if (id < 0 || id >= op.num_rows)
+    std::fill_n(to, op.size, 0.0f);
+  else if (op.table)
     for (int i = 0; i < op.size; i++) to[i] = table_value(op.table, op.kind, size_t(id) * op.size + i);
   else
     unpack_row(op.packed, id, to);

@@ -1,12 +1,12 @@
-// q and k of each head: norms and rotation; k and v go into their pages.
+// q and k of each head: norms and rotation; k and v go into their pages. Without KV heads there is only q.
 #pragma once
 
 #include "norms.h"
 
 namespace penstock {
 
-struct Heads {  // as _Heads in program.py
-  NormWeights q_norm, k_norm;
+struct Heads {  // as Heads in structs.py
+  NormWeights q_norm, k_norm, v_norm;
   int32_t qkv;  // slot: all q heads, all k heads, all v heads
   int32_t num_q_heads, num_kv_heads, head_dim, layer;
   int32_t rotary;           // -1: positions do not rotate anything
@@ -15,6 +15,7 @@ struct Heads {  // as _Heads in program.py
   int32_t norms_follow_rotation;
   float growth_beta, growth_length;  // queries at position p grow by 1 + beta log(1 + floor((p + shift) / length))
   int32_t growth_shift;
+  float k_scale, v_scale;  // of a checkpoint, for quantized pages; 0: each head of each token has its own
 };
 
 inline void rotate(float* head, const float* cos_sin, int rotary_dim) {
@@ -36,6 +37,50 @@ inline void normalize_heads(const Heads& op, NormWeights norm, float* heads, int
   }
 }
 
+// Where the heads of a token's key, then those of its value, go in their pages.
+template <typename Kv>
+class HeadPlaces {
+ public:
+  HeadPlaces(const Heads& op, const LayerPages& pages, int64_t slot)
+      : op_(op), pages_(pages), page_(slot / pages.page_size), offset_(slot % pages.page_size) {}
+
+  // Always inlined: a function that does nothing else has no effect, so GCC would leave out its calls.
+  __attribute__((always_inline)) void prefetch(int h) const {
+    const size_t count = kIsPlain ? op_.head_dim : code_bytes<Kv>(op_.head_dim);
+    for (size_t i = 0; i < count; i += 64 / sizeof(Kv)) __builtin_prefetch(numbers(h) + i, 1);
+    if constexpr (!kIsPlain) __builtin_prefetch(scales(h), 1);
+  }
+
+  void write(int h, const float* x) const {
+    Kv* to = numbers(h);
+    if constexpr (kIsPlain)
+      for (int d = 0; d < op_.head_dim; d++) narrow(x[d], to + d);
+    else
+      quantize(x, op_.head_dim, h < op_.num_kv_heads ? op_.k_scale : op_.v_scale, to, scales(h));
+  }
+
+ private:
+  static constexpr bool kIsPlain = std::is_arithmetic_v<Kv>;
+
+  Kv* head(int h) const {
+    Kv* all = static_cast<Kv*>(h < op_.num_kv_heads ? pages_.keys : pages_.values);
+    const size_t size = kIsPlain ? size_t(pages_.page_size) * op_.head_dim : pages_.head_bytes;
+    return all + (page_ * op_.num_kv_heads + h % op_.num_kv_heads) * size;
+  }
+  Kv* numbers(int h) const {
+    return head(h) + size_t(offset_) * (kIsPlain ? op_.head_dim : code_bytes<Kv>(op_.head_dim));
+  }
+  uint16_t* scales(int h) const {
+    auto* all = reinterpret_cast<uint16_t*>(head(h) + size_t(pages_.page_size) * code_bytes<Kv>(op_.head_dim));
+    return all + size_t(offset_) * scales_of_head<Kv>(op_.head_dim);
+  }
+
+  const Heads& op_;
+  const LayerPages& pages_;
+  const size_t page_;
+  const int offset_;
+};
+
 template <typename Kv>
 void run_heads(const Pass& pass, const Heads& op, int t) {
   const Batch& batch = pass.batch;
@@ -43,13 +88,8 @@ void run_heads(const Pass& pass, const Heads& op, int t) {
   const int dim = op.head_dim, q_size = op.num_q_heads * dim, num_rotated = op.num_q_heads + op.num_kv_heads;
   const int64_t slot = batch.groups[pages.group].slots[t];
   float *q = pass.at(op.qkv, t), *k = q + q_size;
-  auto place_of = [&](int h) {  // where a head of the key or value goes in its page; values follow keys
-    const bool is_v = h >= op.num_kv_heads;
-    const size_t row = (slot / pages.page_size * op.num_kv_heads + h % op.num_kv_heads) * pages.page_size;
-    return static_cast<Kv*>(is_v ? pages.values : pages.keys) + (row + slot % pages.page_size) * dim;
-  };
-  for (int h = 0; slot >= 0 && h < 2 * op.num_kv_heads; h++)  // the pages were last used a step ago
-    for (size_t d = 0; d < size_t(dim); d += 64 / sizeof(Kv)) __builtin_prefetch(place_of(h) + d, 1);
+  const HeadPlaces<Kv> places(op, pages, slot);
+  for (int h = 0; slot >= 0 && h < 2 * op.num_kv_heads; h++) places.prefetch(h);  // they were last used a step ago
   auto normalize_both = [&] {
     normalize_heads(op, op.q_norm, q, op.num_q_heads);
     normalize_heads(op, op.k_norm, k, op.num_kv_heads);
@@ -60,19 +100,20 @@ void run_heads(const Pass& pass, const Heads& op, int t) {
     for (int h = 0; h < num_rotated; h++) rotate(q + h * dim, cos_sin, batch.rotaries[op.rotary].dim);
   }
   if (op.norms_follow_rotation) normalize_both();
+  for (int h = 0; op.v_norm.kind != kNoNorm && h < op.num_kv_heads; h++) {
+    float* v = k + (op.num_kv_heads + h) * dim;
+    normalize(op.v_norm, v, dim, v);
+  }
   if (op.growth_beta) {
     const float grown = std::floor((batch.positions[t] + op.growth_shift) / op.growth_length);
     const float factor = 1.0f + op.growth_beta * std::log(1.0f + grown);
     for (int i = 0; i < q_size; i++) q[i] *= factor;
   }
-  for (int h = 0; slot >= 0 && h < 2 * op.num_kv_heads; h++) {
-    Kv* to = place_of(h);
-    for (int d = 0; d < dim; d++) narrow(k[h * dim + d], to + d);
-  }
+  for (int h = 0; slot >= 0 && h < 2 * op.num_kv_heads; h++) places.write(h, k + h * dim);
 }
 
 inline void run(const Pass& pass, const Heads& op, int t) {
-  pass.pool.is_bf16 ? run_heads<bf16>(pass, op, t) : run_heads<float>(pass, op, t);
+  as_kv(pass.pool.kind, [&](auto* its) { run_heads<std::remove_pointer_t<decltype(its)>>(pass, op, t); });
 }
 
 }  // namespace penstock

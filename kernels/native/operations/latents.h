@@ -1,12 +1,12 @@
 // Latent attention: what a step keeps of its positions, and its queries over what is kept.
 #pragma once
 
-#include "../latent.h"
+#include "../attention/latents.h"
 #include "../pass.h"
 
 namespace penstock {
 
-struct Latents {  // as _Latents in program.py
+struct Latents {  // as Latents in structs.py
   LatentAttention attention;
   int32_t latents, q, to, layer, rotary;  // slots of [latent | key], of queries, and of what these find
 };
@@ -16,7 +16,7 @@ inline void run_keeping(const Pass& pass, const Latents& op, int t) {
   const int64_t slot = pass.batch.groups[pages.group].slots[t];
   const float* cos_sin = pass.cos_sin(op.rotary, t);
   auto keep = [&](auto* keys) { keep_latent(op.attention, pass.at(op.latents, t), pass.at(op.q, t), cos_sin, slot, keys); };
-  pass.pool.is_bf16 ? keep(static_cast<bf16*>(pages.keys)) : keep(static_cast<float*>(pages.keys));
+  pass.pool.kind == kKvBf16 ? keep(static_cast<bf16*>(pages.keys)) : keep(static_cast<float*>(pages.keys));
 }
 
 inline void run_attending(const Pass& pass, const Latents& op) {
@@ -28,7 +28,7 @@ inline void run_attending(const Pass& pass, const Latents& op) {
   auto attend = [&](const auto* keys) {
     latent_attention(*team, layer, keys, rows, q.data, q.stride, out.data, out.stride);
   };
-  pass.pool.is_bf16 ? attend(static_cast<const bf16*>(pages.keys)) : attend(static_cast<const float*>(pages.keys));
+  pass.pool.kind == kKvBf16 ? attend(static_cast<const bf16*>(pages.keys)) : attend(static_cast<const float*>(pages.keys));
 }
 
 inline double num_multiplications(const Latents& op, const Pass& pass) {

@@ -7,7 +7,7 @@ namespace penstock {
 
 enum NormKind { kNoNorm, kRms, kLayerNorm };  // as NORM_KINDS in program.py
 
-struct NormWeights {  // as _NormWeights in program.py
+struct NormWeights {  // as NormWeights in structs.py
   const float *weight, *bias;  // or null
   float eps;
   int32_t kind;
@@ -57,17 +57,29 @@ inline void normalize(const NormWeights& norm, const float* x, int n, float* out
     std::copy_n(x, n, out);
 }
 
-struct NormOperation {  // to = norm(from), or to += scale * norm(from), which overwrites `from`
+// to = norm(from), or to += scale * norm(from), which overwrites `from`; of each of `count` vectors next to each other
+struct NormOperation {
   NormWeights norm;
-  int32_t size, from, to, is_added;
+  int32_t size, count, from, to, first, is_added;  // `to` begins at `first`
   float scale;
 };
 
 inline void run(const Pass& pass, const NormOperation& op, int t) {
-  float *from = pass.at(op.from, t), *to = pass.at(op.to, t);
-  if (!op.is_added) return normalize(op.norm, from, op.size, to);
-  normalize(op.norm, from, op.size, from);
-  for (int i = 0; i < op.size; i++) to[i] += from[i] * op.scale;
+  float *from = pass.at(op.from, t), *to = pass.at(op.to, t) + op.first;
+  const int end = op.size * op.count;
+  for (int i = 0; i < end; i += op.size) normalize(op.norm, from + i, op.size, (op.is_added ? from : to) + i);
+  for (int i = 0; op.is_added && i < end; i++) to[i] += from[i] * op.scale;
+}
+
+struct Scaling {  // to *= scale * from[first ..], or to *= scale if there is no slot `from`
+  int32_t size, from, first, to;
+  float scale;
+};
+
+inline void run(const Pass& pass, const Scaling& op, int t) {
+  float* to = pass.at(op.to, t);
+  const float* by = op.from < 0 ? nullptr : pass.at(op.from, t) + op.first;
+  for (int i = 0; i < op.size; i++) to[i] *= by ? op.scale * by[i] : op.scale;
 }
 
 }  // namespace penstock

@@ -6,18 +6,18 @@
 
 namespace penstock {
 
-enum Finish { kStore, kAdd, kActivate, kGate };  // as FINISHES in program.py
+enum Finish { kStore, kAdd, kActivate, kGate, kGateStored };  // as FINISHES in program.py
 
-struct Product {  // as _Product in program.py
+struct Product {  // as Product in structs.py
   Linear linear;
-  int32_t from, to, finish;
-  int32_t activation;  // of kActivate and kGate
+  int32_t from, to, first, finish;  // first: where in the slot its outputs begin
+  int32_t activation;  // of kActivate, kGate and kGateStored
   float scale;         // of kAdd
 };
 
 inline void run(const Pass& pass, const Product& op) {
   const int stride = pass.slots[op.to].stride;
-  float* out = pass.slots[op.to].data;
+  float* out = pass.slots[op.to].data + op.first;
   auto multiply = [&](auto finish) {
     linear(*team, op.linear, pass.slots[op.from].data, pass.slots[op.from].stride, pass.batch.num_tokens, pass.packed,
            finish);
@@ -33,6 +33,11 @@ inline void run(const Pass& pass, const Product& op) {
     case kActivate:
       return multiply([=, activation = op.activation](int t, int output, Floats sum) {
         store(out + size_t(t) * stride + output, activated(activation, sum));
+      });
+    case kGateStored:  // the gates are there, not activated yet
+      return multiply([=, activation = op.activation](int t, int output, Floats sum) {
+        float* at = out + size_t(t) * stride + output;
+        store(at, gated(activation, load16(at), sum));
       });
     default:
       // The gate and the up of an output are adjacent: the up, which comes second, finishes both.

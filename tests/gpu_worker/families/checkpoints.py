@@ -24,6 +24,7 @@ def config_of(case: Case) -> transformers.PretrainedConfig:
     """The case's configuration, as its own class completes it."""
     made = transformers.CONFIG_MAPPING[case.model_type]
     usual = made()
+    usual.allow_global_per_layer_attribute_access = True  # some differ by layer
     sizes = {name: value for name, value in SIZES.items() if getattr(usual, name, None) is not None}
     return made(**{**sizes, **case.changes})
 
@@ -34,12 +35,12 @@ def make_model(case: Case) -> transformers.PreTrainedModel:
     torch.manual_seed(case.seed + sum(map(ord, case.model_type + repr(sorted(case.changes.items())))))
     made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model: transformers.PreTrainedModel = made.float().eval()
-    _spread(model, case.wider)
+    spread(model, case.wider)
     return model
 
 
 @torch.no_grad()
-def _spread(model: nn.Module, wider: Mapping[str, float]) -> None:
+def spread(model: nn.Module, wider: Mapping[str, float]) -> None:
     """Draw every weight anew: no norm is neutral, no bias zero, no expert out of reach."""
     for name, tensor in [*model.named_parameters(), *((key, model.get_buffer(key)) for key in _saved_buffers(model))]:
         usual = 1.0 - tensor.mean().round() if tensor.dim() <= 1 else 0.0  # what the model adds to a norm's weight
@@ -75,8 +76,9 @@ class Answer(NamedTuple):
 class Reference:
     """A case's checkpoint, and transformers' greedy continuations and log-probabilities."""
 
-    def __init__(self, folder: Path, case: Case) -> None:
-        self.folder, self.case, self.model = folder, case, make_model(case)
+    def __init__(self, folder: Path, case: Case, model: transformers.PreTrainedModel | None = None) -> None:
+        """`model` is made for the case, unless it is given."""
+        self.folder, self.case, self.model = folder, case, make_model(case) if model is None else model
         self.model.save_pretrained(folder)
         self._known: dict[tuple[int, ...], Answer] = {}
 

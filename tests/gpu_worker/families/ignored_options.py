@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import fields, replace
 
 from penstock.core.checkpoint.decoder import Attention, Decoder, Layer
-from penstock.core.checkpoint.families.rope import RopeConfig
+from penstock.core.checkpoint.parsing.rope import RopeConfig
 
 Path = tuple[str, ...]
 
@@ -15,6 +15,8 @@ _SIZES = {"architecture", "checkpoint_dtype", "has_page_groups", "layers", "name
 _TOO_SMALL = {"eps", "renormalize_eps", "embedding_scale_is_rounded"}
 """They change no more than rounding does in fp32."""
 
+_WITHOUT_EFFECT = {("beside_mlp", "experts", "router", "renormalize")}
+"""Of what they scale, a norm is taken."""
 _OF_NORMS = {"norms_span", "norms_follow_rope"}
 
 
@@ -22,7 +24,7 @@ def without_each_option(decoder: Decoder) -> Iterator[tuple[str, Decoder]]:
     """Each option's path, and the description without it, in all layers that have it."""
     for path in sorted(set(_options(decoder))):
         yield ".".join(path), _without(decoder, path)
-    for path in sorted({path for layer in decoder.layers for path in _options(layer)}):
+    for path in sorted({path for layer in decoder.layers for path in _options(layer)} - _WITHOUT_EFFECT):
         yield ".".join(path), replace(decoder, layers=tuple(_without(layer, path) for layer in decoder.layers))
 
 

@@ -8,6 +8,7 @@ _WARM = {"floor_scale": 16, "attn_scale": 0.5}
 
 CASES = {
     "llama4": Case("llama4_text", _DENSE_SIZE),
+    "llama4-chunks": Case("llama4_text", {**_DENSE_SIZE, "attention_chunk_size": 20}, by_transformers=False),
     "llama4-warm": Case("llama4_text", {**_DENSE_SIZE, **_WARM}, by_transformers=False),
     "llama4-every-second": Case(
         "llama4_text", {**_DENSE_SIZE, "interleave_moe_layer_step": 2, "use_qk_norm": False, "attention_bias": True}

@@ -28,7 +28,11 @@ class Scored(Engine):
         """All at once; what follows each."""
         ids = [self.add(text, sampling) for text in texts]
         self.drain()
-        return [Answer(self.outputs[request_id, 0], self.logprobs.get(request_id, [])) for request_id in ids]
+        return [self.answer(request_id) for request_id in ids]
+
+    def answer(self, request_id: str) -> Answer:
+        """What followed one text."""
+        return Answer(self.outputs[request_id, 0], self.logprobs.get(request_id, []))
 
     def _take(self, delta: SequenceDelta) -> None:
         super()._take(delta)
@@ -43,11 +47,13 @@ def texts_of(case: Case) -> list[list[int]]:
 
 
 def check(reference: Reference, run: Schedule, **options: Any) -> None:
-    """Run a case's texts through a schedule, and compare with the reference; `options` are the engine's."""
+    """Run a case's texts through a schedule, and compare with the reference; `options` are the engine's.
+
+    `kind` among them is another class of engine.
+    """
     texts = texts_of(reference.case)
-    engine = _engine(reference, run, (), options)
-    if groups := engine.hello.window_groups:
-        engine = _engine(reference, run, groups, options)
+    engine = engine_of(reference, run, options)
+    groups = engine.hello.window_groups
     batches = [texts] if run.together else [[text] for text in texts]
     for _ in range(1 + run.cached):
         for batch in batches:
@@ -57,9 +63,18 @@ def check(reference: Reference, run: Schedule, **options: Any) -> None:
                     raise AssertionError(f"{run}: {difference}")
     stats = engine.scheduler.stats()
     if run.cached and not run.tight:
-        assert stats.num_cached_tokens >= sum((len(text) - 1) // run.page_size * run.page_size for text in texts)
+        page_size = max(run.page_size, *(group.page_size for group in groups), 1)  # where all groups can start
+        assert stats.num_cached_tokens >= sum((len(text) - 1) // page_size * page_size for text in texts)
     if run.tight and not groups:  # what lies behind a window is free again: then there is no need
         assert stats.num_preemptions > 0
+
+
+def engine_of(reference: Reference, run: Schedule, options: dict[str, Any]) -> Scored:
+    """An engine with the pool that a schedule asks for."""
+    engine = _engine(reference, run, (), options)
+    if groups := engine.hello.window_groups:
+        engine = _engine(reference, run, groups, options)
+    return engine
 
 
 def _engine(reference: Reference, run: Schedule, groups: tuple[WindowGroup, ...], options: dict[str, Any]) -> Scored:
@@ -71,4 +86,5 @@ def _engine(reference: Reference, run: Schedule, groups: tuple[WindowGroup, ...]
     # As many as the scheduler counts with for each window.
     for_windows = [2 + -(-(group.window + run.page_size) // group.page_size) for group in groups]
     shape["num_pages"] += sum(for_windows) if run.tight else len(groups) * shape["num_pages"]
-    return Scored(reference.folder, **shape, **options)
+    kind: type[Scored] = options.get("kind", Scored)
+    return kind(reference.folder, **shape, **{name: its for name, its in options.items() if name != "kind"})

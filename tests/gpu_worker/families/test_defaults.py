@@ -7,8 +7,8 @@ import pytest
 import transformers
 
 from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.families.by_transformers import architectures
 from penstock.core.checkpoint.families.registry import ARCHITECTURES, parse_model_config
+from penstock.core.checkpoint.parsing.by_transformers import architectures
 
 COMPLETED: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},

@@ -48,7 +48,7 @@ def find(tmp_path_factory: pytest.TempPathFactory) -> Find:
     return find
 
 
-@pytest.mark.timeout(900 if IS_LONG else 120)
+@pytest.mark.timeout(900 if IS_LONG else 300)
 @pytest.mark.parametrize(("name", "backend"), [(name, backend) for name in CASES for backend in backends(name)])
 def test_greedy(find: Find, name: str, backend: str) -> None:
     runs = schedules(list(CASES).index(name) + list(BACKENDS).index(backend))

@@ -20,7 +20,7 @@ def kind_of(function: InterpretedFunction, args: tuple[Any, ...], kwargs: dict[s
     for name, value in {**dict(zip(parameters, args, strict=False)), **kwargs}.items():
         if name not in parameters:
             continue
-        if "constexpr" in str(parameters[name].annotation) or isinstance(value, (bool, float)):
+        if "constexpr" in str(parameters[name].annotation) or value is None or isinstance(value, (bool, float)):
             said.append(f"{name}={value}" if not isinstance(value, float) else name)
         elif isinstance(value, torch.Tensor):
             is_aligned = value.storage_offset() * value.element_size() % 16 == 0

@@ -7,7 +7,7 @@ import torch
 
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.decoder import DecoderModel
-from penstock.gpu_worker.models.loader import dummy_model, load_model_config
+from penstock.gpu_worker.models.loading.loader import dummy_model, load_model_config
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.startup.memory_profile import pool_budget, row_state_bytes
 from penstock.gpu_worker.state.kv_pool import KVPool
@@ -48,7 +48,7 @@ def test_what_is_left_for_pages(
         folder, max_num_seqs=3, max_num_batched_tokens=11, gpu_memory_utilization=0.9, enforce_eager=eager
     )
     with torch.inference_mode():
-        budget = pool_budget(config, model, torch.float32, device)
+        budget = pool_budget(config, model, torch.float32, torch.float32, device)
     assert launched == [11]
     rows = row_state_bytes(config, model_config)
     assert rows > 4 * (4 * 513 + 513 * 16)

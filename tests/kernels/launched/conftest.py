@@ -9,15 +9,14 @@ import os
 import pytest
 import torch
 
+from tests.kernels.interpreter_limits import dtypes
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_GPU = torch.cuda.is_available() and not INTERPRETED
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the present default; unset, newer releases warn
 
 collect_ignore_glob = [] if INTERPRETED or ON_GPU else ["test_*.py"]
-
-# The interpreter's dot product is wrong for bf16.
-DTYPES = [torch.float32, torch.bfloat16, torch.float16] if ON_GPU else [torch.float32, torch.float16]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "dtype" in metafunc.fixturenames:
-        metafunc.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+        metafunc.parametrize("dtype", dtypes(), ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
 @pytest.fixture

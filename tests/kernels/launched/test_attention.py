@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.kernels.paged_attention import paged_attention_reference
-from penstock.kernels.triton.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
+from penstock.kernels.triton.attention.paged_attention import DecodeTiles, PrefillTiles, paged_attention_triton
 from tests.kernels.attention_cases import AttentionCase, make_inputs
 from tests.kernels.pairs import every
 from tests.kernels.tolerances import assert_near
@@ -49,7 +49,9 @@ def test_group_sizes(device: str, heads: int, kv_heads: int) -> None:
 
 @pytest.mark.parametrize(
     ("head_dim", "page_size", "window", "softcap", "sinks", "num_splits"),
-    every((32, 64, 80, 96, 112, 128, 192, 256), (1, 4, 16, 64), (None, 1, 9, 33), (0.0, 2.0), (False, True), (1, 3)),
+    every(
+        (32, 64, 80, 96, 112, 128, 192, 256, 512), (1, 4, 16, 64), (None, 1, 9, 33), (0.0, 2.0), (False, True), (1, 3)
+    ),
 )
 def test_combinations(
     device: str, head_dim: int, page_size: int, window: int | None, softcap: float, sinks: bool, num_splits: int
@@ -61,7 +63,7 @@ def test_combinations(
     check(device, case, DecodeTiles(16, num_splits, 1, 4, 2), PrefillTiles(16, 16, 4, 2))
 
 
-@pytest.mark.parametrize("window", [1, 16, 17])
+@pytest.mark.parametrize("window", [1, 16, 17, -16, -17])
 @pytest.mark.parametrize("num_splits", [1, 4])
 def test_windows_at_the_edges_of_tiles(device: str, window: int, num_splits: int) -> None:
     """A chunk of several tiles of queries; pages of half a tile."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from penstock.kernels.experts import grouped_linear_reference, sum_of_experts_reference
+from penstock.kernels.held_experts import held_experts
 from penstock.kernels.routing import Routing, route_reference
 from penstock.kernels.triton.experts import (
     group_rows_triton,
@@ -130,3 +131,25 @@ def test_what_is_not_a_number_stays_in_its_token(device: str) -> None:
     is_its = torch.arange(80, device=device) // 2 == 7
     assert torch.equal(got[~is_its], expected[~is_its])
     assert bool(got[is_its].isnan().all())
+
+
+@pytest.mark.parametrize(("num_tokens", "num_experts"), [(1, 5), (40, 5), (200, 4)])
+def test_ranks_compute_each_row_once(device: str, num_tokens: int, num_experts: int) -> None:
+    """Two ranks share the experts: what they compute adds up to the whole, and nobody reads what another has."""
+    top_k = 2
+    ids = some_ids(num_tokens, num_experts, top_k, device)
+    x, weights = torch.randn(num_tokens, 64, device=device), torch.rand(num_tokens, top_k, device=device)
+    weight = torch.randn(num_experts, 48, 64, device=device) / 8
+    turns = torch.arange(num_tokens, device=device)
+    ranks_of = [(0, 1), *((expert % 2,) for expert in range(1, num_experts))]
+    total = torch.zeros(num_tokens, 48, device=device)
+    for rank in range(2):
+        held = held_experts(rank, ranks_of, torch.device(device))
+        here = [expert for expert, ranks in enumerate(ranks_of) if rank in ranks]
+        grouped = group_rows_triton(held.serving(ids, turns), held.num_held, are_some=True)
+        rows = grouped_linear_triton(x, grouped, weight[here], None, of_tokens=True)
+        is_other = (held.ranks_of(ids, turns) != rank).flatten()
+        rows[is_other] = float("nan")  # nobody has written it
+        total += sum_of_experts_triton(rows, grouped, weights)
+    expected = grouped_linear_reference(x[:, None].expand(-1, top_k, -1), ids, weight)
+    assert_near(total, sum_of_experts_reference(expected, weights), factor=4)

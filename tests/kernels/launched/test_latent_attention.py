@@ -7,9 +7,9 @@ import torch
 
 from penstock.kernels.latent_attention import expanded_attention_reference, latent_attention_reference
 from penstock.kernels.latent_write import latent_write_reference
-from penstock.kernels.triton.latent_attention import LatentTiles, latent_attention_triton
-from penstock.kernels.triton.latent_expanded import ExpandedTiles, expanded_attention_triton
-from penstock.kernels.triton.latent_write import latent_write_triton
+from penstock.kernels.triton.latents.attention import LatentTiles, latent_attention_triton
+from penstock.kernels.triton.latents.expanded import ExpandedTiles, expanded_attention_triton
+from penstock.kernels.triton.latents.write import latent_write_triton
 from tests.kernels.latent_cases import Lens, bounds_of, expanded_inputs, latent_inputs
 from tests.kernels.tolerances import assert_near
 

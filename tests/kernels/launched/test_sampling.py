@@ -17,11 +17,11 @@ from penstock.kernels.sampling import (
     sample_reference,
 )
 from penstock.kernels.top_logprobs import top_logprobs_reference
-from penstock.kernels.triton.philox import philox_words
-from penstock.kernels.triton.sampling import sample_triton
-from penstock.kernels.triton.sampling_adjust import adjust_logits
-from penstock.kernels.triton.sampling_filter import filter_bounds
-from penstock.kernels.triton.top_logprobs import top_logprobs_triton
+from penstock.kernels.triton.sampling.adjust import adjust_logits
+from penstock.kernels.triton.sampling.filter import filter_bounds
+from penstock.kernels.triton.sampling.philox import philox_words
+from penstock.kernels.triton.sampling.sampling import sample_triton
+from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton
 
 ALL = SamplingNeeds(*[True] * 7)
 VOCAB = 203

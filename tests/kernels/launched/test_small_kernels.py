@@ -78,6 +78,20 @@ def test_qk_norm_rope_write(device: str, dtype: torch.dtype, case: QKCase) -> No
         rows = cos_sin[positions]
         again = qk_norm_rope_write_triton(qkv, None, rows, norms, pools[1][0], pools[1][1], slots.int(), inputs.q_scale)
         torch.testing.assert_close(again, got, rtol=0, atol=0)
+    q_only, before = qkv[:, : case.num_q_heads * case.head_dim].contiguous(), pools[1].clone()
+    alone = qk_norm_rope_write_triton(
+        q_only,
+        positions,
+        cos_sin,
+        norms._replace(k=None),
+        pools[1][0],
+        pools[1][1],
+        slots,
+        inputs.q_scale,
+        writes=False,
+    )
+    torch.testing.assert_close(alone, got, rtol=0, atol=0)
+    torch.testing.assert_close(pools[1], before, rtol=0, atol=0)
 
 
 def test_rope_of_many_tokens(device: str) -> None:

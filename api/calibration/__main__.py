@@ -1,0 +1,97 @@
+"""`python -m penstock.calibration`: measures for `penstock plan`, which itself has no torch.
+
+One request a line as JSON on stdin (`Request`), one answer a line as JSON on stdout: what was asked for, or
+{"error": ...}. The process holds what it has loaded until its input ends.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from penstock.calibration.installation import inspect
+from penstock.calibration.rates import read_rate
+from penstock.calibration.this_machine import ThisCpu, resident_bytes, this_cpu, this_gpu
+from penstock.calibration.timed_engine import TimedEngine
+from penstock.core.config import ConfigError
+from penstock.core.planning.machines import load_machines
+from penstock.core.planning.requests import (
+    Describe,
+    Inspect,
+    Loaded,
+    LoadModel,
+    Memory,
+    MemoryRate,
+    Ran,
+    Remeasure,
+    Request,
+    Run,
+)
+from penstock.gpu_worker.devices.cpu import num_cores
+from penstock.options import quiet
+
+
+class Calibration:
+    """Answers requests."""
+
+    def __init__(self) -> None:
+        self._engine: TimedEngine | None = None
+
+    @cached_property
+    def _cpu(self) -> ThisCpu:
+        return ThisCpu()
+
+    def answer(self, request: Request) -> object:
+        """What the request asks for."""
+        match request:
+            case Describe(machines, again):
+                if torch.cuda.is_available():
+                    return this_gpu(load_machines(None if machines is None else Path(machines)))
+                return this_cpu(again=again)
+            case Remeasure():
+                return self._cpu.measure()
+            case LoadModel(model, options):
+                return self._load(Path(model), options)
+            case Run(batch, context, num_steps):
+                if self._engine is None:
+                    raise ConfigError("no model is loaded")
+                return Ran([(step.chunks, step.seconds) for step in self._engine.best(batch, context, num_steps)])
+            case MemoryRate():
+                return read_rate(num_cores())
+            case Memory():
+                return resident_bytes()
+            case Inspect():
+                return inspect()
+
+    def _load(self, model: Path, options: dict[str, Any]) -> Loaded:
+        kind = "safetensors" if any(model.glob("*.safetensors")) else "dummy"
+        self._engine = TimedEngine(model, load_format=kind, **options)
+        hello = self._engine.hello
+        return Loaded(hello.device, hello.dtype, self._engine.start_seconds)
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    quiet("auto")
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # nothing but answers goes there
+    calibration = Calibration()
+    decoder = msgspec.json.Decoder(Request)
+    for line in sys.stdin.buffer:
+        answers.write(msgspec.json.encode(_answered(calibration.answer, decoder.decode(line))) + b"\n")
+
+
+def _answered(answer: Callable[[Request], object], request: Request) -> object:
+    try:
+        return {"answer": answer(request)}
+    except (ConfigError, RuntimeError, ValueError, MemoryError, OSError) as error:
+        return {"error": str(error) or type(error).__name__}
+
+
+if __name__ == "__main__":
+    main()

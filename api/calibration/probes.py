@@ -1,0 +1,128 @@
+"""Made-up models that tell what a step consists of: the engine runs them, and a fit finds what each part takes."""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.calibration.timed_engine import TimedEngine, TimedStep
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.planning.step_costs import KNOTS, StepCosts, fit
+
+_LONGEST = 1100
+
+
+class Shape(NamedTuple):
+    """Of a made-up model."""
+
+    hidden: int
+    inner: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    vocab: int
+
+    def config(self, dtype: str) -> dict[str, Any]:
+        """Its config.json."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "dtype": dtype,
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": 64,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        }
+
+
+TINY = Shape(128, 256, 1, 2, 2, 512)
+"""Next to nothing: a step as such."""
+DEEP = Shape(64, 128, 24, 1, 1, 512)
+"""Layers with next to nothing in them."""
+WORDY = Shape(256, 512, 1, 8, 1, 16384)
+"""Many logits, and queries that share keys."""
+CACHED = Shape(256, 1024, 5, 4, 2, 512)
+"""Five million weights, which any cache of a processor holds."""
+STREAMED = Shape(1024, 4096, 6, 16, 4, 512)
+"""91 million weights, which a usual one does not."""
+
+_RUNS: dict[Shape, Sequence[tuple[int, int, int]]] = {
+    TINY: [(1, 16, 30), (4, 16, 20), (16, 16, 20), (1, 1024, 20), (8, 256, 20)],
+    DEEP: [(1, 16, 20), (4, 16, 20), (16, 16, 20), (1, 1024, 20), (4, 256, 20)],
+    WORDY: [(1, 16, 20), (4, 16, 20), (16, 16, 20), (1, 1024, 20), (8, 512, 20)],
+    CACHED: [*((rows, 16, 20) for rows in (1, 2, 4, 8, 16, 32)), (1, 1024, 20), (16, 64, 20), (16, 1024, 10)],
+    STREAMED: [*((rows, 16, 6) for rows in (1, 2, 4, 8, 16, 32)), (1, 1024, 6), (8, 128, 6)],
+}
+"""Shape -> runs: prompts, the length of each, tokens that follow. The smallest model comes first."""
+_PROMPTS = (*(knot for knot in KNOTS if knot > 32), 1024)
+
+
+class Probes:
+    """The made-up models, loaded. Measuring them takes a few seconds."""
+
+    def __init__(self, dtype: str, **options: Any) -> None:
+        self._dtype = dtype
+        self._engines: dict[Shape, TimedEngine] = {}
+        self._decoders: dict[Shape, Decoder] = {}
+        self._options = options
+
+    def load(self, shape: Shape) -> TimedEngine:
+        """Once for each shape."""
+        if shape not in self._engines:
+            config = shape.config(self._dtype)
+            decoder = parse_model_config(config)
+            assert isinstance(decoder, Decoder)
+            self._decoders[shape] = decoder
+            with _folder(config) as folder:
+                self._engines[shape] = engine = TimedEngine(
+                    folder,
+                    load_format="dummy",
+                    max_num_seqs=32,
+                    max_num_batched_tokens=1024,
+                    max_model_len=_LONGEST,
+                    num_pages=16 * _LONGEST // 16,
+                    **self._options,
+                )
+            engine.run(2, 16, 2)  # what happens once
+        return self._engines[shape]
+
+    def measure(self, cache: float, bytes_per_weight: float) -> StepCosts:
+        """Run them all once.
+
+        Args:
+            cache: bytes of the last cache.
+            bytes_per_weight: as weights are stored.
+        """
+        decoders, steps = list[Decoder](), list[TimedStep]()
+        for shape, runs in _RUNS.items():
+            engine = self.load(shape)
+            for run in (*runs, *((1, length, 0) for length in _PROMPTS)):
+                found = [step for step in engine.best(*run) if _tells(step)]
+                steps += found
+                decoders += [self._decoders[shape]] * len(found)
+        seconds = np.array([step.seconds for step in steps])
+        fitted = fit(decoders, [Counter(step.chunks) for step in steps], seconds, cache / bytes_per_weight)
+        return StepCosts(seconds=tuple(fitted.tolist()), cache=cache, bytes_per_weight=bytes_per_weight)
+
+
+def _tells(step: TimedStep) -> bool:
+    """Steps with a few tokens of prompts are mostly about new rows, and tell little else."""
+    return all(count == 1 or count >= KNOTS[-3] for _, count in step.chunks)
+
+
+@contextmanager
+def _folder(config: dict[str, Any]) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(config))
+        yield Path(name)

@@ -1,0 +1,137 @@
+"""The description of this machine that plans are made with, kept for a day if little else ran meanwhile."""
+
+import hashlib
+import os
+import platform
+import time
+from pathlib import Path
+
+import msgspec
+import structlog
+import torch
+
+from penstock.calibration.probes import TINY, Probes
+from penstock.calibration.rates import device_rates, read_rate
+from penstock.core.planning.machines import Machine
+from penstock.core.planning.step_costs import describe
+from penstock.gpu_worker.devices.cpu import num_cores
+from penstock.gpu_worker.devices.open import choose_dtype
+from penstock.ipc.version import VERSION
+from penstock.kernels.native.build import built_library, cache_folder
+
+log = structlog.get_logger()
+
+KEPT_SECONDS = 24 * 3600.0
+"""Longer, and a machine that is shared may have become another."""
+_QUIET = 0.5
+"""Load average of a core up to which a machine counts as left to the measurement."""
+_FORMATS = {torch.bfloat16: "fp16", torch.float32: "fp32"}
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_USUAL_CACHE = 32 << 20
+
+
+class ThisCpu:
+    """The CPU. Holds the made-up models that it is measured with."""
+
+    def __init__(self, num_threads: int = 0) -> None:
+        self.num_threads = num_threads or num_cores()
+        self._dtype = choose_dtype("auto", "bfloat16", torch.device("cpu"))
+        self._probes = Probes(_DTYPES[self._dtype], device="cpu", num_threads=num_threads)
+        self._probes.load(TINY)
+        self._runtime = float(resident_bytes())
+
+    def measure(self) -> Machine:
+        """Takes a few seconds."""
+        rate = read_rate(self.num_threads)
+        steps = self._probes.measure(_cache_bytes(), float(self._dtype.itemsize))
+        flops = describe(steps)["flops_per_second"]
+        # Without arithmetic in bf16, our own kernels widen stored bf16 weights as they go.
+        weights = "fp16" if built_library() else _FORMATS[self._dtype]
+        return Machine(
+            name=_processor(self.num_threads),
+            memory=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+            bandwidth=rate,
+            link=rate,
+            flops={"fp16": flops},
+            runtime=self._runtime,
+            most=1,
+            weights=weights,
+            kv=_FORMATS[self._dtype],
+            steps=steps,
+            measured_at=time.time(),
+        )
+
+
+def this_cpu(num_threads: int = 0, *, again: bool = False) -> Machine:
+    """As measured within the last day, or now, which is kept if little else runs here."""
+    path = cache_folder() / f"machine-{_fingerprint(num_threads or num_cores())}.json"
+    if not again:
+        try:
+            kept = msgspec.json.decode(path.read_bytes(), type=Machine)
+        except (OSError, msgspec.MsgspecError):
+            kept = None
+        if kept is not None and 0 <= time.time() - kept.measured_at < KEPT_SECONDS:
+            return kept
+    others = os.getloadavg()[0]
+    found = ThisCpu(num_threads).measure()
+    if others > _QUIET * num_cores():
+        log.warning("other processes use this machine, so its description is not kept", load_average=round(others, 2))
+        return found
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(f".{os.getpid()}")
+    aside.write_bytes(msgspec.json.encode(found))
+    aside.replace(path)
+    return found
+
+
+def this_gpu(known: dict[str, Machine]) -> Machine:
+    """The first GPU: its published figures if it is known, else measured ones."""
+    properties = torch.cuda.get_device_properties(0)
+    count = torch.cuda.device_count()
+    machine = known_gpu(properties.name, known)
+    if machine is None:
+        bandwidth, flops = device_rates(torch.device("cuda", 0), torch.cuda.synchronize)
+        machine = Machine(name=properties.name, memory=0.0, bandwidth=bandwidth, link=64e9, flops={"fp16": flops})
+    return msgspec.structs.replace(machine, memory=float(properties.total_memory), most=count)
+
+
+def known_gpu(name: str, known: dict[str, Machine]) -> Machine | None:
+    """The machine that a driver's name for a GPU means; cards for PCIe are slower than their namesakes."""
+    words = name.upper().replace("-", " ").split()
+    if "PCIE" in words or "NVL" in words:
+        return None
+    for key, machine in known.items():
+        wanted = key.upper().split("-")
+        if any(words[i : i + len(wanted)] == wanted for i in range(len(words))):
+            return machine
+    return None
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cache_bytes() -> float:
+    """Of the last cache of a core."""
+    found = 0
+    for path in _CACHES.glob("index*/size"):
+        text = path.read_text().strip()
+        units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+        if text[:-1].isdigit() and text[-1] in units:
+            found = max(found, int(text[:-1]) * units[text[-1]])
+    return float(found or _USUAL_CACHE)
+
+
+def _processor(num_threads: int) -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return f"{named or platform.processor()}, {num_threads} threads"
+
+
+def _fingerprint(num_threads: int) -> str:
+    """Of all that the description depends on, as far as one can know."""
+    about = (VERSION, str(built_library()), _processor(num_threads), platform.node(), torch.__version__)
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""`penstock quantize`: a checkpoint of floats becomes one that is quantized."""

@@ -1,0 +1,1 @@
+"""`penstock replay`: what a server recorded, computed again and compared."""

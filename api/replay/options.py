@@ -1,0 +1,60 @@
+"""The options of a replay: those that the recording was made with, but for those that are given; and what it needs."""
+
+from argparse import Namespace
+
+from penstock.core.config import Config, ConfigError
+from penstock.core.config.flags import config_from, flags
+from penstock.core.recording.reader import Run
+
+GROUPS = ("model", "scheduler", "worker", "log")
+
+_NEUTRAL = {
+    "step_trace": "",
+    "record": "",
+    "record_prompts": False,
+    "profile": "",
+    "spare_worker": False,
+    "disk_kv": "",  # it may be in use
+    "max_num_queued_seqs": 1 << 30,  # nothing is refused that was accepted before
+    "max_num_queued_tokens": 1 << 40,
+    "queue_patience": 0.0,
+    "queue_timeout": 0.0,
+}
+"""Options that a replay does not take over."""
+
+
+def replay_config(run: Run, given: Namespace) -> Config:
+    """The run's options, but for those that are `given`.
+
+    Raises:
+        ConfigError: an option cannot work; or nothing was computed in the run.
+    """
+    names = {flag.field for flag in flags(GROUPS)}
+    recorded = {name: value for group in run.header.options.values() for name, value in group.items() if name in names}
+    hello = run.hello()
+    sizes = {"num_pages": hello.num_pages}
+    if "model" not in given:  # another model may have another limit
+        sizes["max_model_len"] = hello.max_model_len
+    neutral = {name: value for name, value in _NEUTRAL.items() if name in names}
+    asked = {name: value for name, value in vars(given).items() if name in names}
+    if surplus := neutral.keys() & asked.keys():
+        raise ConfigError(f"--{min(surplus).replace('_', '-')} has no effect on a replay")
+    return config_from(Namespace(**(recorded | sizes | neutral | asked)), {})
+
+
+def check_plans(run: Run) -> None:
+    """
+    Raises:
+        ConfigError: the plans of this run cannot be computed again.
+    """
+    if not run.header.has_tokens:
+        raise ConfigError("--plans needs the tokens of prompts and outputs: record with --record-prompts")
+    if not run.is_whole:
+        raise ConfigError(
+            "--plans needs a run from its beginning, because pages hold what earlier steps computed: the oldest lines "
+            "of this one were dropped (a larger --record-mib keeps more)"
+        )
+    if run.header.options.get("worker", {}).get("disk_kv"):
+        raise ConfigError("--plans cannot know what the disk tier of this run held")
+    if len({(worker.hello["num_pages"], worker.hello["max_num_seqs"]) for worker in run.workers}) > 1:
+        raise ConfigError("--plans needs workers of one size, and those of this run differ")

@@ -1,0 +1,1 @@
+"""What quantization costs in quality: `python -m penstock.bench.quality`."""

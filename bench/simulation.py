@@ -1,0 +1,250 @@
+"""How far simulations are off: a server is measured under some loads, and simulated by a fit to another one.
+
+    python -m bench.simulation [--model demo | --model qwen2.5-0.5b | --model clockwork] [--out FILE]
+    python -m bench.simulation --speed
+
+Each load gets a server of its own, which records what it does. Step costs, and the way between clients and scheduler,
+are fitted to the recording of the first load alone; the others are simulated from what their clients sent and when,
+and printed beside what these clients measured. Run it on a quiet machine: a load that had the processor to itself is no
+guide to one that had to share it. Where the last column, of a fit to the load itself, is small and the error is not,
+the machine was not the same throughout. `clockwork` is a model whose steps sleep, and need no processor. `--speed` says
+how many requests a minute are simulated, and by which load.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import commit, machine
+from bench.server_process import free_port, running
+from bench.shapes_folder import clockwork_folder, servable_folder, shape_folder
+from penstock.bench.load.client import run_job
+from penstock.bench.load.job import Job, Outcome, PlannedRequest
+from penstock.bench.load.report import summarize
+from penstock.core.checkpoint.families.registry import TEST_MODELS_VARIABLE
+from penstock.core.cli.plan import read_decoder
+from penstock.core.config import Config, SchedulerOptions
+from penstock.core.config.flags import add_flags, config_from
+from penstock.core.planning.costs import Costs
+from penstock.core.planning.machines import load_machines
+from penstock.core.planning.plan import Plan
+from penstock.core.simulation.arrivals import Arrival, Bursts, Shape, Targets, draw
+from penstock.core.simulation.figures import figures
+from penstock.core.simulation.fit import FittedDevice
+from penstock.core.simulation.prompts import Prompts
+from penstock.core.simulation.simulator import Simulator
+from penstock.core.simulation.study import Load, Machine, Measured, measured, planned_machine, with_clients
+
+_NUM_WARM = 6
+_NUM_LUCKS = 5
+"""Simulations of a load, whose figures are averaged: they differ in which steps are lucky."""
+
+_FIGURES = (
+    ("TTFT p50, ms", "ttft_ms", "p50"),
+    ("TTFT p99, ms", "ttft_ms", "p99"),
+    ("TPOT p50, ms", "tpot_ms", "p50"),
+    ("TPOT p99, ms", "tpot_ms", "p99"),
+    ("output tokens/s", "output_tokens_per_s", ""),
+)
+
+
+class Workload(NamedTuple):
+    """A load of so many requests."""
+
+    name: str
+    num_requests: int
+    bursts: Bursts
+    shape: Shape
+
+
+def workloads(model: str) -> list[Workload]:
+    """The one that is fitted to, then those that are predicted."""
+    rate, count, prompt, answer = {
+        "demo": (12.0, 500, (20, 300), (10, 100)),
+        "qwen2.5-0.5b": (0.8, 120, (20, 140), (16, 64)),
+        "clockwork": (8.0, 300, (20, 300), (10, 60)),
+    }[model]
+    plain = Shape(input_len=prompt, output_len=answer)
+    prefix_len = prompt[1] * 2 // 3 // 16 * 16
+    shared = Shape(
+        input_len=(prefix_len + 8, prefix_len + prompt[1] // 2),
+        output_len=answer,
+        prefix_len=prefix_len,
+        num_prefixes=4,
+    )
+    return [
+        Workload("fitted", count, Bursts(rate=rate, burstiness=0.5), plain),
+        Workload("steady", count, Bursts(rate=rate), plain),
+        Workload("bursty", count, Bursts(rate=0.75 * rate, burstiness=0.2), plain),
+        Workload("shared prefixes", count, Bursts(rate=1.2 * rate), shared),
+    ]
+
+
+class Served(NamedTuple):
+    """A load that a server was under."""
+
+    outcomes: list[Outcome]
+    arrivals: list[Arrival]  # as they were sent
+    known: Measured
+
+
+def serve(model: str, workload: Workload, seed: int, folder: Path, flags: Sequence[str]) -> Served:
+    """Put the load on a new server; return what its clients and its recording say."""
+    port, record = free_port(), folder / f"{workload.name.replace(' ', '-')}.jsonl"
+    served = ""
+    if model == "clockwork":
+        served = str(clockwork_folder(folder / "model", 0.01))
+    elif model != "demo":
+        served = str(servable_folder(model, folder / "model"))
+    command = [sys.executable, "-m", "penstock.core.cli", "serve", *([served] if served else [])]
+    command += ["--served-model-name", "m", "--port", str(port), "--record", str(record), "--num-threads", "1", *flags]
+    if model not in ("demo", "clockwork"):
+        command += ["--load-format", "dummy"]
+    drawn = draw(workload.num_requests, workload.bursts, workload.shape, seed)
+    environment = os.environ | {"PENSTOCK_LOG_LEVEL": "warning", TEST_MODELS_VARIABLE: "1"}
+    prompts = Prompts(200, 16, max(each.input_len for each in drawn), seed)  # bytes, in each of these tokenizers
+    planned = [
+        PlannedRequest(each.time, (50 + np.frombuffer(prompts.make(each), dtype=np.int32)).tolist(), each.output_len)
+        for each in drawn
+    ]
+    job = Job(f"http://127.0.0.1:{port}/v1", "m", "completions", planned, 0, 0.0)
+    with running(command, f"http://127.0.0.1:{port}/ready", environment, 300, folder / "server.log"):
+        warm = [PlannedRequest(0.0, [7 + i] * 40, 8) for i in range(_NUM_WARM)]
+        uvloop.run(run_job(msgspec.structs.replace(job, requests=warm, concurrency=1, start_at=time.time())))
+        time.sleep(0.5)
+        outcomes = uvloop.run(run_job(msgspec.structs.replace(job, start_at=time.time())))
+    (folder / f"{record.stem}-clients.json").write_bytes(msgspec.json.encode(outcomes))
+    failed = [outcome.error for outcome in outcomes if outcome.error]
+    if failed:
+        raise RuntimeError(f"{workload.name}: {len(failed)} requests failed: {failed[0]}")
+    known = measured(record)
+    known = known._replace(arrivals=known.arrivals[_NUM_WARM:], ttft=known.ttft[_NUM_WARM:])
+    sent = [
+        msgspec.structs.replace(each, time=max(0.0, outcome.start))
+        for each, outcome in zip(drawn, outcomes, strict=True)
+    ]
+    return Served(outcomes, sent, known)
+
+
+def fitted(served: Served) -> Machine:
+    """The machine, by what its scheduler recorded and its clients saw of one load."""
+    seen = sorted(served.outcomes, key=lambda outcome: outcome.start)
+    lengths = [each.output_len for each in served.known.arrivals]
+    if len(lengths) != len(seen):
+        raise RuntimeError(f"{len(seen)} requests were sent, and {len(lengths)} are in the recording")
+    return with_clients(served.known.machine, [outcome.ttft for outcome in seen], served.known.ttft)
+
+
+def simulated(on: Machine, arrivals: Sequence[Arrival], config: Config) -> dict[str, Any]:
+    """Each figure's mean over some simulations."""
+    load = Load(sorted(arrivals, key=lambda each: each.time))
+    requests = load.requests(on)
+    found: dict[str, list[float]] = {}
+    for luck in range(_NUM_LUCKS):
+        one = Simulator(config.scheduler, on.hello(config), on.device, on.timing, load.arrivals, requests, seed=luck)
+        run = figures(one.run(), load.arrivals, 0, Targets())
+        for title, figure, share in _FIGURES:
+            found.setdefault(title, []).append(run[figure][share] if share else run[figure])
+    return {title: statistics.mean(values) for title, values in found.items()}
+
+
+def judge(model: str, seed: int, flags: Sequence[str], keep: Path | None, console: Console) -> dict[str, Any]:
+    """Serve all loads, and compare those that nothing was fitted to."""
+    first, *others = workloads(model)
+    parser = argparse.ArgumentParser()
+    add_flags(parser, ("scheduler",))
+    config = config_from(parser.parse_args(flags), {})
+    record: dict[str, Any] = {"model": model, "loads": {}}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = keep / model if keep is not None else Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        on = fitted(serve(model, first, seed, folder, flags))
+        assert isinstance(on.device, FittedDevice)
+        record["weights"], record["typical_error"] = on.device.weights, on.device.error
+        record["timing"] = msgspec.to_builtins(on.timing)
+        for number, workload in enumerate(others, 1):
+            served = serve(model, workload, seed + number, folder, flags)
+            summary, predicted = summarize(served.outcomes), simulated(on, served.arrivals, config)
+            own = simulated(fitted(served), served.arrivals, config)
+            table = Table(f"{model}: {workload.name}", "predicted", "measured", "error", "own fit's error", box=None)
+            found = record["loads"][workload.name] = {}
+            for title, figure, share in _FIGURES:
+                actual = summary[figure][share] if share else summary[figure]
+                error, own_error = predicted[title] / actual - 1, own[title] / actual - 1
+                found[title] = {
+                    "predicted": predicted[title],
+                    "measured": actual,
+                    "error": error,
+                    "own_fit_error": own_error,
+                }
+                table.add_row(title, f"{predicted[title]:.2f}", f"{actual:.2f}", f"{error:+.1%}", f"{own_error:+.1%}")
+            console.print(table)
+    record["largest_error"] = max(abs(each["error"]) for load in record["loads"].values() for each in load.values())
+    console.print(f"{model}: the largest error is {record['largest_error']:.1%}\n")
+    return record
+
+
+def speed(count: int, rate: float) -> dict[str, Any]:
+    """Requests a minute of processor time, for Llama 3.1 8B on an H100 under a load that fills most rows."""
+    decoder = read_decoder(str(shape_folder("llama-3.1-8b")))
+    on = planned_machine(Plan(Costs(decoder), load_machines()["h100"]), 0.7)
+    config = Config(scheduler=SchedulerOptions())
+    began = time.process_time()
+    shape = Shape(input_len=(64, 1024), output_len=(16, 240), prefix_len=48, num_prefixes=16)
+    load = Load(draw(count, Bursts(rate=rate), shape, 0))
+    requests = load.requests(on)
+    one = Simulator(config.scheduler, on.hello(config), on.device, on.timing, load.arrivals, requests)
+    found = figures(one.run(), load.arrivals, 0, Targets())
+    seconds = time.process_time() - began
+    return {
+        "requests": count,
+        "rate_per_s": rate,
+        "rows_on_average": round(found["num_output_tokens"] / found["num_steps"], 1),
+        "steps": found["num_steps"],
+        "output_tokens": found["num_output_tokens"],
+        "processor_s": round(seconds, 3),
+        "us_per_step": round(1e6 * seconds / found["num_steps"], 1),
+        "requests_per_minute": round(60 * count / seconds),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", action="append", choices=("demo", "qwen2.5-0.5b", "clockwork"), help="can be repeated")
+    add("--seed", type=int, default=1)
+    add("--flags", default="--queue-patience 0", help="options of the server's scheduler (default: %(default)s)")
+    add("--speed", action="store_true", help="measure how fast simulations are, and nothing else")
+    add("--keep", type=Path, metavar="FOLDER", help="for recordings, which are dropped otherwise")
+    add("--out", type=Path, help="file for the results as JSON")
+    args = parser.parse_args(argv)
+    console = Console(highlight=False)
+    record: dict[str, Any] = {"kind": "simulation", "commit": commit(), "machine": machine()}
+    if args.speed:
+        record["speed"] = [speed(20_000, rate) for rate in (10.0, 25.0)]
+        for each in record["speed"]:
+            console.print(each)
+    else:
+        models = args.model or ["demo", "qwen2.5-0.5b"]
+        record["models"] = [judge(model, args.seed, args.flags.split(), args.keep, console) for model in models]
+    if args.out is not None:
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What guesses are worth: decoding with and without them, taking turns in one run.
+
+    python -m bench.speculation.lookup [--shape NAME] [--speculative-config JSON] [--out FILE.json]
+
+The model quotes (`bench/speculation/quoting.py`): its weights are made so that its text is known beforehand, and a
+step costs what any weights of the shape cost. Three workloads. `quoting`: a summary in the words of the prompt, one
+row. `unknown`: nothing of the answer was there before, so nothing is guessed. `misleading`: each pair of tokens was
+there before, with something else behind it, so every guess is wrong. Times are from each request's first token to its
+last one; all requests of a round begin together. Every answer is checked. `cpu` is the ratio by the processor time of
+the worker's thread, which can be trusted on a busy machine too, if there is one thread.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.local_engine import LocalEngine
+from bench.machine import commit, machine
+from bench.speculation.quoting import Asked, make_checkpoint, make_draft, misleading, quoting, unknown
+from penstock.gpu_worker.models.loading.loader import load_model_config
+from penstock.ipc.messages import SamplingParams
+from penstock.kernels.native.build import cache_folder
+
+WORKLOADS: dict[str, tuple[Callable[[int, int, int, int], Asked], tuple[int, ...]]] = {
+    "quoting": (quoting, (1,)),
+    "unknown": (unknown, (1, 4, 16)),
+    "misleading": (misleading, (1, 4, 16)),
+}
+_PROMPT = 1024  # tokens at least
+
+
+class Decoded(NamedTuple):
+    """From when all requests have a token until all are at their end."""
+
+    seconds: float
+    thread_seconds: float  # of the processor
+    num_tokens: int
+    num_steps: int
+
+
+def decode(engine: LocalEngine, asked: Sequence[Asked]) -> Decoded:
+    """Run requests that begin together, to their end.
+
+    Raises:
+        RuntimeError: an answer is not what the model writes.
+    """
+    sampling = [SamplingParams(max_tokens=len(each.answer), temperature=0.0) for each in asked]
+    names = [engine.add(each.prompt, params) for each, params in zip(asked, sampling, strict=True)]
+    found = {name: list[int]() for name in names}
+    began, thread_began, num_before, num_steps = 0.0, 0.0, 0, 0
+    while engine.has_work:
+        for delta in engine.step().deltas:
+            found[delta.request_id] += delta.token_ids
+        num_steps += bool(began)
+        if not began and all(found.values()):
+            began, thread_began = time.perf_counter(), time.thread_time()
+            num_before = sum(map(len, found.values()))
+    seconds, thread_seconds = time.perf_counter() - began, time.thread_time() - thread_began
+    if any(found[name] != each.answer for name, each in zip(names, asked, strict=True)):
+        raise RuntimeError("an answer is not the text that the model writes")
+    return Decoded(seconds, thread_seconds, sum(map(len, found.values())) - num_before, num_steps)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a table; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen2.5-0.5b", help="a folder name in bench/shapes")
+    parser.add_argument("--models", type=Path, default=cache_folder() / "shapes", help="where the checkpoint is made")
+    parser.add_argument("--speculative-config", default='{"method": "ngram", "num_speculative_tokens": 8}')
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="names, separated by commas")
+    parser.add_argument("--tokens", type=int, default=200, help="of each answer")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--draft-layers", type=int, default=0, help="guess with a draft model of so many first layers")
+    args = parser.parse_args(argv)
+    folder = make_checkpoint(args.shape, args.models)
+    if args.draft_layers:
+        draft = {"method": "draft_model", "model": str(make_draft(folder, args.draft_layers))}
+        args.speculative_config = json.dumps(draft | {"num_speculative_tokens": 4})
+    vocab_size = load_model_config(folder).vocab_size
+    length = max(_PROMPT, 4 * args.tokens + 8)
+    engines = {
+        config: LocalEngine(
+            folder,
+            load_format="safetensors",
+            device="cpu",
+            max_num_seqs=16,
+            max_model_len=length + args.tokens + 80,
+            num_pages=17 * -(-(length + args.tokens + 80) // 16),
+            enable_prefix_caching=True,  # prompts are computed in the first round only
+            num_threads=args.threads,
+            speculative_config=config,
+        )
+        for config in ("", args.speculative_config)
+    }
+    rows: list[dict[str, Any]] = []
+    print(f"{folder.name}, {args.threads} threads, load {machine()['load_before']:.1f}; {args.speculative_config}")
+    print(
+        f"{'':12} {'rows':>4} {'off, tokens/s':>14} {'on, tokens/s':>14} {'ratio':>6} {'cpu':>6} {'steps a token':>14}"
+    )
+    for name in args.workloads.split(","):
+        make, sizes = WORKLOADS[name]
+        for num_rows in sizes:
+            asked = [make(vocab_size, args.tokens, _PROMPT, 100 * num_rows + i) for i in range(num_rows)]
+            runs: dict[str, list[Decoded]] = {config: [] for config in engines}
+            for number in range(1 + args.rounds):
+                for config in sorted(engines, reverse=bool(number % 2)):
+                    runs[config].append(decode(engines[config], asked))
+            off, on = (runs[config][1:] for config in engines)
+            speed = [statistics.median(run.num_tokens / run.seconds for run in each) for each in (off, on)]
+            steps = sum(run.num_steps for run in on) / (sum(run.num_tokens for run in on) / num_rows)
+            cpu = statistics.median(a.thread_seconds / b.thread_seconds for a, b in zip(off, on, strict=True))
+            rows.append(
+                {
+                    "workload": name,
+                    "rows": num_rows,
+                    "off": speed[0],
+                    "on": speed[1],
+                    "cpu": cpu,
+                    "steps_a_token": steps,
+                }
+            )
+            rows[-1]["each"] = {"off": [run.seconds for run in off], "on": [run.seconds for run in on]}
+            ratios = f"{speed[1] / speed[0]:6.2f} {cpu:6.2f}"
+            print(f"{name:12} {num_rows:4} {speed[0]:14.1f} {speed[1]:14.1f} {ratios} {steps:14.2f}", flush=True)
+    if args.out:
+        command = shlex.join(["python", "-m", "bench.speculation.lookup", *(sys.argv[1:] if argv is None else argv)])
+        record = {"kind": "speculation", "model": folder.name, "commit": commit(), "machine": machine()}
+        args.out.write_text(json.dumps(record | {"command": command, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Part of Penstock; see docs/architecture.md."""

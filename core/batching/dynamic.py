@@ -1,0 +1,16 @@
+"""Dynamic batching: a batch begins when it is full, or when the first of it has waited for long enough."""
+
+from math import inf
+
+from penstock.core.batching.static import Static
+from penstock.core.config.options import SchedulerOptions
+
+
+class Dynamic(Static):
+    """As static, but a batch that is not full waits for more requests."""
+
+    def __init__(self, options: SchedulerOptions) -> None:
+        self._seconds = options.batch_wait_ms / 1000
+
+    def begins_at(self, num_waiting: int, size: int, oldest: float) -> float:
+        return -inf if num_waiting >= size else oldest + self._seconds

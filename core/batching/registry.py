@@ -1,0 +1,21 @@
+"""The batching kinds by their names in `--batching`."""
+
+from collections.abc import Callable
+
+from penstock.core.batching.dynamic import Dynamic
+from penstock.core.batching.length_aware import LengthAware
+from penstock.core.batching.static import Static
+from penstock.core.config.options import BatchingName, SchedulerOptions
+
+KINDS: dict[BatchingName, Callable[[SchedulerOptions], Static] | None] = {
+    "continuous": None,  # there are no batches: a sequence begins when there is room
+    "static": Static,
+    "dynamic": Dynamic,
+    "length-aware": LengthAware,
+}
+
+
+def make_batching(options: SchedulerOptions) -> Static | None:
+    """Return the kind that these options name; None if sequences begin one by one."""
+    make = KINDS[options.batching]
+    return None if make is None else make(options)

@@ -1,0 +1,64 @@
+"""Heads with layers of their own, which guess token by token: their description, and where their weights are."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.core.checkpoint.decoder import Decoder, Norm
+from penstock.core.checkpoint.parsing.family import Shape
+from penstock.core.checkpoint.weights import (
+    DecoderSources,
+    LinearSource,
+    NormSource,
+    Source,
+    decoder_sources,
+    stored_tensors,
+)
+
+TOKEN_OFFSETS = "d2t"
+
+
+class DraftHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A head that gets, for each position, the model's hidden state there and the next token."""
+
+    decoder: Decoder
+    """Its layers: from an `Entry`, without a final norm and an output matrix. `has_embedding`: it has its own."""
+    norm: Norm | None = None  # before the output matrix
+    norm_name: str = "norm"
+    num_outputs: int | None = None  # of its own output matrix; None: it has the model's
+    output_name: str = "lm_head"
+    has_token_map: bool = False  # output i means token i + d2t[i]
+    num_picked: int | None = None  # outputs of the model's matrix that it computes, those of a token map; None: all
+    taps: tuple[int, ...] = ()
+    """Layers of the model: what comes to these, side by side and projected, is its hidden state. Empty: the final one,
+    normed."""
+    given_size: int = 0  # of each of these
+
+
+class HeadSources(NamedTuple):
+    """Where its weights are."""
+
+    decoder: DecoderSources
+    norm: NormSource | None
+    output: LinearSource | None
+    taps: LinearSource | None
+
+
+def head_sources(head: DraftHead) -> HeadSources:
+    """Where each weight is."""
+    hidden = head.decoder.hidden_size
+
+    def matrix(name: str, *shape: int) -> LinearSource:
+        return LinearSource(Source((f"{name}.weight",), (shape,)))
+
+    return HeadSources(
+        decoder_sources(head.decoder),
+        None if head.norm is None else NormSource(head.norm, Source((f"{head.norm_name}.weight",), ((hidden,),)), None),
+        None if head.num_outputs is None else matrix(head.output_name, head.num_outputs, hidden),
+        matrix("fc", hidden, len(head.taps) * head.given_size) if head.taps else None,
+    )
+
+
+def head_shapes(head: DraftHead) -> dict[str, Shape]:
+    """Every tensor of floats that its checkpoint must have."""
+    return stored_tensors(head_sources(head))

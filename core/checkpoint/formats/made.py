@@ -1,0 +1,53 @@
+"""Formats that float matrices can be turned into, at load or by `penstock quantize`. Nothing here needs torch."""
+
+from typing import Literal, NamedTuple, get_args
+
+from penstock.core.checkpoint.formats.format import MatrixFormat
+
+MadeFormat = Literal["int8", "int8_weight_only", "int4", "fp8"]
+MADE_FORMATS: tuple[MadeFormat, ...] = get_args(MadeFormat)
+
+GROUP_SIZES = (32, 64, 128)
+LEAST_WEIGHTS = 1 << 10
+"""Matrices with fewer stay as they are: nothing would be gained."""
+
+
+class Recipe(NamedTuple):
+    """How a float matrix is quantized.
+
+    int8              codes of 8 bits and a scale for each output; inputs are rounded to 8 bits, token by token
+    int8_weight_only  the same weights; inputs are not rounded
+    int4              codes of 4 bits; a scale for each group of inputs, and a zero if it is wanted
+    fp8               e4m3 and a scale for each output; inputs are rounded to e4m3, token by token
+    """
+
+    format: MadeFormat
+    group: int = 32  # of int4: consecutive inputs that share a scale, one of GROUP_SIZES
+    has_zeros: bool = True  # of int4: a tenth less error for a quarter of a bit
+
+
+class MadeAtLoad(NamedTuple):
+    """See `Quantization`. The checkpoint has floats; its matrices are quantized as they are read."""
+
+    body: Recipe
+    head: Recipe
+
+    @property
+    def name(self) -> str:
+        return f"{self.body.format}, made at load"
+
+    def format_of(self, name: str) -> MatrixFormat | None:
+        return None
+
+    def ignores(self, name: str) -> bool:
+        return False
+
+
+HEAD = Recipe("int8_weight_only")
+"""Of the output matrix, whatever the others are. In 4 bits it would lose more than all of them together; and rounded
+inputs change which of two likely tokens is the likelier, while they would make no step faster."""
+
+
+def at_load(format: MadeFormat) -> MadeAtLoad:
+    """What an option means."""
+    return MadeAtLoad(Recipe(format), HEAD)

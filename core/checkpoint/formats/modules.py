@@ -1,0 +1,64 @@
+"""What the formats share: names of modules, rules that choose among them, and how many groups or words there are."""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from penstock.core.checkpoint.formats.format import Along
+from penstock.core.checkpoint.parsing.json_fields import shown
+from penstock.core.config.options import ConfigError
+
+_WORD = 32
+
+
+def stem_of(name: str) -> str:
+    """The module that a weight belongs to: its name without ".weight"."""
+    return name.removesuffix(".weight")
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """A regular expression of a checkpoint.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"quantization_config: {shown(text)} is no regular expression ({error})") from None
+
+
+class KeptModules:
+    """Modules that a list leaves as they are, by the rules that transformers has for `modules_to_not_convert`.
+
+    An entry is the end of a module's name, or a regular expression for its beginning, up to a dot.
+    """
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        self._endings = tuple(entries)
+        self._beginnings = [pattern(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))") for entry in self._endings]
+
+    def __contains__(self, stem: str) -> bool:
+        return stem.endswith(self._endings) or any(found.match(stem) for found in self._beginnings)
+
+
+def num_groups(num_inputs: int, size: int | None) -> int:
+    """How many groups of this size there are; None: one group of all."""
+    return 1 if size is None else -(-num_inputs // size)
+
+
+def along_groups(axis: Literal["outputs", "inputs"], size: int | None) -> Along | None:
+    """The axis of what groups of this size have; None: one group of all."""
+    return None if size is None else Along(axis, size)
+
+
+def along_words(axis: Literal["outputs", "inputs"], bits: int) -> Along:
+    """The axis of 32-bit words that hold codes of an axis, one after the other."""
+    common = math.gcd(_WORD, bits)
+    return Along(axis, _WORD // common, bits // common)
+
+
+def num_words(count: int, bits: int) -> int:
+    """How many 32-bit words hold so many codes, one after the other."""
+    return -(-count * bits // _WORD)

@@ -1,0 +1,1 @@
+"""Checkpoints in GGUF, the file format of llama.cpp."""

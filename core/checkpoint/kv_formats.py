@@ -1,0 +1,33 @@
+"""In which format keys and values are kept, by what was asked for and what the model allows."""
+
+from typing import Literal
+
+from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.parsing.by_transformers import TransformersConfig
+from penstock.core.config.options import ConfigError, KVCacheDType
+
+KVFormatName = Literal["fp8_e4m3", "fp8_e5m2", "int8", "int4"]
+
+
+def kv_format_of(wanted: KVCacheDType, model: ModelConfig) -> KVFormatName | None:
+    """The format of a model's pages; None if they have the type of activations.
+
+    Raises:
+        ConfigError: this model's cannot have the one that is wanted.
+    """
+    why = _cannot_be_quantized(model)
+    if wanted == "auto":
+        return model.kv_scales if why is None else None
+    if why is not None:
+        raise ConfigError(f"--kv-cache-dtype {wanted} is not supported {why}; leave it out, or say auto")
+    return "fp8_e4m3" if wanted == "fp8" else wanted
+
+
+def _cannot_be_quantized(model: ModelConfig) -> str | None:
+    if isinstance(model, TransformersConfig):
+        return f"for {model.architecture}, which runs through transformers' code"
+    if any(not shape.value_dim for shape in model.kv):
+        return f"for {model.architecture}, which keeps latents rather than keys and values"
+    if any(shape.key_dim % 2 for shape in model.kv):
+        return f"for {model.architecture}, whose heads have an odd size"
+    return None

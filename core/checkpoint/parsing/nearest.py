@@ -1,0 +1,114 @@
+"""What is said of an architecture that no code here computes: what it is, the nearest that is supported, what differs.
+
+The fields that an architecture knows are read from the source text of its configuration class in `transformers`.
+"""
+
+import ast
+import re
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from functools import cache
+
+from penstock.core.checkpoint.parsing.by_transformers import architectures as transformers_architectures
+from penstock.core.checkpoint.parsing.by_transformers import computes_by_transformers, layers_without_kv, source_text
+from penstock.core.checkpoint.parsing.json_fields import JsonFields, shown
+from penstock.core.config.options import ModelImpl
+
+_OTHER_SENSES = ("vision_config", "audio_config", "image_token_id", "image_token_index")
+_OTHER_HEADS = (
+    *("ForMaskedLM", "Classification", "QuestionAnswering", "MultipleChoice", "Retrieval", "PreTraining"),
+    *("Model", "Encoder"),
+)
+_SUFFIX = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model|Encoder)$")
+_OF_EVERY_MODEL = frozenset(("architectures", "auto_map", "dtype", "model_type", "rope_scaling", "rope_theta"))
+"""Fields of older or all configuration files, which no class lists."""
+_NAME_WEIGHT = 8.0
+"""A name that is the same outweighs this many fields that differ."""
+_SAME_NAME = 0.75
+"""Likeness of two names, without their endings, that may mean the same."""
+_MAX_SHOWN = 3
+
+
+def why_not(named: list[str], fields: JsonFields, own: Sequence[str], impl: ModelImpl) -> str:
+    """Why no code here computes these architectures; `own` are those with code of ours."""
+    if not named:
+        return f"config.json: architectures names none; it must name a supported one, such as {own[0]}"
+    found = shown(named[0])
+    said = f"architecture {found} is not supported" + " with --model-impl own" * (impl == "own")
+    supported = [*own] if impl == "own" else _supported(own)
+    other, kinds = _other_kind(found, fields), layers_without_kv(fields)
+    if other:
+        sibling = _SUFFIX.sub("ForCausalLM", found)
+        return f"{said}{other}" + (f"; {sibling} is" if sibling in supported else "")
+    if kinds:
+        said += f": config.json has layers of kind {', '.join(kinds)}"
+    near, differs = _nearest(found, fields, supported)
+    if not (kinds or differs) and _likeness(found, near) > _SAME_NAME:
+        differs = ", which knows the same fields of config.json: if it is that, name it there"
+    return f"{said}; the nearest that is: {near}{differs}"
+
+
+def nearest(architecture: str, fields: JsonFields, own: Sequence[str]) -> str:
+    """The supported architecture that is the nearest by name and fields, and what differs."""
+    return "the nearest that is: " + "".join(_nearest(architecture, fields, _supported(own)))
+
+
+def _nearest(architecture: str, fields: JsonFields, supported: Sequence[str]) -> tuple[str, str]:
+    given = frozenset(name for name in fields.names() if not name.startswith("_")) - _OF_EVERY_MODEL - _of_all_models()
+
+    def distance(name: str) -> float:
+        known = _fields_of(name)
+        differing = len(given - known) + len(known - given) / 4 if known else len(given)
+        return differing - _NAME_WEIGHT * _likeness(architecture, name)
+
+    near = min((name for name in supported if name != architecture), key=distance)
+    unknown = sorted(given - _fields_of(near)) if _fields_of(near) else []
+    if not unknown:
+        return near, ""
+    some = ", ".join(map(shown, unknown[:_MAX_SHOWN]))
+    more = f" and {len(unknown) - _MAX_SHOWN} more" if len(unknown) > _MAX_SHOWN else ""
+    return near, f", which does not know these fields of config.json: {some}{more}"
+
+
+def _supported(own: Sequence[str]) -> list[str]:
+    others = (name for name in transformers_architectures() if name.endswith("ForCausalLM"))
+    return [*own, *(name for name in others if name not in own and computes_by_transformers(name))]
+
+
+def _likeness(architecture: str, other: str) -> float:
+    return SequenceMatcher(None, _SUFFIX.sub("", architecture), _SUFFIX.sub("", other), autojunk=False).ratio()
+
+
+def _other_kind(architecture: str, fields: JsonFields) -> str:
+    """What kind of model it is, if it does not continue texts."""
+    if any(fields.raw(name) for name in _OTHER_SENSES):
+        return " (it takes images or sound; only text models are served)"
+    if fields.raw("is_encoder_decoder") is True:
+        return " (it is an encoder and a decoder; only models that continue a text are served)"
+    if architecture.endswith(_OTHER_HEADS):
+        return " (it gives vectors or labels; only models that continue a text are served)"
+    return ""
+
+
+@cache
+def _fields_of(architecture: str) -> frozenset[str]:
+    """The fields of an architecture's configuration; empty if they are not known."""
+    kind = transformers_architectures().get(architecture, "").replace("-", "_")
+    text = source_text(f"models/{kind.removesuffix('_text')}/configuration_{kind.removesuffix('_text')}.py")
+    named = f'model_type = "{transformers_architectures().get(architecture, "")}"'
+    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    own = [node for node in classes if named in (ast.get_source_segment(text, node) or "")]
+    return frozenset(field for node in own for field in _annotated(node))
+
+
+@cache
+def _of_all_models() -> frozenset[str]:
+    tree = ast.parse(source_text("configuration_utils.py"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return frozenset(field for node in classes for field in _annotated(node)) | {"transformers_version", "torch_dtype"}
+
+
+def _annotated(node: ast.ClassDef) -> list[str]:
+    return [
+        part.target.id for part in node.body if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+    ]

@@ -1,0 +1,43 @@
+"""Models that take images or sound, too: their text part is served, and the weights of the others are left unread."""
+
+from collections.abc import Mapping
+
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+
+_TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
+    "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
+    "LlavaForConditionalGeneration": {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"},
+    "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+    "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3ForCausalLM"},
+    "Qwen3VLMoeForConditionalGeneration": {"qwen3_vl_moe_text": "Qwen3VLMoeTextModel"},
+}
+"""By architecture, and by the model type of its `text_config`: the architecture of the text part."""
+WHOLE_MODELS = tuple(_TEXT_PARTS)
+_RENAMED = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "lm_head.": "lm_head.",
+}
+"""How tensors of the text part begin, before and since transformers 5, and without the rest of the model."""
+_INHERITED = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+
+
+def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] | None:
+    """The architecture and the configuration of a model's text part; None if that is not known."""
+    types = _TEXT_PARTS.get(architecture)
+    its = None if types is None else fields.object("text_config")
+    if types is None or its is None:
+        return None
+    kind = its.text("model_type") or next(iter(types))
+    if kind not in types:
+        return None
+    inherited = {name: fields.raw(name) for name in _INHERITED if fields.has(name) and its.raw(name) is None}
+    return types[kind], its.with_fields(inherited)
+
+
+def name_in_text_part(name: str) -> str | None:
+    """What the text part alone calls a tensor of the whole model; None if it is of another part."""
+    return next((new + name.removeprefix(old) for old, new in _RENAMED.items() if name.startswith(old)), None)

@@ -1,0 +1,91 @@
+"""What cannot be split, and the reason; found before any process starts."""
+
+from collections.abc import Iterator
+
+from penstock.core.checkpoint.decoder import Attention, Decoder, Experts, Layer
+from penstock.core.checkpoint.shards.ranges import logit_width
+from penstock.core.checkpoint.shards.units import Units, stored_format, units_of
+from penstock.core.config.options import ConfigError
+from penstock.core.config.ranks import Place
+
+_MOST_SIZES = 128
+
+
+def refuse_split(model: Decoder, place: Place) -> None:
+    """Refuse a split that is not possible.
+
+    Raises:
+        ConfigError: of one sentence with limit and value.
+    """
+    num_layers = len(model.layers)
+    if place.num_stages > num_layers:
+        raise ConfigError(
+            f"--pipeline-parallel-size {place.num_stages}: {model.architecture} has only {num_layers} layers"
+        )
+    if (why := _why_not(model, place.num_tensor)) is not None:
+        sizes = [size for size in range(2, _MOST_SIZES + 1) if _why_not(model, size) is None]
+        can = f"; it can be split over {_listed(sizes)}" if sizes else ""
+        raise ConfigError(f"--tensor-parallel-size {place.num_tensor}: {model.architecture} {why}{can}")
+
+
+def _why_not(model: Decoder, num_tensor: int) -> str | None:
+    """What of the model cannot be split over so many ranks."""
+    if num_tensor == 1:
+        return None
+    if (num_tensor - 1) * logit_width(model.vocab_size, num_tensor) >= model.vocab_size:
+        return f"has a vocabulary of only {model.vocab_size}"
+    known: set[tuple[Layer, Units]] = set()
+    for number, layer in enumerate(model.layers):
+        units = units_of(model, number)
+        if (layer, units) not in known and (why := _why_not_layer(layer, units, num_tensor)) is not None:
+            return why
+        known.add((layer, units))
+    return _why_not_ordered(model)
+
+
+def _why_not_layer(layer: Layer, units: Units, num_tensor: int) -> str | None:
+    mixer = layer.mixer
+    if mixer.num_heads % num_tensor:
+        return f"has {mixer.num_heads} attention heads, which cannot be split evenly"
+    if isinstance(mixer, Attention) and mixer.num_kv_heads % num_tensor and num_tensor % mixer.num_kv_heads:
+        return f"has {mixer.num_kv_heads} KV heads, of which ranks would have unequal numbers"
+    for what, size, unit in _inner_sizes(layer, units):
+        if -(-size // unit) < num_tensor:
+            by = "" if unit == 1 else f", quantized in groups of {unit}"
+            return f"has {what} of {size} numbers{by}: too few for a part of each rank"
+    return None
+
+
+def _inner_sizes(layer: Layer, units: Units) -> Iterator[tuple[str, int, int]]:
+    mlps = [layer.mlp] if layer.beside_mlp is None else [layer.mlp, layer.beside_mlp.experts]
+    for mlp in mlps:
+        if not isinstance(mlp, Experts):
+            yield "MLPs", mlp.size, units.mlp
+            continue
+        if mlp.spread is None:
+            yield "experts", mlp.size, units.experts
+        if mlp.shared is not None:
+            yield "shared experts", mlp.shared.size, units.shared
+
+
+def _why_not_ordered(model: Decoder) -> str | None:
+    """Inputs that were put into groups by their importance: a range of them has some of every group."""
+    names = model.names
+    for number, layer in enumerate(model.layers):
+        prefix = names.layer.format(number)
+        downs = [names.o]
+        if not isinstance(layer.mlp, Experts):
+            downs.append(names.down)
+        elif layer.mlp.spread is None:
+            downs.append(names.expert_down.format(0))
+        for name in downs:
+            if getattr(stored_format(model, f"{prefix}{name}.weight"), "has_order", False):
+                return (
+                    "is quantized with inputs in the order of their importance (desc_act, actorder), which cannot be "
+                    "split; serve a version without"
+                )
+    return None
+
+
+def _listed(sizes: list[int]) -> str:
+    return str(sizes[0]) if len(sizes) == 1 else f"{', '.join(map(str, sizes[:-1]))} or {sizes[-1]}"

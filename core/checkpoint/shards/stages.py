@@ -1,0 +1,142 @@
+"""Which layers each stage of a pipeline has: ranges that take about equally long.
+
+All ranks, and the planner, find the same ranges without a word to each other, so these follow from config.json and the
+options alone. What a layer takes is counted for a usual step of decodes, in bytes read from memory: that is what such a
+step waits for, on GPUs and CPUs alike. What is not reading is counted as so many bytes more, an estimate.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+from penstock.core.checkpoint.decoder import Attention, Decoder, Experts
+from penstock.core.checkpoint.product_bytes import FLOAT_BYTES, product_bytes
+from penstock.core.config.options import ConfigError
+
+Range = tuple[int, int]
+"""From the first layer to the one behind the last."""
+
+_ROWS, _CONTEXT = 16, 512
+"""Of the usual step: its sequences, and the positions that each has."""
+
+_LAYER_BYTES = 1 << 17
+"""What a layer takes beside reading: norms, rotations, and the begin of each operation."""
+
+
+@cache
+def stage_ranges(decoder: Decoder, num_stages: int, given: str = "") -> tuple[Range, ...]:
+    """Return the layers of each stage.
+
+    Args:
+        decoder: the whole model.
+        num_stages: how many there are.
+        given: how many layers each stage has, "10,12"; empty: they are balanced.
+
+    Raises:
+        ConfigError: the model cannot be cut so.
+    """
+    num_layers = len(decoder.layers)
+    if num_stages == 1 and not given:
+        return ((0, num_layers),)
+    if num_stages > num_layers:
+        raise ConfigError(f"--pipeline-parallel-size {num_stages}: the model has only {num_layers} layers")
+    borders = _borders(decoder)
+    if given:
+        return _as_given(given, num_stages, num_layers, borders)
+    if num_stages > len(borders) + 1:
+        raise ConfigError(
+            f"--pipeline-parallel-size {num_stages}: layers that share keys and values must be in one stage, which "
+            f"leaves at most {len(borders) + 1} stages"
+        )
+    return _balanced(stage_costs(decoder), num_stages, borders)
+
+
+def most_stages(decoder: Decoder) -> int:
+    """Return how many stages the model can be cut into."""
+    return len(_borders(decoder)) + 1
+
+
+@cache
+def stage_costs(decoder: Decoder) -> tuple[int, ...]:
+    """What each layer takes of a usual step of decodes, in bytes; the last one's has the head's."""
+    of_products = product_bytes(decoder)
+    costs = [_layer_cost(decoder, i) for i in range(len(decoder.layers))]
+    *_, head = of_products.values()
+    costs[-1] += round(head)
+    return tuple(costs)
+
+
+@cache
+def stage_shares(decoder: Decoder, num_stages: int, given: str = "") -> tuple[float, ...]:
+    """The part of a step's time that each stage takes; they sum to 1."""
+    costs = stage_costs(decoder)
+    return tuple(sum(costs[first:end]) / sum(costs) for first, end in stage_ranges(decoder, num_stages, given))
+
+
+def _layer_cost(decoder: Decoder, number: int) -> int:
+    layer, prefix = decoder.layers[number], decoder.names.layer.format(number)
+    read = sum(size for name, size in product_bytes(decoder).items() if name.startswith(prefix))
+    for experts in (layer.mlp, None if layer.beside_mlp is None else layer.beside_mlp.experts):
+        if isinstance(experts, Experts):  # tokens choose them evenly and independently
+            all_of_them = 3.0 * experts.count * experts.size * decoder.hidden_size
+            unused = (1 - experts.router.top_k / experts.count) ** _ROWS
+            read *= 1 - unused * all_of_them / (all_of_them + _dense_weights(decoder, number))
+    mixer, kv = layer.mixer, layer.mixer.kv
+    window = mixer.window if isinstance(mixer, Attention) else None
+    kept = kv.num_heads * (kv.key_dim + kv.value_dim) * FLOAT_BYTES
+    return round(read + _ROWS * kept * min(_CONTEXT, window or _CONTEXT)) + _LAYER_BYTES
+
+
+def _dense_weights(decoder: Decoder, number: int) -> float:
+    """Weights of a layer that every token is multiplied with."""
+    layer = decoder.layers[number]
+    shared = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
+    return float(layer.mixer.width + (shared.width if shared is not None else 0)) * decoder.hidden_size
+
+
+def _borders(decoder: Decoder) -> list[int]:
+    """The layers that a stage may begin with: from there on none reads keys and values of an earlier one."""
+    mixers = [layer.mixer for layer in decoder.layers]
+    shared = [mixer.shares_kv_of if isinstance(mixer, Attention) else None for mixer in mixers]
+    first_read = [number if other is None else other for number, other in enumerate(shared)]
+    return [i for i in range(1, len(mixers)) if min(first_read[i:]) >= i]
+
+
+def _as_given(given: str, num_stages: int, num_layers: int, borders: Sequence[int]) -> tuple[Range, ...]:
+    counts = [int(word) if word.strip().isdecimal() else 0 for word in given.split(",")]
+    if len(counts) != num_stages or min(counts) < 1 or sum(counts) != num_layers:
+        raise ConfigError(
+            f"--pipeline-layers {given}: {num_stages} numbers are needed, separated by commas, whose sum is the "
+            f"model's {num_layers} layers"
+        )
+    ends = [sum(counts[: i + 1]) for i in range(num_stages)]
+    for end in ends[:-1]:
+        if end not in borders:
+            raise ConfigError(
+                f"--pipeline-layers {given}: layer {end} or one after it reads keys and values of an earlier one, so "
+                "they must be in one stage"
+            )
+    return tuple(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _balanced(costs: Sequence[int], num_stages: int, borders: Sequence[int]) -> tuple[Range, ...]:
+    """The ranges whose costliest is the cheapest; of those, the ones whose costs are nearest to each other."""
+    places = [0, *borders, len(costs)]
+    sums = [sum(costs[:place]) for place in places]
+    # best[i]: of the ranges that end at place i, (the costliest, the sum of squares, their ends).
+    best: list[tuple[int, int, tuple[int, ...]] | None] = [(0, 0, ()), *[None] * (len(places) - 1)]
+    for _ in range(num_stages):
+        found: list[tuple[int, int, tuple[int, ...]] | None] = [None] * len(places)
+        for end in range(1, len(places)):
+            for begin in range(end):
+                before = best[begin]
+                if before is None:
+                    continue
+                cost = sums[end] - sums[begin]
+                one = (max(before[0], cost), before[1] + cost * cost, (*before[2], places[end]))
+                its = found[end]
+                if its is None or one < its:
+                    found[end] = one
+        best = found
+    last = best[-1]
+    assert last is not None
+    return tuple(zip((0, *last[2][:-1]), last[2], strict=True))

@@ -1,0 +1,46 @@
+"""How finely an MLP's inner numbers can be split: where its matrices are quantized, by whole groups of inputs."""
+
+from typing import NamedTuple
+
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.formats.format import MatrixFormat, unit
+from penstock.core.checkpoint.formats.made import MadeAtLoad
+
+
+class Units(NamedTuple):
+    """Numbers that stay together: inputs of the matrices that come last."""
+
+    mlp: int
+    experts: int
+    shared: int
+
+
+def units_of(model: Decoder, number: int) -> Units:
+    """Of a layer."""
+    if model.quantization is None:
+        return _ONES
+    names = model.names
+    prefix = names.layer.format(number)
+    expert = names.expert_down.format(0)
+    of_experts = f"{prefix}{expert}.weight" if expert != names.expert_down else prefix + expert
+    return Units(
+        mlp=_unit(model, f"{prefix}{names.down}.weight"),
+        experts=_unit(model, of_experts),
+        shared=_unit(model, f"{prefix}{names.shared_down}.weight"),
+    )
+
+
+_ONES = Units(1, 1, 1)
+
+
+def _unit(model: Decoder, name: str) -> int:
+    quantization = model.quantization
+    if isinstance(quantization, MadeAtLoad):
+        return quantization.body.group if quantization.body.format == "int4" else 1
+    format = stored_format(model, name)
+    return 1 if format is None else unit(format, "inputs")
+
+
+def stored_format(model: Decoder, name: str) -> MatrixFormat | None:
+    """The format of a weight by its name, as far as that is known without the checkpoint's tensors."""
+    return None if model.quantization is None else model.quantization.format_of(name)

@@ -1,0 +1,59 @@
+"""The routes for those who run the server, as commands ask for them."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+
+class RefusedError(Exception):
+    """The server does not do what was asked; the message says why."""
+
+
+class Server:
+    """The server's routes."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def engines(self) -> dict[str, dict[str, Any]]:
+        """All engines, by their names."""
+        return {each["id"]: each for each in self._ask("GET", "/engines")["data"]}
+
+    def order(self, engine: str, what: str, body: dict[str, str] | None = None) -> None:
+        """Make an engine `drain`, `undrain` or `restart`, or give it a `role`."""
+        self._ask("POST", f"/engines/{engine}/{what}", body)
+
+    def get(self, path: str) -> dict[str, Any]:
+        """What a route answers."""
+        return self._ask("GET", path)
+
+    def text(self, path: str) -> str:
+        """The same, of one that does not answer with JSON."""
+        return self._send("GET", path).decode(errors="replace")
+
+    def _ask(self, method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._send(method, path, body)))
+        except (ValueError, TypeError) as error:
+            raise RefusedError(f"{self._url} does not answer as expected: {error}") from None
+
+    def _send(self, method: str, path: str, body: dict[str, str] | None = None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
+        request = urllib.request.Request(self._url + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            raise RefusedError(_reason(error.read(), str(error))) from None
+        except (OSError, ValueError) as error:
+            raise RefusedError(f"{self._url} does not answer: {error}") from None
+
+
+def _reason(body: bytes, otherwise: str) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return otherwise

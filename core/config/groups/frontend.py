@@ -1,0 +1,330 @@
+"""Options: the frontends."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from penstock.core.config.groups.base import Options
+
+
+class FrontendOptions(Options, frozen=True):
+    """The HTTP side."""
+
+    host: Annotated[
+        str, Meta(description="Address to listen on. If others can reach it, API keys or --insecure-bind are required.")
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(description="Port to listen on. 0: the system chooses one.", ge=0, le=65535)] = 8000
+    insecure_bind: Annotated[
+        bool,
+        Meta(
+            description="Allow an address that others can reach without API keys. Anyone who reaches it can then "
+            "use the server."
+        ),
+    ] = False
+    admin_port: Annotated[
+        int,
+        Meta(
+            description="Port of a second listener for /metrics, /debug/* and /reset_prefix_cache, which --port "
+            "then no longer answers. 0: no second listener.",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0
+    admin_host: Annotated[
+        str,
+        Meta(
+            description="Address of the second listener. If others can reach it, API keys or --insecure-bind are "
+            "required."
+        ),
+    ] = "127.0.0.1"
+    web_ui: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="Show browsers a page at `/` (docs/web-ui.md): to chat, and to see what the scheduler does. "
+            "'auto': where only this machine can reach --host."
+        ),
+    ] = "auto"
+    num_frontends: Annotated[
+        int, Meta(description="Number of frontend processes. They share the ports.", ge=1, le=64)
+    ] = 1
+    routing: Annotated[
+        Literal["prefix", "least-loaded", "round-robin"],
+        Meta(
+            description="Which of several engines a request goes to (docs/routing.md). 'prefix': where most of its "
+            "prompt is cached, until more waits there than that saves; 'least-loaded': where the least waits; "
+            "'round-robin': each in turn."
+        ),
+    ] = "prefix"
+    pooling: Annotated[
+        Literal["auto", "last", "mean"],
+        Meta(
+            description="What an embedding is made of (docs/embeddings.md): the hidden state of the 'last' token, or "
+            "the 'mean' of all. 'auto': as the checkpoint's modules.json says, or else 'last'."
+        ),
+    ] = "auto"
+    embedding_normalize: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="Give embeddings the length 1. 'auto': if modules.json has a Normalize module, or there is no "
+            "such file."
+        ),
+    ] = "auto"
+    chat_template: Annotated[str, Meta(description="File with a chat template to use instead of the checkpoint's.")] = (
+        ""
+    )
+    parse_special_tokens: Annotated[
+        bool,
+        Meta(
+            description="Read special tokens that are spelled out in messages as special tokens, as transformers "
+            "does. By default they are plain text, so that no message can end its own turn."
+        ),
+    ] = False
+    api_keys_file: Annotated[
+        str,
+        Meta(
+            description="TOML file with API keys (`penstock keys` makes entries). With this, or with a key in "
+            "PENSTOCK_API_KEY, every route but /, /health and /ready requires a key."
+        ),
+    ] = ""
+    tenant_by: Annotated[
+        Literal["key", "user"],
+        Meta(
+            description="Who shares the engine with others, in turns or by weight (docs/scheduling.md): 'key' is each "
+            "API key or, without keys, each client address; 'user' is each `user` that the requests of a key or an "
+            "address name. A client can name as many as it likes: for gateways that set the field themselves."
+        ),
+    ] = "key"
+    otlp_traces_endpoint: Annotated[
+        str,
+        Meta(
+            description="URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; "
+            "each request is told to it as a trace. Needs the packages of penstock[otel]. Empty: no traces."
+        ),
+    ] = ""
+    access_log: Annotated[
+        str,
+        Meta(description="File that gets a line for each request, beside the log; SIGHUP opens it anew. Empty: none."),
+    ] = ""
+    access_log_format: Annotated[
+        Literal["combined", "json"],
+        Meta(description="How --access-log is written: 'combined' as web servers do, or as JSON objects."),
+    ] = "combined"
+    metrics_names: Annotated[
+        Literal["penstock", "both"],
+        Meta(
+            description="Under which names /metrics tells what it counts: 'penstock' is our own; 'both' adds vLLM's "
+            "(vllm:...), for dashboards and endpoint pickers that read those."
+        ),
+    ] = "penstock"
+    price_per_hour: Annotated[
+        float,
+        Meta(
+            description="Price of an hour of one engine's devices, in any currency. Bills of requests then have a "
+            "price: that of their device seconds. 0: none.",
+            ge=0.0,
+        ),
+    ] = 0.0
+    share_prefix_cache: Annotated[
+        bool,
+        Meta(
+            description="Let all API keys without a `namespace` share one prefix cache. This is faster if their "
+            "prompts have much in common, but lets each of them find out what others have asked. By "
+            "default each key has a cache of its own."
+        ),
+    ] = False
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Origins whose web pages may call this server from a browser, such as "
+            "https://chat.example.org. Empty: none."
+        ),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Host names under which a server without API keys answers, besides localhost; for "
+            "instance the name of a reverse proxy. * allows any. Empty: localhost only on a loopback "
+            "address, any name on another address."
+        ),
+    ] = ()
+    tls_certificate: Annotated[
+        str,
+        Meta(
+            description="PEM file with the server's certificate and its intermediate certificates. Requires --tls-key."
+        ),
+    ] = ""
+    tls_key: Annotated[
+        str, Meta(description="PEM file with the certificate's private key. With both files the server speaks https.")
+    ] = ""
+    max_body_bytes: Annotated[
+        int,
+        Meta(description="Largest request body in bytes. 0: 2 MiB plus 32 bytes per token of context.", ge=0),
+    ] = 0
+    max_connections: Annotated[
+        int,
+        Meta(
+            description="Most open connections per frontend process. Further ones are answered with status 503.", ge=1
+        ),
+    ] = 8192
+    head_timeout: Annotated[
+        float, Meta(description="Time in which the request line and headers must arrive, in seconds.", gt=0.0)
+    ] = 10.0
+    body_timeout: Annotated[float, Meta(description="Longest pause within a request body, in seconds.", gt=0.0)] = 30.0
+    strict_requests: Annotated[
+        bool,
+        Meta(
+            description="Refuse requests that would otherwise get a warning: max_tokens beyond the context, "
+            "fields without effect, output forms that cannot be enforced completely."
+        ),
+    ] = False
+    max_n: Annotated[int, Meta(description="Largest `n` of a request.", ge=1, le=1024)] = 64
+    max_request_seqs: Annotated[
+        int,
+        Meta(description="Most sequences in one request: the number of its prompts times `n` (or `best_of`).", ge=1),
+    ] = 1024
+    max_request_timeout: Annotated[
+        float,
+        Meta(
+            description="Longest time for any request, in seconds, even if its x-request-timeout header asks for "
+            "more. 0: no limit.",
+            ge=0.0,
+        ),
+    ] = 0.0
+    health_timeout: Annotated[
+        float,
+        Meta(
+            description="Seconds without a finished step, while there is work, after which /health answers 503. "
+            "Must be longer than the longest step.",
+            gt=0.0,
+        ),
+    ] = 900.0
+    slow_reader_timeout: Annotated[
+        float,
+        Meta(
+            description="Seconds after which a client that does not read its stream is disconnected. Until then "
+            "its request is paused.",
+            ge=0.0,
+        ),
+    ] = 60.0
+    shutdown_timeout: Annotated[
+        float, Meta(description="Time that running requests get to finish after SIGTERM, in seconds.", ge=0.0)
+    ] = 30.0
+    tool_call_parser: Annotated[
+        Literal[
+            "auto",
+            "none",
+            "apertus",
+            "command_r",
+            "deepseek_v3",
+            "deepseek_v31",
+            "deepseek_v32",
+            "function_gemma",
+            "functionary_v31",
+            "functionary_v32",
+            "gemma3",
+            "gemma4",
+            "generic",
+            "glm",
+            "glm47",
+            "granite",
+            "harmony",
+            "hermes",
+            "hunyuan",
+            "internlm",
+            "kimi_k2",
+            "lfm2",
+            "llama3_json",
+            "minimax_m2",
+            "mistral",
+            "mistral_named",
+            "nemotron",
+            "olmo3",
+            "phi4_mini",
+            "pythonic",
+            "qwen3_coder",
+            "seed_oss",
+        ],
+        Meta(
+            description="How the model writes tool calls. 'auto' finds out from the chat template, 'none' refuses"
+            " tools."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal[
+            "auto",
+            "none",
+            "apertus",
+            "command_r",
+            "gemma4",
+            "granite",
+            "harmony",
+            "mistral",
+            "seed_oss",
+            "think",
+            "think_answer",
+            "think_response",
+        ],
+        Meta(description="How the model marks its reasoning. 'auto' finds out from the chat template."),
+    ] = "auto"
+    max_stored_responses: Annotated[
+        int,
+        Meta(description="Most stored responses per API key, for previous_response_id. 0: store none.", ge=0),
+    ] = 1000
+    max_stored_response_bytes: Annotated[
+        int,
+        Meta(
+            description="Most bytes of stored responses per API key. The least recently used are dropped first.",
+            ge=0,
+        ),
+    ] = 64 << 20
+    response_store: Annotated[
+        str,
+        Meta(
+            description="SQLite file for stored responses and conversations, which then survive a restart. Empty: the "
+            "database in --data-dir or, without one, a temporary file, shared by all frontends."
+        ),
+    ] = ""
+    max_resumable_bytes: Annotated[
+        int,
+        Meta(
+            description="Most bytes that a frontend keeps of streams that outlive their connections "
+            "(docs/resumable-streams.md): those with the header x-resumable, and background responses. 0: none do.",
+            ge=0,
+        ),
+    ] = 256 << 20
+    max_resumable_stream_bytes: Annotated[
+        int,
+        Meta(
+            description="Most bytes that are kept of one such stream. It may then be continued that far back.", ge=4096
+        ),
+    ] = 1 << 20
+    resumable_seconds: Annotated[
+        float,
+        Meta(
+            description="Seconds after the client has left in which its stream may be continued. Then the request is "
+            "ended, and what came of it forgotten.",
+            gt=0.0,
+        ),
+    ] = 120.0
+    data_dir: Annotated[
+        str,
+        Meta(
+            description="Folder for what outlives the server: a SQLite database, uploaded files, batches and their "
+            "results (docs/batches.md). All frontends of a launch share it. Empty: no files, no batches."
+        ),
+    ] = ""
+    max_file_bytes: Annotated[
+        int, Meta(description="Largest file that can be uploaded to /v1/files, in bytes.", ge=1)
+    ] = 512 << 20
+    max_files: Annotated[int, Meta(description="Most files per API key in --data-dir.", ge=1)] = 1000
+    max_files_bytes: Annotated[
+        int, Meta(description="Most bytes of uploaded files per API key in --data-dir.", ge=1)
+    ] = 10 << 30
+    max_batch_requests: Annotated[
+        int,
+        Meta(
+            description="Most requests of batches that are under way at a time. They run behind all others.",
+            ge=1,
+            le=8192,
+        ),
+    ] = 256

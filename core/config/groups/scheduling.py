@@ -1,0 +1,148 @@
+"""Options: the scheduler."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from penstock.core.config.groups.base import Options
+
+BatchingName = Literal["continuous", "static", "dynamic", "length-aware"]
+PreemptionKind = Literal["recompute", "swap", "auto"]
+
+
+class SchedulerOptions(Options, frozen=True):
+    """How steps are filled."""
+
+    max_num_seqs: Annotated[int, Meta(description="Most sequences in one step (rows).", ge=1, le=4096)] = 64
+    max_num_batched_tokens: Annotated[int, Meta(description="Most tokens computed in one step.", ge=1, le=1 << 20)] = (
+        2048
+    )
+    max_prefill_ms: Annotated[
+        int,
+        Meta(
+            description="Longest time for a step that computes prompts while other requests are streaming, in "
+            "milliseconds: prompts are cut into smaller chunks to keep to it. 0: no limit.",
+            ge=0,
+        ),
+    ] = 250
+    page_size: Annotated[int, Meta(description="Tokens per KV page, a power of two.", ge=1, le=1024)] = 16
+    pipeline_depth: Annotated[
+        int, Meta(description="Steps planned ahead of the results. 0 waits for each step, 1 overlaps one.", ge=0, le=4)
+    ] = 1
+    enable_prefix_caching: Annotated[
+        bool, Meta(description="Keep the pages of finished sequences and reuse them for equal prefixes.")
+    ] = True
+    scheduling_policy: Annotated[
+        str,
+        Meta(
+            description="Order of waiting requests (docs/scheduling.md): 'fcfs' by arrival, 'priority' by the "
+            "request's priority, 'sjf' the least predicted work, 'hrrn' the highest response ratio, 'cache-aware' the "
+            "longest cached prefix, 'fair' the tenant that has had the fewest tokens, 'deadline' the least slack to "
+            "the request's targets, or MODULE:CLASS, a policy of your own."
+        ),
+    ] = "fcfs"
+    max_policy_delay: Annotated[
+        float,
+        Meta(
+            description="Longest time, in seconds, in which a policy with an order of its own may let later requests "
+            "go before one that waits. After that it comes before all that have waited for less, in turns as under "
+            "fcfs. 0: the policy's own.",
+            ge=0.0,
+        ),
+    ] = 0.0
+    late_requests: Annotated[
+        Literal["demote", "refuse"],
+        Meta(
+            description="What happens under --scheduling-policy deadline to a request that cannot meet its targets any "
+            "more: 'demote' serves it behind those that can, 'refuse' answers it with status 429."
+        ),
+    ] = "demote"
+    batching: Annotated[
+        BatchingName,
+        Meta(
+            description="When waiting sequences begin: 'continuous' as soon as there is room; 'static' in batches, the "
+            "next one when the last sequence of a batch has ended; 'dynamic' as static, but a batch begins only when "
+            "it is full or its first request has waited for --batch-wait-ms; 'length-aware' as static, with sequences "
+            "whose outputs are predicted to be of about the same length."
+        ),
+    ] = "continuous"
+    batch_size: Annotated[
+        int,
+        Meta(description="Most sequences of a batch, unless --batching is continuous. 0: as many as rows.", ge=0),
+    ] = 0
+    batch_wait_ms: Annotated[
+        int,
+        Meta(
+            description="Longest wait for a full batch, in milliseconds, from its first request on, if --batching is "
+            "dynamic.",
+            ge=0,
+        ),
+    ] = 100
+    max_num_queued_seqs: Annotated[
+        int, Meta(description="Most sequences in the queue. Further requests are refused with status 429.", ge=1)
+    ] = 4096
+    max_num_queued_tokens: Annotated[
+        int,
+        Meta(
+            description="Most prompt tokens in the queue. Further requests are refused with status 429, unless "
+            "the queue is empty.",
+            ge=1,
+        ),
+    ] = 4 << 20
+    queue_patience: Annotated[
+        float,
+        Meta(
+            description="Longest expected wait for a row, in seconds. A request that would wait longer, at the "
+            "rate at which the queue is emptying, is refused with status 429. At least as many "
+            "requests as there are rows may always wait. 0: no limit.",
+            ge=0.0,
+        ),
+    ] = 4.0
+    overload_order: Annotated[
+        Literal["oldest", "newest"],
+        Meta(description="Which request goes first once the queue is half full: the oldest or the newest."),
+    ] = "oldest"
+    queue_timeout: Annotated[
+        float,
+        Meta(
+            description="Longest wait for a first row, in seconds. After that the request fails with status 504. "
+            "0: no limit.",
+            ge=0.0,
+        ),
+    ] = 0.0
+    preemption: Annotated[
+        PreemptionKind,
+        Meta(
+            description="How a preempted sequence comes back: 'recompute' computes it again, 'swap' keeps its pages in "
+            "host memory, and 'auto' takes what costs less as measured. Without --host-kv-gib all are computed again."
+        ),
+    ] = "auto"
+    min_prefill_tokens: Annotated[
+        int,
+        Meta(
+            description="Prompts of which a decode engine lacks fewer tokens than this are computed there.",
+            ge=1,
+        ),
+    ] = 64
+    step_trace: Annotated[str, Meta(description="Write one JSON line per step to this file. Empty: no trace.")] = ""
+    record: Annotated[
+        str,
+        Meta(
+            description="Record requests, steps and the digests of their results to this file, which `penstock replay`"
+            " reads. Empty: no recording."
+        ),
+    ] = ""
+    record_mib: Annotated[
+        int,
+        Meta(
+            description="Size of the recording in MiB, over all its files. The oldest lines are dropped for new ones.",
+            ge=1,
+        ),
+    ] = 256
+    record_prompts: Annotated[
+        bool,
+        Meta(
+            description="Record the tokens of prompts and outputs too, without which nothing can be computed again. "
+            "Whoever reads the file then reads what users wrote."
+        ),
+    ] = False

@@ -1,0 +1,141 @@
+"""What frontends that choose among engines are told of this one's prefix cache, and when.
+
+    changes    `INTERVAL` after the first of them, at most `MAX_CHANGES` at a time; the same bytes for all
+    snapshot   for those who are new or have missed something, and for all if the cache is another one or has changed
+               more than can be told: `PART_PAGES` every `PART_SECONDS`, with changes in between
+
+Made when the first such frontend says hello: until then nothing is noted.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterator
+from itertools import count
+from typing import Protocol
+
+import structlog
+
+from penstock.core.kv.cache_changes import CacheChanges, Tiered
+from penstock.core.kv.kv_pages import KVPages
+from penstock.core.sequences.intake import WorkerLimits
+from penstock.ipc.channel import PeerId
+from penstock.ipc.messages import CacheEvents, Message
+
+log = structlog.get_logger()
+
+INTERVAL = 0.05
+"""Seconds: soon enough for the rest of a burst, whose first request has just computed what it shares."""
+
+MAX_CHANGES, MORE_SECONDS = 4096, 0.005
+"""Pages in one message, and seconds until the next one if there are more."""
+
+PART_PAGES, PART_SECONDS = 1024, 0.01
+"""A part takes a millisecond or two: a million pages take ten seconds, and a tenth of the scheduler's time."""
+
+
+class Broadcaster(Protocol):
+    """Sends a message to several (`Router`)."""
+
+    def broadcast(self, peers: Collection[PeerId], message: Message) -> list[PeerId]:
+        """Encode it once; returns those who do not get it. They find out by its number."""
+
+
+class CacheNews:
+    """The readers of one engine's news. Lives in a running event loop."""
+
+    def __init__(self, channel: Broadcaster) -> None:
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._kv: KVPages | None = None
+        self._changes: CacheChanges | None = None
+        self._readers: dict[PeerId, None] = {}
+        self._number = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._parts: Iterator[CacheEvents] | None = None  # of the snapshot that is being told
+        self._parts_to: list[PeerId] = []
+        self._to_begin: dict[PeerId, None] = {}  # those who get the next snapshot
+
+    def add(self, peer: PeerId) -> None:
+        """A frontend wants to be told."""
+        self._readers[peer] = None
+        self.tell_all_of_it(peer)
+
+    def remove(self, peer: PeerId) -> None:
+        """A frontend is gone."""
+        self._readers.pop(peer, None)
+        self._to_begin.pop(peer, None)
+
+    def follow(self, kv: KVPages, limits: WorkerLimits) -> None:
+        """This is the cache. If it is another one than before, all that was told is void."""
+        if kv is not self._kv:
+            self._kv, self._limits = kv, limits
+            self._changes = CacheChanges(kv)
+            self._begin_for_all()
+
+    def tell_all_of_it(self, peer: PeerId) -> None:
+        """Send a snapshot to a reader that knows nothing, or not all."""
+        if peer in self._readers:
+            self._to_begin[peer] = None
+            self._begin()
+
+    def changed(self) -> None:
+        """Something may have come or gone: it is told soon."""
+        if self._timer is None and self._changes is not None and (self._changes.num_noted or self._must_begin):
+            self._timer = self._loop.call_later(INTERVAL, self._tell)
+
+    def close(self) -> None:
+        """Tell nothing any more."""
+        self._readers.clear()
+        self._parts = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def _must_begin(self) -> bool:
+        return self._changes is not None and self._changes.has_overflown
+
+    def _tell(self) -> None:
+        self._timer = None
+        changes = self._changes
+        assert changes is not None
+        if self._must_begin:
+            log.info("the cache has changed more than can be told: a snapshot follows")
+            self._begin_for_all()
+        elif changes.num_noted:
+            device, host = changes.take(MAX_CHANGES)
+            self._number += 1
+            self._channel.broadcast(self._readers, CacheEvents(self._number, device, host))
+            if changes.num_noted:
+                self._timer = self._loop.call_later(MORE_SECONDS, self._tell)
+
+    def _begin_for_all(self) -> None:
+        assert self._changes is not None
+        self._changes.restart()
+        self._parts = None
+        self._to_begin = dict(self._readers)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._parts is None and self._to_begin and self._changes is not None:
+            self._parts_to, self._to_begin = list(self._to_begin), {}
+            self._parts = self._snapshot(self._changes)
+            self._tell_part(self._parts)
+
+    def _snapshot(self, changes: CacheChanges) -> Iterator[CacheEvents]:
+        assert self._kv is not None
+        limits, numbers = self._limits, count()
+        facts = (self._kv.page_size, limits.longest_usual_prompt, limits.is_each_length_special)
+        parts: Iterator[Tiered] = changes.contents(PART_PAGES)
+        for device, host in parts:
+            yield CacheEvents(self._number, device, host, next(numbers), False, *facts)
+        yield CacheEvents(self._number, part=next(numbers), is_last=True)
+
+    def _tell_part(self, parts: Iterator[CacheEvents]) -> None:
+        if parts is not self._parts:
+            return  # another one has begun
+        part = next(parts, None)
+        if part is None:
+            self._parts = None
+            self._begin()
+            return
+        self._channel.broadcast([peer for peer in self._parts_to if peer in self._readers], part)
+        self._loop.call_later(PART_SECONDS, self._tell_part, parts)

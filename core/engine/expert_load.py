@@ -1,0 +1,61 @@
+"""How many tokens the experts have computed that are spread over ranks: which are hot, and which ranks do more."""
+
+from collections import Counter
+
+from penstock.ipc.messages import ExpertLoad, ExpertTokens, LayerLoad
+
+_TELL_SECONDS = 5.0
+"""Between two messages to the frontends, which carry a number for each expert of each layer."""
+
+_WINDOW_SECONDS = 60.0
+"""Over which imbalance is measured: what is half as old counts, on average, twice as much."""
+
+
+class ExpertCounts:
+    """Adds up what ranks tell. Counts outlive workers."""
+
+    def __init__(self, num_ranks: int) -> None:
+        """`num_ranks`: of a stage. One whose experts got no token of a layer tells nothing of it."""
+        self._num_ranks = num_ranks
+        self.tokens_of_ranks: dict[str, int] = {}
+        """Rank -> tokens that its experts have computed, each layer's."""
+        self._of_experts: dict[int, list[int]] = {}  # layer -> tokens of each expert
+        self._recent: dict[int, Counter[int]] = {}  # layer -> rank -> tokens of about the last minute
+        self._halved_at = 0.0
+        self._told_at = 0.0
+        self._has_news = False
+
+    def add(self, rank: int, message: ExpertTokens, now: float) -> None:
+        """Add what a rank tells; experts that do not exist are ignored."""
+        if now - self._halved_at > _WINDOW_SECONDS / 2:
+            self._halved_at = now
+            for counts in self._recent.values():
+                for each in counts:
+                    counts[each] //= 2
+        total = 0
+        for layer, num_experts, tokens in ((its.layer, its.num_experts, its.tokens) for its in message.layers):
+            of_experts = self._of_experts.setdefault(layer, [0] * num_experts)
+            of_layer = 0
+            for expert, count in tokens.items():
+                if 0 <= expert < len(of_experts):
+                    of_experts[expert] += count
+                    of_layer += count
+            self._recent.setdefault(layer, Counter())[rank] += of_layer
+            total += of_layer
+        self.tokens_of_ranks[str(rank)] = self.tokens_of_ranks.get(str(rank), 0) + total
+        self._has_news = True
+
+    def imbalance(self) -> dict[str, float]:
+        """Layer -> tokens of the rank with the most, as a multiple of the mean over all ranks of its stage."""
+        return {
+            str(layer): max(counts.values()) * self._num_ranks / total
+            for layer, counts in sorted(self._recent.items())
+            if (total := counts.total())
+        }
+
+    def news(self, now: float) -> ExpertLoad | None:
+        """What the frontends are to know; None if it has not changed, or they have just been told."""
+        if not self._has_news or now - self._told_at < _TELL_SECONDS:
+            return None
+        self._has_news, self._told_at = False, now
+        return ExpertLoad(tuple(LayerLoad(layer, tuple(tokens)) for layer, tokens in sorted(self._of_experts.items())))

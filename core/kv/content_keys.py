@@ -1,0 +1,36 @@
+"""Keys of what nodes of the prefix cache hold, over those of pages (`ipc/page_keys.py`).
+
+    others   blake2b(key of a node, page group and index): what further page groups keep beside the node's tokens
+
+Made only where a lower tier is on, or where somebody is told what is cached.
+"""
+
+from hashlib import blake2b
+
+from penstock.core.kv.page_pool import CacheNode
+from penstock.ipc.page_keys import KEY_BYTES, page_key, root_key
+
+
+def window_key(node: bytes, group: int, index: int) -> bytes:
+    """Return the key of page `index` of a further page group (1, 2, ...), which belongs to a node."""
+    return blake2b(b"%d %d" % (group, index), digest_size=KEY_BYTES, key=node).digest()
+
+
+def node_key(node: CacheNode) -> bytes:
+    """Return the key of a node of the prefix cache; those of its parents are made with it, and all are kept."""
+    path: list[CacheNode] = []
+    walk = node
+    while not walk.content_key:
+        path.append(walk)
+        if walk.parent is None:
+            break
+        walk = walk.parent
+    key = walk.content_key
+    for each in reversed(path):
+        if each.parent is None:
+            key = root_key(each.key)
+        else:
+            assert isinstance(each.key, bytes)
+            key = page_key(key, each.key)
+        each.content_key = key
+    return key

@@ -1,0 +1,185 @@
+"""The processes of one engine: its scheduler, and the ranks of its group.
+
+a death      the scheduler alone, or all ranks together, are started again
+hanging      a scheduler or rank that has been silent for too long, or a rank that the scheduler reports as hung, is
+             killed, which is a death; so are all together if each is well but they do not find each other
+giving up    a process rejects its configuration (exit code 2), or dies too often (`child.py`)
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from penstock.core.config import Config
+from penstock.core.config.addresses import clear_rendezvous
+from penstock.core.config.engines import numbered, of_engine
+from penstock.core.config.ranks import Rank
+from penstock.core.launch import launchers
+from penstock.core.launch.child import Child
+from penstock.core.launch.spare import Spare
+from penstock.ipc import process
+
+log = structlog.get_logger()
+
+END_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+_WRITE_GRACE = 10.0  # seconds for KV pages that are still to be written to the disk
+
+PATIENCE, MORE_PATIENCE = 1, 3
+"""Heartbeat timeouts for which a process may be silent. The scheduler judges workers by their results, so for them this
+is only a second check."""
+
+_APART = 2
+"""Heartbeat timeouts within which a scheduler without a worker and a ready worker must find each other."""
+
+
+class EngineLaunch:
+    """What runs one engine: started, restarted and ended as one."""
+
+    def __init__(self, config: Config, number: int, num_ranks: int, spare: Spare | None) -> None:
+        """`config` is that of the whole launch, with an address for each engine."""
+        num_engines = config.parallel.data_parallel_size
+        self.number = number
+        self.config = of_engine(config, number)
+        self.has_been_ready = self.is_given_up = False
+        ranks = [Rank(rank, num_ranks, number, num_engines) for rank in range(num_ranks)]
+        scheduler = numbered("penstock-scheduler", number, num_engines)
+        self.scheduler = Child(scheduler, "penstock.core", self.config, "--name", scheduler)
+        self.workers = launchers.workers(self.config, ranks, spare)
+        self.children = [self.scheduler, *self.workers]
+        self.scheduler.on_hung = self.kill_hung
+        self._is_to_restart = asyncio.Event()
+        self.scheduler.on_restart = self._is_to_restart.set
+        self._seconds_apart = 0.0
+
+    async def run(self, stopping: asyncio.Event) -> int | None:
+        """Keep all processes running; return the exit code with which the engine was given up.
+
+        None: its processes have ended by themselves because everything is about to end (`stopping`).
+        """
+        while True:
+            ended = asyncio.create_task(self._run(stopping))
+            asked = asyncio.create_task(self._is_to_restart.wait())
+            try:
+                await asyncio.wait([ended, asked], return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    return ended.result()
+            finally:
+                await cancel([ended, asked])
+            log.info("restarting the engine", scheduler=self.scheduler.name)
+            await self.end(stopping)
+            self._is_to_restart.clear()
+
+    async def _run(self, stopping: asyncio.Event) -> int | None:
+        keepers = [
+            asyncio.create_task(keep_running(stopping, self.scheduler)),
+            asyncio.create_task(keep_running(stopping, *self.workers, before_start=self._clear_rendezvous)),
+        ]
+        try:
+            while True:
+                done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
+                codes = [code for keeper in done if (code := keeper.result()) is not None]
+                if codes:
+                    return max(codes)
+                if len(done) == len(keepers):
+                    return None
+                keepers = [keeper for keeper in keepers if keeper not in done]
+        finally:
+            await cancel(keepers)
+
+    def _clear_rendezvous(self) -> None:
+        """Ranks that start must not find what those before them left."""
+        clear_rendezvous(self.config)
+
+    def kill_hung(self, pid: int) -> None:
+        """Kill a worker that the scheduler reports as hung, unless it has been replaced in the meantime."""
+        for child in self.workers:
+            running = child.process
+            if running is not None and running.pid == pid and running.returncode is None:
+                log.error("hangs, killing it", child=child.name)
+                child.signal(signal.SIGKILL)
+
+    def watch(self, interval: float) -> None:
+        """Judge the processes by their reports; called every `interval` seconds."""
+        timeout = self.config.ipc.heartbeat_timeout
+        self.has_been_ready |= all(child.is_ready.is_set() for child in self.children)
+        for child in self.children:
+            child.kill_if_silent(interval, (PATIENCE if child is self.scheduler else MORE_PATIENCE) * timeout)
+        is_apart = self.scheduler.is_alone and all(child.is_ready.is_set() for child in self.workers)
+        self._seconds_apart = self._seconds_apart + interval if is_apart else 0.0
+        if self._seconds_apart > _APART * timeout:
+            log.error("scheduler and workers do not find each other, killing all", scheduler=self.scheduler.name)
+            for child in self.children:
+                child.signal(signal.SIGKILL)
+            self._seconds_apart = 0.0
+
+    async def end(self, hurry: asyncio.Event) -> None:
+        """End all processes, without waiting for anything once `hurry` is set."""
+        if self.config.worker.disk_kv:  # the scheduler has the worker write what is worth keeping
+            await end_all([self.scheduler], END_GRACE + _WRITE_GRACE, hurry)
+        await end_all(self.children, END_GRACE, hurry)
+
+
+async def keep_running(
+    stopping: asyncio.Event, *group: Child, before_start: Callable[[], None] = lambda: None
+) -> int | None:
+    """Start the processes of a group, and start all of them again when one has ended.
+
+    Returns the exit code with which it was given up; None if it ended by itself once `stopping` was set.
+    """
+    while True:
+        before_start()
+        await asyncio.gather(*(child.start() for child in group))
+        child, code = await _first_end(group)
+        if stopping.is_set() and code == 0:  # a signal to all processes reached it too
+            return None
+        is_hopeless = code == process.EXIT_CONFIG  # it has printed the reason
+        if is_hopeless or not child.may_restart(time.monotonic()):
+            (log.info if is_hopeless else log.error)("giving up", child=child.name, exit_code=code)
+            return process.EXIT_CONFIG if is_hopeless else 1
+        log.error("died, restarting it", child=child.name, exit_code=code)
+
+
+async def _first_end(group: Sequence[Child]) -> tuple[Child, int]:
+    """Wait until one of the processes has ended, and end the others; return which one it was, and its exit code.
+
+    If another one rejects the configuration at the same moment, that comes first.
+    """
+    ends = [asyncio.create_task(child.ended()) for child in group]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        first = next(i for i, end in enumerate(ends) if end.done())
+        for child in group:
+            child.signal(signal.SIGKILL)
+        codes = await asyncio.gather(*ends)
+    finally:
+        for end in ends:
+            end.cancel()
+    return group[first], process.EXIT_CONFIG if process.EXIT_CONFIG in codes else codes[first]
+
+
+async def end_all(children: Sequence[Child], grace: float, hurry: asyncio.Event) -> None:
+    """Ask processes to end, and kill those that have not done so after `grace` seconds, or when `hurry` is set."""
+    for child in children:
+        child.signal(signal.SIGTERM)
+    waits = [asyncio.create_task(child.ended()) for child in children if child.process is not None]
+    hurrying = asyncio.create_task(hurry.wait())
+    late: set[asyncio.Task[int]] = set(waits)
+    deadline = time.monotonic() + grace
+    while late and not hurry.is_set() and (left := deadline - time.monotonic()) > 0:
+        await asyncio.wait([*late, hurrying], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        late = {wait for wait in late if not wait.done()}
+    hurrying.cancel()
+    if late:
+        for child in children:
+            child.signal(signal.SIGKILL)
+        await asyncio.wait(late)
+
+
+async def cancel(tasks: Sequence["asyncio.Task[object]"]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,48 @@
+"""What the ranks of a copy hold, as they cut the model themselves: replicated KV heads and norms are on every rank, a
+tied embedding on the first and the last stage, redundant experts on several, and stages differ."""
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.shards.rank_part import rank_part
+from penstock.core.checkpoint.shards.sources import sources_of
+from penstock.core.checkpoint.weights import all_sources
+from penstock.core.config.groups.parallel import ParallelOptions
+from penstock.core.planning.costs import BYTES, Costs
+from penstock.core.planning.quantized_bytes import quantized_bytes
+
+
+class RankPart(NamedTuple):
+    """Of one rank."""
+
+    weight_bytes: float
+    costs: Costs  # of its part of the decoder
+
+
+@cache
+def rank_parts(costs: Costs, options: ParallelOptions) -> tuple[RankPart, ...]:
+    """The first tensor rank of each stage; no other of the stage holds more.
+
+    Raises:
+        ConfigError: the model cannot be split so.
+    """
+    parts = []
+    for first in range(0, options.num_ranks, options.tensor_parallel_size):
+        its = rank_part(costs.decoder, options, first)
+        assert isinstance(its, Decoder)
+        parts.append(RankPart(_weight_bytes(costs, its), costs._replace(decoder=its)))
+    return tuple(parts)
+
+
+def _weight_bytes(costs: Costs, decoder: Decoder) -> float:
+    parts = {
+        (name, source.cut(i)): (math.prod(source.part_shape(i)), math.prod(source.shapes[i]))
+        for source in all_sources(sources_of(decoder))
+        for i, name in enumerate(source.names)
+    }
+    if costs.decoder.quantization is None:
+        return sum(part for part, _ in parts.values()) * BYTES[costs.weights]
+    of_tensors = quantized_bytes(costs.decoder).of_tensors
+    return sum(of_tensors[name] * part / whole for (name, _), (part, whole) in parts.items())

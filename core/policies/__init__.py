@@ -1,0 +1,6 @@
+"""Policies: the order of requests, one class a file. `registry.py` has their names."""
+
+from penstock.core.policies.policy import Policy
+from penstock.core.policies.view import View
+
+__all__ = ["Policy", "View"]

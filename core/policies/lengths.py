@@ -1,0 +1,73 @@
+"""How long outputs will be, learned from those that have ended. Pure arithmetic, O(1) a request."""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from penstock.core.sequences.sequence import Request
+
+_FIRST_GUESS = 256.0
+"""Tokens of output before anything has ended, unless the request allows fewer."""
+
+_TRUST = 4.0
+"""A mean counts against the more general one like this many outputs against those that it is of."""
+
+_MEMORY = 64.0
+"""A mean is over about this many of the last outputs."""
+
+_MAX_TENANTS = 4096
+"""Of more tenants, those that finished nothing for the longest time are forgotten."""
+
+
+class _Mean(NamedTuple):
+    value: float
+    weight: float  # number of outputs, up to _MEMORY
+
+    def with_one_more(self, value: float) -> "_Mean":
+        weight = min(self.weight + 1, _MEMORY)
+        return _Mean(self.value + (value - self.value) / weight, weight)
+
+
+_NOTHING = _Mean(0.0, 0.0)
+_Lengths = dict[int, _Mean]
+"""By the size of the prompt: its number of bits."""
+
+
+class LengthPredictor:
+    """Predicts output tokens by tenant and prompt length.
+
+    Four means, each pulled towards the one before it by as much as it has seen little: of all outputs, of prompts of
+    about this length, of this tenant, of this tenant's prompts of about this length. So a new tenant is predicted as
+    the others are, and one with many outputs by its own.
+    """
+
+    __slots__ = ("_all", "_by_tenant")
+
+    def __init__(self) -> None:
+        self._all: _Lengths = {}
+        self._by_tenant: OrderedDict[str, _Lengths] = OrderedDict()
+
+    def learn(self, request: Request, num_outputs: int) -> None:
+        """A sequence of the request has ended with this many tokens of output."""
+        tenant = self._by_tenant.setdefault(request.tenant, {})
+        self._by_tenant.move_to_end(request.tenant)
+        if len(self._by_tenant) > _MAX_TENANTS:
+            self._by_tenant.popitem(last=False)
+        size = request.num_prompt_tokens.bit_length()
+        for lengths in (self._all, tenant):
+            for key in (_ANY, size):
+                lengths[key] = lengths.get(key, _NOTHING).with_one_more(num_outputs)
+
+    def predict(self, request: Request) -> float:
+        """Return the tokens of output that a sequence of the request will probably have, at most what it allows."""
+        size = request.num_prompt_tokens.bit_length()
+        expected = _FIRST_GUESS
+        for lengths in (self._all, self._by_tenant.get(request.tenant)):
+            if lengths is not None:
+                for key in (_ANY, size):
+                    value, weight = lengths.get(key, _NOTHING)
+                    expected += (value - expected) * weight / (weight + _TRUST)
+        return min(expected, request.max_len - request.num_prompt_tokens)
+
+
+_ANY = -1
+"""Prompts of all sizes."""

@@ -1,0 +1,18 @@
+"""The request's own priority."""
+
+from penstock.core.policies.policy import Policy
+from penstock.core.sequences.sequence import Key, Request
+
+
+class Priority(Policy):
+    """By the request's own priority, lower first; equal ones in turns. Takes rows from running ones of lower priority.
+
+    The bound: a request that has waited for `max_delay` seconds comes before all priorities. It then waits for the
+    next row, without taking one.
+    """
+
+    preempts = True
+    max_delay = 300.0
+
+    def key(self, request: Request, now: float) -> Key:
+        return (request.priority,)

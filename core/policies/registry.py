@@ -1,0 +1,53 @@
+"""The policies by name. A module of your own can join: an installed package by an entry point, any module by its name.
+
+[project.entry-points."penstock.policies"]
+lifo = "my_package.policies:Lifo"
+"""
+
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from penstock.core.config import ConfigError
+from penstock.core.policies.cache_aware import CacheAware
+from penstock.core.policies.deadline import Deadline
+from penstock.core.policies.fair import Fair
+from penstock.core.policies.hrrn import HighestResponseRatioNext
+from penstock.core.policies.policy import Policy
+from penstock.core.policies.priority import Priority
+from penstock.core.policies.sjf import ShortestJobFirst
+
+ENTRY_POINTS = "penstock.policies"
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "fcfs": Policy,
+    "priority": Priority,
+    "sjf": ShortestJobFirst,
+    "hrrn": HighestResponseRatioNext,
+    "cache-aware": CacheAware,
+    "fair": Fair,
+    "deadline": Deadline,
+}
+
+
+def make_policy(name: str) -> Policy:
+    """Return a new policy: one of POLICIES, of an entry point, or of the class that `MODULE:CLASS` names.
+
+    Raises:
+        ConfigError: if there is no such policy.
+    """
+    if name in POLICIES:
+        return POLICIES[name]()
+    module, _, attribute = name.partition(":")
+    try:
+        if module and attribute:
+            policy = getattr(importlib.import_module(module), attribute)()
+        else:
+            policy = next((found.load()() for found in entry_points(group=ENTRY_POINTS, name=name)), None)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--scheduling-policy {name}: {error}") from None
+    if not isinstance(policy, Policy):
+        raise ConfigError(
+            f"--scheduling-policy must be {', '.join(POLICIES)} or MODULE:CLASS of a Policy, got {name!r}"
+        )
+    return policy

@@ -1,0 +1,59 @@
+"""What a policy may see of its scheduler. Looking takes nothing: no page, no row, no turn."""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from penstock.core.config.options import SchedulerOptions
+from penstock.core.kv.kv_pages import KVPages
+from penstock.core.sequences.sequence import Request, Sequence
+from penstock.core.steps.prefill_pace import PrefillPace
+
+
+class Rows(Protocol):
+    """The running sequences."""
+
+    num_entered: int  # ever
+    num_left: int  # ever
+    decodes: dict[Sequence, None]  # those of them that have launched a first sample, and not the last one
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence]: ...
+
+
+class View:
+    """Given to a policy once (`Policy.attach`); always shows what is there now."""
+
+    kv: KVPages  # of the current worker
+    running: Rows  # likewise
+
+    __slots__ = ("_pace", "kv", "max_num_seqs", "options", "renew", "running")
+
+    def __init__(self, options: SchedulerOptions, pace: PrefillPace) -> None:
+        self.options = options
+        self._pace = pace
+        self.max_num_seqs = options.max_num_seqs  # rows of the current worker
+        self.renew: Callable[[Request], None] = _no_key
+        """Asks for a request's key to be computed again, soon: a bounded number is in each step."""
+
+    @property
+    def now(self) -> float:
+        """When the scheduler was last called, in seconds."""
+        return self.kv.now
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Return how many tokens of the request's prefix cached pages would save now. O(their pages)."""
+        seqs = request.waiting or request.running
+        return self.kv.find_prefix(seqs[0]).num_pages * self.kv.page_size
+
+    def prefill_us(self, num_tokens: int, start: int = 0) -> float:
+        """Return the microseconds that a chunk of a prompt, from position `start` on, adds to a step; 0: unknown."""
+        return self._pace.chunk_us(start, num_tokens) if self._pace.is_known else 0.0
+
+    def decode_us(self, num_rows: int, num_context_tokens: int) -> float:
+        """Return the microseconds of a step of decodes with so many tokens in their contexts; 0: unknown."""
+        return self._pace.decodes_us(num_rows, num_context_tokens) if self._pace.is_known else 0.0
+
+
+def _no_key(request: Request) -> None:
+    """The policy has no keys."""

@@ -1,0 +1,22 @@
+"""How long a request will keep a row, from what steps take on this machine and how long outputs are."""
+
+from penstock.core.policies.lengths import LengthPredictor
+from penstock.core.policies.view import View
+from penstock.core.sequences.sequence import Request
+
+_PREFILL_US, _DECODE_US = 50.0, 10_000.0
+"""Of a prompt's token, and of a step, until they have been measured. Only their ratio matters."""
+
+
+def predicted_us(request: Request, lengths: LengthPredictor, view: View) -> float:
+    """Return the microseconds from a sequence's first chunk to its last token, when all rows are in use.
+
+    What the cache has of the prompt now need not be computed. All sequences of a request count: it ends with the last
+    of them, and they compete for the same rows.
+    """
+    num_sequences = max(1, len(request.waiting) + len(request.running))
+    num_cached = view.num_cached_tokens(request)
+    num_prompt = request.num_prompt_tokens - num_cached
+    prefill = view.prefill_us(num_prompt, num_cached) or num_prompt * _PREFILL_US
+    step = view.decode_us(view.max_num_seqs, request.num_prompt_tokens) or _DECODE_US
+    return prefill + lengths.predict(request) * num_sequences * step

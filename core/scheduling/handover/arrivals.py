@@ -1,0 +1,423 @@
+"""Prompts that another engine computes: this one, which decodes, has pages ready for them and takes them over.
+
+    the head of the queue lacks much of its prompt ──▶ pages are taken, as if it were to be computed here; the request
+          is held beside the queue; the prefill engine gets the prompt (`departures.py` is its side), the worker the
+          pages to fill
+    all pages are filled, and the prompt is computed ──▶ HandoverTaken ──▶ HandoverReleased: what was read is right
+    the prefix cache gets the pages, the request is queued again, and finds all of its prompt but the last page
+
+Up to that moment nothing depends on the other engine. If it is lost, or a transport fails, or the client leaves, the
+pages are free once the worker has said that nothing more is written to them; and the prompt is computed by the next
+engine that was named, or here. Pure bookkeeping, like the scheduler that owns it.
+"""
+
+import secrets
+from array import array
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
+from itertools import count
+from math import inf
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.core.kv.kv_pages import KVPages, Start
+from penstock.core.kv.page_pool import CacheNode
+from penstock.core.kv.window_pages import WindowTable
+from penstock.core.sequences.sequence import Request, Sequence
+from penstock.core.sequences.waiting_queue import WaitingQueue
+from penstock.ipc.codec import pack_int32
+from penstock.ipc.messages import (
+    AbortRequest,
+    AddRequest,
+    HandoverReleased,
+    HandoverTaken,
+    KVReceived,
+    KVSource,
+    ReceiveKV,
+    SamplingParams,
+    SequenceBill,
+    StopReceivingKV,
+)
+
+CONNECT_SECONDS = 2.0
+"""How long a prompt waits for the first answer of a prefill engine."""
+
+READ_SECONDS = 60.0
+"""How long pages may come after their prompt has been computed: whoever cannot be reached says nothing."""
+
+_names = map(f"handover-{secrets.token_hex(6)}-{{}}".format, count(1))
+"""A prefill engine may have prompts of several decode engines."""
+
+RoomFor = Callable[[Sequence, Start], tuple[int, int]]
+"""How many pages a sequence needs, and how many it could have (`Admissions`)."""
+
+Peers = Mapping[str, tuple[KVSource, ...] | None]
+"""Prefill engines by address: how their ranks' pages are read; None while it is being connected to one, and nothing for
+one that is not ready."""
+
+Namespace = Callable[[str, int], object]
+"""Which pages a prompt of so many tokens may share (`WorkerLimits.namespace`)."""
+
+
+@dataclass(slots=True)
+class HandoverTotals:
+    """Totals since the scheduler's start; they survive workers and only grow."""
+
+    num_received: int = 0  # prompts
+    num_received_pages: int = 0
+    num_received_bytes: int = 0
+    num_failed: int = 0
+    num_sent: int = 0
+    num_sent_pages: int = 0
+    failed_transports: tuple[str, ...] = ()
+
+
+class Order(NamedTuple):
+    """A message for the scheduler of a prefill engine."""
+
+    address: str
+    message: AddRequest | AbortRequest | HandoverTaken
+
+
+class Arrival:
+    """Pages that are being filled for a request: a holder of pages, as a sequence is."""
+
+    __slots__ = (
+        "address", "cache_node", "device_us", "due_at", "handover_id", "is_computed", "is_read", "is_there",
+        "launch_limit", "max_computed_tokens", "num_cached_tokens", "num_pages", "num_tree_pages",
+        "num_unsettled_tokens", "page_ids", "page_seconds", "request", "token_ids", "window_tables",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, token_ids: "array[int]", address: str) -> None:
+        self.request = request
+        self.handover_id = ""
+        self.num_pages = 0  # to be filled
+        self.device_us = 0.0  # what it took there
+        self.num_cached_tokens = 0  # that were in the prefix cache, here or there
+        self.address = address
+        self.token_ids = token_ids  # whole pages of all groups
+        self.num_unsettled_tokens = 0
+        self.page_ids: list[int] = []
+        self.window_tables: list[WindowTable] = []
+        self.cache_node: CacheNode | None = None
+        self.num_tree_pages = 0
+        self.launch_limit = 0
+        self.max_computed_tokens = len(token_ids)
+        self.page_seconds = 0.0
+        self.is_computed = False  # the prefill engine has said so
+        self.due_at = inf  # until when our worker may read
+        self.is_read = False  # our worker has
+        self.is_there = False  # in the prefix cache
+
+    @property
+    def num_settled_tokens(self) -> int:
+        return len(self.token_ids) - self.num_unsettled_tokens
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        return False
+
+
+class Arrivals:
+    """What one worker's pool gets from other engines."""
+
+    __slots__ = (
+        "_arrivals", "_by_id", "_connecting", "_ending", "_kv", "_least", "_messages", "_namespace",
+        "_totals", "_unit", "_waiting", "orders", "peers",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kv: KVPages,
+        waiting: WaitingQueue,
+        totals: HandoverTotals,
+        namespace: Namespace,
+        least: int,
+    ) -> None:
+        """
+        Args:
+            kv: the worker's pages.
+            waiting: where requests are held.
+            totals: what is counted.
+            namespace: which pages a prompt may share.
+            least: tokens that a prompt must lack.
+        """
+        self.peers: Peers = {}
+        """Set by whoever is connected to prefill engines, and kept up to date."""
+        self.orders: list[Order] = []
+        """For prefill engines; whoever has the sockets takes them."""
+        self._kv = kv
+        self._waiting = waiting
+        self._totals = totals
+        self._namespace = namespace
+        self._least = least
+        self._unit = max(kv.page_size, *(group.page_size for group in kv.windows)) if kv.windows else kv.page_size
+        self._arrivals: dict[Request, Arrival] = {}
+        self._by_id: dict[str, Arrival] = {}  # of those that are not there yet
+        self._ending: dict[str, Arrival] = {}  # given up; the worker may still write to their pages
+        self._connecting: dict[Request, float] = {}  # until when each waits
+        self._messages: list[ReceiveKV | StopReceivingKV] = []
+
+    # --- a request at the head of the queue --------------------------------------------------
+
+    def admits(self, seq: Sequence, start: Start, room_for: RoomFor) -> bool:
+        """Return whether it may enter a row; otherwise it is held until it has its pages, or has to do without."""
+        request = seq.request
+        if not request.prefill_at or request.running or start.is_fork:
+            return True
+        arrival = self._arrivals.get(request)
+        if arrival is not None:
+            if not arrival.is_there:  # others release all that is held
+                self._waiting.hold(request)
+            return arrival.is_there
+        if self._kv.tiers is not None and seq in self._kv.tiers.swapped:
+            return True
+        num_tokens = seq.num_reusable_tokens // self._unit * self._unit
+        if num_tokens - start.num_tokens < self._least:
+            return True
+        if self._namespace("", num_tokens) != self._namespace("", request.num_prompt_tokens):
+            return True  # positions of the shorter prompt would mean something else
+        address = next((each for each in request.prefill_at if self.peers.get(each)), "")
+        if not address:
+            return not self._waits_for_connection(request)
+        self._connecting.pop(request, None)
+        return not self._begin(seq, start, num_tokens, address, room_for)
+
+    def _waits_for_connection(self, request: Request) -> bool:
+        now = self._kv.now
+        is_connecting = any(self.peers.get(each, ()) is None for each in request.prefill_at)
+        if not is_connecting or self._connecting.setdefault(request, now + CONNECT_SECONDS) <= now:
+            self._connecting.pop(request, None)
+            request.prefill_at = ()
+            return False
+        self._waiting.hold(request)
+        return True
+
+    def _begin(self, seq: Sequence, start: Start, num_tokens: int, address: str, room_for: RoomFor) -> bool:
+        """Take pages and order them to be filled; False if there are not enough."""
+        kv, request = self._kv, seq.request
+        num_of_windows = sum(num_tokens // group.page_size - group.first_needed(num_tokens) for group in kv.windows)
+        num_pages = num_tokens // kv.page_size - len(start.page_ids)
+        needed, available = room_for(seq, start)
+        if available < max(needed, num_pages + num_of_windows):
+            return False
+        arrival = Arrival(request, seq.token_ids[:num_tokens], address)
+        arrival.num_unsettled_tokens = num_tokens - start.num_tokens
+        arrival.num_cached_tokens = start.num_tokens
+        arrival.cache_node = kv.hold(request.namespace, start.hit)
+        arrival.num_tree_pages = len(start.hit.page_ids)
+        kv.pool.share(start.page_ids)
+        kv.reserve(num_pages + num_of_windows)
+        arrival.page_ids = start.page_ids + kv.pool.allocate(num_pages)
+        if kv.start_with(arrival, start.hit, start.num_tokens):
+            kv.settle(arrival)
+        pages = [(0, i, arrival.page_ids[i]) for i in range(start.num_tokens // kv.page_size, len(arrival.page_ids))]
+        for number, (group, table) in enumerate(zip(kv.windows, arrival.window_tables, strict=True), 1):
+            group.free_behind(table, num_tokens, 0 if kv.cache is None else kv.cache.clock)
+            pages += [
+                (number, index, group.take(table)) for index in range(table.num_pages, num_tokens // group.page_size)
+            ]
+        arrival.num_pages = len(pages)
+        arrival.handover_id = next(_names)
+        self._arrivals[request] = self._by_id[arrival.handover_id] = arrival
+        self._waiting.hold(request)
+        sources = self.peers[address]
+        assert sources is not None, "it is ready"
+        columns = pack_int32(number for page in pages for number in page)
+        self._messages.append(ReceiveKV(arrival.handover_id, sources, columns))
+        self._order(arrival, _order_of(seq, arrival, start.num_tokens, kv.now))
+        return True
+
+    # --- what the others tell -----------------------------------------------------------------
+
+    def received(self, message: KVReceived) -> str:
+        """The worker has filled the pages, or writes to them no more. Returns why not, if it should have."""
+        self._totals.num_received_bytes += message.num_bytes
+        self._totals.failed_transports = message.failed_transports
+        arrival = self._ending.pop(message.handover_id, None)
+        if arrival is not None:
+            self._kv.release(arrival)
+            is_late = arrival.due_at <= self._kv.now
+            return f"its pages did not come within {READ_SECONDS:.0f} s" if is_late else ""
+        arrival = self._by_id.get(message.handover_id)
+        if arrival is None:
+            return ""
+        arrival.is_read = True
+        if message.error:
+            self._fail(arrival)
+            return message.error
+        self._advance(arrival)
+        return ""
+
+    def computed(
+        self, handover_id: str, error: str, num_cached_tokens: int = 0, bill: SequenceBill | None = None
+    ) -> bool:
+        """The prefill engine has computed a prompt, or cannot. Returns whether anybody has waited for it."""
+        arrival = self._by_id.get(handover_id)
+        if arrival is None:
+            return False
+        arrival.is_computed = True
+        arrival.due_at = self._kv.now + READ_SECONDS
+        arrival.num_cached_tokens = max(arrival.num_cached_tokens, num_cached_tokens)
+        arrival.device_us = 0.0 if bill is None else bill.device_us
+        if error:
+            self._fail(arrival)
+        else:
+            self._advance(arrival)
+        return True
+
+    def released(self, message: HandoverReleased) -> None:
+        """The prefill engine has kept the pages while they were read, or not."""
+        arrival = self._by_id.get(message.request_id)
+        if arrival is None or not (arrival.is_read and arrival.is_computed):
+            return
+        if not message.is_right:
+            self._fail(arrival)
+            return
+        self._totals.num_received += 1
+        self._totals.num_received_pages += arrival.num_pages
+        arrival.num_unsettled_tokens = 0
+        arrival.is_there = True
+        del self._by_id[arrival.handover_id]
+        self._kv.settle(arrival)
+        self._waiting.release(arrival.request)
+
+    def peers_changed(self) -> None:
+        """Engines are there now, or no longer: what waits for one that is lost goes elsewhere."""
+        for arrival in [each for each in self._by_id.values() if not self.peers.get(each.address)]:
+            self._fail(arrival)
+        for request in list(self._connecting):
+            self._waiting.release(request)
+
+    def _advance(self, arrival: Arrival) -> None:
+        if arrival.is_read and arrival.is_computed:
+            self._order(arrival, HandoverTaken(arrival.handover_id))
+
+    # --- ends ---------------------------------------------------------------------------------
+
+    def leave(self, request: Request) -> None:
+        """A request has got a row, is paused, or has ended: it waits for nothing."""
+        self._connecting.pop(request, None)
+        arrival = self._arrivals.get(request)
+        if arrival is not None:
+            self._drop(arrival)
+
+    def unpin(self) -> None:
+        """The head of the queue lacks pages: those that have arrived may be evicted like others in the prefix cache."""
+        for arrival in [each for each in self._arrivals.values() if each.is_there]:
+            self._drop(arrival)
+
+    def abandon(self) -> None:
+        """The worker is gone, and all pages with it; only the prefill engines must be told."""
+        for arrival in self._by_id.values():
+            self._order(arrival, AbortRequest(arrival.handover_id))
+            self._waiting.release(arrival.request)
+        for request in self._connecting:
+            self._waiting.release(request)
+
+    def _fail(self, arrival: Arrival) -> None:
+        """The request is queued again, and its prompt is computed by somebody else."""
+        self._totals.num_failed += 1
+        request = arrival.request
+        request.prefill_at = tuple(each for each in request.prefill_at if each != arrival.address)
+        self._drop(arrival)
+        self._waiting.release(request)
+
+    def _drop(self, arrival: Arrival) -> None:
+        del self._arrivals[arrival.request]
+        if not arrival.is_there:
+            del self._by_id[arrival.handover_id]
+            self._order(arrival, AbortRequest(arrival.handover_id))
+            if not arrival.is_read:
+                self._ending[arrival.handover_id] = arrival
+                self._messages.append(StopReceivingKV(arrival.handover_id))
+                return
+        self._kv.release(arrival)
+
+    def _order(self, arrival: Arrival, message: AddRequest | AbortRequest | HandoverTaken) -> None:
+        self.orders.append(Order(arrival.address, message))
+
+    # --- for others -----------------------------------------------------------------------------
+
+    @property
+    def wakes_at(self) -> float:
+        """When the first request has waited long enough for an engine to answer, or for pages; inf if none waits."""
+        due = (arrival.due_at for arrival in self._by_id.values() if not arrival.is_read)
+        return min(min(self._connecting.values(), default=inf), min(due, default=inf))
+
+    def expire(self) -> None:
+        """Let those go on that have waited for too long."""
+        for request, until in self._connecting.items():
+            if until <= self._kv.now:
+                self._waiting.release(request)
+        for arrival in [each for each in self._by_id.values() if each.due_at <= self._kv.now and not each.is_read]:
+            self._fail(arrival)
+
+    def take_messages(self) -> list[ReceiveKV | StopReceivingKV]:
+        """Return the messages for the worker; call this when the plan is sent that has the copies asked for so far."""
+        if self._kv.copies.src:
+            return []
+        messages, self._messages = self._messages, []
+        return messages
+
+    @property
+    def awaits_plan(self) -> bool:
+        """Whether a plan must go even if it computes nothing: its copies come before pages are filled."""
+        return bool(self._messages and self._kv.copies.src)
+
+    def entered(self, seq: Sequence, num_tokens: int) -> int:
+        """A sequence has got a row, and begins after so many tokens: it waits for nothing any more, and has to pay for
+        what the prefill engine did. Returns how many of the tokens nobody has computed for it."""
+        arrival = self._arrivals.get(seq.request)
+        if arrival is None:
+            self._connecting.pop(seq.request, None)
+            return num_tokens
+        if seq.account is not None and arrival.is_there:
+            seq.account.num_us += arrival.device_us
+        self._drop(arrival)
+        return min(num_tokens, arrival.num_cached_tokens)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for pages."""
+        return len(self._by_id) + len(self._connecting)
+
+    def awaited(self, request: Request) -> str:
+        """Return what a request waits for; empty if it does not."""
+        if request in self._connecting:
+            return "an answer of a prefill engine"
+        arrival = self._arrivals.get(request)
+        if arrival is None or arrival.is_there:
+            return ""
+        return f"{arrival.num_unsettled_tokens:,} tokens that a prefill engine computes"
+
+    def holders(self) -> ListOf[Arrival]:
+        """Return whoever holds pages here; for checks."""
+        return [*self._arrivals.values(), *self._ending.values()]
+
+
+def _order_of(seq: Sequence, arrival: Arrival, num_there: int, now: float) -> AddRequest:
+    """What the prefill engine is asked for: the tokens whose pages are handed over, on behalf of the same tenant."""
+    request = seq.request
+    left = 0.0 if request.deadline == inf else max(0.001, request.deadline - now)
+    due = 0.0 if request.first_token_due == inf else max(0.001, request.first_token_due - now)
+    return AddRequest(
+        arrival.handover_id,
+        pack_int32(arrival.token_ids),
+        replace(SamplingParams(max_tokens=1), temperature=0.0),
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        tenant=request.tenant,
+        group=request.group,
+        seconds_left=left,
+        weight=request.weight,
+        ttft_left=due,
+        handover_from=num_there,
+        is_background=request.is_background,
+    )

@@ -1,0 +1,1 @@
+"""What each step computes: pure decisions, without IO, clock or tensors."""

@@ -1,0 +1,520 @@
+"""Who has a row: the running sequences, what they compute in a step, and the admission of waiting ones.
+
+Launches come first, and preempt others for the pages that they need. Admission decides which waiting sequences enter a
+row in this step; it never preempts a sequence.
+"""
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from penstock.core.kv.kv_pages import KVPages, Start, find_start, is_sibling_ready
+from penstock.core.policies.hooks import Hooks
+from penstock.core.policies.policy import Policy
+from penstock.core.scheduling.accounts import Accounts
+from penstock.core.scheduling.batches import Batches
+from penstock.core.scheduling.disk_moves import DiskMoves
+from penstock.core.scheduling.grammar_gate import GrammarGate
+from penstock.core.scheduling.handover.handovers import Handovers
+from penstock.core.scheduling.rows.decode_parts import DecodeParts
+from penstock.core.scheduling.stats import Totals
+from penstock.core.scheduling.step_record import Admission
+from penstock.core.scheduling.suspects import Suspects
+from penstock.core.sequences.sequence import Request, Sequence
+from penstock.core.sequences.waiting_queue import WaitingQueue
+from penstock.core.steps.plan_builder import DecodeBatch, PlanBuilder
+from penstock.core.steps.prefill_pace import MIN_TOKENS, Room
+
+
+class RunningSet:
+    """Rows 0 .. max_num_seqs-1 and the sequences in them.
+
+    A sequence enters as a prefill, is a decode from its first launched sample on, and drains once
+    its last sample is launched. (Dicts serve as ordered sets: batch order is the order of entry.)
+    """
+
+    __slots__ = (
+        "_batch", "_free_rows", "_most_background", "_parts", "background", "decodes", "draining", "freed_rows",
+        "num_entered", "num_left", "prefills", "rows_of",
+    )  # fmt: skip
+
+    def __init__(self, max_num_seqs: int, num_parts: int = 1) -> None:
+        """Each plan takes the decodes of one of `num_parts` parts."""
+        self._free_rows = list(range(max_num_seqs))
+        heapify(self._free_rows)
+        self.prefills: dict[Sequence, None] = {}
+        self.decodes: dict[Sequence, None] = {}
+        self.draining: dict[Sequence, None] = {}
+        self.background: dict[Sequence, None] = {}  # those of these that nobody waits for
+        self._most_background = inf  # of them may decode in a step
+        self.freed_rows: list[int] = []  # since the last plan
+        self.num_entered = 0  # ever
+        self.num_left = 0  # ever
+        self.rows_of: dict[str, dict[str, int]] = {}  # by tenant and group
+        self._batch: DecodeBatch | None = None  # of all decodes
+        self._parts = DecodeParts(num_parts) if num_parts > 1 else None
+
+    def __len__(self) -> int:
+        return len(self.prefills) + len(self.decodes) + len(self.draining)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.decodes
+        yield from self.prefills
+        yield from self.draining
+
+    @property
+    def has_others(self) -> bool:
+        """Whether somebody waits for a running sequence."""
+        return len(self) > len(self.background)
+
+    @property
+    def num_pending(self) -> int:
+        """How many known tokens of the prefills are still to be computed."""
+        return sum(seq.num_tokens - seq.num_computed_tokens for seq in self.prefills)
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    def free_rows(self) -> list[int]:
+        return sorted(self._free_rows)
+
+    def enter(self, seq: Sequence) -> None:
+        """Give the sequence the lowest free row, in a new epoch."""
+        seq.row = heappop(self._free_rows)
+        seq.epoch += 1
+        seq.running_epoch = seq.epoch
+        seq.request.running.append(seq)
+        self.prefills[seq] = None
+        if seq.request.is_background:
+            self.background[seq] = None
+        self.num_entered += 1
+        groups = self.rows_of.setdefault(seq.request.tenant, {})
+        groups[seq.request.group] = groups.get(seq.request.group, 0) + 1
+
+    def leave(self, seq: Sequence) -> None:
+        """Take the row back and forget what belonged to it. Results in flight no longer apply."""
+        if seq in self.decodes:
+            self._decodes_no_more(seq)
+        elif seq in self.prefills:
+            del self.prefills[seq]
+        else:
+            del self.draining[seq]
+        self.background.pop(seq, None)
+        self.num_left += 1
+        groups = self.rows_of[seq.request.tenant]
+        groups[seq.request.group] -= 1
+        if not groups[seq.request.group]:
+            del groups[seq.request.group]
+            if not groups:
+                del self.rows_of[seq.request.tenant]
+        heappush(self._free_rows, seq.row)
+        self.freed_rows.append(seq.row)
+        seq.request.running.remove(seq)
+        seq.clear()
+
+    def to_decode(self, seq: Sequence) -> None:
+        """The sequence's first sample is launched, or drafts assumed to be its last were rejected."""
+        del (self.prefills if seq in self.prefills else self.draining)[seq]
+        self.decodes[seq] = None
+        self._batch = None
+        if self._parts is not None:
+            self._parts.join(seq)
+
+    def to_draining(self, seq: Sequence) -> None:
+        """The sequence's last sample is launched; only results are missing."""
+        self._decodes_no_more(seq)
+        self.draining[seq] = None
+
+    def decode_batch(self) -> DecodeBatch:
+        """Return the decodes for the next plan; the same object as long as none joins or leaves."""
+        if self._parts is not None:
+            return self._parts.next_batch()
+        if self._batch is None:
+            seqs = list(self.decodes)
+            if self._most_background < inf:
+                held = dict.fromkeys(list(self.background)[int(self._most_background) :])
+                seqs = [seq for seq in seqs if seq not in held]
+            self._batch = DecodeBatch(seqs)
+        return self._batch
+
+    def allow_background(self, num_rows: float) -> None:
+        """Let so many of the rows in the background decode in the next steps (stages of a pipeline hold none back)."""
+        if num_rows != self._most_background:
+            self._most_background = num_rows
+            self._batch = None
+
+    def victim(self, policy: Policy) -> Sequence:
+        """Return the sequence (there is at least one) that loses its row first: of those in the background, if any."""
+        return policy.victim(self.background or self)
+
+    def _decodes_no_more(self, seq: Sequence) -> None:
+        del self.decodes[seq]
+        self._batch = None
+        if self._parts is not None:
+            self._parts.leave(seq)
+
+
+def _is_background(seq: Sequence) -> bool:
+    return seq.request.is_background
+
+
+class Launches:
+    """What sequences in rows compute in a step: a token of each decode, and chunks of prefills."""
+
+    __slots__ = (
+        "_has_drafts", "_kv", "_last", "_num_parts", "_policy", "_preempt", "_running", "_totals", "is_stalled",
+        "num_context", "takes_all",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        running: RunningSet,
+        kv: KVPages,
+        policy: Policy,
+        preempt: Callable[[Sequence, str], None],
+        totals: Totals,
+        num_parts: int,
+        *,
+        has_drafts: bool,
+    ) -> None:
+        """`preempt` takes a sequence's row and pages, for a reason."""
+        self._running = running
+        self._kv = kv
+        self._policy = policy
+        self._preempt = preempt
+        self._totals = totals
+        self._num_parts = num_parts
+        self._last: DecodeBatch | None = None
+        self.num_context = 0
+        """Sum of the positions of the decodes launched last."""
+        self._has_drafts = has_drafts
+        self.takes_all = num_parts == 1
+        """Whether each step is to have all decodes."""
+        self.is_stalled = False
+        """In this step, a sequence waits for pages of others that are about to end."""
+
+    def decodes(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
+        """Begin a step: launch one token of each decode. Returns those decodes, and each one's position."""
+        self.is_stalled = False
+        decodes, starts = self._decodes_of_part(builder)
+        if not starts and self._num_parts > 1:  # if one part has nothing to compute, another one may
+            others = (self._decodes_of_part(builder) for _ in range(1, self._num_parts))
+            decodes, starts = next((each for each in others if each[1]), (DecodeBatch([]), []))
+        if decodes is self._last and self.takes_all and not self._has_drafts:  # each is one token further
+            self.num_context += len(starts)
+        else:
+            self._last, self.num_context = decodes, sum(starts)
+        return decodes, starts
+
+    def _decodes_of_part(self, builder: PlanBuilder) -> tuple[DecodeBatch, list[int]]:
+        batch = self._running.decode_batch()
+        seqs = batch.seqs
+        # No budget check is needed here: admissions only use what all running rows leave over, so there
+        # are never more running rows than tokens in a step.
+        num_preemptions = self._totals.num_preemptions
+        starts: list[int] = []
+        append_start = starts.append
+        unplaced: list[Sequence] = []
+        for seq in seqs:
+            start = seq.num_computed_tokens
+            if start >= seq.launch_limit and not self._extend(seq, builder):
+                unplaced.append(seq)
+                continue
+            seq.num_computed_tokens = start + 1
+            append_start(start)
+        if unplaced or num_preemptions != self._totals.num_preemptions:
+            not_placed = dict.fromkeys(unplaced)
+            placed = [seq for seq in seqs if seq.row >= 0 and seq not in not_placed]
+            return DecodeBatch(placed), [seq.num_computed_tokens - 1 for seq in placed]
+        return batch, starts
+
+    def _extend(self, seq: Sequence, builder: PlanBuilder) -> bool:
+        """Give a decode the pages for its next position; False if it computes nothing in this step."""
+        running, kv = self._running, self._kv
+        if seq.row < 0:
+            return False  # preempted a moment ago
+        if seq.num_computed_tokens >= seq.max_computed_tokens:
+            running.to_draining(seq)
+            return False
+        while not kv.reserve_next(seq):
+            if running.draining or (kv.windows and seq.num_inflight_tokens):
+                # Their pages, or its own behind a window, come back with results in flight: cheaper than preempting.
+                self.is_stalled = True
+                return False
+            victim = running.victim(self._policy)
+            if victim.num_computed_tokens >= victim.max_computed_tokens:
+                self.is_stalled = True  # the victim is about to end
+                return False
+            self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
+            if victim is seq:
+                return False
+        if kv.windows:
+            builder.add_pages(seq, *kv.grow(seq, seq.launch_limit + 1))
+        else:
+            builder.append_page(seq, kv.append_page(seq))
+        return True
+
+    def prefills(self, builder: PlanBuilder, room: Room, behind: Room | None, *, is_alone: bool) -> None:
+        """Launch the next chunks of prefills; `is_alone`: nothing else is in this step or in flight.
+
+        `behind`: the room for those in the background; None: there are none, or the same room is theirs, too.
+        """
+        seqs = list(self._running.prefills)
+        if behind is not None:
+            seqs.sort(key=_is_background)
+        for seq in seqs:
+            if seq.row < 0:
+                continue
+            start = seq.num_computed_tokens
+            is_behind = behind is not None and seq.request.is_background
+            num_tokens = room.tokens_from(start)
+            if behind is not None and is_behind:
+                num_tokens = min(num_tokens, behind.tokens_from(start))
+            if num_tokens <= 0:
+                if is_behind or builder.chunks or room.num_tokens <= 0:
+                    break
+                num_tokens = min(MIN_TOKENS, room.num_tokens)  # expensive far into a prompt, but it must go on
+            end = min(start + num_tokens, seq.num_tokens)
+            if end > seq.launch_limit:  # only for groups with a window: they get pages chunk by chunk
+                num_tokens = min(end, self._grow(seq, end, builder, is_alone and not builder.chunks)) - start
+                if seq.row < 0:
+                    continue
+                if num_tokens <= 0:
+                    self.is_stalled = True
+                    break
+            num_new = builder.add_next_chunk(seq, num_tokens)
+            room.use(start, num_new)
+            if behind is not None and is_behind:
+                behind.use(start, num_new)
+
+    def _grow(self, seq: Sequence, end: int, builder: PlanBuilder, is_alone: bool) -> int:
+        """Give a prefill pages for positions before `end`, or as many as there are; return how many positions.
+
+        Nothing in this step or in flight is preempted for them: its pages come back anyway, or it continues.
+        """
+        pages = self._kv.grow(seq, end)
+        while is_alone and seq.launch_limit <= seq.num_computed_tokens:
+            victim = self._running.victim(self._policy)
+            self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
+            if victim is seq:
+                return 0
+            pages = self._kv.grow(seq, end)
+        builder.add_pages(seq, *pages)
+        return seq.launch_limit
+
+
+class Admissions:
+    """Moves sequences from waiting to running, in policy order, while budget, rows and pages last."""
+
+    __slots__ = (
+        "_accounts", "_arrivals", "_batches", "_blocked", "_disk", "_favoured", "_grammars", "_hooks", "_is_held",
+        "_kv", "_running", "_suspects", "_totals", "_waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        running: RunningSet,
+        kv: KVPages,
+        totals: Totals,
+        suspects: Suspects,
+        grammars: GrammarGate,
+        accounts: Accounts,
+        batches: Batches | None,
+        disk: DiskMoves | None,
+        handovers: Handovers | None,
+        hooks: Hooks,
+    ) -> None:
+        """`hooks`: of the policy."""
+        self._accounts = accounts
+        self._waiting = waiting
+        self._running = running
+        self._kv = kv
+        self._totals = totals
+        self._suspects = suspects
+        self._grammars = grammars
+        self._batches = batches
+        self._disk = disk
+        self._arrivals = None if handovers is None else handovers.arrivals
+        self._hooks = hooks
+        self._is_held = False
+        self._favoured: Sequence | None = None  # others were preempted for it: it need not wait until one leaves
+        self._blocked: tuple[Sequence, int] | None = None  # the head that lacked pages, and how many it needs
+
+    def hold(self) -> None:
+        """Admit nothing until a sequence has left, because one was preempted. Otherwise sequences that do
+        not fit together would take turns at being preempted and recomputed."""
+        self._is_held = True
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing is admitted until a sequence has left."""
+        return self._is_held
+
+    def favour(self, seq: Sequence) -> None:
+        """Sequences were preempted for this one."""
+        self._favoured = seq
+        self._blocked = None
+
+    def lacks_room(self, seq: Sequence) -> bool | None:
+        """Tell whether there is no row, or not enough pages, for the head of the queue; None if it waits otherwise."""
+        if self._suspects.groups and not self._suspects.may_run(seq.request):
+            return None
+        start = find_start(seq, self._kv)
+        if start is None:
+            return None
+        if not self._running.num_free_rows:
+            return True
+        needed, available = self._room_for(seq, start)
+        return available < needed
+
+    def pages_for(self, seq: Sequence) -> tuple[int, int]:
+        """Return how many pages the head of the queue needs, and how many it could have now."""
+        start = find_start(seq, self._kv)
+        return (0, 0) if start is None else self._room_for(seq, start)
+
+    def _room_for(self, seq: Sequence, start: Start) -> tuple[int, int]:
+        kv = self._kv
+        cursor = kv.hold(seq.request.namespace, start.hit)
+        num_available = kv.num_available
+        kv.drop(cursor, start.hit)
+        return self._num_new_pages(seq, start), max(0, num_available - self._headroom())
+
+    def sequence_left(self) -> None:
+        """A sequence has ended: there may be room now, and another head."""
+        self._is_held = False
+        self._blocked = None
+
+    def admit(
+        self, builder: PlanBuilder, room: Room, behind: Room | None, admitted: list[Admission], *, is_stalled: bool
+    ) -> str:
+        """Admit what fits and add it to `admitted`; return why the next one waits ("" if none does).
+
+        `behind`: as in `Launches.prefills`. `is_stalled`: a running sequence already lacks a page.
+        """
+        waiting = self._waiting
+        suspects = self._suspects if self._suspects.groups else None
+        for request in waiting.parked():
+            if suspects is not None and not suspects.may_run(request):
+                self._give_up_grammar(request)
+            elif is_sibling_ready(request):
+                waiting.unpark(request)
+        while (seq := waiting.head()) is not None:
+            if self._batches is not None and (why := self._batches.why_not(seq.request)):
+                return why
+            if room.tokens_from(0) <= 0:
+                return "token budget"
+            is_behind = seq.request.is_background
+            if is_behind and (behind.tokens_from(0) <= 0 if behind is not None else self._running.has_others):
+                return "others are served first"
+            if not self._running.num_free_rows:
+                return "no free row"
+            if is_stalled or self._lacks_pages_still(seq):
+                return "no free pages"
+            if self._hooks.may_join is not None and not self._hooks.may_join(seq.request):
+                return "targets of those that run"
+            if self._is_held and len(self._running) and seq is not self._favoured:
+                return "no free pages since a preemption"
+            may_run = suspects is None or suspects.may_run(seq.request)
+            start = find_start(seq, self._kv) if may_run else None
+            if start is None:
+                waiting.park(seq.request)
+                if not may_run:
+                    self._give_up_grammar(seq.request)
+                continue
+            if seq.request.sampling.grammar and not self._grammars.admits(seq.request):
+                continue
+            if self._disk is not None and not self._disk.admits(seq, start):
+                continue
+            if self._arrivals is not None and not self._arrivals.admits(seq, start, self._room_for):
+                continue
+            if not self._enter(seq, start, builder):
+                if self._arrivals is not None:
+                    self._arrivals.unpin()
+                return "no free pages"
+            num_tokens = (seq.num_tokens, start.num_tokens)
+            num_host_pages = len(start.hit.host_page_ids)
+            admitted.append(
+                Admission(seq.request_id, seq.sequence_idx, seq.row, *num_tokens, start.is_fork, num_host_pages)
+            )
+            start_at = seq.num_computed_tokens
+            budget = max(1, room.tokens_from(start_at))
+            if behind is not None and is_behind:
+                budget = max(1, min(budget, behind.tokens_from(start_at)))
+            builder.add_pages(seq, *self._kv.grow(seq, min(start_at + budget, seq.num_tokens)))
+            num_new = builder.add_next_chunk(seq, min(budget, seq.launch_limit - start_at))
+            room.use(start_at, num_new)
+            if behind is not None and is_behind:
+                behind.use(start_at, num_new)
+        return ""
+
+    def _num_new_pages(self, seq: Sequence, start: Start) -> int:
+        """Pages of the first group for all known tokens, and one per group with a window: more come with chunks."""
+        num_fetched = sum(ref < 0 for refs in start.hit.window_page_ids for ref in refs)
+        return self._kv.pages_for(seq.num_tokens) - len(start.page_ids) + len(self._kv.windows) + num_fetched
+
+    def _give_up_grammar(self, request: Request) -> None:
+        """The request waits until others were tried, which may need its grammar's room: it asks again in its turn."""
+        if request.grammar_id and not request.running:
+            self._grammars.leave(request)
+
+    def _headroom(self) -> int:
+        """Pages kept free for the running rows, so that a new sequence is not preempted for their next tokens."""
+        sizes = (self._kv.page_size, *(group.page_size for group in self._kv.windows))
+        pages_per_row = sum(max(1, 16 // size) for size in sizes)
+        return min(len(self._running) * pages_per_row, self._kv.pool.num_pages // 8)
+
+    def _lacks_pages_still(self, seq: Sequence) -> bool:
+        # Saves looking up the head's prefix again in each step in which it cannot be admitted anyway.
+        blocked = self._blocked
+        return blocked is not None and blocked[0] is seq and self._kv.num_available - self._headroom() < blocked[1]
+
+    def _enter(self, seq: Sequence, start: Start, builder: PlanBuilder) -> bool:
+        """Give a waiting sequence a row, and pages for all tokens known now, if there are enough."""
+        kv = self._kv
+        num_available = kv.num_available
+        cursor = kv.hold(seq.request.namespace, start.hit)
+        num_held = num_available - kv.num_available  # pages of the hit that could have been evicted
+        num_new_pages = self._num_new_pages(seq, start)
+        if kv.num_available - self._headroom() < num_new_pages:
+            kv.drop(cursor, start.hit)
+            self._blocked = (seq, num_new_pages + num_held)
+            return False
+        self._blocked = None
+        if seq is self._favoured:
+            self._favoured = None
+        else:
+            self._is_held = False
+        kv.pool.share(start.page_ids)
+        kv.reserve(num_new_pages)
+        self._waiting.admit(seq)
+        seq.own_token_ids()
+        seq.page_ids = start.page_ids + kv.pool.allocate(kv.pages_for(seq.num_tokens) - len(start.page_ids))
+        num_fetched = kv.start_with(seq, start.hit, start.num_tokens)
+        seq.cache_node = cursor
+        seq.num_tree_pages = len(start.hit.page_ids)
+        seq.num_computed_tokens = start.num_tokens
+        seq.num_unsettled_tokens = seq.num_tokens - start.num_tokens
+        if num_fetched:
+            kv.settle(seq)
+        kv.limit_launch(seq)
+        self._accounts.enter(seq, kv.now)
+        self._running.enter(seq)
+        builder.add_row(seq)
+        if start.copy_src >= 0:
+            kv.copies.on_device(start.copy_src, seq.page_ids[len(start.page_ids)])
+        if self._disk is not None:
+            self._disk.leave(seq.request)
+        num_cached = start.num_tokens
+        if self._arrivals is not None:
+            num_cached = self._arrivals.entered(seq, num_cached)
+        is_first = seq.num_cached_tokens < 0
+        if self._hooks.on_admitted is not None:
+            self._hooks.on_admitted(seq.request, seq.num_tokens - start.num_tokens if is_first else 0)
+        if is_first:
+            seq.num_cached_tokens = num_cached
+            self._totals.num_admitted += 1
+            self._totals.num_prompt_tokens += seq.request.num_prompt_tokens
+            self._totals.num_cached_tokens += num_cached
+        return True

@@ -1,0 +1,153 @@
+"""Running sequences that give their rows, and pages, to others. A waiting one gets them for two reasons, after those of
+all work in the background (`background.py`).
+
+By level: under a policy that preempts, its victim yields if it has a higher level.
+
+By share: rows of long sequences rarely become free. So that nobody keeps all others from a first token with them, a
+tenant without a row takes one from the tenant with the most rows, and a group without one from the largest group of its
+tenant, provided that the loser has many rows, and more than its share. The sequence that has had its row for the
+longest time yields and goes to the end of the line, so that all of them make progress.
+"""
+
+from collections.abc import Callable
+from operator import attrgetter
+
+from penstock.core.policies.policy import Policy
+from penstock.core.scheduling.grammar_gate import GrammarGate
+from penstock.core.scheduling.rows.running import Admissions, RunningSet
+from penstock.core.scheduling.rows.swapping import Swapping
+from penstock.core.scheduling.stats import Totals
+from penstock.core.scheduling.step_record import Preemption
+from penstock.core.sequences.sequence import Sequence
+from penstock.core.sequences.waiting_queue import WaitingQueue
+
+_LEAST_ROWS = 2
+_LEAST_PART = 8
+"""A tenant with less than an eighth of all rows makes nobody wait."""
+
+_order = attrgetter("order")
+
+
+_NOBODY: tuple[Sequence | None, int, int, int] = (None, 0, 0, 0)
+
+
+class Yielding:
+    """Preempts sequences of one worker, each for another one."""
+
+    __slots__ = (
+        "_admissions", "_grammars", "_nobody_yields_to", "_policy", "_running", "_swapping", "_totals",
+        "_vacate", "_waiting", "preempted",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        running: RunningSet,
+        policy: Policy,
+        admissions: Admissions,
+        grammars: GrammarGate,
+        swapping: Swapping | None,
+        totals: Totals,
+        vacate: Callable[[Sequence, bool], None],
+    ) -> None:
+        """`vacate` takes a sequence out of its row and puts it back into the queue, at its end if the flag is set."""
+        self._waiting = waiting
+        self._running = running
+        self._policy = policy
+        self._admissions = admissions
+        self._grammars = grammars
+        self._swapping = swapping
+        self._totals = totals
+        self._vacate = vacate
+        self.preempted: list[Preemption] = []  # since the last plan
+        self._nobody_yields_to = _NOBODY  # until sequences come or go
+
+    def look_again(self) -> None:
+        """The order of waiting sequences has changed."""
+        self._nobody_yields_to = _NOBODY
+
+    def make_way(self) -> None:
+        """Take rows, and pages, from sequences that yield to the head of the queue."""
+        running, head, policy = self._running, self._waiting.head(), self._policy
+        state = (head, running.num_entered, running.num_left, self._waiting.num_line_ups)
+        if head is None or state == self._nobody_yields_to or running.draining:
+            return  # a draining sequence leaves its row in a moment
+        if running.background and not head.request.is_background and self._admissions.lacks_room(head):
+            if head.request.sampling.grammar and not self._grammars.admits(head.request):
+                return
+            while running.background and self._admissions.lacks_room(head):
+                reason = f"{head.request_id}/{head.sequence_idx} comes before work in the background"
+                self.preempt(running.victim(policy), reason)
+                self._admissions.favour(head)
+            return
+        if policy.preempts and not head.request.is_overdue:
+            while (victim := by_level(head, running, policy)) is not None and self._admissions.lacks_room(head):
+                if head.request.sampling.grammar and not self._grammars.admits(head.request):
+                    return  # its grammar is not ready: it is held until its turn comes again
+                self.preempt(victim, f"{head.request_id}/{head.sequence_idx} has a higher priority")
+                self._admissions.favour(head)
+            if victim is not None:
+                return
+        if not running.num_free_rows and not self._admissions.is_held:
+            newcomer = self._waiting.without_row(running.rows_of)
+            if newcomer is not None and self._admissions.lacks_room(newcomer):
+                victim = by_share(newcomer, running)
+                if victim is not None:
+                    if newcomer.request.sampling.grammar and not self._grammars.admits(newcomer.request):
+                        return
+                    self._waiting.bring_forward(newcomer)
+                    self.preempt(victim, f"{newcomer.request_id}/{newcomer.sequence_idx} had no row", at_end=True)
+                    return
+        self._nobody_yields_to = state
+
+    def preempt(self, seq: Sequence, reason: str, *, at_end: bool = False) -> None:
+        """Take back a running sequence's pages. Its settled full pages are in the prefix cache already, or are on the
+        host before anybody can write to them."""
+        self._totals.num_preemptions += 1
+        assert seq.account is not None
+        seq.account.num_preemptions += 1
+        if not at_end:
+            self._admissions.hold()
+        is_swapped = self._swapping is not None and self._swapping.swap_out(seq)
+        self.preempted.append(Preemption(seq.request_id, seq.sequence_idx, reason, is_swapped))
+        self._vacate(seq, at_end)
+
+
+def by_level(head: Sequence, running: RunningSet, policy: Policy) -> Sequence | None:
+    """Return the sequence that yields to a waiting one of a lower level, or None. None may be draining."""
+    found = running.victim(policy) if len(running) and policy.takes_rows(head) else None
+    return found if found is not None and policy.yields(found, head) else None
+
+
+def by_share(head: Sequence, running: RunningSet) -> Sequence | None:
+    """Return the sequence that yields to a new one whose tenant, or group, has no row; or None."""
+    request = head.request
+    num_rows = len(running) + running.num_free_rows
+    groups = running.rows_of
+    if request.tenant not in groups:
+        tenant, num_of_tenant = max(
+            ((name, sum(each.values())) for name, each in groups.items()), key=lambda found: found[1], default=("", 0)
+        )
+        if num_of_tenant < _many(num_rows, len(groups)):
+            return None
+        group = max(groups[tenant], key=groups[tenant].__getitem__)
+    else:
+        tenant, own = request.tenant, groups[request.tenant]
+        if request.group in own:
+            return None
+        group = max(own, key=own.__getitem__)
+        if own[group] < _many(sum(own.values()), len(own)):
+            return None
+    candidates = [
+        seq
+        for seq in (*running.decodes, *running.prefills)
+        if seq.request.tenant == tenant and seq.request.group == group
+    ]
+    # Levels come first: a sequence of a lower level than the new one keeps its row.
+    candidates = [seq for seq in candidates if seq.request.level >= request.level]
+    return min(candidates, key=_order, default=None)
+
+
+def _many(num_rows: int, num_holders: int) -> int:
+    """The number of rows that is more than a share of these, with one more holder."""
+    return max(_LEAST_ROWS, num_rows // _LEAST_PART, num_rows // (num_holders + 1) + 1)

@@ -1,0 +1,1 @@
+"""The scheduler in virtual time, against a model of the worker: what a load would feel under other options."""

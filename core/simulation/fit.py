@@ -1,0 +1,148 @@
+"""Step costs and the times around steps, fitted to recorded steps.
+
+    seconds = w0 + w1 decodes + w2 positions in their contexts
+              + w3 chunks + w4 tokens of chunks + w5 (token, position) pairs
+
+as in `core/steps/prefill_pace.py`, by least squares of relative errors with Huber's weights (1964), and no weight
+below zero. What the line leaves is kept in the order of time, and simulated steps walk through it: they vary as the
+recorded ones did, and those that followed a slow one are as slow as there.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import ClassVar, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.config import ConfigError
+from penstock.core.simulation.device import StepShape, Timing
+
+Floats = npt.NDArray[np.float64]
+
+_FEWEST_STEPS = 20
+_HUBER = 1.5  # relative errors beyond so many typical ones count less
+_NUM_ROUNDS = 20
+_NUM_SWEEPS = 300
+
+
+class MeasuredStep(NamedTuple):
+    """A recorded step. Times are seconds; `sent` and `received` by the scheduler's clock."""
+
+    shape: StepShape
+    forward: float
+    idle: float  # before it, of the device
+    sent: float
+    received: float
+    scheduler: float = 0.0  # its own time for the step; 0: not recorded
+
+
+class FittedDevice(msgspec.Struct, frozen=True):
+    """A worker that was measured."""
+
+    overlaps_copies: ClassVar[bool] = False
+    stages: ClassVar[tuple[float, ...]] = (1.0,)
+
+    weights: tuple[float, ...]  # seconds per part
+    decode_spread: tuple[float, ...]  # of steps without chunks, as they were recorded: actual time over expected
+    chunk_spread: tuple[float, ...]
+    gaps: tuple[float, ...]  # seconds
+    error: float  # typical relative error of a recorded step
+
+    def lucks(self, seed: int) -> Iterator[float]:
+        """Consecutive moments of the recorded run, from a random one on."""
+        stride = 1 / max(len(self.decode_spread), len(self.chunk_spread))
+        luck = random.Random(seed).random()
+        while True:
+            yield luck
+            luck = (luck + stride) % 1.0
+
+    def expected(self, shape: StepShape) -> float:
+        """Seconds of such a step, on average."""
+        one, row, context, chunk, token, pair = self.weights
+        decodes, chunks = shape
+        seconds = one + row * len(decodes) + context * sum(decodes)
+        for start, count in chunks:
+            seconds += chunk + count * (token + pair * (start + 0.5 * count))
+        return seconds
+
+    def seconds(self, shape: StepShape, luck: float) -> float:
+        spread = self.chunk_spread if shape.chunks else self.decode_spread
+        return self.expected(shape) * spread[int(luck * len(spread))]
+
+    def gap(self, luck: float) -> float:
+        return self.gaps[int(luck * len(self.gaps))]
+
+
+def fit_device(steps: Sequence[MeasuredStep]) -> FittedDevice:
+    """Fit to a run's steps, of which the first few may be slow.
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    steps = steps[min(5, len(steps) // 10) :]
+    if len(steps) < _FEWEST_STEPS:
+        raise ConfigError(f"{len(steps)} recorded steps are too few: step costs are fitted to {_FEWEST_STEPS} and more")
+    parts = np.array([_parts(step.shape) for step in steps])
+    actual = np.array([step.forward for step in steps])
+    weights = _robust_weights(parts, actual)
+    ratios = actual / np.maximum(parts @ weights, 1e-9)
+    has_chunks = parts[:, 3] > 0
+    decodes, chunks = ratios[~has_chunks], ratios[has_chunks]
+    gaps = [step.idle for earlier, step in pairwise(steps) if step.sent < earlier.received]
+    return FittedDevice(
+        tuple(weights.tolist()),
+        tuple((decodes if len(decodes) else ratios).tolist()),
+        tuple((chunks if len(chunks) else ratios).tolist()),
+        tuple(gaps) or (0.0,),
+        float(np.median(np.abs(ratios - 1))),
+    )
+
+
+def fit_timing(steps: Sequence[MeasuredStep]) -> Timing:
+    """What the scheduler's clock shows of the times around steps; it sees no clients, so their part stays 0."""
+    alone = [
+        step.received - step.sent - step.forward for earlier, step in pairwise(steps) if step.sent > earlier.received
+    ]
+    scheduler = [step.scheduler for step in steps]
+    return Timing(
+        scheduler=float(np.median(scheduler)) if scheduler else 0.0,
+        transport=max(0.0, float(np.median(alone))) if alone else 0.0,
+    )
+
+
+def _parts(shape: StepShape) -> tuple[float, ...]:
+    decodes, chunks = shape
+    num_tokens = sum(count for _, count in chunks)
+    num_pairs = sum(count * (start + 0.5 * count) for start, count in chunks)
+    return 1.0, len(decodes), sum(decodes), len(chunks), num_tokens, num_pairs
+
+
+def _robust_weights(parts: Floats, actual: Floats) -> Floats:
+    trust = np.ones(len(actual))
+    expected = actual
+    weights = np.zeros(parts.shape[1])
+    for _ in range(_NUM_ROUNDS):
+        # Errors are relative to the expected time: relative to the actual one, the quicker of equal steps count more.
+        weights = _nonnegative(parts / expected[:, None], actual / expected, trust, weights)
+        expected = np.maximum(parts @ weights, 1e-3 * float(np.median(actual)) + 1e-12)
+        errors = np.abs(actual / expected - 1)
+        bound = _HUBER * max(1.4826 * float(np.median(errors)), 1e-6)
+        trust = np.minimum(1.0, bound / np.maximum(errors, 1e-12))
+    return weights
+
+
+def _nonnegative(parts: Floats, actual: Floats, trust: Floats, weights: Floats) -> Floats:
+    """Weighted least squares with weights of at least zero: coordinate descent on columns of equal size."""
+    size = np.sqrt(np.maximum((parts**2 * trust[:, None]).sum(axis=0), 1e-300))
+    scaled = parts / size
+    products = scaled.T @ (scaled * trust[:, None])
+    targets = scaled.T @ (actual * trust)
+    found = weights * size
+    for _ in range(_NUM_SWEEPS):
+        for i in range(len(found)):
+            if products[i, i] > 0:
+                found[i] = max(0.0, found[i] + (targets[i] - products[i] @ found) / products[i, i])
+    return np.asarray(found / size)

@@ -1,0 +1,64 @@
+"""What a recording (`--record`) says of steps and of requests: all that a simulation needs of them."""
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from penstock.core.recording.lines import Result
+from penstock.core.recording.reader import Recorded, Recording, Run
+from penstock.core.simulation.arrivals import Arrival
+from penstock.core.simulation.fit import MeasuredStep
+from penstock.core.simulation.worker import shape_of
+
+
+def read_run(path: Path) -> Run:
+    """The longest run of a recording.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    return max(Recording.read(path).runs, key=lambda run: len(run.events))
+
+
+def arrivals_of(run: Run) -> tuple[list[Arrival], list[float]]:
+    """Its requests that were answered to their end, each sequence on its own; and seconds to the first token of each.
+
+    The first one comes at 0. Seconds count from a request's arrival at the scheduler.
+    """
+    found = []
+    for recorded in run.requests.values():
+        for idx, end in recorded.ends.items():
+            if end.num_tokens and not end.error:
+                found.append((_arrival(recorded, idx), end.first_token_at - recorded.arrival.at))
+    found.sort(key=lambda each: each[0].time)
+    began = found[0][0].time if found else 0.0
+    return [replace(each, time=each.time - began) for each, _ in found], [ttft for _, ttft in found]
+
+
+def steps_of(run: Run) -> list[MeasuredStep]:
+    """Its steps with results and without guesses. The scheduler's own time is not recorded."""
+    results = {event.step: event for event in run.events if isinstance(event, Result)}
+    steps = []
+    for planned, plan in run.plans():
+        result = results.get(planned.step)
+        if result is not None and result.forward_us and not plan.num_drafts:
+            forward, idle = result.forward_us / 1e6, result.idle_us / 1e6
+            steps.append(MeasuredStep(shape_of(plan), forward, idle, planned.at, result.at))
+    return steps
+
+
+def _arrival(recorded: Recorded, idx: int) -> Arrival:
+    request, end = recorded.arrival, recorded.ends[idx]
+    asked = int(request.sampling.get("max_tokens", 0))
+    return Arrival(
+        time=max(0.0, request.at),
+        input_len=request.num_tokens,
+        output_len=end.num_tokens,
+        pages=request.pages,
+        key=request.tenant,
+        weight=float(request.more.get("weight", 1.0)),
+        priority=request.priority,
+        ttft_ms=1e3 * float(request.more.get("ttft_left", 0.0)),
+        tpot_ms=1e3 * float(request.more.get("tpot", 0.0)),
+        max_tokens=asked if end.reason == "stop" and asked > end.num_tokens else 0,
+    )

@@ -1,0 +1,59 @@
+"""A device by the planner's rooflines: for each step the time that `core/planning/plan.py` gives, from running sums."""
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import repeat
+
+from penstock.core.checkpoint.decoder import Attention
+from penstock.core.planning.costs import positions_seen
+from penstock.core.planning.plan import Plan
+from penstock.core.simulation.device import StepShape
+
+
+class RooflineDevice:
+    """The devices of a plan. Steps of equal shape take equally long."""
+
+    overlaps_copies = True
+
+    def __init__(self, plan: Plan, efficiency: float = 1.0) -> None:
+        """`efficiency`: the part of the bounds that steps reach."""
+        self._plan = plan
+        self._efficiency = efficiency
+        self.stages = plan.stage_shares
+        costs, decoder = plan.costs, plan.costs.decoder
+        self._head = 2.0 * decoder.vocab_size * decoder.hidden_size  # operations for each sequence
+        self._dense = 2.0 * costs.num_active - self._head  # for each token
+        self._weight_bytes = cache(costs.weight_bytes_read)
+        groups: dict[int | None, tuple[float, float]] = {}
+        for layer in decoder.layers:
+            mixer, kv = layer.mixer, layer.mixer.kv
+            each = 2 * mixer.head_dim if isinstance(mixer, Attention) else 2 * mixer.kv_rank + mixer.rope_dim
+            window = mixer.window if isinstance(mixer, Attention) else None
+            read, computed = groups.get(window, (0.0, 0.0))
+            read += costs.kv_bytes_of(kv)
+            groups[window] = read, computed + 2.0 * mixer.num_heads * each
+        self._layers = [(window, *figures) for window, figures in groups.items()]  # alike as attention goes
+
+    def lucks(self, seed: int) -> Iterator[float]:
+        return repeat(0.0)
+
+    def seconds(self, shape: StepShape, luck: float) -> float:
+        decodes, chunks = shape
+        num_rows = len(decodes) + len(chunks)
+        num_tokens = len(decodes) + sum(count for _, count in chunks)
+        num_bytes = self._weight_bytes(num_tokens)
+        operations = self._dense * num_tokens + self._head * num_rows
+        for window, read, computed in self._layers:
+            if window is None:
+                seen = kept = float(sum(decodes) + len(decodes))
+            else:
+                seen = kept = float(sum([min(position + 1, window) for position in decodes]))
+            for first, count in chunks:
+                seen += positions_seen(first, count, window)
+                kept += first + count if window is None else min(first + count, window)
+            num_bytes += read * kept
+            operations += computed * seen
+        return self._plan.step(num_tokens, num_bytes, operations).seconds / self._efficiency
+
+    def gap(self, luck: float) -> float:
+        return 0.0

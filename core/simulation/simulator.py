@@ -1,0 +1,175 @@
+"""The simulator: the real scheduler in virtual time, driven as the engine's loop drives it.
+
+    arrivals ──▶ add_request ──┐
+                               ▼
+    worker ◀── plan ── schedule() ◀── after each batch of messages
+    worker ── result ▶ process() ──▶ schedule(), then tokens to the clients
+
+The scheduler handles one message after another: what comes while it is busy waits for it, as in its process.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from penstock.core.config import SchedulerOptions
+from penstock.core.engine.loop import STATS_INTERVAL
+from penstock.core.engine.step_trace import StepTrace
+from penstock.core.scheduling.scheduler import Scheduler
+from penstock.core.simulation.arrivals import NO_TARGETS, Arrival, Targets
+from penstock.core.simulation.device import Device, Timing
+from penstock.core.simulation.outcomes import Gauge, Outcome, Run
+from penstock.core.simulation.worker import STOP, ModelledWorker
+from penstock.ipc.messages import AddRequest, SamplingParams, StepResult, TokenBatch, WorkerHello
+
+_OWNER = b"clients"
+_WATCH_INTERVAL = 1.0
+"""Seconds between the engine's looks at requests that have waited for too long."""
+
+
+_WAKE_DELAY = 1e-3
+"""So much later than the scheduler asked for is the engine's timer."""
+
+
+class StuckError(RuntimeError):
+    """Requests are left, but nothing will ever happen: a policy or a batching kind holds them for ever."""
+
+
+def messages(
+    arrivals: Sequence[Arrival], prompts: Iterable[bytes], timing: Timing, targets: Targets = NO_TARGETS
+) -> list[AddRequest]:
+    """What the clients of a load ask for, as the scheduler gets it. Can be used for any number of simulations."""
+    found = []
+    for number, (arrival, prompt) in enumerate(zip(arrivals, prompts, strict=True)):
+        max_tokens = max(arrival.max_tokens, arrival.output_len)
+        stops = (STOP,) if max_tokens > arrival.output_len else ()
+        own = targets.of(arrival)
+        found.append(
+            AddRequest(
+                str(number),
+                prompt,
+                SamplingParams(max_tokens=max_tokens, seed=number, stop_token_ids=stops),
+                priority=arrival.priority,
+                tenant=arrival.key,
+                weight=arrival.weight,
+                ttft_left=max(1e-3, own.ttft_ms / 1e3 - timing.request) if own.ttft_ms else 0.0,
+                tpot=own.tpot_ms / 1e3,
+            )
+        )
+    return found
+
+
+class Simulator:
+    """One run of one configuration. The same arguments give the same run."""
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        hello: WorkerHello,
+        device: Device,
+        timing: Timing,
+        arrivals: Sequence[Arrival],
+        requests: Sequence[AddRequest],
+        *,
+        seed: int = 0,
+        trace: StepTrace | None = None,
+    ) -> None:
+        """`requests`: of each arrival, in their order (`messages`)."""
+        self.scheduler = Scheduler.for_worker(options, hello)
+        self._options = options
+        self._timing = timing
+        self._arrivals = arrivals
+        self._requests = requests
+        self._due = sorted(  # by the time at which the scheduler gets them
+            (each.time + timing.request + timing.request_per_token * each.input_len, number)
+            for number, each in enumerate(arrivals)
+        )
+        self._num_arrived = 0
+        self._results: deque[tuple[float, StepResult]] = deque()
+        stops_early = any(request.sampling.stop_token_ids for request in requests)
+        output_lens = [each.output_len for each in arrivals] if stops_early else None
+        self._worker = ModelledWorker(device, hello, timing, seed, output_lens)
+        self._trace = trace
+        self.now = 0.0  # seconds of the run
+        self._free_at = 0.0  # when the scheduler has handled what it is handling
+        self._stats_at = self._watch_at = 0.0
+        self.outcomes = [Outcome(each.time) for each in arrivals]
+        self._gauge = Gauge(self.scheduler, {each.key: each.weight for each in arrivals})
+
+    def run(self) -> Run:
+        """Let all requests come and end.
+
+        Raises:
+            StuckError: they never would.
+        """
+        while self.step():
+            pass
+        if self.scheduler.has_work:
+            raise StuckError(f"{len(self.scheduler.requests)} requests wait, and nothing will change that")
+        return Run(self.outcomes, self.scheduler.totals, self._gauge.samples, self._gauge.shares(), self._worker.busy)
+
+    def step(self) -> bool:
+        """Let the next thing happen; False if nothing will."""
+        due, results = self._due, self._results
+        arrival_at = due[self._num_arrived][0] if self._num_arrived < len(due) else inf
+        result_at = results[0][0] if results else inf
+        wakes_at = max(self.scheduler.wakes_at, self.now) + _WAKE_DELAY
+        next_at = min(arrival_at, result_at, wakes_at)
+        if next_at == inf:
+            return False
+        now = self.now = max(self._free_at, next_at)
+        if now >= self._stats_at:
+            self.scheduler.bound_queue(now)
+            self._stats_at = now + STATS_INTERVAL
+        if now >= self._watch_at:
+            for deltas in self.scheduler.expire_queued(now).values():
+                self._tell([TokenBatch(0, tuple(deltas))], now)
+            self._watch_at = now + _WATCH_INTERVAL
+        if result_at <= now:
+            result = results.popleft()[1]
+            told = self.scheduler.process(result, now)
+            if self._trace is not None:
+                self._trace.returned(result, now, 0.0, self.scheduler.drafts_of_last)
+            now = self._free_at = now + self._timing.scheduler
+            self._pump(now)
+            self._tell(told.values(), now)
+        else:
+            while self._num_arrived < len(due) and due[self._num_arrived][0] <= now:
+                self._arrive(due[self._num_arrived][1], now)
+                self._num_arrived += 1
+            self._pump(now)
+        self._gauge.note(now)
+        return True
+
+    def _arrive(self, number: int, now: float) -> None:
+        refusal = self.scheduler.add_request(self._requests[number], _OWNER, now)
+        if refusal is not None:
+            self.outcomes[number].end(now, 0, refusal.code)
+
+    def _pump(self, now: float) -> None:
+        scheduler, trace = self.scheduler, self._trace
+        while scheduler.can_schedule:
+            step = scheduler.schedule(now, with_record=trace is not None)
+            if scheduler.ended:
+                self._tell([TokenBatch(0, tuple(deltas)) for deltas in scheduler.take_ended().values()], now)
+            if step is None:
+                return
+            if trace is not None:
+                trace.planned(step.plan.step_id, step.record, self._timing.scheduler * 1e6, now)
+            self._results.append(self._worker.execute(step.plan, now))
+
+    def _tell(self, told: Iterable[TokenBatch], now: float) -> None:
+        outcomes, heard = self.outcomes, now + self._timing.reply
+        for batch in told:
+            for delta in batch.deltas:
+                number = int(delta.request_id)
+                outcome = outcomes[number]
+                if outcome.first_token is None and delta.token_ids:
+                    outcome.first_token = heard
+                    outcome.num_cached = delta.num_cached_tokens
+                if delta.finish_reason is not None:
+                    arrival = self._arrivals[number]
+                    num_tokens = min(arrival.output_len, self.scheduler.limits.max_sequence_len - arrival.input_len)
+                    if delta.error_code is not None:
+                        num_tokens = 0
+                    outcome.end(heard, num_tokens, delta.error_code or "")

@@ -1,0 +1,208 @@
+"""A study: one load on one machine, under any number of configurations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.core.config import Config, ConfigError
+from penstock.core.engine.step_trace import StepTrace
+from penstock.core.planning.plan import Plan
+from penstock.core.simulation.arrivals import Arrival, Targets
+from penstock.core.simulation.device import Device, Timing
+from penstock.core.simulation.figures import figures
+from penstock.core.simulation.fit import MeasuredStep, fit_device, fit_timing
+from penstock.core.simulation.outcomes import Run
+from penstock.core.simulation.prompts import Prompts
+from penstock.core.simulation.recordings import arrivals_of, read_run, steps_of
+from penstock.core.simulation.roofline import RooflineDevice
+from penstock.core.simulation.simulator import Simulator, messages
+from penstock.core.simulation.step_traces import read_trace
+from penstock.ipc.messages import PROTOCOL_VERSION, AddRequest, WorkerHello
+
+_TYPICAL = Timing(request=1.5e-3, request_per_token=1e-6, reply=0.5e-3, scheduler=100e-6, transport=300e-6)
+"""Of a server on one machine, where nothing was measured."""
+
+_GIB = 1 << 30
+
+
+class Machine(NamedTuple):
+    """What computes, and how far away its clients are."""
+
+    name: str
+    device: Device
+    timing: Timing
+    num_slots: int  # tokens whose keys and values fit
+    max_model_len: int
+    vocab_size: int
+    kv_bytes_per_token: float = 0.0  # 0: unknown
+    copy_speed: float = 10e9  # bytes per second between device and host
+
+    def hello(self, config: Config) -> WorkerHello:
+        """What its worker says when it is started with these options."""
+        options = config.scheduler
+        num_pages = config.worker.num_pages or self.num_slots // options.page_size
+        page_bytes = round(self.kv_bytes_per_token * options.page_size)
+        if config.worker.host_kv_gib and not page_bytes:
+            raise ConfigError(
+                "--host-kv-gib: the size of a page is unknown; a step trace does not say, a recording does"
+            )
+        if num_pages < 1:
+            raise ConfigError("no page of keys and values fits; a smaller --page-size or --num-pages may help")
+        return WorkerHello(
+            protocol_version=PROTOCOL_VERSION,
+            name="simulated",
+            rank=0,
+            model_fingerprint=self.name,
+            device=self.name,
+            dtype="",
+            vocab_size=self.vocab_size,
+            max_model_len=min(config.model.max_model_len or self.max_model_len, self.max_model_len),
+            page_size=options.page_size,
+            num_pages=num_pages,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            page_bytes=page_bytes,
+            num_host_pages=int(config.worker.host_kv_gib * _GIB / page_bytes) if page_bytes else 0,
+            host_copy_speed=int(self.copy_speed),
+            num_stages=len(self.device.stages),
+        )
+
+
+class Measured(NamedTuple):
+    """What a file of a real run holds."""
+
+    machine: Machine
+    steps: list[MeasuredStep]
+    arrivals: list[Arrival]
+    ttft: list[float]  # of each arrival, seconds at the scheduler; empty: not recorded
+    page_size: int
+
+
+def planned_machine(plan: Plan, efficiency: float) -> Machine:
+    """A machine by its plan; its steps take as long as the rooflines say, divided by the efficiency.
+
+    Raises:
+        ConfigError: the model does not fit.
+    """
+    costs = plan.costs
+    if plan.max_batch(1) == 0:
+        raise ConfigError(f"the model does not fit {plan.layout.num_devices} x {plan.machine.name}; see --tp and --pp")
+    return Machine(
+        plan.machine.name,
+        RooflineDevice(plan, efficiency),
+        _TYPICAL,
+        plan.max_batch(1),
+        costs.decoder.max_model_len,
+        costs.decoder.vocab_size,
+        costs.kv_bytes_per_token,
+    )
+
+
+def measured(path: Path) -> Measured:
+    """A machine by what it recorded: a recording (`--record`) or a step trace (`--step-trace`).
+
+    Raises:
+        ConfigError: the file is neither, or shows too few steps.
+    """
+    if not _is_recording(path):
+        trace = read_trace(path)
+        page_size = Config().scheduler.page_size  # a trace does not say; sizes are in tokens from here on
+        sizes = trace.num_pages * page_size, trace.num_pages * page_size, 1 << 16, 0.0
+        steps, arrivals, ttft = trace.steps, trace.arrivals, list[float]()
+    else:
+        run = read_run(path)
+        hello = run.hello()
+        page_size = hello.page_size
+        per_token = hello.page_bytes / page_size
+        sizes = hello.num_pages * page_size, hello.max_model_len, hello.vocab_size, per_token
+        steps, (arrivals, ttft) = steps_of(run), arrivals_of(run)
+    timing = fit_timing(steps)
+    scheduler = timing.scheduler or _TYPICAL.scheduler
+    timing = replace(timing, request=_TYPICAL.request, reply=_TYPICAL.reply, scheduler=scheduler)
+    return Measured(Machine(path.name, fit_device(steps), timing, *sizes), steps, arrivals, ttft, page_size)
+
+
+def _is_recording(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(1 << 10).find(b'"kind"') >= 0
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+class Load(NamedTuple):
+    """What comes, and what counts as good."""
+
+    arrivals: Sequence[Arrival]
+    targets: Targets = Targets()
+    page_size: int = 16  # of the arrivals' `pages`
+    seed: int = 0
+
+    def requests(self, machine: Machine) -> list[AddRequest]:
+        """What the clients send."""
+        longest = max((each.input_len for each in self.arrivals), default=1)
+        prompts = Prompts(machine.vocab_size, self.page_size, longest, self.seed)
+        return messages(self.arrivals, map(prompts.make, self.arrivals), machine.timing, self.targets)
+
+
+class Result(NamedTuple):
+    """What became of the load under one configuration."""
+
+    name: str
+    figures: dict[str, Any]
+    run: Run
+
+
+def compare(
+    machine: Machine,
+    load: Load,
+    configs: Mapping[str, Config],
+    on_result: Callable[[Result], None] = lambda result: None,
+) -> list[Result]:
+    """Simulate the same load under each of these configurations.
+
+    Raises:
+        ConfigError: one of them cannot work.
+        StuckError: one of them leaves requests for ever.
+    """
+    traces = [config.scheduler.step_trace for config in configs.values() if config.scheduler.step_trace]
+    if len(set(traces)) < len(traces):
+        raise ConfigError("--step-trace: each configuration needs a file of its own")
+    requests = load.requests(machine)
+    results = []
+    for name, config in configs.items():
+        hello = machine.hello(config)
+        path = config.scheduler.step_trace
+        trace = StepTrace(path) if path else None
+        simulator = Simulator(
+            config.scheduler,
+            hello,
+            machine.device,
+            machine.timing,
+            load.arrivals,
+            requests,
+            seed=load.seed,
+            trace=trace,
+        )
+        run = simulator.run()
+        if trace is not None:
+            trace.close()
+        found = figures(run, load.arrivals, hello.num_pages, load.targets)
+        results.append(Result(name, found, run))
+        on_result(results[-1])
+    return results
+
+
+def with_clients(machine: Machine, at_clients: Sequence[float], at_scheduler: Sequence[float]) -> Machine:
+    """The machine with the way between clients and scheduler that was measured.
+
+    Args:
+        machine: whose steps are known.
+        at_clients: seconds to the first token of each request, as its client saw it.
+        at_scheduler: the same requests' in the same order, from their arrival there to the token's sending.
+    """
+    ways = sorted(client - scheduler for client, scheduler in zip(at_clients, at_scheduler, strict=True))
+    way = max(0.0, ways[len(ways) // 2]) if ways else 0.0
+    return machine._replace(timing=replace(machine.timing, request=way / 2, request_per_token=0.0, reply=way / 2))

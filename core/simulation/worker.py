@@ -1,0 +1,98 @@
+"""Workers that compute nothing: they know when a step would end, and which sequences would end with it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.simulation.device import Device, StepShape, Timing
+from penstock.ipc.messages import StepPlan, StepResult, WorkerHello
+from penstock.ipc.messages.worker import ON_DEVICE
+
+TOKEN, STOP = 1, 2
+"""Ids of the tokens that it returns."""
+
+_TOKENS = TOKEN.to_bytes(4, "little") * 4096  # for as many rows as there may be
+
+
+class ModelledWorker:
+    """Executes plans in order. Like a real one it knows of a sequence only what plans say.
+
+    A sequence's seed is its request's number, under which `output_lens` has how many tokens come.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        hello: WorkerHello,
+        timing: Timing,
+        seed: int,
+        output_lens: Sequence[int] | None,
+    ) -> None:
+        """`output_lens`: None if every sequence ends by its max_tokens."""
+        self._device = device
+        self._one_way = timing.transport / 2
+        self._lucks = device.lucks(seed)
+        self._output_lens = output_lens
+        self._num_left = np.zeros(hello.max_num_seqs, dtype=np.int64)  # tokens until a row's last one
+        self._copy_seconds = hello.page_bytes / hello.host_copy_speed if hello.host_copy_speed else 0.0  # of a page
+        self._ended = [-1.0] * len(device.stages)  # the last step in each stage; negative: there was none
+        self._drawn = np.full(hello.max_num_seqs, -1.0)  # when the first stage knows a row's last token
+        self._copied = 0.0  # when the last copy between device and host ended
+        self.busy = 0.0  # seconds in steps, of all stages together
+
+    def execute(self, plan: StepPlan, sent: float) -> tuple[float, StepResult]:
+        """Compute a plan that the scheduler sent at `sent`; return when it has the result, and the result."""
+        arrived, device, luck = sent + self._one_way, self._device, next(self._lucks)
+        rows = np.frombuffer(plan.rows, dtype=np.int32)
+        began = self._begin(0, arrived, luck)
+        if len(self._ended) > 1:
+            self._drawn[[new.row for new in plan.new_rows]] = -1.0
+            began = max(began, float(self._drawn[rows].max(initial=-1.0)))
+        num_moved = len(plan.copy_tiers) - plan.copy_tiers.count(ON_DEVICE)
+        copy_seconds = num_moved * self._copy_seconds
+        if num_moved:
+            self._copied = max(self._copied, arrived if device.overlaps_copies else began) + copy_seconds
+            began = max(began, self._copied)
+        seconds = device.seconds(shape_of(plan), luck)
+        idle = began - self._ended[0] if self._ended[0] >= 0 else 0.0
+        for stage, part in enumerate(device.stages):
+            began = self._begin(stage, began, luck)
+            began = self._ended[stage] = began + seconds * part
+        if len(self._ended) > 1:
+            self._drawn[rows[np.frombuffer(plan.samples, dtype=np.bool_)]] = began
+        self.busy += seconds
+        result = StepResult(
+            plan.step_id,
+            self._tokens(plan),
+            max(1, round(seconds * 1e6)),
+            round(idle * 1e6),
+            num_copied_pages=num_moved,
+            num_copy_us=round(copy_seconds * 1e6),
+        )
+        return began + self._one_way, result
+
+    def _begin(self, stage: int, at: float, luck: float) -> float:
+        """When a stage begins with what it has from `at` on."""
+        ended = self._ended[stage]
+        return at if ended < 0 else max(at, ended + self._device.gap(luck))
+
+    def _tokens(self, plan: StepPlan) -> bytes:
+        if self._output_lens is None:
+            return _TOKENS[: 4 * plan.samples.count(1)]
+        for row in plan.new_rows:
+            num_outputs = len(row.token_ids) // 4 - row.num_prompt_tokens
+            self._num_left[row.row] = self._output_lens[row.sampling.seed] - num_outputs
+        sampling = np.frombuffer(plan.rows, dtype=np.int32)[np.frombuffer(plan.samples, dtype=np.bool_)]
+        self._num_left[sampling] -= 1
+        return np.where(self._num_left[sampling] <= 0, np.int32(STOP), np.int32(TOKEN)).tobytes()
+
+
+def shape_of(plan: StepPlan) -> StepShape:
+    """What a plan asks for. A chunk of one position costs what a decode does."""
+    starts, counts = memoryview(plan.start).cast("i").tolist(), memoryview(plan.num_new).cast("i").tolist()
+    if sum(counts) == len(counts):
+        return StepShape(starts, [])
+    return StepShape(
+        [start for start, count in zip(starts, counts, strict=True) if count == 1],
+        [(start, count) for start, count in zip(starts, counts, strict=True) if count > 1],
+    )

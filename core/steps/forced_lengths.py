@@ -1,0 +1,66 @@
+"""Guesses for the tokens that grammars force: the worker tells how many there are, so none is asked for in vain."""
+
+from collections.abc import Sequence as ListOf
+
+from penstock.core.sequences.sequence import Sequence
+from penstock.core.steps.drafts import DraftLengths, DraftOutcome, DraftRoom
+
+
+class ForcedLengths(DraftLengths):
+    """As others say; for a row whose next tokens are forced at least as many as these are.
+
+    A forced token is computed once, now or later, so guessing it pays at any load.
+    """
+
+    __slots__ = ("_most", "_until", "are_only_forced", "others", "why")
+
+    def __init__(self, others: DraftLengths, most: int, *, are_only_forced: bool) -> None:
+        """At most `most` for a row. If only forced tokens are guessed, the others just learn what guesses cost."""
+        self.others = others
+        self.are_only_forced = are_only_forced
+        self.why = ""
+        self._most = most
+        self._until: dict[Sequence, int] = {}  # up to which position its tokens are forced
+
+    def forced(self, seq: Sequence, num_tokens: int) -> None:
+        """After the tokens that are known of a row, its grammar leaves one choice only, so many times."""
+        self._until[seq] = len(seq.token_ids) + num_tokens
+
+    def lengths(self, decodes: ListOf[Sequence], room: DraftRoom) -> ListOf[int]:
+        """See `DraftLengths`."""
+        lengths: ListOf[int] = ()
+        self.why = "nothing is forced"
+        if not self.are_only_forced:
+            lengths = self.others.lengths(decodes, room)
+            self.why = self.others.why
+        if not self._until:
+            return lengths
+        for seq, until in list(self._until.items()):
+            if seq.row < 0 or seq.num_computed_tokens >= until:
+                del self._until[seq]
+        left = room.num_tokens - sum(lengths)
+        counts = list(lengths) or [0] * len(decodes)
+        for i, seq in enumerate(decodes if self._until and left > 0 else ()):
+            if seq in self._until:
+                num_more = min(self._until[seq] - seq.num_computed_tokens, self._most) - counts[i]
+                num_more = max(0, min(num_more, left))
+                counts[i] += num_more
+                left -= num_more
+                self.why = "forced" if num_more else self.why
+        return counts if any(counts) else ()
+
+    def note(self, outcome: DraftOutcome) -> None:
+        """See `DraftLengths`."""
+        self.others.note(outcome)
+
+    def saved_us(self, outcome: DraftOutcome) -> float:
+        """See `DraftLengths`."""
+        return self.others.saved_us(outcome)
+
+    def guesses_us(self, num_guesses: int, longest: int) -> float:
+        """See `DraftLengths`."""
+        return self.others.guesses_us(num_guesses, longest)
+
+    def note_plain(self, num_rows: int, num_context: int, num_us: int) -> None:
+        """See `DraftLengths`."""
+        self.others.note_plain(num_rows, num_context, num_us)

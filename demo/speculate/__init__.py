@@ -1,0 +1,1 @@
+"""Drafters for the demo model, trained on its own answers."""

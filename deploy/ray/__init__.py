@@ -1,0 +1,5 @@
+"""Penstock on Ray: `serve run penstock.deploy.ray:app`."""
+
+from penstock.deploy.ray.application import app
+
+__all__ = ["app"]

@@ -1,0 +1,97 @@
+"""The actor that has one rank: its process, on whichever node Ray has put the actor."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import msgspec
+import ray
+
+from penstock.core.checkpoint.located import located
+from penstock.core.config import Config
+from penstock.core.config.listening import bind
+from penstock.ipc import process
+from penstock.ipc.curve import write_key_file
+from penstock.ipc.key_file import ChannelKeys
+
+
+class RankHost:
+    """Starts one process of `penstock.gpu_worker`, which ends with the actor, and passes on what it says.
+
+    Its calls run in several threads: `next_words` and `wait` block.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-rank-")
+        self._words, self._said = os.pipe()
+        self._started = threading.Event()
+        self._ended = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def free_address(self) -> str:
+        """An address of this node at which ranks can meet."""
+        host = str(ray.util.get_node_ip_address())
+        with bind(host, 0, is_shared=False) as free:
+            return f"tcp://{host}:{free.getsockname()[1]}"
+
+    def start(self, config: bytes, arguments: list[str], keys: ChannelKeys) -> int:
+        """Start the process; return its id.
+
+        Args:
+            config: a Config in JSON; its files for keys and model are looked for on this node.
+            arguments: of the process.
+            keys: of the engine's channels.
+        """
+        given = msgspec.json.decode(config, type=Config)
+        path = Path(self._folder.name) / "channel"
+        write_key_file(path, keys)
+        given = _here(
+            msgspec.structs.replace(given, ipc=msgspec.structs.replace(given.ipc, channel_key_file=str(path)))
+        )
+        # The kernel ends the process when the thread ends that has started it, so that one waits for it.
+        threading.Thread(target=self._run, args=(given, arguments), daemon=True).start()
+        self._started.wait()
+        if self._process is None:
+            raise RuntimeError("the process could not be started")
+        return self._process.pid
+
+    def _run(self, config: Config, arguments: list[str]) -> None:
+        config_fd = process.pass_config(config)
+        told = ["--config-fd", str(config_fd), "--parent-fd", str(self._said), "--parent", str(os.getpid())]
+        command = [sys.executable, "-m", "penstock.gpu_worker", *told, *arguments]
+        try:
+            self._process = subprocess.Popen(command, pass_fds=(config_fd, self._said))
+        finally:
+            os.close(config_fd)
+            os.close(self._said)
+            self._started.set()
+        self._process.wait()
+        self._ended.set()
+
+    def next_words(self) -> bytes:
+        """What the process has said since the last call, as it wrote it; waits for something. Nothing at its end."""
+        return os.read(self._words, 4096)
+
+    def wait(self) -> int:
+        """Wait for the end of the process; return its exit code."""
+        self._ended.wait()
+        assert self._process is not None
+        return self._process.wait()
+
+    def signal(self, number: int) -> None:
+        """Send the process a signal, if it runs."""
+        if self._process is not None:
+            self._process.send_signal(signal.Signals(number))
+
+
+def _here(config: Config) -> Config:
+    """The configuration with a model that this node has: at the same path, or else of the hub by its name."""
+    if not config.model.model or Path(config.model.model).exists():
+        return config
+    [name] = config.model.served_model_name[:1] or (config.model.model,)
+    model = msgspec.structs.replace(config.model, model=name)
+    return located(msgspec.structs.replace(config, model=model), with_tokenizer=False)

@@ -1,0 +1,245 @@
+"""A Messages request's `system` and `messages` as chat messages.
+
+tool_result ...                      -->  tool messages, before the rest of the turn
+text, document, search_result        -->  the turn's text
+thinking, text, tool_use ...         -->  one assistant message
+system, in the midst of messages     -->  text of the turn beside it
+
+A system message in the midst goes into a user's turn, since many templates refuse it elsewhere. It never moves to the
+front: agents add one in nearly every turn, and the prompt's beginning must stay as it is for the prefix cache.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.frontend.anthropic.schema import Block, CountTokensRequest
+from penstock.frontend.anthropic.signature import hidden_thinking
+from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
+
+_ATTRIBUTION = "x-anthropic-billing-header"
+"""Begins a system block that says which agent asks. It differs in each request, so no prefix would be found again."""
+
+_ERROR_MARKS = ("error", "<tool_use_error>")
+"""How results begin whose text says already that they are errors."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Chat messages, and for each of them the field that it came from."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    fields: list[str] = field(default_factory=list)
+
+    @property
+    def is_continued(self) -> bool:
+        """The answer goes on with the last message."""
+        return bool(self.messages) and self.messages[-1]["role"] == "assistant"
+
+    @property
+    def last_role(self) -> str:
+        """Of the last message; empty if there is none."""
+        return str(self.messages[-1]["role"]) if self.messages else ""
+
+    def add(self, name: str, role: str, content: str | None, **fields: Any) -> None:
+        """Append a message."""
+        self.messages.append({"role": role, "content": content, **fields})
+        self.fields.append(name)
+
+    def append_text(self, text: str, separator: str = "\n") -> None:
+        """Append to the last message."""
+        last = self.messages[-1]
+        last["content"] = separator.join(filter(None, (last["content"], text)))
+
+
+def conversation_of(request: CountTokensRequest) -> Conversation:
+    """The chat of a request.
+
+    Raises:
+        InvalidParameter: naming the block and what is wrong with it.
+        UnsupportedParameter: for blocks that no text model can take.
+    """
+    found = Conversation()
+    if system := _system_text("system", request.system):
+        found.add("system", "system", system)
+    if not request.messages:
+        raise InvalidParameter("messages is required, and must not be empty", param="messages")
+    asides: list[str] = []  # texts of system messages that no turn has taken yet
+    for index, message in enumerate(request.messages):
+        name, role = f"messages[{index}]", message.get("role")
+        if role == "user":
+            _add_user_turn(found, name, message.get("content"), asides)
+            asides = []
+        elif role == "assistant":
+            if asides:
+                found.add(name, "user", "\n\n".join(asides))
+                asides = []
+            _add_assistant_turn(found, name, message.get("content"))
+        elif role == "system":
+            text = _system_text(f"{name}.content", message.get("content"))
+            if found.last_role in ("user", "tool") and text:
+                found.append_text(text, "\n\n")
+            elif found.last_role == "system" and text:
+                found.append_text(text)
+            elif not found.messages and text:
+                found.add(name, "system", text)
+            elif text:
+                asides.append(text)
+        else:
+            raise InvalidParameter(f"{name}.role must be 'user', 'assistant' or 'system'", param=f"{name}.role")
+    if asides:
+        found.add(name, "user", "\n\n".join(asides))
+    if found.is_continued and found.messages[-1].get("tool_calls"):
+        raise InvalidParameter(f"{name}: a tool_result must follow each tool_use", param=name)
+    return found
+
+
+def _system_text(name: str, content: Any) -> str:
+    blocks = _blocks(name, content) if content is not None else []
+    texts = [_text(f"{name}[{index}]", block, ("text",)) for index, block in enumerate(blocks)]
+    return "\n".join(text for text in texts if text and not text.startswith(_ATTRIBUTION))
+
+
+def _add_user_turn(found: Conversation, name: str, content: Any, asides: list[str]) -> None:
+    texts: list[str] = []
+    num_results = 0
+    for index, block in enumerate(_blocks(f"{name}.content", content)):
+        at = f"{name}.content[{index}]"
+        if block.get("type") == "tool_result":
+            found.add(name, "tool", _result_text(at, block), tool_call_id=_string(at, block, "tool_use_id"))
+            num_results += 1
+        else:
+            texts.append(_text(at, block, tuple(_TEXTS)))
+    if asides and texts:
+        texts[0] = "\n\n".join((*asides, texts[0]))
+    elif asides:
+        found.append_text("\n\n".join(asides), "\n\n")
+    if texts and found.last_role == "user":
+        found.append_text("\n".join(texts))
+    elif texts:
+        found.add(name, "user", "\n".join(texts))
+    elif not num_results:
+        raise InvalidParameter(f"{name}.content is empty", param=f"{name}.content")
+
+
+def _add_assistant_turn(found: Conversation, name: str, content: Any) -> None:
+    thoughts: list[str] = []
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(_blocks(f"{name}.content", content)):
+        at = f"{name}.content[{index}]"
+        match block.get("type"):
+            case "thinking":
+                thoughts.append(_string(at, block, "thinking") or hidden_thinking(block.get("signature")))
+            case "redacted_thinking":
+                _string(at, block, "data")  # nobody here can read it
+            case "tool_use":
+                calls.append(_call(at, block))
+            case _:
+                texts.append(_text(at, block, ("text",)))
+    if found.last_role != "assistant":
+        found.add(name, "assistant", None)
+    message = found.messages[-1]
+    if texts:
+        found.append_text("\n".join(texts))
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(filter(None, (message.get("reasoning_content"), *thoughts)))
+    if calls:
+        message["tool_calls"] = message.get("tool_calls", []) + calls
+
+
+def _call(at: str, block: Block) -> dict[str, Any]:
+    given = block.get("input")
+    if not isinstance(given, dict):
+        raise InvalidParameter(f"{at}.input: expected an object", param=f"{at}.input")
+    function = {"name": _string(at, block, "name"), "arguments": given}
+    return {"id": _string(at, block, "id"), "type": "function", "function": function}
+
+
+def _result_text(at: str, block: Block) -> str:
+    content = block.get("content")
+    blocks = _blocks(f"{at}.content", content) if content is not None else []
+    kinds = (*_TEXTS, "tool_reference")
+    text = "\n".join(_text(f"{at}.content[{index}]", part, kinds) for index, part in enumerate(blocks))
+    is_error = block.get("is_error")
+    if is_error is not None and not isinstance(is_error, bool):
+        raise InvalidParameter(f"{at}.is_error: expected a boolean", param=f"{at}.is_error")
+    return f"Error: {text}" if is_error and not text.lower().startswith(_ERROR_MARKS) else text
+
+
+# --- single blocks ----------------------------------------------------------------------------
+
+
+def _blocks(name: str, content: Any) -> list[Block]:
+    """Content is a string, which stands for one block of text, or a list of blocks."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise InvalidParameter(f"{name}: expected a string or a list of content blocks", param=name)
+    for index, block in enumerate(content):
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise InvalidParameter(f"{name}[{index}]: expected an object with a type", param=f"{name}[{index}]")
+    return content
+
+
+def _text(at: str, block: Block, kinds: tuple[str, ...]) -> str:
+    """The text of a block that may be of these kinds here."""
+    kind = block["type"]
+    read = _TEXTS.get(kind) if kind in kinds else None
+    if read is not None:
+        return read(at, block)
+    if kind == "tool_reference" and kind in kinds:
+        return f"The tool {_string(at, block, 'tool_name')} is available."
+    if kind == "image":
+        raise UnsupportedParameter(f"{at}: this model takes no images", param=at)
+    raise UnsupportedParameter(
+        f"{at}: blocks of type {kind[:64]!r} are not supported here; supported: {', '.join(kinds)}", param=f"{at}.type"
+    )
+
+
+def _plain(at: str, block: Block) -> str:
+    return _string(at, block, "text")
+
+
+def _document(at: str, block: Block) -> str:
+    """A document's title, context and text."""
+    source, name = block.get("source"), f"{at}.source"
+    if not isinstance(source, dict):
+        raise InvalidParameter(f"{name}: expected an object", param=name)
+    kind = source.get("type")
+    if kind == "text":
+        text = _string(name, source, "data")
+    elif kind == "content":
+        parts = _blocks(f"{name}.content", source.get("content"))
+        text = "\n".join(_text(f"{name}.content[{index}]", part, ("text",)) for index, part in enumerate(parts))
+    else:
+        raise UnsupportedParameter(
+            f"{name}: documents of type {str(kind)[:64]!r} are not supported; supported: text, content", param=name
+        )
+    return "\n".join(filter(None, (_title(at, block, "title"), _title(at, block, "context"), text)))
+
+
+def _search_result(at: str, block: Block) -> str:
+    """A search result's title, source and text."""
+    parts = _blocks(f"{at}.content", block.get("content"))
+    texts = [_text(f"{at}.content[{index}]", part, ("text",)) for index, part in enumerate(parts)]
+    return "\n".join((_string(at, block, "title"), _string(at, block, "source"), *texts))
+
+
+_TEXTS: dict[str, Callable[[str, Block], str]] = {
+    "text": _plain,
+    "document": _document,
+    "search_result": _search_result,
+}
+"""Types of blocks that are text, and how it is read."""
+
+
+def _string(at: str, block: Block, name: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise InvalidParameter(f"{at}.{name}: expected a string", param=f"{at}.{name}")
+    return value
+
+
+def _title(at: str, block: Block, name: str) -> str:
+    return _string(at, block, name) if block.get(name) is not None else ""

@@ -1,0 +1,29 @@
+"""The `signature` of a thinking block.
+
+Of thinking that is shown it is a digest. Of thinking that is left out (`display: omitted`) it is the text itself, so
+that a client which hands the block back gives the model its thoughts back. Neither is checked: a template takes any
+reasoning, and blocks of other servers may be handed over here.
+"""
+
+import base64
+import hashlib
+
+_HIDDEN = "penstock:"
+
+
+def signature_of(thinking: str, *, is_hidden: bool) -> str:
+    """The signature of this thinking."""
+    written = thinking.encode(errors="replace")
+    if is_hidden:
+        return _HIDDEN + base64.b64encode(written).decode()
+    return base64.b64encode(hashlib.sha256(written).digest()).decode()
+
+
+def hidden_thinking(signature: object) -> str:
+    """The thinking that a signature holds; empty if it holds none."""
+    if not isinstance(signature, str) or not signature.startswith(_HIDDEN):
+        return ""
+    try:
+        return base64.b64decode(signature.removeprefix(_HIDDEN), validate=True).decode()
+    except ValueError:
+        return ""

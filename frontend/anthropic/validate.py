@@ -1,0 +1,259 @@
+"""Checks of Messages requests: the same request as a chat's in another dress. See `frontend/validation/common.py`."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.frontend import schema
+from penstock.frontend.anthropic.conversation import Conversation, conversation_of
+from penstock.frontend.anthropic.schema import CountTokensRequest, MessagesRequest, OutputFormatConfig, ThinkingConfig
+from penstock.frontend.api.text_model import TextModel
+from penstock.frontend.errors import InvalidParameter, InvalidRequest, UnsupportedParameter
+from penstock.frontend.text.chat_template import ChatTemplate
+from penstock.frontend.validation.chat import ValidChat, thinking_switch, validate_chat
+from penstock.frontend.validation.common import Rules, refuse_unsupported
+from penstock.frontend.validation.tools import check_function
+
+_THINKING_TYPES = {"enabled": True, "adaptive": True, "disabled": False, "between_tools": False}
+"""The types, and whether the model is to think."""
+
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""The efforts, and what templates call them."""
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+_BUDGET = "thinking_budget"
+"""The variable in which templates that know one take the tokens to think for."""
+
+_OUR_WORDS = {
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+}
+"""Fields of a chat, and what they are called here."""
+
+_MESSAGE_FIELD = re.compile(r"messages\[([0-9]+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class ValidMessages:
+    """A Messages request, checked; not rendered yet."""
+
+    chat: ValidChat
+    is_prompt_only: bool  # nothing is to be answered: the prompt is to be cached
+    hides_thinking: bool  # the client wants to know that there is some, and not what it says
+
+
+def validate_messages(request: MessagesRequest, rules: Rules, model: TextModel) -> ValidMessages:
+    """Check a Messages request.
+
+    Raises:
+        InvalidRequest: one of its kinds (see `frontend/errors.py`).
+    """
+    if request.max_tokens is None:
+        raise InvalidParameter("max_tokens is required", param="max_tokens")
+    is_prompt_only = request.max_tokens == 0
+    chat = chat_request(
+        request,
+        # The engine samples one token in any case; it is not shown.
+        max_tokens=1 if is_prompt_only else request.max_tokens,
+        stop=request.stop_sequences,
+        stream=request.stream,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        seed=request.seed,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        user=None if request.metadata is None else request.metadata.user_id,
+    )
+    valid = _validated(request, chat, rules, model)
+    common = replace(valid.common, include_usage=True)  # usage is part of every answer
+    display = None if request.thinking is None else request.thinking.display
+    return ValidMessages(replace(valid, common=common), is_prompt_only, display == "omitted")
+
+
+def validate_prompt(request: CountTokensRequest, rules: Rules, model: TextModel) -> ValidChat:
+    """Check a request whose prompt is to be counted.
+
+    Raises:
+        InvalidRequest: as the request with this prompt would.
+    """
+    return _validated(request, chat_request(request), rules, model)
+
+
+def chat_request(request: CountTokensRequest, **fields: Any) -> schema.ChatRequest:
+    """The chat request with what all Messages requests share, and these fields."""
+    tools = None if request.tools is None else [_tool(index, tool) for index, tool in enumerate(request.tools)]
+    choice = request.tool_choice
+    if choice is not None and choice.get("type") in ("any", "tool") and not tools:
+        raise InvalidParameter(f"tool_choice {choice['type']!r} needs tools", param="tool_choice")
+    return schema.ChatRequest(
+        model=request.model,
+        tools=tools,
+        tool_choice=None if choice is None else _tool_choice(choice),
+        parallel_tool_calls=None if choice is None else not _disables_parallel(choice),
+        response_format=_response_format(request),
+        **fields,
+    )
+
+
+def _validated(request: CountTokensRequest, chat: schema.ChatRequest, rules: Rules, model: TextModel) -> ValidChat:
+    refuse_unsupported(request)
+    warnings = _without_effect(request)
+    found = conversation_of(request)
+    chat.messages = found.messages
+    if found.is_continued:
+        chat.continue_final_message, chat.add_generation_prompt = True, False
+    thinks = _thinks(request.thinking)
+    if model.template is not None:
+        variables = _variables(request, model.template, thinks, warnings, reasons=model.reasoning_format is not None)
+        chat.chat_template_kwargs = variables | (request.chat_template_kwargs or {})
+    chat.include_reasoning = thinks
+    try:
+        valid = validate_chat(chat, rules, model.template)
+    except InvalidRequest as error:
+        raise _in_our_words(error, found) from None
+    common, grammar = valid.common, valid.common.grammar
+    if grammar is not None:  # it is parsed later, and may be refused then
+        grammar = replace(grammar, field="output_config.format.schema")
+    return replace(valid, common=replace(common, grammar=grammar, warnings=(*common.warnings, *warnings)))
+
+
+def _thinks(thinking: ThinkingConfig | None) -> bool:
+    """Whether thinking is wanted: who does not ask for it gets none, as from Anthropic."""
+    if thinking is None:
+        return False
+    if thinking.type not in _THINKING_TYPES:
+        raise InvalidParameter(
+            f"thinking.type must be one of {', '.join(_THINKING_TYPES)}, got {thinking.type[:64]!r}",
+            param="thinking.type",
+        )
+    if thinking.display not in (None, "summarized", "omitted"):
+        raise InvalidParameter("thinking.display must be 'summarized' or 'omitted'", param="thinking.display")
+    budget = thinking.budget_tokens
+    if thinking.type == "enabled" and budget is None:
+        raise InvalidParameter("thinking.budget_tokens is required for type 'enabled'", param="thinking.budget_tokens")
+    if budget is not None and not 1 <= budget < 2**31:
+        raise InvalidParameter("thinking.budget_tokens must be at least 1", param="thinking.budget_tokens")
+    return _THINKING_TYPES[thinking.type]
+
+
+def _variables(
+    request: CountTokensRequest, template: ChatTemplate, thinks: bool, warnings: list[str], *, reasons: bool
+) -> dict[str, Any]:
+    """What the template is told of thinking and effort; what it cannot be told becomes a warning."""
+    known, switch, thinking = template.extra_variables, thinking_switch(template), request.thinking
+    variables: dict[str, Any] = {} if switch is None else {switch: thinks}
+    if thinks and not reasons:
+        warnings.append("thinking: no effect, this model does not reason before it answers")
+    elif thinking is not None and not thinks and reasons and switch is None:
+        warnings.append("thinking: this model's chat template cannot switch it off; the answer is told without it")
+    if thinks and thinking is not None and thinking.budget_tokens is not None and reasons:
+        if _BUDGET in known:
+            variables[_BUDGET] = thinking.budget_tokens
+        else:
+            warnings.append("thinking.budget_tokens: no effect, this model's chat template does not read it")
+    effort = None if request.output_config is None else request.output_config.effort
+    if effort is not None:
+        if effort not in _EFFORTS:
+            raise InvalidParameter(
+                f"output_config.effort must be one of {', '.join(_EFFORTS)}, got {effort[:64]!r}",
+                param="output_config.effort",
+            )
+        if "reasoning_effort" in known:
+            variables["reasoning_effort"] = _EFFORTS[effort]
+        else:
+            warnings.append("output_config.effort: no effect, this model's chat template does not read it")
+    return variables
+
+
+def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as chats have it.
+
+    Raises:
+        UnsupportedParameter: for tools that a server would run, or that are known to a model of Anthropic's only.
+    """
+    at, kind = f"tools[{index}]", tool.get("type")
+    if kind not in (None, "custom"):
+        raise UnsupportedParameter(
+            f"{at}: tools of type {str(kind)[:64]!r} are not supported; supported: tools with a name and an "
+            "input_schema, which the client runs",
+            param=f"{at}.type",
+        )
+    schema_of_input = tool.get("input_schema")
+    if not isinstance(schema_of_input, dict):
+        raise InvalidParameter(f"{at}.input_schema: expected an object, a JSON schema", param=f"{at}.input_schema")
+    function = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
+    check_function(at, function)
+    return {"type": "function", "function": {**function, "parameters": schema_of_input}}
+
+
+def _tool_choice(choice: dict[str, Any]) -> str | dict[str, Any]:
+    kind, name = choice.get("type"), choice.get("name")
+    if kind == "tool" and isinstance(name, str):
+        return {"type": "function", "function": {"name": name}}
+    if isinstance(kind, str) and kind in _CHOICES:
+        return _CHOICES[kind]
+    raise InvalidParameter(
+        "tool_choice must have the type 'auto', 'any' or 'none', or 'tool' and a tool's name", param="tool_choice"
+    )
+
+
+def _disables_parallel(choice: dict[str, Any]) -> bool:
+    asked = choice.get("disable_parallel_tool_use")
+    if asked is not None and not isinstance(asked, bool):
+        field = "tool_choice.disable_parallel_tool_use"
+        raise InvalidParameter(f"{field}: expected a boolean", param=field)
+    return bool(asked)
+
+
+def _response_format(request: CountTokensRequest) -> schema.ResponseFormat | None:
+    asked: OutputFormatConfig | None = request.output_format
+    if request.output_config is not None and request.output_config.format is not None:
+        asked = request.output_config.format
+    if asked is None:
+        return None
+    if asked.type != "json_schema":
+        raise InvalidParameter(
+            f"output_config.format.type must be 'json_schema', got {asked.type[:64]!r}",
+            param="output_config.format.type",
+        )
+    if not asked.schema:
+        raise InvalidParameter("output_config.format.schema is required", param="output_config.format.schema")
+    return schema.ResponseFormat("json_schema", schema.JsonSchemaFormat(name="answer", schema=asked.schema))
+
+
+def _without_effect(request: CountTokensRequest) -> list[str]:
+    """Warnings about accepted fields that cannot change the answer."""
+    notes = {
+        "context_management": request.context_management and "past turns stay as they are sent",
+        "speed": request.speed not in (None, "standard") and "there is only one",
+    }
+    if isinstance(request, MessagesRequest):
+        notes["diagnostics"] = request.diagnostics and "prompts are not compared"
+        notes["inference_geo"] = request.inference_geo and "the model runs where this server does"
+        if request.service_tier not in (None, "auto", "standard_only"):
+            raise InvalidParameter("service_tier must be 'auto' or 'standard_only'", param="service_tier")
+    return [f"{name}: no effect, {note}" for name, note in notes.items() if note]
+
+
+def _in_our_words(error: InvalidRequest, found: Conversation) -> InvalidRequest:
+    """The error with the fields of the request as it was sent."""
+
+    def field_of(match: re.Match[str]) -> str:
+        index = int(match[1])
+        return found.fields[index] if index < len(found.fields) else match[0]
+
+    param = error.param or ""
+    for theirs, ours in _OUR_WORDS.items():
+        if param == theirs or param.startswith(f"{theirs}."):
+            error.param = ours + param.removeprefix(theirs)
+            error.message = error.message.replace(theirs, ours, 1)
+            return error
+    if param.startswith("messages"):
+        error.param = _MESSAGE_FIELD.sub(field_of, param)
+        error.message = _MESSAGE_FIELD.sub(field_of, error.message)
+    return error

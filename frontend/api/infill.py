@@ -1,0 +1,244 @@
+"""Filling in the middle: prompts for `suffix` of completions, and POST /infill, as llama.cpp has it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from penstock.frontend import schema
+from penstock.frontend.api.run import Job, Prepared, Run, run
+from penstock.frontend.api.service import Service
+from penstock.frontend.engine.generation import SequenceEvent, StopReason
+from penstock.frontend.errors import ApiError, InvalidParameter, UnsupportedParameter
+from penstock.frontend.exchange import sse
+from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.schema_infill import INFILL, InfillAnswer, InfillExtra, InfillRequest, InfillTimings
+from penstock.frontend.text.child import SpecialTexts, seam_for
+from penstock.frontend.text.infill import FORMATS, JOINT, Chunk, Infill
+from penstock.frontend.validation.common import MAX_BYTES_PER_TOKEN, Rules, ValidRequest, validate_common
+from penstock.frontend.validation.completion import ValidCompletion
+
+_encode = msgspec.json.encode
+
+REPOSITORY, FILE = "myproject\n", "filename\n"
+"""What llama.cpp calls the repository, and the file with the gap, of which it is not told the names."""
+
+SNIPPET = "\n\n--- snippet ---\n\n"
+"""Before each of the other files, where the format has no mark for files."""
+
+MAX_EXTRAS = 1024
+LEAST_OUTPUT = 256
+"""Tokens for which a prompt leaves room, or an eighth of the context: editors send whole files."""
+
+
+def infill_format(service: Service, param: str) -> Infill:
+    """The model's format.
+
+    Raises:
+        UnsupportedParameter: it has none.
+    """
+    if service.model.infill is None:
+        known = ", ".join(dict.fromkeys(marks.models for marks in FORMATS))
+        raise UnsupportedParameter(
+            f"{param}: this model's tokenizer has no tokens for filling in the middle, as those of {known} have",
+            param=param,
+        )
+    return service.model.infill
+
+
+def with_ends(common: ValidRequest, infill: Infill, *, ignore_eos: bool) -> ValidRequest:
+    """The request, which ends where the text in the gap does."""
+    if ignore_eos:
+        return common
+    ends = tuple(dict.fromkeys((*common.sampling.stop_token_ids, *infill.ends)))
+    return replace(common, sampling=msgspec.structs.replace(common.sampling, stop_token_ids=ends))
+
+
+async def infill_prompt(
+    service: Service,
+    infill: Infill,
+    before: str,
+    after: str,
+    extras: Sequence[InfillExtra] = (),
+    *,
+    begins: bool = True,
+    max_tokens: int | None = None,
+) -> list[int]:
+    """A prompt's token ids. Special tokens that the texts spell are text.
+
+    Raises:
+        InvalidParameter: a text cannot be tokenized.
+    """
+    joint = "" if infill.num_joint_tokens is None else JOINT
+    names = [f"{extra.filename}\n" if infill.file is not None else SNIPPET for extra in extras]
+    texts = [extra.text if extra.text.endswith("\n") else f"{extra.text}\n" for extra in extras]
+    parts = [before, *(joint + text for text in (after, REPOSITORY, FILE, *names, *texts))]
+    special = SpecialTexts(service.model.tokenizer.special_texts)
+    seam = seam_for(parts) if special.stand_in(parts) else ""
+    if seam:
+        parts = [special.broken(part, seam) for part in parts]
+    first, *rest = await service.prompts.encode_all(parts, field="prompt", add_special_tokens=False, seam=seam)
+    after_ids, repository, file, *others = (ids[infill.num_joint_tokens or 0 :] for ids in rest)
+    chunks = [Chunk(*pair) for pair in zip(others[: len(extras)], others[len(extras) :], strict=True)]
+    return infill.prompt(first, after_ids, chunks, repository, file, begins=begins, max_tokens=max_tokens)
+
+
+async def filled_prompts(service: Service, valid: ValidCompletion) -> list[list[int]]:
+    """The prompts of completions with a suffix. With `truncate_prompt_tokens` what is farthest from the gap goes."""
+    infill, kept = infill_format(service, "suffix"), valid.common.num_kept_prompt_tokens
+    if kept is not None and kept < 0:
+        kept = max(valid.common.max_model_len - (valid.common.max_tokens or 1), 1)
+    return [
+        await infill_prompt(
+            service, infill, str(prompt), valid.suffix, begins=valid.add_special_tokens, max_tokens=kept
+        )
+        for prompt in valid.prompts
+    ]
+
+
+async def _validated(
+    service: Service, record: RequestRecord, request: InfillRequest, rules: Rules, num_bytes: int
+) -> Job:
+    infill = infill_format(service, "input_suffix")
+    before, after = request.input_prefix, request.input_suffix
+    for field, text in (("input_prefix", before), ("input_suffix", after)):
+        if text is None:
+            raise InvalidParameter(f"{field} is required", param=field)
+    extras = request.input_extra or []
+    if len(extras) > MAX_EXTRAS:
+        raise InvalidParameter(
+            f"input_extra may hold at most {MAX_EXTRAS} texts, got {len(extras)}", param="input_extra"
+        )
+    num_asked = request.max_tokens if request.n_predict is None else request.n_predict
+    is_prompt_only = num_asked == 0
+    if request.repetition_penalty is None:
+        request.repetition_penalty = request.repeat_penalty
+    asked = None if num_asked is None or num_asked < 0 else num_asked
+    common = validate_common(request, rules, max_tokens=1 if is_prompt_only else asked, max_tokens_field="n_predict")
+    if common.num_sequences != 1:
+        raise InvalidParameter("n must be 1 for a text that is filled in", param="n")
+    common = with_ends(common, infill, ignore_eos=bool(request.ignore_eos))
+    reserved = min(common.max_tokens or LEAST_OUTPUT, max(rules.max_model_len // 8, 1))
+
+    async def prepare() -> Prepared:
+        assert before is not None
+        assert after is not None
+        most, most_chars = rules.max_model_len - reserved, MAX_BYTES_PER_TOKEN * rules.max_model_len
+        whole = before + (request.prompt or "")
+        near = _near(extras, most_chars)
+        prompt = await infill_prompt(service, infill, whole[-most_chars:], after[:most_chars], near, max_tokens=most)
+        writer = _Writer(request.response_fields or [], is_cut=len(prompt) >= most)
+        return Prepared([prompt], common.grammar, partial(_Chunks, writer), writer.whole, is_prompt_only=is_prompt_only)
+
+    return Job(common, prepare)
+
+
+def _near(extras: list[InfillExtra], most_chars: int) -> list[InfillExtra]:
+    """Those that may fit, which are the last."""
+    sizes = accumulate(len(extra.text) for extra in reversed(extras))
+    num = sum(1 for size in sizes if size <= most_chars)
+    return extras[len(extras) - num :]
+
+
+infill = partial(run, INFILL, _validated)
+"""The handler."""
+
+
+class _Writer:
+    """Answers as llama.cpp writes them."""
+
+    def __init__(self, fields: list[str], *, is_cut: bool) -> None:
+        self._fields = fields
+        self._is_cut = is_cut
+
+    async def whole(self, run: Run) -> bytes:
+        """The body of a complete answer."""
+        [answer] = await run.answers()
+        wrong = await run.schema_error(answer.text, answer.finish_reason)
+        return self.answer(run, answer.text, answer.finish_reason, answer.stop_reason, wrong)
+
+    def answer(self, run: Run, content: str, finish_reason: str, stop_reason: StopReason, schema_error: str) -> bytes:
+        """The whole answer, or the end of a stream."""
+        record, progress = run.record, run.generation.progress
+        is_word = isinstance(stop_reason, str)
+        told = InfillAnswer(
+            content=content,
+            stop=True,
+            model=run.ready.valid.model,
+            tokens_predicted=progress.num_output_tokens,
+            tokens_evaluated=record.num_prompt_tokens,
+            tokens_cached=record.num_prompt_tokens + progress.num_output_tokens,
+            truncated=self._is_cut,
+            stop_type="word" if is_word else "eos" if finish_reason == "stop" else "limit",
+            stopping_word=str(stop_reason) if is_word else "",
+            timings=_timings(run),
+            schema_error=schema_error or UNSET,
+        )
+        return _encode(told if not self._fields else _picked(msgspec.to_builtins(told), self._fields))
+
+
+class _Chunks:
+    """The events of a stream."""
+
+    def __init__(self, writer: _Writer, run: Run) -> None:
+        self._writer, self._run = writer, run
+        self._finish_reason = ""
+        self._stop_reason: StopReason = None
+        self._is_checked = bool(run.ready.grammar.checked_schema)
+        self._text: list[str] = []
+
+    async def opening(self) -> bytes:
+        """Nothing before the first text."""
+        return b""
+
+    def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
+        """An event for a piece of text."""
+        if self._is_checked:
+            self._text.append(event.text)
+        if event.finish_reason is not None:
+            self._finish_reason, self._stop_reason = event.finish_reason, event.stop_reason
+        piece = {"index": 0, "content": event.text, "stop": False}
+        return sse.event(_encode(piece)) if event.text else b""
+
+    async def end(self, usage: schema.Usage | None) -> bytes:
+        """The last event, with the figures."""
+        wrong = await self._run.schema_error("".join(self._text), self._finish_reason)
+        return sse.event(self._writer.answer(self._run, "", self._finish_reason, self._stop_reason, wrong))
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that fails."""
+        return sse.error_event(error)
+
+
+def _picked(told: dict[str, Any], paths: list[str]) -> dict[str, Any]:
+    """The fields of these paths, whose names are parted by slashes."""
+    found: dict[str, Any] = {}
+    for path in paths:
+        value: Any = told
+        for name in path.split("/"):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None:
+            found[path] = value
+    return found
+
+
+def _timings(run: Run) -> InfillTimings:
+    record, progress = run.record, run.generation.progress
+    begun, first, at = run.moments()
+    num_computed, num_written = record.num_prompt_tokens - progress.num_cached_tokens, progress.num_output_tokens
+    prompt_ms, written_ms = (first - begun) * 1e3, (at - first) * 1e3
+    return InfillTimings(
+        cache_n=progress.num_cached_tokens,
+        prompt_n=num_computed,
+        prompt_ms=round(prompt_ms, 3),
+        prompt_per_token_ms=round(prompt_ms / max(num_computed, 1), 3),
+        prompt_per_second=round(num_computed / prompt_ms * 1e3, 3) if prompt_ms else 0.0,
+        predicted_n=num_written,
+        predicted_ms=round(written_ms, 3),
+        predicted_per_token_ms=round(written_ms / max(num_written, 1), 3),
+        predicted_per_second=round(num_written / written_ms * 1e3, 3) if written_ms else 0.0,
+    )

@@ -1,0 +1,42 @@
+"""Conversations that are longer than the context: the oldest turns go."""
+
+from dataclasses import replace
+
+from penstock.frontend.api.service import PromptReader
+from penstock.frontend.errors import ContextLengthExceeded
+from penstock.frontend.text.chat_template import ValidConversation
+from penstock.frontend.validation.common import Rules, ValidRequest
+
+
+async def fitting_prompt(
+    prompts: PromptReader, common: ValidRequest, conversation: ValidConversation, rules: Rules
+) -> list[int]:
+    """The prompt's token ids. The oldest turns are left out until the rest fits; instructions stay.
+
+    Raises:
+        ContextLengthExceeded: if not even the last turn fits.
+        TemplateFailed: if the template refuses the messages, or does not come to an end.
+    """
+    messages = conversation.messages
+    num_first = next(
+        (i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")), len(messages)
+    )
+    # A turn begins with a user's message; what it was answered is of no use without it.
+    starts = [i for i, message in enumerate(messages) if i >= num_first and message["role"] == "user"]
+    starts = [num_first, *(i for i in starts if i > num_first)]
+    low, high = 0, len(starts) - 1  # which of them the prompt begins with: the first that fits
+    fitting: list[int] | None = None
+    while low <= high:
+        middle = (low + high) // 2 if fitting is not None or low else 0  # mostly all of it fits
+        kept = replace(conversation, messages=messages[:num_first] + messages[starts[middle] :])
+        try:
+            prompt = await prompts.render_and_encode(kept, rules)
+            common.max_tokens_after(len(prompt))
+        except ContextLengthExceeded:
+            if middle == len(starts) - 1:
+                raise
+            low = middle + 1
+        else:
+            fitting, high = prompt, middle - 1
+    assert fitting is not None
+    return fitting

@@ -1,0 +1,14 @@
+"""What an answer has beside the request's and the model's words: ids and seeds that are drawn, and the time.
+
+Usually they are the system's. Work that may be done again and must then give the same bytes (`frontend/batches/`) sets
+both for its own context, which the tasks that it starts inherit.
+"""
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from random import Random, SystemRandom
+
+DRAWS: ContextVar[Random] = ContextVar("draws", default=SystemRandom())  # noqa: B039  (it has no state)
+CLOCK: ContextVar[Callable[[], float]] = ContextVar("clock", default=time.time)
+"""Seconds since 1970."""

@@ -1,0 +1,1 @@
+"""Embeddings: texts to vectors, by the model that also generates."""

@@ -1,0 +1,69 @@
+"""Checks of requests for embeddings."""
+
+from dataclasses import dataclass, replace
+
+from penstock.core.checkpoint.embeddings import Embeddings
+from penstock.frontend import schema
+from penstock.frontend.embeddings.schema import EmbeddingRequest
+from penstock.frontend.errors import InvalidParameter
+from penstock.frontend.validation.common import Rules, ValidRequest, integer, refuse_unsupported, validate_common
+from penstock.frontend.validation.completion import valid_prompts
+from penstock.ipc.messages import Pooling, Sampling
+
+MAX_INPUTS = 2048
+"""As OpenAI."""
+
+_NOTHING_SAMPLED = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidEmbedding:
+    """A checked request; its texts are not tokenized yet."""
+
+    common: ValidRequest
+    inputs: list[str] | list[list[int]]
+    is_base64: bool
+    add_special_tokens: bool
+
+
+def validate_embedding(request: EmbeddingRequest, rules: Rules, kind: Embeddings) -> ValidEmbedding:
+    """Check a request against this server's limits and the model's kind of embeddings.
+
+    Raises:
+        InvalidRequest: one of its kinds (see `errors.py`).
+    """
+    refuse_unsupported(request)
+    if request.encoding_format not in (None, "float", "base64"):
+        raise InvalidParameter(
+            f"encoding_format must be 'float' or 'base64', got {request.encoding_format[:64]!r}",
+            param="encoding_format",
+        )
+    size = 0
+    if request.dimensions is not None:
+        if not kind.hidden_size:
+            raise InvalidParameter("dimensions: config.json does not say how many there are", param="dimensions")
+        size = integer("dimensions", request.dimensions, 0, 1, kind.hidden_size)
+    if request.input is None:
+        raise InvalidParameter("input is required", param="input")
+    common = validate_common(
+        schema.SamplingRequest(
+            model=request.model,
+            user=request.user,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            truncate_prompt_tokens=request.truncate_prompt_tokens,
+            truncation_side=request.truncation_side,
+            return_bill=request.return_bill,
+        ),
+        rules,
+        max_tokens=1,
+        prompt_field="input",
+    )
+    is_normalized = kind.is_normalized if request.normalize is None else request.normalize
+    pooling = Pooling(kind.kind, 0 if size == kind.hidden_size else size, is_normalized)
+    return ValidEmbedding(
+        common=replace(common, sampling=_NOTHING_SAMPLED, pooling=pooling),
+        inputs=valid_prompts("input", request.input, rules, MAX_INPUTS),
+        is_base64=request.encoding_format == "base64",
+        add_special_tokens=request.add_special_tokens is not False,
+    )

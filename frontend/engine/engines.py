@@ -1,0 +1,94 @@
+"""All engines of a frontend, as probes and administrators ask for them; which request is where, is `book.py`'s."""
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.frontend.engine.link import EngineLink
+from penstock.frontend.errors import Unavailable
+from penstock.ipc.messages import (
+    DrainEngine,
+    EngineStats,
+    ExpertLoad,
+    ListRequests,
+    RequestList,
+    ResetPrefixCache,
+    SetRole,
+)
+
+
+class Engines:
+    """The links to all engines. Make it inside the running event loop."""
+
+    def __init__(self) -> None:
+        self._links: list[EngineLink] = []
+        self.ready = asyncio.Event()
+        """Set while an engine takes requests."""
+
+    def label(self, link: EngineLink) -> str:
+        """What metrics and administrators call an engine."""
+        return link.to.label or str(self._links.index(link))
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The latest statistics of the first engine that has told any."""
+        return next((link.stats for link in self._links if link.stats is not None), None)
+
+    @property
+    def all_stats(self) -> dict[str, EngineStats]:
+        """The latest statistics of each engine that is there, by its label: empty for an engine that has none."""
+        return {link.to.label: link.stats for link in self._links if link.stats is not None}
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why no engine takes requests."""
+        reasons = dict.fromkeys("it is draining" if link.is_draining else link.not_ready_reason for link in self._links)
+        return "; ".join(reasons)
+
+    @property
+    def stuck_seconds(self) -> float:
+        """How long each engine that says it is ready has computed nothing although there is work for it here."""
+        return min((link.stuck_seconds for link in self._links if link.facts is not None), default=0.0)
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long an engine that was once there has been silent, although there is work and no other engine."""
+        return 0.0 if self.ready.is_set() else max(link.silent_seconds for link in self._links)
+
+    @property
+    def links(self) -> Sequence[EngineLink]:
+        """All links, in the order in which they joined."""
+        return self._links
+
+    def reset_prefix_cache(self) -> None:
+        """Make the schedulers drop all cached pages that no sequence uses.
+
+        Raises:
+            Unavailable: if no engine is there, or the queue to a scheduler is full.
+        """
+        sent = [link.send(ResetPrefixCache()) for link in self._links if link.facts is not None]
+        if not sent or not all(sent):
+            raise self._unavailable()
+
+    @property
+    def expert_loads(self) -> list[ExpertLoad]:
+        """What engines have told of their experts, which may be some seconds old."""
+        return [link.expert_load for link in self._links if link.expert_load is not None]
+
+    def order(self, link: EngineLink, order: DrainEngine | SetRole) -> None:
+        """Tell an engine what to do from now on.
+
+        Raises:
+            Unavailable: if the queue to its scheduler is full.
+        """
+        if not link.send(order):
+            raise Unavailable("the queue to the engine is full", retry_after=1)
+
+    async def list_requests(self, question: ListRequests, seconds: float) -> dict[str, RequestList]:
+        """Return what the requests of each engine are doing, by its label; engines that do not answer are left out."""
+        answers = await asyncio.gather(*(link.ask(question, seconds) for link in self._links))
+        labels = map(self.label, self._links)
+        told = zip(labels, answers, strict=True)
+        return {label: answer for label, answer in told if isinstance(answer, RequestList)}
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable(f"no engine is ready: {self.not_ready_reason}", retry_after=5)

@@ -1,0 +1,273 @@
+"""What the engines report, as Prometheus has it: queue, rows, pages, tiers, drafts, by their latest `EngineStats`."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.ipc.messages import EngineStats
+
+
+class EngineCollector(Collector):
+    """The engines' counters, as of their latest `EngineStats`, with the engines' labels where these are not empty."""
+
+    def __init__(self, engines: Callable[[], Mapping[str, EngineStats]]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for label, stats in self._engines().items():
+            for family in self._families(stats):
+                if label:
+                    family.samples = [
+                        sample._replace(labels={"engine": label, **sample.labels}) for sample in family.samples
+                    ]
+                found.setdefault(family.name, family)
+                if found[family.name] is not family:
+                    found[family.name].samples += family.samples
+        yield from found.values()
+
+    def _families(self, stats: EngineStats) -> Iterator[Metric]:
+        for name, (about, value) in _GAUGES.items():
+            yield GaugeMetricFamily(name, about, value=value(stats))
+        for name, (about, value) in _COUNTERS.items():
+            yield CounterMetricFamily(name, about, value=value(stats))
+        info = GaugeMetricFamily(
+            "penstock_cache_config_info",
+            "1; the labels are tokens of a page, and pages of the KV pool.",
+            labels=("block_size", "num_gpu_blocks"),  # as the endpoint pickers of Kubernetes' gateways read them
+        )
+        info.add_metric((str(stats.page_size), str(stats.num_pages)), 1)
+        yield info
+        for kind, name, about, label, values in _LABELLED:
+            family = kind(name, about, labels=[label])
+            for key, number in values(stats).items():
+                family.add_metric([key], number)
+            yield family
+
+
+_Value = Callable[[EngineStats], float]
+
+
+def _host(stats: EngineStats, **fields: str) -> dict[str, int]:
+    """These fields of the host tier by label; none without the tier."""
+    host = stats.host_tier
+    return {} if not host else {label: getattr(host, field) for label, field in fields.items()}
+
+
+def _drafts(stats: EngineStats, field: str) -> dict[str, float]:
+    """A field of what a drafter has guessed, by its name; none without one."""
+    drafts = stats.drafts
+    return {} if not drafts else {drafts.drafter: getattr(drafts, field)}
+
+
+def _drafts_at(stats: EngineStats, field: str) -> dict[str, float]:
+    """The same by position, from 1 on."""
+    return {} if not stats.drafts else {str(i): count for i, count in enumerate(getattr(stats.drafts, field), 1)}
+
+
+def _handover(stats: EngineStats, **fields: str) -> dict[str, int]:
+    """These fields of an engine with a role by label; none without one."""
+    handover = stats.handover
+    return {} if not handover else {label: getattr(handover, field) for label, field in fields.items()}
+
+
+_GAUGES: dict[str, tuple[str, _Value]] = {
+    "penstock_num_requests_waiting": ("Sequences that wait for a row.", lambda s: s.num_waiting),
+    "penstock_num_requests_running": ("Sequences that hold a row.", lambda s: s.num_running),
+    "penstock_num_waiting_tokens": ("Tokens of the sequences that wait for a row.", lambda s: s.num_waiting_tokens),
+    "penstock_num_requests_paused": ("Requests whose clients do not read.", lambda s: s.num_paused),
+    "penstock_num_rows": ("Rows of the worker, in use or free.", lambda s: s.num_rows),
+    "penstock_num_pages": ("Pages of the KV pool.", lambda s: s.num_pages),
+    "penstock_num_free_pages": ("Free pages.", lambda s: s.num_free_pages),
+    "penstock_num_cached_pages": ("Pages owned only by the prefix cache.", lambda s: s.num_cached_pages),
+    "penstock_num_used_pages": ("Pages in a running sequence's page table.", lambda s: s.num_used_pages),
+    "penstock_kv_cache_usage_perc": (
+        "Share of the pages that running sequences use (1 is all).",
+        lambda s: s.num_used_pages / max(s.num_pages, 1),
+    ),
+    "penstock_kv_page_waste_perc": (
+        "Share of the token positions in running sequences' pages that hold nothing yet (1 is all).",
+        lambda s: s.num_unfilled_slots / max(s.num_page_slots, 1),
+    ),
+    "penstock_device_memory_used_bytes": (
+        "Memory in use on the worker's device; on a CPU, by the worker.",
+        lambda s: s.device_memory_used,
+    ),
+    "penstock_device_memory_total_bytes": ("Total memory of the worker's device.", lambda s: s.device_memory_total),
+    "penstock_disk_kv_places": ("Places for KV pages on the disk.", lambda s: s.disk.num_places),
+    "penstock_disk_kv_cached_pages": ("Places that hold a page.", lambda s: s.disk.num_cached),
+    "penstock_disk_kv_pages_to_write": ("Pages that are to be written to the disk.", lambda s: s.disk.num_to_write),
+    "penstock_disk_kv_requests_waiting": ("Requests that wait for pages from the disk.", lambda s: s.disk.num_waiting),
+    "penstock_disk_kv_writing": (
+        "1 while pages are written to the disk: 0 without a disk tier, and after a write has failed.",
+        lambda s: int(s.disk.is_writing),
+    ),
+    "penstock_engine_draining": ("1 while the engine takes no new requests.", lambda s: int(s.is_draining)),
+    "penstock_engine_ready": ("1 while a worker is serving.", lambda s: int(s.is_ready)),
+}
+
+_COUNTERS: dict[str, tuple[str, _Value]] = {
+    "penstock_engine_steps": ("Forward passes.", lambda s: s.num_steps),
+    "penstock_engine_device_seconds": ("Times of all steps.", lambda s: s.device_us * 1e-6),
+    "penstock_invalid_logits": (
+        "Sequences that ended because no token could be sampled from the model's logits.",
+        lambda s: s.num_invalid_logits,
+    ),
+    "penstock_num_preemptions": (
+        "Preemptions: sequences that lost their pages, and were recomputed or swapped.",
+        lambda s: s.num_preemptions,
+    ),
+    "penstock_engine_prompt_tokens": ("Prompt tokens admitted.", lambda s: s.num_prompt_tokens),
+    "penstock_prefix_cache_hits": ("Prompt tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
+    "penstock_engine_generation_tokens": ("Tokens generated.", lambda s: s.num_output_tokens),
+    "penstock_engine_dropped_tokens": (
+        "Tokens computed for sequences that had ended or lost their row in the meantime.",
+        lambda s: s.num_dropped_tokens,
+    ),
+    "penstock_disk_kv_stored_pages": ("Pages written to the disk.", lambda s: s.disk.num_stored),
+    "penstock_disk_kv_loaded_pages": ("Pages read from the disk.", lambda s: s.disk.num_loaded),
+    "penstock_disk_kv_damaged_pages": (
+        "Pages that could not be read from the disk, or were not what was written.",
+        lambda s: s.disk.num_damaged,
+    ),
+    "penstock_disk_kv_failed_pages": ("Pages that could not be written to the disk.", lambda s: s.disk.num_failed),
+    "penstock_disk_kv_given_up": (
+        "Requests that computed their prefix because reading it took too long.",
+        lambda s: s.disk.num_given_up,
+    ),
+    "penstock_engine_recording_lines_lost": (
+        "Lines of the recording that could not be written.",
+        lambda s: s.num_recording_lines_lost,
+    ),
+}
+
+_Family = type[GaugeMetricFamily | CounterMetricFamily]
+_LABELLED: tuple[tuple[_Family, str, str, str, Callable[[EngineStats], Mapping[str, float]]], ...] = (
+    (
+        GaugeMetricFamily, "penstock_num_requests_waiting_by_reason",
+        "Sequences that wait for a row, by reason.", "reason", lambda s: s.waiting_reasons or {},
+    ),
+    (
+        CounterMetricFamily, "penstock_engine_dropped_messages",
+        "Messages that the engine could not read or did not expect from their sender, by socket.", "socket",
+        lambda s: {
+            "frontends": s.num_dropped_from_frontends, "workers": s.num_dropped_from_workers,
+            "worker": s.num_dropped_by_worker,
+        },
+    ),
+    (
+        CounterMetricFamily, "penstock_engine_log_lines_dropped",
+        "Log lines that could not be written or that nobody read, by engine process.", "process",
+        lambda s: {"scheduler": s.num_log_lines_dropped, "worker": s.num_log_lines_dropped_by_worker},
+    ),
+    (
+        CounterMetricFamily, "penstock_expert_tokens",
+        "Tokens that the experts on a rank have computed, each layer's, with --enable-expert-parallel.", "rank",
+        lambda s: s.expert_tokens or {},
+    ),
+    (
+        GaugeMetricFamily, "penstock_expert_imbalance",
+        "Tokens of the rank whose experts got the most, as a multiple of the mean, by layer, over the last minute.",
+        "layer", lambda s: s.expert_imbalance or {},
+    ),
+    (
+        GaugeMetricFamily, "penstock_kv_tier_failed",
+        "1 for each tier of KV pages that is configured and could not be set up.", "tier",
+        lambda s: dict.fromkeys(s.failed_tiers or (), 1),
+    ),
+    (
+        GaugeMetricFamily, "penstock_handover_requests",
+        "Requests whose prompts are computed by another engine now.", "state",
+        lambda s: _handover(s, waiting="num_waiting"),
+    ),
+    (
+        CounterMetricFamily, "penstock_handover_prompts",
+        "Prompts received from other engines, sent to them, or computed here after a handover had failed.", "result",
+        lambda s: _handover(s, received="num_received", sent="num_sent", failed="num_failed"),
+    ),
+    (
+        CounterMetricFamily, "penstock_handover_pages",
+        "KV pages received from other engines, or sent to them.", "direction",
+        lambda s: _handover(s, received="num_received_pages", sent="num_sent_pages"),
+    ),
+    (
+        CounterMetricFamily, "penstock_handover_bytes",
+        "Bytes of KV read from other engines.", "direction",
+        lambda s: _handover(s, received="num_received_bytes"),
+    ),
+    (
+        GaugeMetricFamily, "penstock_handover_kept_pages",
+        "Pages that are kept until another engine has read them.", "state",
+        lambda s: _handover(s, kept="num_kept_pages"),
+    ),
+    (
+        GaugeMetricFamily, "penstock_kv_transport_failed",
+        "1 for each transport of KV pages that has failed and is switched off.", "transport",
+        lambda s: dict.fromkeys(s.handover.failed_transports if s.handover else (), 1),
+    ),
+    (
+        CounterMetricFamily, "penstock_draft_steps",
+        "Steps that a drafter was asked to guess tokens for.", "drafter", lambda s: _drafts(s, "num_steps"),
+    ),
+    (
+        CounterMetricFamily, "penstock_draft_guessed_tokens",
+        "Tokens guessed.", "drafter", lambda s: _drafts(s, "num_guessed"),
+    ),
+    (
+        CounterMetricFamily, "penstock_draft_accepted_tokens",
+        "Guessed tokens that were right.", "drafter", lambda s: _drafts(s, "num_accepted"),
+    ),
+    (
+        CounterMetricFamily, "penstock_draft_guessed_tokens_by_position",
+        "Tokens guessed, by their position among a row's guesses in a step, from 1 on.", "position",
+        lambda s: _drafts_at(s, "guessed_at"),
+    ),
+    (
+        CounterMetricFamily, "penstock_draft_accepted_tokens_by_position",
+        "Guessed tokens that were right, by their position among a row's guesses in a step, from 1 on.", "position",
+        lambda s: _drafts_at(s, "accepted_at"),
+    ),
+    (
+        GaugeMetricFamily, "penstock_draft_acceptance",
+        "Guessed tokens that were right, as a part of all, over the last 100 steps or so with guesses.", "drafter",
+        lambda s: _drafts(s, "acceptance"),
+    ),
+    (
+        CounterMetricFamily, "penstock_draft_seconds",
+        "Times of guessing, which are part of the steps' times.", "drafter",
+        lambda s: {name: us * 1e-6 for name, us in _drafts(s, "draft_us").items()},
+    ),
+    (
+        GaugeMetricFamily, "penstock_draft_saved_seconds",
+        "Device time saved since the start: what the same tokens would have taken without guesses, less what they "
+        "took; an estimate, negative if guessing has cost more than it brought.", "drafter",
+        lambda s: {name: us * 1e-6 for name, us in _drafts(s, "saved_us").items()},
+    ),
+    (
+        GaugeMetricFamily, "penstock_drafter_failed",
+        "1 for a drafter that could not be set up, or has failed and is switched off.", "drafter",
+        lambda s: {name: int(not is_on) for name, is_on in _drafts(s, "is_on").items()},
+    ),
+    (
+        GaugeMetricFamily, "penstock_host_pages",
+        "Pages of the host tier: free, cached, or held for preempted sequences.", "state",
+        lambda s: _host(s, free="num_free_pages", cached="num_cached_pages", held="num_held_pages"),
+    ),
+    (
+        CounterMetricFamily, "penstock_host_pages_evicted_or_found",
+        "Cached pages that the device gave up to the host (demoted), or for good (lost), and took back (promoted).",
+        "what",
+        lambda s: _host(s, demoted="num_demoted_pages", lost="num_lost_pages", promoted="num_promoted_pages"),
+    ),
+    (
+        CounterMetricFamily, "penstock_host_swaps",
+        "Preempted sequences that were swapped to the host, and back.", "direction",
+        lambda s: _host(s, **{"out": "num_swapped_out", "in": "num_swapped_in"}),
+    ),
+    (
+        CounterMetricFamily, "penstock_host_copied_bytes",
+        "Bytes copied between the device's and the host's pages.", "direction",
+        lambda s: _host(s, to_host="num_bytes_to_host", from_host="num_bytes_from_host"),
+    ),
+)  # fmt: skip

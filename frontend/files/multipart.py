@@ -1,0 +1,142 @@
+"""A form (multipart/form-data, RFC 7578), read piece by piece: a file in it is never held as a whole.
+
+body ──▶ [ delimiter | head | content of a part ] [ delimiter | head | content ] ... [ delimiter -- ]
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from email.message import Message
+
+from penstock.frontend.errors import MalformedBody
+
+_MAX_HEAD_BYTES = 8192
+_MAX_PARTS = 32
+_MAX_BOUNDARY = 70  # characters; RFC 2046
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One field of a form; its content is read before the next part is asked for."""
+
+    name: str
+    filename: str | None  # None: not a file
+    pieces: AsyncIterator[bytes]
+
+    async def text(self, max_bytes: int) -> str:
+        """The content of a short field.
+
+        Raises:
+            MalformedBody: it is longer, or not UTF-8.
+        """
+        content = b""
+        async for piece in self.pieces:
+            content += piece
+            if len(content) > max_bytes:
+                raise MalformedBody(f"the field {self.name[:64]!r} may have at most {max_bytes} bytes")
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise MalformedBody(f"the field {self.name[:64]!r} is not UTF-8") from None
+
+
+class FormReader:
+    """Reads one form."""
+
+    def __init__(self, content_type: str, next_piece: Callable[[], Awaitable[bytes]]) -> None:
+        """`next_piece` gives what has come of the body; nothing at its end.
+
+        Raises:
+            MalformedBody: the type names no boundary.
+        """
+        boundary = _parameter(content_type, "boundary") or ""
+        if not 0 < len(boundary) <= _MAX_BOUNDARY or not boundary.isascii():
+            raise MalformedBody(f"Content-Type must name a boundary of at most {_MAX_BOUNDARY} characters")
+        self._delimiter = b"\r\n--" + boundary.encode()
+        self._next_piece = next_piece
+        self._held = bytearray(b"\r\n")  # so that the first delimiter is like all others
+        self._is_content = True  # of a part, or what comes before the first one
+
+    async def parts(self) -> AsyncIterator[Part]:
+        """All parts, in order.
+
+        Raises:
+            MalformedBody: it is not a form, or has too many parts.
+        """
+        num_parts = 0
+        while True:
+            async for _ in self._content():  # what nobody has read
+                pass
+            ending = await self._take(2)
+            if ending == b"--":
+                while await self._more():  # what follows the form has no meaning
+                    self._held.clear()
+                return
+            num_parts += 1
+            if num_parts > _MAX_PARTS:
+                raise MalformedBody(f"the form may have at most {_MAX_PARTS} parts")
+            head = ending + await self._head()
+            name, filename = _read_head(head)
+            self._is_content = True
+            yield Part(name, filename, self._content())
+
+    async def _content(self) -> AsyncIterator[bytes]:
+        held, delimiter = self._held, self._delimiter
+        while self._is_content:
+            at = held.find(delimiter)
+            end = at if at >= 0 else max(0, len(held) - len(delimiter) + 1)
+            piece = bytes(held[:end])
+            del held[: end + (len(delimiter) if at >= 0 else 0)]
+            self._is_content = at < 0
+            if piece:
+                yield piece
+            if self._is_content and not await self._more():
+                raise MalformedBody("the form ends in the middle")
+
+    async def _head(self) -> bytes:
+        """From the end of a delimiter's line to the empty line."""
+        while (at := self._held.find(b"\r\n\r\n")) < 0:
+            if len(self._held) > _MAX_HEAD_BYTES:
+                raise MalformedBody(f"the head of a part may have at most {_MAX_HEAD_BYTES} bytes")
+            if not await self._more():
+                raise MalformedBody("the form ends in the middle")
+        return await self._take(at + 4)
+
+    async def _take(self, num_bytes: int) -> bytes:
+        while len(self._held) < num_bytes:
+            if not await self._more():
+                raise MalformedBody("the form ends in the middle")
+        taken = bytes(self._held[:num_bytes])
+        del self._held[:num_bytes]
+        return taken
+
+    async def _more(self) -> bool:
+        piece = await self._next_piece()
+        self._held += piece
+        return bool(piece)
+
+
+def _read_head(head: bytes) -> tuple[str, str | None]:
+    """The name of a part, and that of its file."""
+    for line in head.decode("utf-8", "replace").split("\r\n"):
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "content-disposition":
+            field = _parameter(value, "name")
+            if value.partition(";")[0].strip().lower() == "form-data" and field is not None:
+                return field, _parameter(value, "filename")
+    raise MalformedBody("each part of the form needs a line `Content-Disposition: form-data; name=...`")
+
+
+def _parameter(value: str, name: str) -> str | None:
+    message = Message()
+    try:
+        message["x"] = value.strip().replace("\r", " ").replace("\n", " ")
+        found = message.get_param(name, header="x")
+    except (ValueError, LookupError):
+        return None
+    if isinstance(found, tuple):  # in another charset (RFC 2231)
+        charset, _, text = found
+        try:
+            return text.encode("latin-1").decode(charset or "utf-8")
+        except (LookupError, UnicodeError):
+            return text
+    return found

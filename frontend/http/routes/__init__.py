@@ -1,0 +1,45 @@
+"""The routes, declared once: listeners and the API's description (`openapi.py`) are generated from them.
+
+One file for each API. A new one: its handlers in a room of their own, a file here, and a line below.
+"""
+
+from penstock.frontend.api.service import Service
+from penstock.frontend.exchange.exchange import Route
+from penstock.frontend.exchange.replies import Reply, RequestRecord
+from penstock.frontend.http.openapi import document
+from penstock.frontend.http.routes import (
+    anthropic,
+    batches,
+    conversations,
+    embeddings,
+    ollama,
+    open_inference,
+    openai,
+    operations,
+    responses,
+    streams,
+    watching,
+    web,
+)
+
+
+async def _show_openapi(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    is_admin_apart = bool(service.config.frontend.admin_port)
+    return Reply(document(tuple(route for route in ROUTES if not (is_admin_apart and route.is_for_admins))))
+
+
+ROUTES: tuple[Route, ...] = (
+    *openai.ROUTES,
+    *embeddings.ROUTES,
+    *responses.ROUTES,
+    *conversations.ROUTES,
+    *streams.ROUTES,
+    *anthropic.ROUTES,
+    *ollama.ROUTES,
+    *batches.ROUTES,
+    *operations.ROUTES,
+    *open_inference.ROUTES,
+    *watching.ROUTES,
+    *web.ROUTES,
+    Route("GET", "/openapi.json", _show_openapi, "This description", errors=(500,)),
+)

@@ -1,0 +1,39 @@
+"""The Messages API, as Anthropic's clients and the agents that use them expect it."""
+
+from dataclasses import replace
+from functools import partial
+
+from penstock.frontend.anthropic import handlers, models
+from penstock.frontend.anthropic import schema as shapes
+from penstock.frontend.anthropic.errors import ANTHROPIC
+from penstock.frontend.exchange.exchange import Route
+from penstock.frontend.http.routes.statuses import GENERATES, LOOKS_UP, READS_BODY
+
+VERSION = "anthropic-version"
+"""The header that Anthropic's clients send with every request."""
+
+_OVERLOADED = 529
+
+_ID_HEADERS = ("x-request-id", "request-id")
+_Route = partial(Route, error_shape=ANTHROPIC, id_headers=_ID_HEADERS)
+
+ROUTES = (
+    _Route(
+        "POST", "/v1/messages", handlers.create_message, "Answer a conversation, in the Messages API",
+        shapes.MessageAnswer, shapes.MessagesRequest, (*GENERATES, _OVERLOADED), streams=True,
+    ),
+    _Route(
+        "POST", "/v1/messages/count_tokens", handlers.count_tokens, "Count the tokens of a message's prompt",
+        shapes.MessageTokensCount, shapes.CountTokensRequest, (*READS_BODY, _OVERLOADED),
+    ),
+)  # fmt: skip
+
+MODELS = _Route("GET", "/v1/models", models.list_models, errors=(400, 500))
+MODEL = _Route("GET", "/v1/models/{id}", models.show_model, errors=LOOKS_UP)
+"""What answers who asks OpenAI's routes of these paths with `anthropic-version`."""
+
+
+def for_anthropic(route: Route) -> Route:
+    """The route, with errors as Anthropic's clients read them if they ask."""
+    theirs = replace(route, error_shape=ANTHROPIC, id_headers=_ID_HEADERS)
+    return replace(route, for_header=((VERSION, theirs),))

@@ -1,0 +1,10 @@
+"""Embeddings, as OpenAI's clients expect them."""
+
+from penstock.frontend.embeddings.handlers import embeddings
+from penstock.frontend.embeddings.schema import EmbeddingRequest, Embeddings
+from penstock.frontend.exchange.exchange import Route
+from penstock.frontend.http.routes.statuses import GENERATES
+
+ROUTES = (
+    Route("POST", "/v1/embeddings", embeddings, "Turn texts into vectors", Embeddings, EmbeddingRequest, GENERATES),
+)

@@ -1,0 +1,36 @@
+"""The Responses API."""
+
+from penstock.frontend import schema_responses as shapes
+from penstock.frontend.exchange.exchange import Route
+from penstock.frontend.http.routes.statuses import GENERATES, LOOKS_UP, READS_BODY
+from penstock.frontend.responses import handlers as responses
+from penstock.frontend.responses import stored
+
+ROUTES = (
+    Route(
+        "POST", "/v1/responses", responses.create_response, "Answer items, and keep the response",
+        shapes.Response, shapes.ResponsesRequest, (*GENERATES, 507), streams=True,
+    ),
+    Route(
+        "GET", "/v1/responses/{id}", stored.retrieve_response, "A stored response",
+        shapes.Response, errors=(400, *LOOKS_UP, 410), streams=True, argument=r"(?!input_tokens$)[^/]+",
+        query=(("stream", "boolean"), ("starting_after", "integer")),
+    ),
+    Route(
+        "POST", "/v1/responses/{id}/cancel", stored.cancel_response, "Cancel a response in the background",
+        shapes.Response, errors=(400, *LOOKS_UP),
+    ),
+    Route(
+        "GET", "/v1/responses/{id}/input_items", stored.list_input_items, "The input of a stored response",
+        shapes.InputItems, errors=(400, *LOOKS_UP),
+        query=(("limit", "integer"), ("order", "string"), ("after", "string")),
+    ),
+    Route(
+        "POST", "/v1/responses/input_tokens", responses.count_input_tokens, "Count the tokens of a response's prompt",
+        shapes.InputTokens, shapes.ResponsesRequest, READS_BODY,
+    ),
+    Route(
+        "DELETE", "/v1/responses/{id}", stored.delete_response, "Forget a stored response",
+        shapes.DeletedResponse, errors=LOOKS_UP, argument=r"(?!input_tokens$)[^/]+",
+    ),
+)  # fmt: skip

@@ -1,0 +1,198 @@
+"""From Ollama's options, format and levels of thinking to the fields of a chat request."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.api.text_model import TextModel
+from penstock.frontend.errors import InvalidParameter, ModelNotFound, UnsupportedParameter
+from penstock.frontend.grammars.reader import GrammarSource
+from penstock.frontend.ollama.schema import OllamaRequest
+from penstock.frontend.schema import SamplingRequest
+from penstock.frontend.validation.chat import thinking_switch
+from penstock.frontend.validation.common import Rules, ValidRequest
+from penstock.frontend.validation.grammar import check_ending, schema_source
+
+LATEST = ":latest"
+THINKING_LEVELS = ("low", "medium", "high", "max")
+
+_OF_LOADING = frozenset(
+    ("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap",
+     "use_mlock", "embedding_only", "num_thread", "num_keep", "draft_num_predict")
+)  # fmt: skip
+"""They say how a model is loaded; here that is said when the server starts."""
+_OF_OFF = frozenset(("mirostat_tau", "mirostat_eta"))
+"""They change nothing while the sampler that they belong to is off."""
+
+
+class Options(msgspec.Struct):
+    """The options that are honoured, and samplers that must be off."""
+
+    num_predict: int | None = None
+    num_ctx: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    typical_p: float | None = None
+    tfs_z: float | None = None
+    mirostat: int | None = None
+    penalize_newline: bool | None = None
+
+
+_KNOWN = frozenset(Options.__struct_fields__)
+
+
+def read_options(given: Mapping[str, Any] | None) -> tuple[Options, list[str]]:
+    """The options, and warnings about those that have no effect.
+
+    Raises:
+        InvalidParameter: one has the wrong type.
+        UnsupportedParameter: one asks for a sampler that there is not.
+    """
+    whole = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in (given or {}).items()
+    }
+    try:
+        options = msgspec.convert({name: value for name, value in whole.items() if name in _KNOWN}, Options)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).rpartition(" - at `")
+        field = f"options{path.rstrip('`').removeprefix('$')}"
+        raise InvalidParameter(f"{field}: {what[:1].lower()}{what[1:]}", param=field) from None
+    for name, off in (("typical_p", 1.0), ("tfs_z", 1.0), ("mirostat", 0)):
+        if getattr(options, name) not in (None, off):
+            raise UnsupportedParameter(f"options.{name} is not supported", param=f"options.{name}")
+    if options.num_predict == 0:
+        raise InvalidParameter(
+            "options.num_predict must be at least 1, or negative for no limit", param="options.num_predict"
+        )
+    warnings = [_warning(name) for name in whole if name not in _KNOWN and name not in _OF_OFF]
+    if options.repeat_last_n not in (None, -1):
+        warnings.append("options.repeat_last_n: no effect, penalties look at the whole text")
+    if options.penalize_newline is False:
+        warnings.append("options.penalize_newline: no effect, line breaks are tokens like others")
+    return options, warnings
+
+
+def _warning(name: str) -> str:
+    if name in _OF_LOADING:
+        return f"options.{name}: no effect, the model is loaded already"
+    return f"options.{name[:64]}: an unknown option, ignored"
+
+
+def set_sampling(request: SamplingRequest, options: Options) -> None:
+    """Write the options into a request of our own schema."""
+    request.max_tokens = -1 if options.num_predict is None or options.num_predict < 0 else options.num_predict
+    request.temperature = options.temperature
+    request.top_k, request.top_p, request.min_p = options.top_k, options.top_p, options.min_p
+    request.repetition_penalty = options.repeat_penalty
+    request.presence_penalty, request.frequency_penalty = options.presence_penalty, options.frequency_penalty
+    request.seed = None if options.seed is None or options.seed < 0 else options.seed
+    request.stop = options.stop
+
+
+def with_options(
+    common: ValidRequest, request: OllamaRequest, options: Options, warnings: list[str], rules: Rules
+) -> ValidRequest:
+    """A checked request with what our own schema has no fields for: the context's length, and the format."""
+    length = context_length(options, warnings, rules)
+    if request.shift:
+        warnings.append("shift: no effect, a text ends when the context is full")
+    source = _format_source(request.format)
+    if source is not None:
+        check_ending(SamplingRequest(), "format", rules.eos_token_ids)
+    return replace(
+        common,
+        model=request.model or common.model,
+        max_model_len=length,
+        max_tokens_field="options.num_predict",
+        grammar=source,
+        warnings=(*common.warnings, *warnings),
+    )
+
+
+def context_length(options: Options, warnings: list[str], rules: Rules) -> int:
+    """Tokens of the context: as asked for, and no more than there are."""
+    asked, most = options.num_ctx, rules.max_model_len
+    if asked is None:
+        return most
+    if asked < 1:
+        raise InvalidParameter("options.num_ctx must be at least 1", param="options.num_ctx")
+    if asked > most:
+        warnings.append(f"options.num_ctx: {most} instead of {asked}, which is this server's context")
+    return min(asked, most)
+
+
+def _format_source(wanted: str | dict[str, Any] | None) -> GrammarSource | None:
+    if wanted in (None, ""):
+        return None
+    if wanted == "json":
+        return schema_source("format", None)
+    if isinstance(wanted, dict):
+        return schema_source("format", wanted)
+    raise InvalidParameter(f"format must be 'json' or a JSON schema, got {str(wanted)[:64]!r}", param="format")
+
+
+def thinking_variables(think: bool | str | None, model: TextModel, name: str) -> dict[str, Any]:
+    """What the chat template is told.
+
+    Raises:
+        InvalidParameter: it is no level.
+        UnsupportedParameter: the model does not think.
+    """
+    if think is None:
+        return {}
+    if isinstance(think, str) and think not in THINKING_LEVELS:
+        raise InvalidParameter(f"think must be true, false, or one of {', '.join(THINKING_LEVELS)}", param="think")
+    if think is False:
+        return {} if model.reasoning_format is None else {"reasoning_effort": "none"}
+    if model.reasoning_format is None:
+        raise UnsupportedParameter(f"{name!r} does not support thinking", param="think")
+    if think is True:
+        switch = None if model.template is None else thinking_switch(model.template)
+        return {} if switch is None else {switch: True}
+    return {"reasoning_effort": "high" if think == "max" else think}
+
+
+def served_name(name: str | None, names: tuple[str, ...]) -> str:
+    """The name among those served that a client means, which may add `:latest`, or leave it out.
+
+    Raises:
+        ModelNotFound: it means none of them.
+    """
+    if not name:
+        return names[0]
+    for served in names:
+        if name in (served, served + LATEST) or name + LATEST == served:
+            return served
+    raise ModelNotFound(f"model {name[:256]!r} not found; served: {shown_name(names[0])!r}", param="model")
+
+
+def shown_name(served: str) -> str:
+    """The name as Ollama lists it: clients add the tag to names that have none, and look for the result."""
+    return served if ":" in served else served + LATEST
+
+
+def refuse_images(images: object, name: str) -> None:
+    """Refuse images, by name."""
+    if images:
+        raise UnsupportedParameter(f"{name!r} does not support images", param="images")
+
+
+def refuse_template(template: str | None) -> None:
+    """Ollama's templates are Go's; here a checkpoint's own is used."""
+    if template:
+        raise UnsupportedParameter(
+            "template is not supported: the checkpoint's own chat template is used; --chat-template gives another one, "
+            "and raw sends a prompt as it is",
+            param="template",
+        )

@@ -1,0 +1,164 @@
+"""/v1/conversations: items that responses go on from and add to, kept until they are deleted."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.api.run import decode
+from penstock.frontend.api.service import Service
+from penstock.frontend.errors import InvalidParameter, TooManyValues
+from penstock.frontend.exchange.replies import Reply, RequestRecord
+from penstock.frontend.json_size import JsonSize, TooManyValuesError
+from penstock.frontend.responses.items import Item, as_messages, known_items, references, resolved
+from penstock.frontend.responses.stored import MAX_PAGE, PAGE, number_in, order_in
+from penstock.frontend.responses.validate import valid_metadata
+from penstock.frontend.schema_responses import InputItems
+from penstock.frontend.storage.conversations import Conversation
+
+MAX_ADDED = 20
+"""Items of one request; OpenAI's bound."""
+
+
+class ConversationRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/conversations"""
+
+    items: list[dict[str, Any]] | None = None
+    metadata: dict[str, str] | None = None
+
+
+class MetadataRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/conversations/{id}"""
+
+    metadata: dict[str, str] | None
+
+
+class ItemsRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/conversations/{id}/items"""
+
+    items: list[dict[str, Any]]
+
+
+class ConversationAnswer(msgspec.Struct, frozen=True):
+    """A conversation without its items."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    object: str = "conversation"
+
+
+class DeletedConversation(msgspec.Struct, frozen=True):
+    id: str
+    object: str = "conversation.deleted"
+    deleted: bool = True
+
+
+_created = msgspec.json.Decoder(ConversationRequest)
+_updated = msgspec.json.Decoder(MetadataRequest)
+_added = msgspec.json.Decoder(ItemsRequest)
+
+
+async def create_conversation(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """Make a conversation, perhaps with its first items.
+
+    Raises:
+        InvalidRequest: as it says.
+    """
+    asked = decode(_created, body)
+    items = await _items(service, record, asked.items or [])
+    return _shown(await service.conversations.create(record.key_id, valid_metadata(asked.metadata), items))
+
+
+async def show_conversation(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """One conversation.
+
+    Raises:
+        ConversationNotFound: as it says.
+    """
+    return _shown(await service.conversations.get(record.key_id, record.argument))
+
+
+async def update_conversation(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """Replace a conversation's metadata.
+
+    Raises:
+        InvalidRequest: as it says.
+    """
+    metadata = valid_metadata(decode(_updated, body).metadata)
+    return _shown(await service.conversations.update(record.key_id, record.argument, metadata))
+
+
+async def delete_conversation(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """Forget a conversation with its items. Responses that came of it stay.
+
+    Raises:
+        ConversationNotFound: as it says.
+    """
+    await service.conversations.delete(record.key_id, record.argument)
+    return Reply(msgspec.json.encode(DeletedConversation(record.argument)))
+
+
+async def add_items(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """Add items at a conversation's end.
+
+    Raises:
+        InvalidRequest: as it says.
+    """
+    items = await _items(service, record, decode(_added, body).items)
+    return _page(await service.conversations.append(record.key_id, record.argument, items), has_more=False)
+
+
+async def list_items(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """A page of a conversation's items.
+
+    Raises:
+        InvalidRequest: as it says.
+    """
+    limit = number_in(record, "limit", PAGE, 1, MAX_PAGE)
+    after = record.query.get("after")
+    order = order_in(record)
+    items = await service.conversations.items(record.key_id, record.argument, order=order, after=after, limit=limit + 1)
+    return _page(items[:limit], has_more=len(items) > limit)
+
+
+async def show_item(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """One item of a conversation.
+
+    Raises:
+        ConversationNotFound, ItemNotFound: as they say.
+    """
+    return Reply(msgspec.json.encode(await service.conversations.item(record.key_id, record.argument, record.item)))
+
+
+async def delete_item(service: Service, record: RequestRecord, body: bytes) -> Reply:
+    """Delete one item; the conversation.
+
+    Raises:
+        ConversationNotFound, ItemNotFound: as they say.
+    """
+    return _shown(await service.conversations.delete_item(record.key_id, record.argument, record.item))
+
+
+async def _items(service: Service, record: RequestRecord, given: list[Item]) -> list[Item]:
+    """Items as they are kept."""
+    if len(given) > MAX_ADDED:
+        raise InvalidParameter(f"items may hold {MAX_ADDED} items at most, got {len(given)}", param="items")
+    if item_ids := references(given):
+        given = resolved(given, await service.responses.items(record.key_id, item_ids))
+    as_messages(given, None)
+    items = known_items(given)
+    try:
+        JsonSize().feed_all(msgspec.json.encode(items))
+    except TooManyValuesError as error:
+        raise TooManyValues(f"the items cannot be stored: {error}", param="items") from None
+    return items
+
+
+def _shown(conversation: Conversation) -> Reply:
+    answer = ConversationAnswer(conversation.id, conversation.created_at, conversation.metadata)
+    return Reply(msgspec.json.encode(answer))
+
+
+def _page(items: list[Item], *, has_more: bool) -> Reply:
+    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return Reply(msgspec.json.encode(InputItems(items, first, last, has_more)))

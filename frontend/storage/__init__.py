@@ -1,0 +1,1 @@
+"""What outlives the processes: the database in --data-dir."""

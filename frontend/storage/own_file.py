@@ -1,0 +1,87 @@
+"""A SQLite file for stored responses and conversations alone: --response-store, or one that ends with the launch.
+
+It has the tables that `schema.CONVERSED` makes, and the methods of `Database` that they need.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import structlog
+
+from penstock.core.config import ConfigError
+from penstock.frontend.storage.database import is_disk_full, keep_log
+from penstock.frontend.storage.schema import CONVERSED
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+IN_MEMORY = ":memory:"
+
+_LOCK_SECONDS = 10.0
+"""How long a write waits for other frontends' writes; each takes milliseconds."""
+
+
+class Tables(Protocol):
+    """Where the tables are."""
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what `work` returns; it runs in a thread."""
+        ...
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """The same for work that changes something: all of it is done, or nothing."""
+        ...
+
+
+class OwnFile:
+    """Lives in a running event loop until `close`."""
+
+    def __init__(self, path: str) -> None:
+        """If the disk is full, a restarted frontend continues with empty tables in memory.
+
+        Raises:
+            ConfigError: if the file cannot be used.
+        """
+        self._thread = ThreadPoolExecutor(1, "penstock-responses")
+        try:
+            self._file = self._thread.submit(_open, path).result()
+        except (sqlite3.Error, OSError) as error:
+            if not is_disk_full(error):
+                self._thread.shutdown()
+                raise ConfigError(f"--response-store: {path!r} cannot be used: {error}") from None
+            log.error("responses are stored in memory: the disk is full", file=path, reason=str(error))
+            self._file = self._thread.submit(_open, IN_MEMORY).result()
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """See `Tables`."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._file)
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """See `Tables`."""
+
+        def run() -> T:
+            with self._file:
+                return work(self._file)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+
+    def close(self) -> None:
+        """Close the file; its content stays."""
+        self._thread.shutdown()
+        self._file.close()
+
+
+def _open(path: str) -> sqlite3.Connection:
+    if path != IN_MEMORY:
+        Path(path).touch(mode=0o600)
+    file = sqlite3.connect(path, timeout=_LOCK_SECONDS, check_same_thread=False)  # another thread closes it
+    keep_log(file)
+    file.execute("PRAGMA synchronous = OFF")  # a crash of the machine may lose responses, one of a process does not
+    for statement in CONVERSED:
+        file.execute(statement)
+    return file

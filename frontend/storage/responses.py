@@ -1,0 +1,241 @@
+"""Responses kept for `previous_response_id`, GET and DELETE: in SQLite tables that all frontends of a launch share.
+
+    put, find, delete ──▶ --data-dir's database, or a file: --response-store, else one in the launch's folder
+
+So it does not matter which frontend answers, and no response is lost when a frontend dies. A response belongs to its
+owner (`RequestRecord.key_id`, an API key's id): nobody else can see it. Each owner has its own limits of responses and
+bytes, beyond which its least recently used ones are dropped.
+
+A response that runs in the background is there from its beginning. Its frontend says from time to time that it lives
+(`renew`); one of which nobody has said so any more has died with its frontend.
+"""
+
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from penstock.core.config import Config
+from penstock.frontend.errors import PreviousResponseNotFound, ResponseNotFound, ServerError
+from penstock.frontend.json_size import JsonSize, TooManyValuesError
+from penstock.frontend.storage.own_file import IN_MEMORY, Tables
+from penstock.ipc.addresses import addresses_in
+
+log = structlog.get_logger()
+
+Item = dict[str, Any]
+
+FILE_NAME = "responses.sqlite"
+
+LEASE_SECONDS = 90.0
+"""After which a response that is not finished, and of which nobody has spoken, has died with its frontend."""
+
+_items = msgspec.json.Decoder(list[Item])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A finished response, and the items of its whole conversation, both as JSON."""
+
+    response: bytes
+    items: bytes
+    num_values: int  # lists, objects and strings in the items
+    num_before: int  # items before its own input
+    num_inputs: int
+    until: float | None = None  # it is not finished, and lives until then, by the clock
+
+    @property
+    def has_died(self) -> bool:
+        """Whether it is not finished, and never will be."""
+        return self.until is not None and self.until < time.time()
+
+    def conversation(self) -> list[Item]:
+        """All items up to and including the response. Their size was checked by `ResponseStore.put`."""
+        return _items.decode(self.items)
+
+    def inputs(self) -> list[Item]:
+        """The items of its own input."""
+        return self.conversation()[self.num_before : self.num_before + self.num_inputs]
+
+
+def store_path(config: Config) -> str:
+    """Where this frontend stores responses: --response-store, or else the folder with the launch's sockets.
+
+    A frontend that connects by TCP has no such folder: it stores responses in memory.
+    """
+    if config.frontend.response_store:
+        return config.frontend.response_store
+    address = addresses_in(config.ipc.frontend_address)[0]
+    return str(Path(address.removeprefix("ipc://")).with_name(FILE_NAME)) if address.startswith("ipc://") else IN_MEMORY
+
+
+class ResponseStore:
+    """The responses of one launch, or of all that share a database."""
+
+    def __init__(self, tables: Tables, max_count: int, max_bytes: int) -> None:
+        """`max_count` and `max_bytes` apply to each owner; if one is 0, nothing is stored."""
+        self._tables = tables
+        self.max_count = max_count
+        self._max_bytes = max_bytes
+
+    async def put(
+        self,
+        owner: str,
+        response_id: str,
+        response: bytes,
+        items: list[Item],
+        *,
+        num_before: int,
+        num_inputs: int,
+        is_running: bool = False,
+        is_known: bool = False,
+    ) -> bool:
+        """Store a response, dropping its owner's least recently used ones if needed. Too large ones are not stored.
+
+        The first `num_before` items are those of earlier responses, then come `num_inputs` of this one's input.
+        `is_running`: it is not finished; `is_known`: it was stored before, and if it has been deleted, it stays so.
+        A full or missing disk is only logged: the answer itself does not depend on it. Returns whether it is stored.
+        """
+        encoded = msgspec.json.encode(items)
+        num_bytes = len(response) + len(encoded)
+        if num_bytes > self._max_bytes or self.max_count == 0:
+            return False
+
+        def work(file: sqlite3.Connection) -> bool:
+            key = (owner, response_id)
+            if is_known and not file.execute("SELECT 1 FROM responses WHERE owner = ? AND id = ?", key).fetchone():
+                return False
+            row = (num_bytes, _num_values(encoded), num_before, num_inputs, response, encoded)
+            file.execute(
+                "INSERT OR REPLACE INTO responses (owner, id, used, num_bytes, num_values, num_before, num_inputs,"
+                f" response, items) VALUES (?, ?, {_NOW}, ?, ?, ?, ?, ?, ?)",
+                (owner, response_id, *row),
+            )
+            file.execute("DELETE FROM running_responses WHERE owner = ? AND id = ?", key)
+            if is_running:
+                file.execute("INSERT INTO running_responses VALUES (?, ?, ?)", (*key, time.time() + LEASE_SECONDS))
+            _drop_oldest(file, owner, self.max_count, self._max_bytes)
+            return True
+
+        try:
+            return await self._tables.write(work)
+        except (sqlite3.Error, ServerError, TooManyValuesError) as error:  # the last if the output adds too many
+            log.error("a response is not stored", id=response_id, reason=str(error))
+            return False
+
+    async def renew(self, owner: str, response_id: str) -> None:
+        """Say that a response that is not finished lives. A failure is only logged: there is time for another one."""
+        until = time.time() + LEASE_SECONDS
+        try:
+            await self._tables.write(
+                lambda file: file.execute(
+                    "UPDATE running_responses SET until = ? WHERE owner = ? AND id = ?", (until, owner, response_id)
+                )
+            )
+        except (sqlite3.Error, ServerError) as error:
+            log.warning("a response could not be said to live", id=response_id, reason=str(error))
+
+    async def get(self, owner: str, response_id: str) -> StoredResponse:
+        """Return a response, and make it its owner's most recently used one.
+
+        Raises:
+            ResponseNotFound: if it is not, or no longer, stored.
+        """
+        found = await self._get(owner, response_id)
+        if found is None:
+            raise ResponseNotFound(_not_here(response_id), param="response_id")
+        return found
+
+    async def previous(self, owner: str, response_id: str) -> StoredResponse:
+        """Return a response that another one continues.
+
+        Raises:
+            PreviousResponseNotFound: if it is not, or no longer, stored.
+        """
+        found = await self._get(owner, response_id)
+        if found is None:
+            raise PreviousResponseNotFound(_not_here(response_id), param="previous_response_id")
+        return found
+
+    async def _get(self, owner: str, response_id: str) -> StoredResponse | None:
+        key = (owner, response_id)
+
+        def look(file: sqlite3.Connection) -> StoredResponse | None:
+            row = file.execute(
+                "SELECT response, items, num_values, num_before, num_inputs, until FROM responses "
+                "LEFT JOIN running_responses USING (owner, id) WHERE owner = ? AND id = ?",
+                key,
+            ).fetchone()
+            return None if row is None else StoredResponse(*row)
+
+        def use(file: sqlite3.Connection) -> StoredResponse | None:
+            file.execute(f"UPDATE responses SET used = {_NOW} WHERE owner = ? AND id = ?", key)
+            return look(file)
+
+        try:
+            return await self._tables.write(use)
+        except (sqlite3.Error, ServerError) as error:  # the response is found all the same
+            log.warning("a response's use could not be recorded", reason=str(error))
+            return await self._tables.read(look)
+
+    async def items(self, owner: str, item_ids: list[str]) -> dict[str, Item]:
+        """Items of the owner's stored conversations, by id; those not found are left out."""
+
+        def work(file: sqlite3.Connection) -> dict[str, Item]:
+            found: dict[str, Item] = {}
+            for item_id in item_ids:
+                if item_id in found:
+                    continue
+                row = file.execute(
+                    "SELECT items FROM responses WHERE owner = ? AND instr(items, ?) ORDER BY used DESC LIMIT 1",
+                    (owner, f'"id":"{item_id}"'.encode()),
+                ).fetchone()
+                if row is not None:
+                    found |= {item["id"]: item for item in _items.decode(row[0]) if item.get("id") in wanted}
+            return found
+
+        wanted = set(item_ids)
+        return await self._tables.read(work)
+
+    async def delete(self, owner: str, response_id: str) -> None:
+        """Delete a response.
+
+        Raises:
+            ResponseNotFound: if it is not, or no longer, stored.
+        """
+
+        def work(file: sqlite3.Connection) -> int:
+            key = (owner, response_id)
+            file.execute("DELETE FROM running_responses WHERE owner = ? AND id = ?", key)
+            return file.execute("DELETE FROM responses WHERE owner = ? AND id = ?", key).rowcount
+
+        if not await self._tables.write(work):
+            raise ResponseNotFound(_not_here(response_id), param="response_id")
+
+
+_NOW = "(SELECT coalesce(max(used), 0) + 1 FROM responses)"
+"""Later than all others, whatever the clocks say."""
+
+
+def _drop_oldest(file: sqlite3.Connection, owner: str, max_count: int, max_bytes: int) -> None:
+    kept_bytes = 0
+    newest = file.execute("SELECT used, num_bytes FROM responses WHERE owner = ? ORDER BY used DESC", (owner,))
+    for number, (used, num_bytes) in enumerate(newest.fetchall(), start=1):
+        kept_bytes += num_bytes
+        if number > max_count or kept_bytes > max_bytes:
+            file.execute("DELETE FROM responses WHERE owner = ? AND used <= ?", (owner, used))
+            return
+
+
+def _num_values(text: bytes) -> int:
+    size = JsonSize()
+    size.feed_all(text)
+    return size.num_values
+
+
+def _not_here(response_id: str) -> str:
+    return f"there is no response {response_id[:128]!r} here (any more)"

@@ -1,0 +1,190 @@
+"""The streams of one frontend that outlive their connections, each under its owner and its id.
+
+    POST with x-resumable ──answer──▶ handler in a task of its own ──▶ KeptStream ──▶ reader: this connection
+    GET /v1/streams/{id}  ──find────▶ here, or at another frontend of the launch (`siblings.py`)
+
+A live stream counts with all the bytes that it may take, one that has ended with those that it has. When there is no
+room for a new one, those go that have ended and nobody reads, the longest first.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+
+from penstock.frontend.errors import ApiError, InvalidRequest
+from penstock.frontend.exchange.exchange import RESUMABLE_HEADER
+from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
+from penstock.frontend.streams.kept import Bounds, KeptStream
+
+STREAM_HEADER = "x-penstock-stream"
+"""Tells the path under which a stream can be continued."""
+
+PATH = "/v1/streams/"
+
+STOPPED = "the client has stopped it"
+
+_RETRY_SECONDS = 5
+
+
+class StreamNotFound(InvalidRequest, status=404, code="stream_not_found"):
+    """There is no stream with this id, or it is no longer kept."""
+
+
+class StreamExists(InvalidRequest, status=409, code="stream_exists"):
+    """A stream with this id is kept already."""
+
+
+class StreamsFull(ApiError, status=429, type="rate_limit_error", code="streams_full"):
+    """No more streams can be kept now."""
+
+
+class StreamStopped(ApiError, status=499, code="stream_stopped"):
+    """Its client has stopped it."""
+
+
+class StreamKeeper:
+    """Lives in a running event loop until `close`."""
+
+    def __init__(self, max_bytes: int, bounds: Bounds) -> None:
+        """At most `max_bytes` are kept (0: nothing is), of each stream what `bounds` says."""
+        self.is_on = max_bytes > 0
+        self._max_bytes = max(max_bytes, bounds.num_bytes)
+        self._bounds = bounds
+        self._streams: dict[tuple[str, str], KeptStream] = {}  # in the order of their beginning
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    async def answer(
+        self, record: RequestRecord, handling: Coroutine[None, None, Reply | StreamReply], ended: Callable[[], None]
+    ) -> Reply | StreamReply:
+        """See `exchange.replies.Keeper`.
+
+        Raises:
+            StreamExists: the owner has a stream with the request's id.
+            StreamsFull: as it says.
+            ApiError: by the handler.
+        """
+        if not self.is_on:
+            record.warnings.append(f"{RESUMABLE_HEADER}: no effect, this server keeps no streams")
+            return await handling
+        try:
+            kept = self._new(record.key_id, record.request_id)
+        except ApiError:
+            handling.close()
+            raise
+        record.is_kept = True
+        work = asyncio.create_task(self._begin(kept, record, handling, ended))
+        try:
+            reply, record.is_kept = await asyncio.shield(work)
+        except asyncio.CancelledError:  # the client has left: the handler goes on
+            work.add_done_callback(partial(_left_early, ended))
+            raise
+        except Exception:
+            record.is_kept = False
+            raise
+        if not record.is_kept:
+            record.warnings.append(f"{RESUMABLE_HEADER}: no effect, the answer is not a stream")
+        return reply
+
+    async def _begin(
+        self,
+        kept: KeptStream,
+        record: RequestRecord,
+        handling: Coroutine[None, None, Reply | StreamReply],
+        ended: Callable[[], None],
+    ) -> tuple[Reply | StreamReply, bool]:
+        """The answer for the client, and whether its work is kept."""
+        try:
+            reply = await handling
+        except BaseException:
+            kept.give_up()
+            raise
+        if isinstance(reply, StreamReply) and reply.background is None:
+            return _begun(kept, record, reply, ended), True
+        kept.give_up()
+        return (self.detach(record, reply, ended), True) if isinstance(reply, StreamReply) else (reply, False)
+
+    def detach(self, record: RequestRecord, reply: StreamReply, ended: Callable[[], None]) -> Reply | StreamReply:
+        """See `exchange.replies.Keeper`.
+
+        Raises:
+            StreamsFull: as it says; the work has ended.
+        """
+        if reply.background is None:
+            return reply
+        try:
+            kept = self._new(record.key_id, reply.background.stream_id)
+        except ApiError:
+            reply.close()
+            raise
+        record.is_kept = True
+        stream = _begun(kept, record, reply, ended)
+        if reply.background.answer is None:
+            return stream
+        stream.close()
+        return reply.background.answer
+
+    def find(self, owner: str, stream_id: str) -> KeptStream | None:
+        """The stream, if it is kept here."""
+        return self._streams.get((owner, stream_id))
+
+    def _new(self, owner: str, stream_id: str) -> KeptStream:
+        if (owner, stream_id) in self._streams:
+            raise StreamExists(
+                f"there is a stream {stream_id!r} already: continue it with GET /v1/streams/{stream_id}, or choose "
+                "another x-request-id"
+            )
+        self._make_room()
+        kept = KeptStream(stream_id, owner, self._bounds, forget=self._forget)
+        self._streams[owner, stream_id] = kept
+        return kept
+
+    def _make_room(self) -> None:
+        most = self._bounds.num_bytes
+        used = sum(most if each.is_live else each.num_bytes for each in self._streams.values())
+        for each in [each for each in self._streams.values() if not each.is_live]:
+            if used + most <= self._max_bytes:
+                break
+            used -= each.num_bytes
+            each.drop()
+        if used + most > self._max_bytes:
+            raise StreamsFull(
+                f"{len(self._streams)} streams are kept for their clients, and no more fit into --max-resumable-bytes",
+                retry_after=_RETRY_SECONDS,
+            )
+
+    def _forget(self, kept: KeptStream) -> None:
+        if self._streams.get((kept.owner, kept.id)) is kept:
+            del self._streams[kept.owner, kept.id]
+
+    def close(self) -> None:
+        """End all streams."""
+        for kept in list(self._streams.values()):
+            kept.drop()
+
+
+def _begun(kept: KeptStream, record: RequestRecord, reply: StreamReply, ended: Callable[[], None]) -> StreamReply:
+    """Keep the stream; what its first reader gets."""
+
+    def finish(is_complete: bool) -> None:
+        if is_complete:
+            record.status = 200
+        ended()
+
+    kept.begin(reply, finish)
+    reader = kept.reader()
+    return replace(reader, headers={**reader.headers, STREAM_HEADER: f"{PATH}{kept.id}"})
+
+
+def _left_early(ended: Callable[[], None], work: asyncio.Task[tuple[Reply | StreamReply, bool]]) -> None:
+    """The handler of a client that has left is ready."""
+    if work.cancelled() or work.exception() is not None:
+        ended()
+        return
+    reply, is_kept = work.result()
+    if isinstance(reply, StreamReply):
+        reply.close()
+    if not is_kept:
+        ended()

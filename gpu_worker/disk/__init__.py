@@ -1,0 +1,1 @@
+"""Pages of KV in files, which survive the process."""

@@ -1,0 +1,1 @@
+"""Who guesses tokens: drafters, one file each."""

@@ -1,0 +1,1 @@
+"""Heads that are fed what the model has computed."""

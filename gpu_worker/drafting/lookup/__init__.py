@@ -1,0 +1,1 @@
+"""What came after the same tokens before: guesses without weights."""

@@ -1,0 +1,1 @@
+"""KV pages that workers of other engines read, and those that this one reads there."""

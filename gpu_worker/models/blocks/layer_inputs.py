@@ -1,0 +1,40 @@
+"""A vector for each layer and token, beside the residual stream."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from penstock.core.checkpoint.decoder import LayerInputs
+from penstock.gpu_worker.models.linear import Embedding, Linear
+from penstock.gpu_worker.models.model import ForwardInputs
+from penstock.kernels.activation import activation
+from penstock.kernels.norms import NormWeights, norm
+
+
+class LayerInputsBlock(NamedTuple):
+    """See `LayerInputs` (P the size of each, L the number of layers)."""
+
+    inputs: LayerInputs
+    table: Embedding  # [V, L * P]
+    projection: Linear  # [L * P, H]
+    norm: NormWeights
+
+    def __call__(self, embedded: Tensor, inputs: ForwardInputs) -> Tensor:
+        """[T, H] -> [T, L, P]"""
+        size = self.inputs.size
+        projected = self.projection(embedded, inputs).mul_(embedded.shape[1] ** -0.5).unflatten(1, (-1, size))
+        of_tokens = self.table(inputs).mul_(size**0.5).view(projected.shape)
+        return norm(projected, self.norm).add_(of_tokens).mul_(2**-0.5)
+
+
+class LayerInputBlock(NamedTuple):
+    """What a layer does with its input."""
+
+    inputs: LayerInputs
+    down: Linear  # [P, H]
+    up: Linear  # [H, P]
+    norm: NormWeights  # of what is added to the residual stream
+
+    def __call__(self, x: Tensor, its_input: Tensor, inputs: ForwardInputs) -> Tensor:
+        """[T, H] and [T, P] -> [T, H], to be normed and added."""
+        return self.up(activation(self.down(x, inputs), self.inputs.activation).mul_(its_input), inputs)

@@ -1,0 +1,31 @@
+"""How many tokens the experts on this rank have computed, for the scheduler."""
+
+from collections.abc import Mapping
+
+import torch
+
+from penstock.ipc.messages import ExpertTokens, LayerTokens
+from penstock.kernels.held_experts import HeldExperts
+
+
+class ExpertCounts:
+    """Reads the counters that the layers of a model fill."""
+
+    def __init__(self, held: Mapping[int, HeldExperts]) -> None:
+        """`held`: of each layer with experts, by its number in the checkpoint."""
+        self._held = held
+        self._ids = {layer: its.ids() for layer, its in held.items()}
+        self._told = {layer: [0] * len(ids) for layer, ids in self._ids.items()}
+
+    def take(self) -> ExpertTokens | None:
+        """What has been computed since the last call, of all layers; None if nothing has. Waits for the device."""
+        counters = list(self._held.values())
+        together = torch.cat([its.tokens[: its.num_held] for its in counters]).split([its.num_held for its in counters])
+        layers, has_news = [], False
+        for (layer, its), now in zip(self._held.items(), together, strict=True):
+            counts, told = now.tolist(), self._told[layer]
+            new = {id: count - before for id, count, before in zip(self._ids[layer], counts, told, strict=True)}
+            has_news |= counts != told
+            self._told[layer] = counts
+            layers.append(LayerTokens(layer, len(its.numbers), {id: count for id, count in new.items() if count}))
+        return ExpertTokens(tuple(layers)) if has_news else None

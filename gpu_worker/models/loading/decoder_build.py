@@ -1,0 +1,300 @@
+"""From a checkpoint to a described decoder."""
+
+from collections.abc import Iterable, Iterator
+
+import structlog
+import torch
+from torch import Tensor
+
+from penstock.core.checkpoint.decoder import (
+    Attention,
+    BesideMLP,
+    Decoder,
+    DenseMLP,
+    Entry,
+    Experts,
+    LatentAttention,
+    Layer,
+    LayerInputs,
+    Shard,
+)
+from penstock.core.checkpoint.shards.sources import sources_of
+from penstock.core.checkpoint.weights import (
+    AttentionSources,
+    BesideSources,
+    DecoderSources,
+    EntrySources,
+    ExpertsSources,
+    LatentSources,
+    LayerInputSources,
+    LayerSources,
+    LayerTableSources,
+    LinearSource,
+    MLPSources,
+    NormSource,
+    Source,
+)
+from penstock.core.config.options import ConfigError
+from penstock.gpu_worker.models.blocks.attention import AttentionBlock
+from penstock.gpu_worker.models.blocks.entry import EntryBlock
+from penstock.gpu_worker.models.blocks.experts import BesideBlock, ExpertsBlock
+from penstock.gpu_worker.models.blocks.latent_attention import LatentAttentionBlock
+from penstock.gpu_worker.models.blocks.layer_inputs import LayerInputBlock, LayerInputsBlock
+from penstock.gpu_worker.models.blocks.mlp import MLPBlock
+from penstock.gpu_worker.models.blocks.norms_over_ranks import NormsOverRanks
+from penstock.gpu_worker.models.blocks.travelling_experts import TravellingExperts
+from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderModel, DecoderWeights
+from penstock.gpu_worker.models.linear import Embedding, Linear
+from penstock.gpu_worker.models.loading.weights import WeightReader
+from penstock.gpu_worker.models.model import Model
+from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
+from penstock.gpu_worker.models.native_program import lacking
+from penstock.gpu_worker.models.vocabulary import GatheredHead, SharedEmbedding, VocabularyPart, vocabulary_part
+from penstock.kernels.held_experts import HeldExperts, held_experts
+from penstock.kernels.norms import NormWeights
+from penstock.kernels.qk_norm_rope_write import QKNorms
+
+log = structlog.get_logger()
+
+
+def build(config: Decoder, reader: WeightReader) -> Model:
+    """As `Family.build`."""
+    library = reader.library
+    lacks = lacking(config)
+    if library is not None and lacks is not None:
+        log.info("torch's kernels compute this model: the native ones lack an operation", operation=lacks)
+    if library is None or lacks is not None:
+        weights = read_weights(config, reader._replace(library=None))
+        return DecoderModel(config, weights, ranks=reader.ranks, dtype=reader.dtype)
+    computes_in_bf16 = reader.dtype == torch.bfloat16
+    # Of other blocks, torch would want weights that are packed here.
+    is_plain = config.layer_inputs is None and all(
+        isinstance(layer.mixer, Attention) and isinstance(layer.mlp, DenseMLP) and layer.beside_mlp is None
+        for layer in config.layers
+    )
+    packed = reader._replace(dtype=torch.bfloat16 if reader.is_bf16 else reader.dtype, are_packed=True)
+    return NativeDecoderModel(
+        config,
+        read_weights(config, packed),
+        library,
+        ranks=reader.ranks,
+        rounds_inputs=computes_in_bf16,
+        long_on_torch=computes_in_bf16 and library.leaves_long_steps and is_plain,
+    )
+
+
+def read_weights(config: Decoder, reader: WeightReader) -> DecoderWeights:
+    """The blocks, with their weights; those of layers are read when they are iterated."""
+    sources = sources_of(config)
+
+    def layers() -> Iterator[DecoderLayer]:
+        for layer, its in zip(config.layers, sources.layers, strict=True):
+            yield _layer(layer, config.layer_inputs, its, reader)
+
+    held: dict[int, HeldExperts] = {}
+    return DecoderWeights(
+        embedding=_embedding(sources, config, reader),
+        positions=None if sources.positions is None else reader.tensor(sources.positions),
+        entry=_entry(config.entry, sources.entry, reader),
+        layer_inputs=_layer_inputs(config.layer_inputs, sources.layer_inputs, config.shard, reader),
+        layers=_noting(layers(), config, held),
+        final_norm=read_norm(sources.final_norm, reader),
+        head=None if sources.head is None else _head(sources.head, config, reader),
+        held_experts=held,
+    )
+
+
+def _entry(entry: Entry | None, sources: EntrySources | None, reader: WeightReader) -> EntryBlock | None:
+    if entry is None or sources is None:
+        return None
+    norms = read_norm(sources.embedding_norm, reader), read_norm(sources.given_norm, reader)
+    return EntryBlock(entry, *norms, None if sources.projection is None else reader.linear(sources.projection))
+
+
+def _embedding(sources: DecoderSources, config: Decoder, reader: WeightReader) -> Embedding | None:
+    if sources.embedding is None:
+        return None
+    rows = reader.embedding(sources.embedding, is_head=sources.head is None and config.has_head)
+    part = vocabulary_part(config, reader.ranks)
+    return rows if part is None else SharedEmbedding(rows, part)
+
+
+def _head(source: LinearSource, config: Decoder, reader: WeightReader) -> Linear:
+    linear, part = reader.linear(source), vocabulary_part(config, reader.ranks)
+    return linear if part is None else GatheredHead(linear, part)
+
+
+def _layer(layer: Layer, inputs: LayerInputs | None, sources: LayerSources, reader: WeightReader) -> DecoderLayer:
+    return DecoderLayer(
+        mixer_norm=read_norm(sources.mixer_norm, reader),
+        mixer=_mixer(layer.mixer, sources.mixer, reader),
+        post_mixer_norm=read_norm(sources.post_mixer_norm, reader),
+        mlp_norm=read_norm(sources.mlp_norm, reader),
+        mlp=_travelling(_mlp(layer.mlp, sources.mlp, reader), reader),
+        post_mlp_norm=read_norm(sources.post_mlp_norm, reader),
+        is_parallel=layer.is_parallel,
+        residual_scale=layer.residual_scale,
+        beside_mlp=_beside_mlp(layer.beside_mlp, sources.beside_mlp, reader),
+        input=_layer_input(inputs, sources.layer_input, reader),
+        output_scale=None if sources.output_scale is None else float(reader.tensor(sources.output_scale)),
+    )
+
+
+def _mixer(
+    mixer: Attention | LatentAttention, sources: AttentionSources | LatentSources, reader: WeightReader
+) -> AttentionBlock | LatentAttentionBlock:
+    if isinstance(mixer, LatentAttention):
+        assert isinstance(sources, LatentSources)
+        return _latent_attention(mixer, sources, reader)
+    assert isinstance(sources, AttentionSources)
+    return _attention(mixer, sources, reader)
+
+
+def _latent_attention(mixer: LatentAttention, sources: LatentSources, reader: WeightReader) -> LatentAttentionBlock:
+    kv_a_norm = read_norm(sources.kv_a_norm, reader)
+    assert kv_a_norm is not None
+    return LatentAttentionBlock(
+        mixer,
+        q_a=None if sources.q_a is None else reader.linear(sources.q_a),
+        q_a_norm=read_norm(sources.q_a_norm, reader),
+        q=reader.linear(sources.q),
+        kv_a=reader.linear(sources.kv_a),
+        kv_a_norm=kv_a_norm,
+        kv_b=from_latent(mixer, sources.kv_b, reader),
+        o=reader.linear(sources.o),
+    )
+
+
+def from_latent(mixer: LatentAttention, sources: tuple[Source, ...], reader: WeightReader) -> Tensor:
+    """[heads, key and value, latent]."""
+    if len(sources) == 1:
+        return reader.tensor(sources[0]).view(mixer.num_heads, -1, mixer.kv_rank)
+    keys, values = (reader.tensor(source) for source in sources)
+    return torch.cat((keys.transpose(1, 2), values), dim=1)
+
+
+def _attention(attention: Attention, sources: AttentionSources, reader: WeightReader) -> AttentionBlock:
+    q_norm, k_norm = read_norm(sources.q_norm, reader), read_norm(sources.k_norm, reader)
+    over_ranks, num_tensor = None, reader.ranks.place.num_tensor
+    if q_norm is not None and attention.norms_span == "all" and num_tensor > 1:
+        num_q = num_tensor * attention.num_heads * attention.head_dim
+        num_k = num_tensor * attention.num_kv_heads * attention.head_dim
+        over_ranks = NormsOverRanks(q_norm, k_norm, num_q, num_k, reader.ranks)
+        q_norm = k_norm = None
+    return AttentionBlock(
+        attention,
+        qkv=reader.linear(sources.qkv),
+        o=reader.linear(sources.o),
+        norms=QKNorms(
+            q_norm,
+            k_norm,
+            spans_all=attention.norms_span == "all",
+            follow_rope=attention.norms_follow_rope,
+            v=None if attention.v_norm_eps is None else NormWeights(eps=attention.v_norm_eps),
+        ),
+        sinks=None if sources.sinks is None else reader.tensor(sources.sinks, torch.float32),
+        kv_scales=reader.kv_scales(sources.o.weight.names[0].rpartition(".")[0].rpartition(".")[0]),
+        norms_over_ranks=over_ranks,
+    )
+
+
+def _mlp(
+    mlp: DenseMLP | Experts, sources: MLPSources | ExpertsSources, reader: WeightReader
+) -> MLPBlock | ExpertsBlock:
+    if isinstance(mlp, DenseMLP):
+        assert isinstance(sources, MLPSources)
+        return MLPBlock(mlp, reader.linear(sources.gate_up), reader.linear(sources.down))
+    assert isinstance(sources, ExpertsSources)
+    shared = None if mlp.shared is None or sources.shared is None else _mlp(mlp.shared, sources.shared, reader)
+    assert not isinstance(shared, ExpertsBlock)
+    return ExpertsBlock(
+        mlp,
+        router=reader._replace(dtype=torch.float32).plain_linear(sources.router),
+        correction=_floats(sources.correction, reader),
+        gate_up=reader.experts(sources.gate_up),
+        down=reader.experts(sources.down),
+        shared=shared,
+        shared_gate=None if sources.shared_gate is None else reader.plain_linear(sources.shared_gate),
+        expert_scales=_floats(sources.expert_scales, reader),
+        held=None
+        if mlp.spread is None
+        else held_experts(reader.ranks.place.tensor, mlp.spread.ranks_of, reader.device),
+    )
+
+
+def _travelling(block: MLPBlock | ExpertsBlock, reader: WeightReader) -> MLPBlock | ExpertsBlock | TravellingExperts:
+    """The same; if tokens of long steps go from rank to rank, with their way."""
+    spread = block.experts.spread if isinstance(block, ExpertsBlock) else None
+    if not isinstance(block, ExpertsBlock) or block.held is None or spread is None or spread.fewest_travelling is None:
+        return block
+    if reader.library is None:
+        return TravellingExperts(block, block.held, reader.ranks, spread.fewest_travelling)
+    if spread.fewest_travelling == 0:
+        raise ConfigError(
+            "--expert-exchange all-to-all: with the native CPU kernels all ranks have all tokens in the memory that "
+            "they share; leave the option out, or add --cpu-kernels torch"
+        )
+    return block
+
+
+def _noting(layers: Iterable[DecoderLayer], config: Decoder, held: dict[int, HeldExperts]) -> Iterator[DecoderLayer]:
+    """The layers; the experts that each of them holds go into `held`, by the layer's number in the checkpoint."""
+    for number, layer in enumerate(layers, 0 if config.shard is None else config.shard.layers[0]):
+        mlp = layer.mlp if layer.beside_mlp is None else layer.beside_mlp.experts
+        if not isinstance(mlp, MLPBlock) and mlp.held is not None:
+            held[number] = mlp.held
+        yield layer
+
+
+def _beside_mlp(beside: BesideMLP | None, sources: BesideSources | None, reader: WeightReader) -> BesideBlock | None:
+    if beside is None or sources is None:
+        return None
+    experts = _mlp(beside.experts, sources.experts, reader)
+    scale = _floats(sources.experts.router_scale, reader)
+    norm, post, mlp_post = (_given(read_norm(each, reader)) for each in (sources.norm, sources.post, sources.mlp_post))
+    assert isinstance(experts, ExpertsBlock)
+    assert scale is not None
+    router_norm = NormWeights(scale * len(scale) ** -0.5, beside.norm.eps)
+    return BesideBlock(experts, router_norm, norm, post, mlp_post, reader.ranks)
+
+
+def _layer_input(
+    inputs: LayerInputs | None, sources: LayerInputSources | None, reader: WeightReader
+) -> LayerInputBlock | None:
+    if inputs is None or sources is None:
+        return None
+    down, up = reader.linear(sources.down), reader.linear(sources.up)
+    return LayerInputBlock(inputs, down, up, _given(read_norm(sources.norm, reader)))
+
+
+def _layer_inputs(
+    inputs: LayerInputs | None, sources: LayerTableSources | None, shard: Shard | None, reader: WeightReader
+) -> LayerInputsBlock | None:
+    if inputs is None or sources is None:
+        return None
+    table, projection = reader.embedding(sources.table, is_head=False), reader.linear(sources.projection)
+    if shard is not None and shard.place.num_tensor > 1:
+        table = SharedEmbedding(table, VocabularyPart(shard.layer_vocab, inputs.vocab_size, reader.ranks))
+    return LayerInputsBlock(inputs, table, projection, _given(read_norm(sources.norm, reader)))
+
+
+def _floats(source: Source | None, reader: WeightReader) -> Tensor | None:
+    return None if source is None else reader.tensor(source, torch.float32).flatten()
+
+
+def _given(norm: NormWeights | None) -> NormWeights:
+    assert norm is not None
+    return norm
+
+
+def read_norm(source: NormSource | None, reader: WeightReader) -> NormWeights | None:
+    """A norm's weights."""
+    if source is None:
+        return None
+    norm = source.norm
+    # Offset weights are kept in fp32: in bf16, 1 + w would lose what distinguishes w from 0.
+    dtype = torch.float32 if norm.offset else None
+    weight = None if source.weight is None else reader.tensor(source.weight, dtype)
+    if weight is not None and norm.offset:
+        weight += norm.offset
+    return NormWeights(weight, norm.eps, norm.kind, None if source.bias is None else reader.tensor(source.bias, dtype))

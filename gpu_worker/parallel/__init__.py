@@ -1,0 +1,1 @@
+"""What the ranks that hold a model together exchange."""

@@ -1,0 +1,97 @@
+"""Ranks over torch.distributed: NCCL between GPUs, Gloo between CPUs."""
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
+
+from penstock.core.config import ConfigError
+from penstock.core.config.ranks import Place
+
+MEETING_TIME = timedelta(minutes=10)
+"""For all ranks to come: they may start at different times on different hosts."""
+
+SILENCE_TIME = timedelta(hours=1)
+"""For a call. Who dies is noticed by its closed connections, and who hangs by the scheduler."""
+
+
+def meet(address: str, place: Place, device: torch.device) -> "Distributed":
+    """Wait until all ranks of the group are there.
+
+    Args:
+        address: `tcp://host:port`, at which rank 0 listens; or `file://path`, on one host, which must not exist before
+            the first of them comes.
+        place: this rank's.
+        device: where its tensors are.
+
+    Raises:
+        ConfigError: if the address is of another kind.
+    """
+    num_ranks = place.num_tensor * place.num_stages
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=_store(address, place.number, num_ranks),
+        rank=place.number,
+        world_size=num_ranks,
+        timeout=SILENCE_TIME,
+        device_id=device if device.type == "cuda" else None,
+    )
+    return Distributed(place)
+
+
+def _store(address: str, number: int, num_ranks: int) -> Store:
+    kind, _, where = address.partition("://")
+    if kind == "file":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this host, whatever its name resolves to
+        store = FileStore(where, num_ranks)
+        store.set_timeout(MEETING_TIME)
+        return store
+    host, _, port = where.rpartition(":")
+    if kind != "tcp" or not host or not port.isdecimal():
+        raise ConfigError(f"--rendezvous-address must be tcp://HOST:PORT, got {address!r}")
+    return TCPStore(host.strip("[]"), int(port), num_ranks, is_master=number == 0, timeout=MEETING_TIME)
+
+
+class Distributed:
+    """See `Ranks`."""
+
+    def __init__(self, place: Place) -> None:
+        """Every rank of the group makes this at the same time, once `torch.distributed` is set up."""
+        self.place = place
+        stages = range(place.num_stages)
+        # Every rank takes part in making each of them.
+        groups = [
+            dist.new_group([place._replace(stage=i, tensor=j).number for j in range(place.num_tensor)]) for i in stages
+        ]
+        self._stage = groups[place.stage]
+        self._is_open = True
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x, group=self._stage)
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(self.place.num_tensor)]
+        dist.all_gather(parts, x.contiguous(), group=self._stage)
+        return torch.cat(parts, dim=-1)
+
+    def all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        out = x.new_empty((sum(received), *x.shape[1:]))
+        dist.all_to_all_single(out, x.contiguous(), list(received), list(sent), group=self._stage)
+        return out
+
+    def send(self, x: Tensor, stage: int) -> None:
+        dist.send(x.contiguous(), self.place._replace(stage=stage).number)
+
+    def receive(self, x: Tensor, stage: int) -> Tensor:
+        dist.recv(x, self.place._replace(stage=stage).number)
+        return x
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            dist.destroy_process_group()

@@ -1,0 +1,50 @@
+"""What one rank can do together with the others of its group."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from penstock.core.config.ranks import Place
+
+
+class Ranks(Protocol):
+    """The group as one of its ranks sees it. Every rank of a stage makes the same calls in the same order.
+
+    A call raises if another rank is gone, and whenever the group has no future; it may block until the others call.
+    """
+
+    @property
+    def place(self) -> Place:
+        """This rank's."""
+
+    # --- within the stage -----------------------------------------------------------------------
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over the tensor ranks, in place; every rank gets the same bits."""
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[..., n] of each tensor rank, of equal shapes -> [..., num_tensor * n], in the order of ranks."""
+
+    def all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Give each tensor rank its rows.
+
+        Args:
+            x: [sum(sent), ...], first those for tensor rank 0.
+            sent: how many rows each tensor rank gets.
+            received: how many come from each.
+
+        Returns:
+            [sum(received), ...], first those from tensor rank 0.
+        """
+
+    # --- between stages -------------------------------------------------------------------------
+
+    def send(self, x: Tensor, stage: int) -> None:
+        """Send to the rank with the same tensor number in that stage; `x` may change as soon as this returns."""
+
+    def receive(self, x: Tensor, stage: int) -> Tensor:
+        """Fill `x` with what the rank with the same tensor number in that stage sends next."""
+
+    def close(self) -> None:
+        """Leave the group. Idempotent."""

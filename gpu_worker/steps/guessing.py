@@ -1,0 +1,132 @@
+"""Guesses for the rows of a step: those of the drafter, and what grammars make of them.
+
+    forced by the grammar | guessed, up to what it forbids | forced after these
+
+Where a grammar leaves one token only, that is a guess that cannot be wrong. For some texts, such as objects with fixed
+keys, these are most tokens (jump-forward decoding: Zheng et al., "SGLang: Efficient Execution of Structured Language
+Model Programs", 2024; here the model verifies them, so its keys and values, and log-probabilities, are there as usual).
+"""
+
+from collections.abc import Sequence as ListOf
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.gpu_worker.devices.device import IntArray
+from penstock.gpu_worker.drafting.drafter import Drafter, Guesses, Int32Array
+from penstock.gpu_worker.grammars.masks import Grammars
+from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.steps.trees import chain_parents, without_trees
+
+
+class Guessing:
+    """Asks the drafter, and the grammars of rows that have one."""
+
+    def __init__(self, state: RowState, grammars: Grammars) -> None:
+        self.drafter: Drafter | None = None
+        self.takes_trees = False  # whether the model can compute them
+        self._state = state
+        self._grammars = grammars
+
+    def guess(self, rows: Int32Array, positions: Int32Array, most: Int32Array) -> Guesses:
+        """Guess the tokens of D rows, and put them into the token buffers. The arguments are those of `Drafter`."""
+        drafter = self.drafter
+        if drafter is None:
+            return Guesses(np.zeros_like(most), most[:0])
+        if self._grammars.rows and (with_grammar := self._having_grammars(rows)).any():
+            guesses = self._guess_with_grammars(drafter, rows, positions, most, with_grammar)
+        else:
+            guesses = self._ask(drafter, rows, positions, most, most > 0)
+            if drafter.traits.writes_tokens and self._state.mirror is None:
+                return guesses
+        self._write(rows, positions, guesses)
+        return guesses
+
+    def _having_grammars(self, rows: Int32Array) -> npt.NDArray[np.bool_]:
+        return np.array([self._grammars.has(row) for row in rows.tolist()])
+
+    def _guess_with_grammars(
+        self,
+        drafter: Drafter,
+        rows: Int32Array,
+        positions: Int32Array,
+        most: Int32Array,
+        with_grammar: npt.NDArray[np.bool_],
+    ) -> Guesses:
+        """`with_grammar`: bool[D], whose guesses are for the grammars to judge."""
+        if not self._grammars.can_extend:
+            return self._ask(drafter, rows, positions, most, (most > 0) & ~with_grammar)
+        judged = (with_grammar & (most > 0)).nonzero()[0]
+        texts: list[list[int]] = [[] for _ in rows]
+        self._extend(judged, rows, most, texts)
+        forced = _guesses(texts)
+        if forced.token_ids.shape[0]:
+            self._write(rows, positions, forced)  # the drafter reads them
+        asked = most > forced.counts
+        if not drafter.traits.guesses_ahead:
+            asked &= forced.counts == 0
+        found = self._ask(drafter, rows, positions + forced.counts, most - forced.counts, asked)
+        token_ids, ends = found.token_ids.tolist(), found.counts.cumsum().tolist()
+        for text, count, end in zip(texts, found.counts.tolist(), ends, strict=True):
+            text += token_ids[end - count : end]
+        self._extend(judged[found.counts[judged] > 0], rows, most, texts)
+        guesses = _guesses(texts)
+        if found.parents is None:
+            return guesses
+        parents = [chain_parents(len(text)) for text in texts]
+        for i in (~with_grammar).nonzero()[0].tolist():
+            parents[i] = found.parents[ends[i] - len(texts[i]) : ends[i]]
+        return guesses._replace(parents=np.concatenate(parents))
+
+    def _ask(
+        self,
+        drafter: Drafter,
+        rows: Int32Array,
+        positions: Int32Array,
+        most: Int32Array,
+        asked: npt.NDArray[np.bool_],
+    ) -> Guesses:
+        """The drafter's guesses, for some of D rows. They are a chain where earlier tokens matter to what is sampled:
+        a row has these once."""
+        if asked.all():
+            return self._in_chains(drafter.guess(rows, positions, most), rows)
+        counts = np.zeros_like(most)
+        if not asked.any():
+            return Guesses(counts, counts[:0])
+        guesses = self._in_chains(drafter.guess(rows[asked], positions[asked], most[asked]), rows[asked])
+        counts[asked] = guesses.counts
+        return guesses._replace(counts=counts)
+
+    def _in_chains(self, guesses: Guesses, rows: Int32Array) -> Guesses:
+        """Without the trees that cannot be computed."""
+        if guesses.parents is not None:
+            guesses = without_trees(guesses, [not self._takes_tree(row) for row in rows.tolist()])
+        return guesses
+
+    def _takes_tree(self, row: int) -> bool:
+        return self.takes_trees and not self._state.looks_back(row) and not self._grammars.has(row)
+
+    def _extend(self, index: IntArray, rows: Int32Array, most: Int32Array, texts: list[list[int]]) -> None:
+        """Let the grammars judge the texts of these rows."""
+        if index.shape[0]:
+            guessed = [texts[i] for i in index.tolist()]
+            extended = self._grammars.extend(rows[index], guessed, most[index])
+            for i, text in zip(index.tolist(), extended, strict=True):
+                texts[i] = text
+
+    def _write(self, rows: Int32Array, positions: Int32Array, guesses: Guesses) -> None:
+        counts, token_ids = guesses.counts, guesses.token_ids
+        if not token_ids.shape[0]:
+            return
+        has_some = counts.nonzero()[0]
+        first = positions[has_some] + 1
+        self._state.write_tokens(rows[has_some], first, counts[has_some], token_ids.tobytes())
+        if (mirror := self._state.mirror) is not None:
+            index = np.repeat(np.arange(has_some.shape[0]), counts[has_some])
+            within = np.arange(token_ids.shape[0]) - (counts.cumsum() - counts)[has_some][index]
+            mirror[rows[has_some][index], first[index] + within] = token_ids
+
+
+def _guesses(texts: ListOf[ListOf[int]]) -> Guesses:
+    return Guesses(np.array([len(text) for text in texts], dtype=np.int32), np.array([*chain(*texts)], dtype=np.int32))

@@ -1,0 +1,222 @@
+"""What a scheduler does, for people who look at it: made only while a frontend has asked, or asks.
+
+A frontend that wants to see steps sends `WatchSteps`, and sends it again before its lease is over; `WatchedSteps` come
+some times a second. The other three are questions with one answer each. Times are seconds of the scheduler's clock.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from penstock.ipc.messages.base import Buffer, Message, ShortText
+
+
+class WatchSteps(Message, frozen=True):
+    """Tell me of steps from now on. The next message has a whole picture (`Picture`)."""
+
+    lease: Annotated[float, Meta(ge=0, le=60)]  # seconds; 0: no more
+
+
+class WatchedStep(Struct, frozen=True, array_like=True, gc=False):
+    """One step that was planned and has returned. Decodes come first in its batch, then chunks of prompts."""
+
+    step_id: int
+    num_left_out: int  # steps before it, since the last one that is told
+    sent: float
+    returned: float
+    schedule_us: int  # that planning took
+    forward_us: int
+    idle_us: int  # the device waited before it
+    num_decodes: int
+    rows: Buffer  # int32[N]; empty with `is_same`
+    is_same: bool  # `rows` and `num_decodes` are those of the step told before
+    chunks: Buffer = b""  # int32[N - num_decodes]: tokens of each chunk
+    returned_tokens: Buffer = b""  # int32[>= num_decodes]: tokens of each decode; empty: one each
+    guessed_tokens: Buffer = b""  # int32[>= num_decodes]; empty: none
+    num_waiting: int = 0
+    free_pages: int = 0
+    cached_pages: int = 0
+    host_pages: tuple[int, int] = (0, 0)  # free, cached
+    to_host: int = 0  # pages copied
+    from_host: int = 0
+
+
+EventKind = Literal[
+    "arrived",
+    "waited",
+    "admitted",
+    "chunk",
+    "first token",
+    "preempted",
+    "paused",
+    "resumed",
+    "finished",
+    "worker lost",
+]
+
+
+class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
+    """Something that has happened to a sequence.
+
+    kind          tokens                      more                       text
+    arrived       of the prompt               sequences
+    waited                                                               why, as of its end; it lasted until `until`
+    admitted      known                       of them not computed       "swapped in", "fork", or nothing
+    chunk         of this step                of them before this step
+    first token   returned
+    preempted     output so far                                          why; "swapped: " and why
+    finished      output                                                 why; "error: ", its code and its sentence
+    """
+
+    at: float
+    kind: EventKind
+    request_id: str  # empty: of all
+    sequence_idx: int = 0
+    row: int = -1
+    tokens: int = 0
+    more: int = 0
+    text: str = ""
+    until: float = 0.0
+
+
+class InRow(Struct, frozen=True, array_like=True, gc=False):
+    """A sequence that has a row."""
+
+    row: int
+    request_id: str
+    sequence_idx: int
+    since: float  # of its request's arrival; 0: unknown
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+
+
+class Waiting(Struct, frozen=True, array_like=True, gc=False):
+    """A sequence that waits, and why."""
+
+    request_id: str
+    sequence_idx: int
+    since: float  # of its request's arrival; 0: unknown
+    num_prompt_tokens: int
+    reason: str
+
+
+class Picture(Struct, frozen=True, array_like=True):
+    """All that does not follow from what was told before."""
+
+    num_rows: int
+    num_pages: int
+    page_size: int
+    num_host_pages: int
+    num_disk_places: int
+    running: tuple[InRow, ...]
+    num_running: int  # also those that `running` has no room for
+
+
+class WatchedSteps(Message, frozen=True):
+    """What has happened since the last such message. Of bounded size, and bounded in bytes a second."""
+
+    number: int  # one more than that of the last message to the same frontends
+    now: float
+    unix_time: float  # the same moment
+    steps: tuple[WatchedStep, ...]
+    num_left_out: int  # steps that had no room
+    events: tuple[SequenceEvent, ...]
+    num_events_left_out: int
+    waiting: tuple[Waiting, ...]  # the first ones, by their turns
+    num_waiting: int
+    reasons: dict[str, int]  # why sequences wait, and how many
+    totals: dict[str, int]  # counters since the start
+    picture: Picture | None = None
+
+
+class ListPages(Message, frozen=True):
+    """Asks who owns the KV pool's pages; `PageMap` answers."""
+
+    number: int
+
+
+class PageRuns(Struct, frozen=True, array_like=True):
+    """The pages of a tier, in cells of equal size, run-length coded. A cell shows what most of its pages are.
+
+    A code is a state of FREE, CACHED, SHARED, HELD, or OWNED plus the place of an owner in `PageMap.owners`.
+    """
+
+    tier: Literal["device", "host"]
+    num_pages: int
+    cell: int  # pages in a cell
+    codes: Buffer  # int32[R]
+    groups: Buffer  # int32[R]: page groups, from 0; -1: none
+    lengths: Buffer  # int32[R]: cells
+    counts: dict[str, int]  # pages in each state, exactly
+
+
+FREE, CACHED, SHARED, HELD, OWNED = 0, 1, 2, 3, 8
+
+
+class PageMap(Message, frozen=True):
+    """Who owns the pages. It is put together between steps: of a large pool, its parts are of different moments."""
+
+    number: int
+    page_size: int
+    owners: tuple[tuple[str, int, int], ...]  # request, sequence, pages on the device
+    tiers: tuple[PageRuns, ...]
+    disk: dict[str, int]  # places in each state; empty: there is no disk tier
+
+
+class ListPrefixes(Message, frozen=True):
+    """Asks for the prefix cache's tree; `PrefixTree` answers."""
+
+    number: int
+    depth: Annotated[int, Meta(ge=1, le=64)] = 16  # nodes from the root
+    most: Annotated[int, Meta(ge=1, le=2000)] = 400  # nodes
+
+
+class PrefixNode(Struct, frozen=True, array_like=True):
+    """A run of pages without branches."""
+
+    parent: int  # its place in the list; -1: none
+    num_tokens: int
+    num_tokens_below: int  # of all that continues it
+    num_users: int  # running sequences that hold it, or a continuation of it
+    num_hits: int  # admissions that found it, or a continuation of it
+    last_used: float  # 0: before the scheduler was watched; now, if it has users
+    token_ids: Buffer  # int32[<= 64]: its first ones
+    num_children: int  # also those that the list has no room for
+    namespace: str = ""  # of a root: a salt, or what else keeps prefixes apart
+
+
+class PrefixTree(Message, frozen=True):
+    """The largest parts of the prefix cache's tree, parents first."""
+
+    number: int
+    now: float
+    page_size: int
+    num_pages: int  # of all nodes that there are
+    num_namespaces: int
+    nodes: tuple[PrefixNode, ...]
+    is_whole: bool  # nothing was left out
+
+
+class ShowLife(Message, frozen=True):
+    """Asks what has happened to a request; `RequestLife` answers."""
+
+    number: int
+    request_id: ShortText  # a part of it is enough
+
+
+class RequestLife(Message, frozen=True):
+    """Events of one request in order: from its arrival, if it was watched then."""
+
+    number: int
+    now: float
+    unix_time: float
+    request_id: str  # empty: it is not known
+    events: tuple[SequenceEvent, ...]
+    num_left_out: int  # in the middle
+    is_live: bool
+    is_watched: bool  # from its arrival on; otherwise there is only what its state tells
+
+
+Question = ListPages | ListPrefixes | ShowLife
+Answer = PageMap | PrefixTree | RequestLife

@@ -1,0 +1,121 @@
+// Multi-head latent attention (DeepSeek-V2, 2024): a position keeps a latent and one rotated key for all heads.
+//
+// It is computed the absorbed way: queries are taken into the space of the latents, and what they find is taken out of
+// it, head by head. To take the latents of a context into each head's keys and values would be fewer products for
+// long chunks of a prompt, but a token's bits would then depend on the chunk that it comes in.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "../linear.h"
+#include "../memory.h"
+#include "../operations/heads.h"
+#include "attention.h"
+
+namespace penstock {
+
+struct LatentAttention {
+  const Linear* into;    // [num_heads], nope_dim -> kv_rank: a query's part that is not rotated, to the latents' space
+  const Linear* out_of;  // [num_heads], kv_rank -> v_dim: a latent to a value
+  NormWeights norm;      // of the latents
+  int32_t num_heads, kv_rank, nope_dim, rope_dim, v_dim, page_size;
+  float scale;
+
+  int key_dim() const { return kv_rank + rope_dim; }
+  int q_dim() const { return nope_dim + rope_dim; }
+};
+
+constexpr int kMostAbsorbed = 1 << 13;  // (token, head) pairs whose queries are in the space of the latents at once
+
+// Norms and rotates [latent | key] of a token, `key_dim` floats, and writes it to slot `slot` of its pages
+// [pages, 1, page_size, key_dim], unless this is negative. Rotates the heads of its queries [num_heads, q_dim].
+template <typename Kv>
+void keep_latent(const LatentAttention& layer, float* latent, float* q, const float* cos_sin, int64_t slot, Kv* pages) {
+  Kv* to = slot < 0 ? nullptr : pages + slot * layer.key_dim();
+  for (size_t d = 0; to && d < size_t(layer.key_dim()); d += 64 / sizeof(Kv)) __builtin_prefetch(to + d, 1);
+  normalize(layer.norm, latent, layer.kv_rank, latent);
+  rotate(latent + layer.kv_rank, cos_sin, layer.rope_dim);
+  for (int h = 0; h < layer.num_heads; h++) rotate(q + h * layer.q_dim() + layer.nope_dim, cos_sin, layer.rope_dim);
+  for (int d = 0; to && d < layer.key_dim(); d++) narrow(latent[d], to + d);
+}
+
+// A step's rows, as far as they have tokens [first, end).
+struct PartOfRows {
+  std::vector<int32_t> query_start_loc, seq_lens, table_rows;
+
+  AttentionRows of(const AttentionRows& all, int first, int end) {
+    query_start_loc.assign(1, 0);
+    seq_lens.clear();
+    table_rows.clear();
+    for (int row = 0; row < all.num_rows; row++) {
+      const int begin = std::max(first, all.query_start_loc[row]);
+      const int its_end = std::min(end, all.query_start_loc[row + 1]);
+      if (begin >= its_end) continue;
+      query_start_loc.push_back(its_end - first);
+      seq_lens.push_back(all.seq_lens[row] - (all.query_start_loc[row + 1] - its_end));
+      table_rows.push_back(all.table_rows ? all.table_rows[row] : row);
+    }
+    AttentionRows part = all;
+    part.num_rows = int(seq_lens.size());
+    part.query_start_loc = query_start_loc.data();
+    part.seq_lens = seq_lens.data();
+    part.table_rows = table_rows.data();
+    return part;
+  }
+};
+
+// Of the step that is computed now.
+inline Buffer room_for_latents;
+inline PartOfRows part_of_rows;
+
+// A product for each head: from [num_tokens, from_stride], whose heads are `from_step` apart; `to` likewise.
+inline void by_head(Team& team, const Linear* layers, int num_heads, int num_tokens, const float* from, int from_stride,
+                    int from_step, float* packed, float* to, int to_stride, int to_step) {
+  std::vector<Share> shares;
+  for (int h = 0; h < num_heads; h++) shares.push_back({layers + h, h * num_tokens, num_tokens});
+  auto row = [=](int head, int t) { return from + size_t(t) * from_stride + head * from_step; };
+  const int num_outputs = layers->num_outputs;
+  linears(team, shares.data(), num_heads, row, packed, [=](int head, int t, int output, Floats sum) {
+    float* at = to + size_t(t) * to_stride + head * to_step + output;
+    const int count = std::min(kLanes, num_outputs - output);  // what follows belongs to others
+    if (count == kLanes)
+      store(at, sum);
+    else
+      for (int i = 0; i < count; i++) at[i] = sum[i];
+  });
+}
+
+// Attention of all of a step's queries over pages that `keep_latent` has written. q: [tokens, stride], each token's
+// heads [num_heads, q_dim], rotated; out: [tokens, out_stride], heads of v_dim.
+template <typename Kv>
+void latent_attention(Team& team, const LatentAttention& layer, const Kv* pages, const AttentionRows& rows,
+                      const float* q, int stride, float* out, int out_stride) {
+  const int heads = layer.num_heads, key_dim = layer.key_dim(), num_tokens = rows.query_start_loc[rows.num_rows];
+  const int at_once = std::min(num_tokens, std::max(1, kMostAbsorbed / heads));
+  const int queries_stride = heads * key_dim, found_size = heads * layer.kv_rank;
+  const int found_stride = round_up(found_size, 2), packed_size = round_up(std::max(layer.nope_dim, layer.kv_rank), 2);
+  const size_t row_size = queries_stride + found_stride + heads * packed_size;
+  float* queries = room_for_latents.of(at_once * row_size);
+  float* found = queries + size_t(at_once) * queries_stride;
+  float* packed = found + size_t(at_once) * found_stride;
+  AttentionShape shape{heads, 1, key_dim, layer.page_size, 0, layer.scale};
+  shape.value_dim = layer.kv_rank;
+  for (int first = 0; first < num_tokens; first += at_once) {
+    const int count = std::min(at_once, num_tokens - first);
+    const float* from = q + size_t(first) * stride;
+    team.each(count, 16, [&](int t) {
+      found[size_t(t + 1) * found_stride - 1] = 0.0f;  // one float past an odd number of inputs is multiplied by zero
+      for (int h = 0; h < heads; h++)
+        std::copy_n(from + size_t(t) * stride + h * layer.q_dim() + layer.nope_dim, layer.rope_dim,
+                    queries + size_t(t) * queries_stride + h * key_dim + layer.kv_rank);
+    });
+    by_head(team, layer.into, heads, count, from, stride, layer.q_dim(), packed, queries, queries_stride, key_dim);
+    attention(team, shape, pages, static_cast<const Kv*>(nullptr), part_of_rows.of(rows, first, first + count), queries,
+              queries_stride, found, found_stride);
+    by_head(team, layer.out_of, heads, count, found, found_stride, layer.kv_rank, packed,
+            out + size_t(first) * out_stride, out_stride, layer.v_dim);
+  }
+}
+
+}  // namespace penstock

@@ -1,0 +1,74 @@
+"""The Python side of latent attention (`latents.h`)."""
+
+import ctypes
+from ctypes import c_float, c_int32, c_void_p
+
+from torch import Tensor
+
+from penstock.kernels.native.library import Library, LinearStruct, address_of
+
+
+class LatentStruct(ctypes.Structure):
+    """As LatentAttention in latents.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("into", "out_of")),
+        *((name, c_void_p) for name in ("norm_weight", "norm_bias")),
+        *(("norm_eps", c_float), ("norm_kind", c_int32)),
+        *((name, c_int32) for name in ("num_heads", "kv_rank", "nope_dim", "rope_dim", "v_dim", "page_size")),
+        ("scale", c_float),
+    )
+
+
+class PackedLatents:
+    """A layer's weights between heads and latents, ready for the kernels. `struct` points into this object."""
+
+    def __init__(
+        self,
+        library: Library,
+        kv_b: Tensor,
+        norm: Tensor,
+        eps: float,
+        *,
+        num_heads: int,
+        nope_dim: int,
+        rope_dim: int,
+        scale: float,
+        page_size: int = 0,
+        rounds_inputs: bool = False,
+    ) -> None:
+        """
+        Args:
+            library: packs.
+            kv_b: [num_heads * (nope_dim + v_dim), kv_rank], fp32 or bf16: a latent to each head's key without its
+                rotated part, and its value.
+            norm: fp32 [kv_rank], of an RMSNorm of the latents.
+            eps: of it.
+            num_heads: of queries.
+            nope_dim: numbers of a head of a query, or of its key, that are not rotated.
+            rope_dim: those that are.
+            scale: multiplies the scores.
+            page_size: positions; a program has it from its pages.
+            rounds_inputs: as for `Library.pack`.
+        """
+        kv_rank = kv_b.shape[1]
+        heads = kv_b.view(num_heads, -1, kv_rank)
+        into, out_of = (
+            [library.pack(weight.contiguous(), rounds_inputs=rounds_inputs) for weight in weights]
+            for weights in (heads[:, :nope_dim].transpose(1, 2), heads[:, nope_dim:])
+        )
+        self._layers = [(LinearStruct * num_heads)(*(layer.struct for layer in layers)) for layers in (into, out_of)]
+        self._alive = (into, out_of, norm)
+        self.struct = LatentStruct(
+            *(ctypes.addressof(layers) for layers in self._layers),
+            norm_weight=address_of(norm),
+            norm_eps=eps,
+            norm_kind=1,  # kRms in operations/norms.h
+            num_heads=num_heads,
+            kv_rank=kv_rank,
+            nope_dim=nope_dim,
+            rope_dim=rope_dim,
+            v_dim=heads.shape[1] - nope_dim,
+            page_size=page_size,
+            scale=scale,
+        )

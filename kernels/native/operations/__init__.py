@@ -1,0 +1,1 @@
+"""The operations of programs: in C++, and as structs."""

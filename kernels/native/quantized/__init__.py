@@ -1,0 +1,1 @@
+"""Quantized weights for the CPU's own kernels."""

@@ -1,0 +1,102 @@
+// Products of quantized weights with a single token, which wait for memory.
+//
+// The bits are those of `multiply_block`: the same integer sums, scaled and added in the same order. All panels of a
+// unit go along together, because memory answers more streams faster, and codes are used once, so those of 4 bits are
+// unpacked in registers.
+#pragma once
+
+#include "inputs.h"
+#include "integers.h"
+#include "layout.h"
+#include "panels.h"
+
+namespace penstock {
+
+constexpr int kPanelsAlone = kUnitGroups;
+
+enum Source { kBytes, kNibbles };  // what the values of a block are; nibbles as they lie in their plane
+
+// The sums of a run.
+template <Source kSource>
+inline void sum_run_alone(const Panels& its, const InputBlock& x, int j, int r, int k, int end,
+                          Ints (&sums)[kPanelsAlone]) {
+  constexpr int kVector = kSource == kNibbles ? 8 : 4;  // inputs in 64 bytes
+#pragma GCC unroll 8
+  for (int p = 0; p < kPanelsAlone; p++) {
+    sums[p] = Ints{} + x.offsets[r];
+    if (its.has_zeros) sums[p] *= its.scales[p].zeros[j];
+  }
+  const uint8_t *values = its.values + size_t(k) * 64 / kVector, *ahead = its.ahead + k / 4 * its.ahead_step;
+  for (; k < end; k += kVector, values += 64, ahead += kVector / 4 * its.ahead_step) {
+    const Words first = four_at(x.codes + k);
+    [[maybe_unused]] const Words second = kSource == kNibbles ? four_at(x.codes + k + 4) : first;
+#pragma GCC unroll 8
+    for (int p = 0; p < kPanelsAlone; p++) {
+      const Words vector = load<Words>(values + p * its.panel);
+      __builtin_prefetch(ahead + p * its.ahead_panel);
+      if constexpr (kSource == kNibbles) {
+        sums[p] = plus_dots(sums[p], Bytes(vector & 0x0f0f0f0fu), first);
+        sums[p] = plus_dots(sums[p], Bytes(vector >> 4 & 0x0f0f0f0fu), second);
+      } else {
+        sums[p] = plus_dots(sums[p], Bytes(vector), first);
+      }
+    }
+  }
+}
+
+// sums [kPanelsAlone] += the products of a block.
+template <Steps kSteps, Source kSource>
+void multiply_block_alone(const Panels& its, const InputBlock& x, Floats* sums) {
+  for (int k = 0, j = 0, r = 0; k < its.num_inputs; k += its.group, j++) {
+    const int end = std::min(k + its.group, its.num_inputs);
+    Floats of_group[kPanelsAlone] = {};
+    for (int begin = k; begin < end; begin += its.run, r++) {
+      Ints of_run[kPanelsAlone];
+      sum_run_alone<kSource>(its, x, j, r, begin, std::min(begin + its.run, end), of_run);
+#pragma GCC unroll 8
+      for (int p = 0; p < kPanelsAlone; p++) add_run<kSteps>(of_run[p], x, begin, of_group[p], sums + p);
+    }
+    if constexpr (kSteps == kUnscaled) continue;
+#pragma GCC unroll 8
+    for (int p = 0; p < kPanelsAlone; p++) add_group(its, of_group[p], x, p, j, sums + p);
+  }
+}
+
+typedef void (*MultiplyBlockAlone)(const Panels&, const InputBlock&, Floats*);
+
+template <Source kSource>
+constexpr std::array<MultiplyBlockAlone, 3> kAloneBySteps = {multiply_block_alone<kUnscaled, kSource>,
+                                                             multiply_block_alone<kOfTokens, kSource>,
+                                                             multiply_block_alone<kOfGroups, kSource>};
+
+// sums [kPanelsAlone] of a unit, whose panels are `size` apart; x is the token's blocks, `stride` apart.
+inline void sums_alone(const Linear& layer, const uint8_t* unit, size_t size, const InputBlock* x, size_t stride,
+                       Steps steps, Floats* sums) {
+  const Quantized& its = *layer.quantized;
+  const bool as_nibbles = its.bits == 4 && !its.has_table;
+  const MultiplyBlockAlone multiply = as_nibbles ? kAloneBySteps<kNibbles>[steps] : kAloneBySteps<kBytes>[steps];
+  const int padded = round_up(layer.num_inputs, kInputsPadding);
+  alignas(64) uint8_t unpacked[kPanelsAlone * kMostBlock * kLanes];
+  Scales scales[kPanelsAlone];
+  const uint8_t* block = unit;
+  for (int k = 0; k < padded; k += its.block, x += stride) {
+    const int num_inputs = std::min(its.block, padded - k), bytes = block_bytes(its, num_inputs);
+    Panels panels = panels_of(layer, num_inputs);
+    for (int p = 0; p < kPanelsAlone; p++) unpack_scales(its, block + p * size, num_inputs, scales[p]);
+    if (as_nibbles || its.bits == 8 && !its.has_table) {
+      panels.values = codes_of(its, block, num_inputs);
+      panels.panel = size;
+    } else {
+      for (int p = 0; p < kPanelsAlone; p++)
+        unpacked_codes(its, block + p * size, num_inputs, unpacked + p * kMostBlock * kLanes);
+      panels.values = unpacked;
+      panels.panel = kMostBlock * kLanes;
+    }
+    panels.scales = scales;
+    panels.set_ahead(unit, size, block - unit + kAheadAlone, kPanelsAlone, bytes);
+    block += bytes;
+    multiply(panels, *x, sums);
+  }
+}
+
+}  // namespace penstock

@@ -1,0 +1,75 @@
+// What products with a block of some panels have in common: the block, and how sums of runs are scaled and added.
+#pragma once
+
+#include "inputs.h"
+#include "layout.h"
+
+namespace penstock {
+
+constexpr int kPanels = 2;  // at a time; their sums of a run and of a group are in registers
+#if defined(__AVX512F__)
+constexpr int kQuantizedTile = 6;  // tokens
+#else
+constexpr int kQuantizedTile = 2;
+#endif
+constexpr size_t kBlockAhead = 6144;    // prefetch distance beyond the block, in bytes of a panel
+constexpr size_t kAheadAlone = 512;    // the same for a single token, from the beginning of its block
+constexpr int kSharePrefetch = 4;       // tiles
+constexpr int kMostTokensAtOnce = 240;  // go through a block together
+
+struct Panels {  // a block of several panels, unpacked
+  const uint8_t* values;
+  size_t panel;          // bytes from one to the next
+  const Scales* scales;  // of each
+  const uint8_t* ahead;  // what is prefetched: `ahead_step` bytes of each panel for 4 inputs
+  size_t ahead_panel, ahead_step;
+  int num_inputs, group, run;
+  bool has_scales, has_zeros, has_minimums;
+
+  // Prefetches as many bytes as a block has, beginning `distance` after a panel's beginning: where `count` panels end, the
+  // next ones begin.
+  void set_ahead(const uint8_t* panel_begin, size_t size, size_t distance, int count, int bytes) {
+    ahead = panel_begin + distance / size * count * size + distance % size;
+    ahead_panel = size;
+    ahead_step = bytes / (num_inputs / 4);
+  }
+};
+
+inline Panels panels_of(const Linear& layer, int num_inputs) {
+  const Quantized& its = *layer.quantized;
+  Panels panels;
+  panels.num_inputs = num_inputs;
+  panels.group = std::min(its.group, its.block);
+  panels.run = run_of(its, layer.num_inputs);
+  panels.has_scales = its.scale_type != kNoScales;
+  panels.has_zeros = its.has_zeros;
+  panels.has_minimums = its.has_minimums;
+  return panels;
+}
+
+enum Steps {  // in which sums of runs are scaled
+  kUnscaled,    // all inputs are one run: sums stay integers
+  kOfTokens,    // by the scales of weights; a group is one run
+  kOfGroups,    // by those of inputs, and then by those of weights, if there are any
+};
+
+// What becomes of a token's sum of a run of a panel; `sum` is its of all runs so far.
+template <Steps kSteps>
+inline void add_run(Ints of_run, const InputBlock& x, int k, Floats& of_group, Floats* sum) {
+  const Floats scaled = __builtin_convertvector(of_run, Floats);
+  if constexpr (kSteps == kUnscaled)
+    store(sum, load<Ints>(sum) + of_run);
+  else if constexpr (kSteps == kOfTokens)
+    of_group = scaled;
+  else
+    of_group += scaled * splat(x.scales[k / kInputsPadding]);
+}
+
+inline void add_group(const Panels& its, Floats of_group, const InputBlock& x, int p, int j, Floats* to) {
+  Floats sum = *to;
+  sum = its.has_scales ? sum + its.scales[p].scales[j] * of_group : sum + of_group;
+  if (its.has_minimums) sum -= its.scales[p].minimums[j] * splat(x.totals[j]);
+  *to = sum;
+}
+
+}  // namespace penstock

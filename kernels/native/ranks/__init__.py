@@ -1,0 +1,1 @@
+"""Ranks of one host that exchange numbers in memory that they share."""

@@ -1,0 +1,1 @@
+"""Matrices of a few bits a weight: what they are, and their products."""

@@ -1,0 +1,128 @@
+"""Causal attention of query chunks against their pages (cached prefix and the chunk itself).
+
+FlashAttention-2's schedule over a ragged batch: a tile holds BLOCK_Q queries times the GROUP query heads
+that share a KV head (rows = BLOCK_Q * GROUP <= BLOCK_M), so a short chunk still fills the tensor cores.
+The grid has an upper bound of tiles that the host knows without reading lengths; each program finds its
+row by binary search.
+"""
+
+import triton
+import triton.language as tl
+
+from penstock.kernels.triton.attention.kv_tiles import in_order_of_heads, in_order_of_tiles
+from penstock.kernels.triton.attention.tiles import LOG2E, attend, first_in_window
+
+
+@triton.jit
+def find_row(query_start_loc_ptr, tile, num_rows, BLOCK_Q: tl.constexpr):
+    """The row that owns `tile`, where row b's tiles start at query_start_loc[b] // BLOCK_Q + b."""
+    left = 0
+    right = num_rows
+    while left < right:
+        middle = (left + right) // 2
+        if tl.load(query_start_loc_ptr + middle) // BLOCK_Q + middle <= tile:
+            left = middle + 1
+        else:
+            right = middle
+    return left - 1
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # it varies from step to step
+def prefill_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    page_table_ptr,
+    query_start_loc_ptr,
+    seq_lens_ptr,
+    sinks_ptr,
+    out_ptr,
+    num_rows,
+    scale,
+    softcap,
+    window,
+    stride_qt,
+    stride_qh,
+    stride_kp,
+    stride_kh,
+    stride_kt,
+    stride_vp,
+    stride_vh,
+    stride_vt,
+    stride_table,
+    stride_ot,
+    stride_oh,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    ONE_PAGE: tl.constexpr,
+    SKIP_SINGLE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """Grid (Hk, tiles). SKIP_SINGLE leaves rows with one query to the decode kernel."""
+    kv_head = tl.program_id(0)
+    # The last tiles of a row see the most keys: start them first, so that no long one remains for the end.
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    row = find_row(query_start_loc_ptr, tile, num_rows, BLOCK_Q)
+    q_first = tl.load(query_start_loc_ptr + row)
+    q_len = tl.load(query_start_loc_ptr + row + 1) - q_first
+    q_block = (tile - (q_first // BLOCK_Q + row)) * BLOCK_Q
+    if q_block >= q_len:
+        return
+    if SKIP_SINGLE and q_len == 1:
+        return
+    seq_len = tl.load(seq_lens_ptr + row)
+    prefix = seq_len - q_len
+
+    m_offs = tl.arange(0, BLOCK_M)
+    d_offs = tl.arange(0, BLOCK_D)
+    q_idx = q_block + m_offs // GROUP
+    heads = kv_head * GROUP + m_offs % GROUP
+    q_valid = (q_idx < q_len) & (m_offs < BLOCK_Q * GROUP)
+    q_mask = q_valid[:, None] & (d_offs < HEAD_DIM)[None, :]
+    tokens = (q_first + q_idx).to(tl.int64)
+    q_ptrs = q_ptr + (tokens * stride_qt + heads * stride_qh)[:, None] + d_offs[None, :]
+    q = in_order_of_tiles(tl.load(q_ptrs, mask=q_mask, other=0.0), FORMAT)
+    q_pos = prefix + q_idx
+
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
+    m_i = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    k_base = k_ptr + kv_head * stride_kh
+    v_base = v_ptr + kv_head * stride_vh
+    page_row = page_table_ptr + row.to(tl.int64) * stride_table
+
+    first = 0
+    if WINDOW != "":
+        first = first_in_window(prefix + q_block, window, BLOCK_N, PAGE_SIZE, WINDOW)
+    end = tl.minimum(prefix + q_block + BLOCK_Q, seq_len)
+    # Tiles that are fully visible to every query of the block need no mask.
+    full = first + (prefix + q_block + 1 - first) // BLOCK_N * BLOCK_N
+    acc, l_i, m_i = attend(
+        acc, l_i, m_i, q, q_pos, k_base, v_base, page_row, first, full, end, stride_kp, stride_kt, stride_vp, stride_vt,
+        scale, softcap, window, page_row, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, ONE_PAGE, False, False, WINDOW,
+        HAS_SOFTCAP, False, PRECISION, FORMAT,
+    )  # fmt: skip
+    acc, l_i, m_i = attend(
+        acc, l_i, m_i, q, q_pos, k_base, v_base, page_row, full, end, end, stride_kp, stride_kt, stride_vp, stride_vt,
+        scale, softcap, window, page_row, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, ONE_PAGE, True, True, WINDOW,
+        HAS_SOFTCAP, False, PRECISION, FORMAT,
+    )  # fmt: skip
+    acc = in_order_of_heads(acc, FORMAT)
+
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + heads).to(tl.float32) * LOG2E
+        m_all = tl.maximum(m_i, sink)
+        acc = acc * tl.exp2(m_i - m_all)[:, None]
+        l_i = l_i * tl.exp2(m_i - m_all) + tl.exp2(sink - m_all)
+    out = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
+    out_ptrs = out_ptr + (tokens * stride_ot + heads * stride_oh)[:, None] + d_offs[None, :]
+    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=q_mask)

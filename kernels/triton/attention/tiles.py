@@ -1,0 +1,117 @@
+"""The inner loop shared by the decode and the prefill attention kernels.
+
+One call of `attend` walks KV tiles of BLOCK_N tokens, gathered over pages, and folds them into the
+running softmax of BLOCK_M query rows (Milakov & Gimelshein 2018, as in FlashAttention-2). Scores are
+kept in units of log2, so that `exp2` replaces `exp`.
+"""
+
+import triton
+import triton.language as tl
+
+from penstock.kernels.triton.attention.kv_tiles import load_kv
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def first_seen(position, window, WINDOW: tl.constexpr):
+    """The first position that a query sees: of a "sliding" WINDOW, or of its own "chunk". It may be negative."""
+    return position - position % window if WINDOW == "chunk" else position - window + 1
+
+
+@triton.jit
+def first_in_window(position, window, BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr):
+    """Where the tiles of a query at `position` begin.
+
+    Not before the page of the first token that it sees: the page before may be gone, and its id be anything. A tile
+    lies in one page, or begins with one.
+    """
+    return tl.maximum(first_seen(position, window, WINDOW), 0) // min(BLOCK_N, PAGE_SIZE) * min(BLOCK_N, PAGE_SIZE)
+
+
+@triton.jit
+def attend(
+    acc,
+    l_i,
+    m_i,
+    q,
+    q_pos,
+    k_base,
+    v_base,
+    page_row_ptr,
+    tile_lo,
+    tile_hi,
+    n_end,
+    stride_kp,
+    stride_kt,
+    stride_vp,
+    stride_vt,
+    scale,
+    softcap,
+    window,
+    path_ptr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    ONE_PAGE: tl.constexpr,
+    CHECK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_PATHS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """Fold KV tiles of BLOCK_N tokens, from tile_lo on until tile_hi is reached, into (acc, l_i, m_i).
+
+    `q_pos` [BLOCK_M] are the queries' positions. CHECK masks tokens >= n_end, CAUSAL those after the query,
+    WINDOW those before the first one that it sees.
+    """
+    d_offs = tl.arange(0, BLOCK_D)
+    SCALES_TOKENS: tl.constexpr = FORMAT != "" and FORMAT != "int4"
+    for n_first in tl.range(tile_lo, tile_hi, BLOCK_N):
+        n_offs = n_first + tl.arange(0, BLOCK_N)
+        places = n_offs
+        if HAS_PATHS:
+            ahead = n_offs - tl.load(path_ptr)  # of where the row's tree begins
+            is_placed = (ahead >= 0) & (n_offs < n_end)
+            places = tl.where(is_placed, tl.load(path_ptr + 1 + ahead, mask=is_placed, other=0), n_offs)
+        k, k_scales = load_kv(
+            k_base, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_kp, stride_kt,
+            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, HAS_PATHS, q.dtype, FORMAT,
+        )  # fmt: skip
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if SCALES_TOKENS:
+            s = s * k_scales[None, :]
+        if HAS_SOFTCAP:
+            # tanh(x) = 1 - 2 / (exp(2x) + 1), exact at both ends of the range.
+            s = softcap * (1.0 - 2.0 / (tl.exp2(s * (scale * 2.0 * LOG2E / softcap)) + 1.0)) * LOG2E
+        else:
+            s = s * (scale * LOG2E)
+        if CAUSAL or CHECK or WINDOW != "":
+            keep = n_offs[None, :] <= q_pos[:, None]
+            if CHECK and not CAUSAL:
+                keep = (n_offs < n_end)[None, :]
+            if WINDOW != "":
+                keep = keep & (n_offs[None, :] >= first_seen(q_pos, window, WINDOW)[:, None])
+            s = tl.where(keep, s, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(s, 1))
+        # A row may have seen no visible token yet; -inf - -inf would be NaN.
+        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new) if (CAUSAL or CHECK or WINDOW != "") else m_new
+        p = tl.exp2(s - m_safe[:, None])
+        alpha = tl.exp2(m_i - m_safe)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        acc = acc * alpha[:, None]
+        v, v_scales = load_kv(
+            v_base, page_row_ptr, n_first, n_offs, places, n_end, d_offs, stride_vp, stride_vt,
+            HEAD_DIM, BLOCK_D, PAGE_SIZE, ONE_PAGE, CHECK, HAS_PATHS, q.dtype, FORMAT,
+        )  # fmt: skip
+        if SCALES_TOKENS:
+            if q.dtype == tl.float16:  # which has no room for weights much smaller than they are
+                v = (v.to(tl.float32) * v_scales[:, None]).to(q.dtype)
+            else:
+                p = p * v_scales[None, :]
+        acc = tl.dot(p.to(q.dtype), v, acc, input_precision=PRECISION)
+        m_i = m_new
+    return acc, l_i, m_i

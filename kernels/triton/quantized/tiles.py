@@ -1,0 +1,146 @@
+"""Tiles of a packed matrix as numbers, for every product with it; see `penstock.kernels.quantized.device_weight`.
+
+Kernels take a matrix as the arguments of `weight_arguments`, and hand them to `weight_tile`.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.quantized.device_weight import PLANES, DeviceWeight
+
+WHOLE = 1 << 30
+"""Inputs of a group, if it is all of them."""
+
+
+@triton.jit
+def plane_tile(plane_ptr, rows, first, row_bytes, BITS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """uint8[N, BLOCK_K] (int8 if the plane is): the bits of the inputs from `first` on, which BLOCK_K divides.
+
+    Each byte is read once, and its parts become neighbours in the same thread.
+    """
+    at = first * BITS // 8 + tl.arange(0, BLOCK_K * BITS // 8)
+    ptrs = plane_ptr + rows[:, None] * row_bytes + at[None, :]
+    parts = tl.load(ptrs) if EVEN_K else tl.load(ptrs, mask=at[None, :] < row_bytes, other=0)
+    # The outer join's number is the last in the new shape, so it has the lowest bits of the place.
+    if BITS == 4:
+        parts = tl.join(parts & 15, parts >> 4)
+    elif BITS == 2:
+        parts = tl.join(tl.join(parts & 3, (parts >> 4) & 3), tl.join((parts >> 2) & 3, parts >> 6))
+    elif BITS == 1:
+        even = tl.join(tl.join(parts & 1, (parts >> 4) & 1), tl.join((parts >> 2) & 1, (parts >> 6) & 1))
+        odd = tl.join(tl.join((parts >> 1) & 1, (parts >> 5) & 1), tl.join((parts >> 3) & 1, parts >> 7))
+        parts = tl.join(even, odd)
+    return tl.reshape(parts, [rows.shape[0], BLOCK_K])
+
+
+@triton.jit
+def numbers_of(codes, values_ptr, BITS: tl.constexpr, NUMBERS: tl.constexpr, ZERO: tl.constexpr):
+    """fp32: what codes stand for, less the zero that all have."""
+    if NUMBERS == "integers":
+        # 2**23 + code is the bits of both, one after the other: half as long as a conversion takes.
+        OFFSET: tl.constexpr = 8388608 + ZERO + (128 if codes.dtype == tl.int8 else 0)
+        if codes.dtype == tl.int8:
+            codes = codes.to(tl.uint8, bitcast=True) ^ 128
+        numbers = (codes.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - OFFSET
+    elif NUMBERS == "table":
+        values = tl.load(values_ptr + tl.arange(0, 1 << BITS))
+        flat = tl.reshape(codes, [codes.shape[0] * codes.shape[1]]).to(tl.int32)
+        numbers = tl.reshape(tl.gather(values, flat, 0), codes.shape) - ZERO
+    else:  # a half's bits, but for the bias of the exponent
+        SIGN: tl.constexpr = 1 << (BITS - 1)
+        PLACE: tl.constexpr = 7 if NUMBERS == "e4m3" else 9  # of the lowest bit of the mantissa
+        BIAS: tl.constexpr = 256.0 if NUMBERS == "e4m3" else 16384.0
+        bits = codes.to(tl.uint16)
+        bits = ((bits & (SIGN - 1)) << PLACE) | ((bits & SIGN) << (16 - BITS))
+        numbers = bits.to(tl.float16, bitcast=True).to(tl.float32) * BIAS - ZERO
+    return numbers
+
+
+@triton.jit
+def of_groups(
+    ptr, super_ptr, rows, group, num_groups, num_supers,
+    GROUP: tl.constexpr, HAS_SUPERS: tl.constexpr, ARE_EXPONENTS: tl.constexpr,
+):  # fmt: skip
+    """fp32[N, G]: scales, minimums or zeros of groups."""
+    numbers = tl.load(ptr + rows[:, None] * num_groups + group[None, :], mask=group[None, :] < num_groups, other=0)
+    exponents = numbers.to(tl.uint32) << 23
+    numbers = exponents.to(tl.float32, bitcast=True) if ARE_EXPONENTS else numbers.to(tl.float32)
+    if HAS_SUPERS:
+        above = group * GROUP // 256
+        of_supers = tl.load(
+            super_ptr + rows[:, None] * num_supers + above[None, :], mask=above[None, :] < num_supers, other=0.0
+        )
+        numbers *= of_supers.to(tl.float32)
+    return numbers
+
+
+@triton.jit
+def weight_tile(
+    rows, first, low_ptr, high_ptr, scales_ptr, zeros_ptr, minimums_ptr, super_scales_ptr, super_minimums_ptr,
+    values_ptr, low_bytes, high_bytes, num_groups, num_supers,
+    LOW: tl.constexpr, HIGH: tl.constexpr, NUMBERS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, HAS_SUPERS: tl.constexpr, ARE_EXPONENTS: tl.constexpr,
+    OUTPUT_SCALES: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """fp32[N, BLOCK_K]: outputs `rows` and the inputs from `first` on; OUTPUT_SCALES wait for the sum."""
+    codes = plane_tile(low_ptr, rows, first, low_bytes, LOW, BLOCK_K, EVEN_K)
+    if HIGH > 0:
+        codes |= plane_tile(high_ptr, rows, first, high_bytes, HIGH, BLOCK_K, EVEN_K) << LOW
+    numbers = numbers_of(codes, values_ptr, LOW + HIGH, NUMBERS, ZERO)
+    if not OUTPUT_SCALES:
+        SIZE: tl.constexpr = GROUP if GROUP < BLOCK_K else BLOCK_K
+        group = first // GROUP + tl.arange(0, BLOCK_K // SIZE)
+        scales = of_groups(
+            scales_ptr, super_scales_ptr, rows, group, num_groups, num_supers, GROUP, HAS_SUPERS, ARE_EXPONENTS
+        )
+        numbers = tl.reshape(numbers, [rows.shape[0], BLOCK_K // SIZE, SIZE])
+        if HAS_ZEROS:
+            zeros = of_groups(zeros_ptr, zeros_ptr, rows, group, num_groups, 0, GROUP, False, False)
+            numbers -= zeros[:, :, None]
+        numbers *= scales[:, :, None]
+        if HAS_MINIMUMS:
+            minimums = of_groups(
+                minimums_ptr, super_minimums_ptr, rows, group, num_groups, num_supers, GROUP, HAS_SUPERS, False
+            )
+            numbers -= minimums[:, :, None]
+        numbers = tl.reshape(numbers, [rows.shape[0], BLOCK_K])
+    return numbers
+
+
+def weight_arguments(weight: DeviceWeight) -> dict[str, Any]:
+    """A matrix as keyword arguments of kernels; what is not there is some other tensor."""
+    low, high = weight.planes[0], weight.planes[-1]
+    bits = PLANES[weight.bits]
+    zeros, scales, has_supers = weight.zeros, weight.scales, weight.super_scales is not None
+
+    def or_any(its: Tensor | int | None) -> Tensor:
+        return its if isinstance(its, Tensor) else low
+
+    return {
+        "low_ptr": low,
+        "high_ptr": high,
+        "scales_ptr": scales,
+        "zeros_ptr": or_any(zeros),
+        "minimums_ptr": or_any(weight.minimums),
+        "super_scales_ptr": or_any(weight.super_scales),
+        "super_minimums_ptr": or_any(weight.super_minimums),
+        "values_ptr": or_any(weight.values),
+        "low_bytes": low.shape[-1],
+        "high_bytes": high.shape[-1],
+        "num_groups": scales.shape[-1],
+        "num_supers": 0 if weight.super_scales is None else weight.super_scales.shape[-1],
+        "LOW": bits[0],
+        "HIGH": sum(bits[1:]),
+        "NUMBERS": weight.numbers,
+        "ZERO": zeros if isinstance(zeros, int) else 0,
+        "GROUP": WHOLE if scales.shape[-1] == 1 else weight.group,
+        "HAS_ZEROS": isinstance(zeros, Tensor),
+        "HAS_MINIMUMS": weight.minimums is not None,
+        "HAS_SUPERS": has_supers,
+        "ARE_EXPONENTS": scales.dtype == torch.uint8 and not has_supers,
+        "OUTPUT_SCALES": weight.has_output_scales,
+    }

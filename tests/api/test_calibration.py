@@ -1,0 +1,90 @@
+"""What this machine is found to be."""
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from penstock.calibration import this_machine
+from penstock.calibration.probes import CACHED, TINY, Probes
+from penstock.calibration.rates import device_rates
+from penstock.calibration.this_machine import known_gpu, this_cpu
+from penstock.core.planning.machines import Machine, load_machines
+from penstock.core.planning.step_costs import PARTS, StepCosts
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA GeForce RTX 3090", None),
+        ("NVIDIA A10", None),
+    ],
+)
+def test_gpus_by_their_names(name: str, expected: str | None) -> None:
+    known = load_machines()
+    assert known_gpu(name, known) == (None if expected is None else known[expected])
+
+
+def test_rates_of_a_device() -> None:
+    bandwidth, flops = device_rates(torch.device("cpu"), lambda: None, num_bytes=1 << 20, size=64)
+    assert bandwidth > 1e6
+    assert flops > 1e6
+
+
+class FakeCpu:
+    count = 0
+
+    def __init__(self, num_threads: int) -> None:
+        pass
+
+    def measure(self) -> Machine:
+        FakeCpu.count += 1
+        steps = StepCosts(seconds=(1.0,) * len(PARTS), cache=1, bytes_per_weight=2)
+        return Machine(name="m", memory=1, bandwidth=1, link=1, flops={"fp16": 1}, steps=steps, measured_at=time.time())
+
+
+def test_a_description_is_kept_for_a_day_if_the_machine_was_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(this_machine, "ThisCpu", FakeCpu)
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0, 0))
+    FakeCpu.count = 0
+    this_cpu()
+    this_cpu()
+    assert (FakeCpu.count, list(tmp_path.iterdir())) == (2, [])
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0, 0))
+    first = this_cpu()
+    assert this_cpu() == first
+    assert FakeCpu.count == 3
+    assert this_cpu(again=True) != first
+    [path] = tmp_path.iterdir()
+    old = msgspec.structs.replace(this_cpu(), measured_at=time.time() - 25 * 3600)
+    path.write_bytes(msgspec.json.encode(old))
+    assert this_cpu().measured_at > old.measured_at
+    path.write_text("{}")
+    this_cpu()
+    assert FakeCpu.count == 6
+
+
+def test_made_up_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two that are quick, in few steps: every figure is there and none is negative."""
+    from penstock.calibration import probes
+
+    runs = {TINY: [(1, 16, 4), (4, 16, 4)], CACHED: [(1, 16, 4), (2, 16, 4), (1, 128, 0)]}
+    monkeypatch.setattr(probes, "_RUNS", runs)
+    monkeypatch.setattr(probes, "_PROMPTS", (128,))
+    found = Probes("bfloat16", device="cpu", num_threads=1).measure(32e6, 2.0)
+    assert len(found.seconds) == len(PARTS)
+    assert min(found.seconds) >= 0
+    assert max(found.seconds) > 0

@@ -1,0 +1,65 @@
+"""Devices of known speed, and simulations of small loads on them."""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from penstock.core.config import Config, ModelOptions, SchedulerOptions, WorkerOptions
+from penstock.core.engine.step_trace import StepTrace
+from penstock.core.simulation.arrivals import Arrival
+from penstock.core.simulation.device import Device, StepShape, Timing
+from penstock.core.simulation.simulator import Simulator
+from penstock.core.simulation.study import Load, Machine
+
+
+class KnownDevice(NamedTuple):
+    """Seconds of a step, of each decode, of each position in a context, of each token of a chunk."""
+
+    step: float = 2e-3
+    row: float = 1e-4
+    context: float = 1e-6
+    token: float = 5e-5
+    between: float = 1e-4
+    spread: float = 0.0  # the luckiest step takes so much less than the mean, the unluckiest so much more
+    overlaps_copies: bool = False
+    stages: tuple[float, ...] = (1.0,)
+
+    def lucks(self, seed: int) -> Iterator[float]:
+        rng = random.Random(seed)
+        while True:
+            yield rng.random()
+
+    def seconds(self, shape: StepShape, luck: float) -> float:
+        decodes, chunks = shape
+        num_tokens = sum(count for _, count in chunks)
+        mean = self.step + self.row * len(decodes) + self.context * sum(decodes) + self.token * num_tokens
+        return mean * (1 + self.spread * (2 * luck - 1))
+
+    def gap(self, luck: float) -> float:
+        return self.between
+
+
+def machine(device: Device | None = None, timing: Timing | None = None, num_slots: int = 1 << 16) -> Machine:
+    return Machine("known", device or KnownDevice(), timing or Timing(), num_slots, 4096, 1000, kv_bytes_per_token=64.0)
+
+
+def simulator(
+    arrivals: Sequence[Arrival],
+    on: Machine | None = None,
+    *,
+    seed: int = 0,
+    trace: StepTrace | None = None,
+    num_pages: int = 0,
+    host_kv_gib: float = 0.0,
+    **options: object,
+) -> Simulator:
+    on = on or machine()
+    config = Config(
+        scheduler=SchedulerOptions(**options),  # type: ignore[arg-type]
+        worker=WorkerOptions(num_pages=num_pages, host_kv_gib=host_kv_gib),
+        model=ModelOptions(),
+    )
+    requests = Load(arrivals).requests(on)
+    return Simulator(
+        config.scheduler, on.hello(config), on.device, on.timing, arrivals, requests, seed=seed, trace=trace
+    )

@@ -1,0 +1,140 @@
+"""Fits: they find the costs that made a trace, and simulations with them agree with those that they were fitted to."""
+
+import json
+import random
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.core.config import ConfigError
+from penstock.core.engine.step_trace import StepTrace
+from penstock.core.simulation.arrivals import Arrival, Bursts, Shape, Targets, draw
+from penstock.core.simulation.device import StepShape, Timing
+from penstock.core.simulation.figures import figures
+from penstock.core.simulation.fit import FittedDevice, MeasuredStep, fit_device, fit_timing
+from penstock.core.simulation.step_traces import read_trace
+from penstock.core.simulation.study import Machine, measured, with_clients
+from tests.core.simulation.loads import KnownDevice, machine, simulator
+
+WEIGHTS = (1e-3, 1e-4, 2e-7, 5e-5, 3e-5, 1e-8)
+
+
+def steps_of(weights: tuple[float, ...], count: int, noise: float, freaks: int = 0) -> list[MeasuredStep]:
+    rng = random.Random(1)
+    true = FittedDevice(weights, (1.0,), (1.0,), (0.0,), 0.0)
+    found = []
+    for i in range(count):
+        decodes = [rng.randrange(2000) for _ in range(rng.randrange(1, 33))]
+        chunks = [(rng.randrange(1000), rng.randrange(2, 500)) for _ in range(rng.randrange(3) if i % 3 == 0 else 0)]
+        shape = StepShape(decodes, chunks)
+        seconds = true.expected(shape) * rng.uniform(1 - noise, 1 + noise)
+        found.append(MeasuredStep(shape, seconds * (10 if i < freaks else 1), 1e-4, i * 1.0, i + 1.5))
+    random.Random(2).shuffle(found)
+    return found
+
+
+def test_exact_costs_are_found() -> None:
+    fitted = fit_device(steps_of(WEIGHTS, 300, 0.0))
+    assert fitted.weights == pytest.approx(WEIGHTS, rel=1e-3)
+    assert fitted.error < 1e-4
+
+
+def test_costs_are_found_among_steps_that_vary_and_some_that_stood_still() -> None:
+    fitted, true = fit_device(steps_of(WEIGHTS, 2000, 0.2, 40)), FittedDevice(WEIGHTS, (1.0,), (1.0,), (0.0,), 0.0)
+    for shape in (StepShape([500], []), StepShape([800] * 30, []), StepShape([100] * 8, [(0, 400)])):
+        assert fitted.expected(shape) == pytest.approx(true.expected(shape), rel=0.03)
+
+
+def test_simulated_steps_vary_as_the_recorded_ones_did() -> None:
+    steps = steps_of(WEIGHTS, 4000, 0.3)
+    fitted = fit_device(steps)
+    simulated = [fitted.seconds(step.shape, i / len(steps)) for i, step in enumerate(steps)]
+    actual = [step.forward for step in steps]
+    assert np.mean(simulated) == pytest.approx(np.mean(actual), rel=0.02)
+    for spread in (fitted.decode_spread, fitted.chunk_spread):
+        assert np.percentile(spread, (1, 50, 99)) == pytest.approx((0.71, 1.0, 1.29), abs=0.03)
+
+
+def test_no_part_costs_less_than_nothing() -> None:
+    steps = [step._replace(forward=1e-3 / len(step.shape.decodes)) for step in steps_of(WEIGHTS, 100, 0.0)]
+    assert min(fit_device(steps).weights) >= 0
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match="too few"):
+        fit_device(steps_of(WEIGHTS, 12, 0.0))
+
+
+LOADS = {
+    "steady": (Bursts(rate=12.0), Shape(input_len=(20, 300), output_len=(10, 80))),
+    "bursty": (Bursts(rate=10.0, burstiness=0.2), Shape(input_len=(20, 300), output_len=(10, 80))),
+    "shared": (Bursts(rate=14.0), Shape(input_len=(220, 400), output_len=(10, 60), prefix_len=192, num_prefixes=4)),
+}
+TIMING = Timing(request=2e-3, reply=1e-3, scheduler=1e-4, transport=4e-4)
+DEVICE = KnownDevice(spread=0.15, between=3e-4)
+
+
+def figures_of(name: str, on: Machine) -> dict[str, float]:
+    """Of one load, over two runs that are lucky at different steps."""
+    arrivals = draw(400, *LOADS[name], seed=2)
+    runs = [figures(simulator(arrivals, on, seed=seed).run(), arrivals, 1, Targets()) for seed in range(2)]
+    found = {"tokens/s": [run["output_tokens_per_s"] for run in runs], "hits": [1 + run["hit_rate"] for run in runs]}
+    for figure in ("ttft_ms", "tpot_ms"):
+        for share in ("p50", "p99"):
+            found[f"{figure} {share}"] = [run[figure][share] for run in runs]
+    return {name: statistics.mean(values) for name, values in found.items()}
+
+
+def test_what_is_fitted_to_one_run_predicts_others(tmp_path: Path) -> None:
+    """The whole chain on a worker whose costs are known: a trace is written, fitted, and judged on other loads."""
+    path = tmp_path / "steps.jsonl"
+    trace = StepTrace(str(path))
+    true = machine(DEVICE, TIMING)
+    arrivals = draw(500, *LOADS["steady"], seed=1)
+    ttft = [outcome.ttft for outcome in simulator(arrivals, true, trace=trace).run().outcomes]
+    trace.close()
+    known = measured(path).machine
+    assert known.timing.transport == pytest.approx(TIMING.transport, rel=0.1)
+    assert known.timing.scheduler == pytest.approx(TIMING.scheduler, rel=0.1)
+    way = TIMING.request + TIMING.reply
+    fitted = with_clients(known, ttft, [each - way for each in ttft])
+    assert fitted.timing.request + fitted.timing.reply == pytest.approx(way)
+    for name in LOADS:
+        predicted, actual = figures_of(name, fitted), figures_of(name, true)
+        for figure, value in actual.items():  # few requests make a p99
+            assert predicted[figure] == pytest.approx(value, rel=0.15 if "p99" in figure else 0.04), (name, figure)
+
+
+def test_a_trace_shows_its_requests(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    trace = StepTrace(str(path))
+    arrivals = [
+        Arrival(time=0.0, input_len=70, output_len=20),
+        Arrival(time=0.5, input_len=10, output_len=1),
+        Arrival(time=1.0, input_len=100, output_len=5, prefix_id="a", prefix_len=48),
+        Arrival(time=1.5, input_len=100, output_len=5, prefix_id="a", prefix_len=48),
+    ]
+    simulator(arrivals, trace=trace).run()
+    trace.close()
+    found = read_trace(path)
+    assert [(each.input_len, each.output_len, each.prefix_len) for each in found.arrivals] == [
+        (70, 20, 0), (10, 1, 0), (100, 5, 0), (100, 5, 48),
+    ]  # fmt: skip
+    assert [each.time for each in found.arrivals] == pytest.approx([0.0, 0.5, 1.0, 1.5], abs=1e-3)
+    assert found.num_pages == (1 << 16) // 16
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "nothing\n", json.dumps({"step_id": 1}) + "\n"])
+def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="file"):
+        read_trace(path)
+
+
+def test_the_way_to_the_worker_is_seen_where_it_was_idle() -> None:
+    alone = [MeasuredStep(StepShape([1], []), 1e-3, 5e-3, i, i + 1e-3 + 7e-4, 5e-5) for i in range(30)]
+    assert fit_timing(alone).transport == pytest.approx(7e-4)
+    assert fit_timing(alone).scheduler == pytest.approx(5e-5)

@@ -1,0 +1,80 @@
+"""The text part of a model that takes images, too: its answers are the whole model's when there are no images."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.parsing.text_part import WHOLE_MODELS
+from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.config import ConfigError
+from tests.gpu_worker.families.case import Case
+from tests.gpu_worker.families.checkpoints import Reference, config_of, spread
+from tests.gpu_worker.families.run import check
+from tests.gpu_worker.families.schedules import PAIRWISE
+
+_SEEN = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 1, "image_size": 28}
+_SEEN_BY_QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+_SEEN_BY_LLAMA4 = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
+_FOUR = {"global_head_dim": 32, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 199}
+CASES: dict[str, tuple[str, dict[str, Any], Case]] = {
+    "gemma3": ("gemma3", {**_SEEN, "patch_size": 14}, Case("gemma3_text", {"num_hidden_layers": 6})),
+    "gemma4": ("gemma4", {}, Case("gemma4_text", {**_FOUR, "num_hidden_layers": 6})),
+    "llama4": ("llama4", {**_SEEN, **_SEEN_BY_LLAMA4}, Case("llama4_text")),
+    "llava": ("llava", {**_SEEN, "patch_size": 14}, Case("llama")),
+    "mistral3": ("mistral3", {**_SEEN, "head_dim": 16}, Case("mistral")),
+    "mistral3-ministral3": ("mistral3", {**_SEEN, "head_dim": 16}, Case("ministral3")),
+    "qwen3-vl": ("qwen3_vl", {**_SEEN_BY_QWEN, "deepstack_visual_indexes": [0]}, Case("qwen3_vl_text")),
+    "qwen3-vl-moe": (
+        "qwen3_vl_moe",
+        {**_SEEN_BY_QWEN, "deepstack_visual_indexes": [0]},
+        Case("qwen3_vl_moe_text", {"num_experts": 8}),
+    ),
+}
+"""The whole model's type, its eyes, and its text part."""
+
+
+def whole_model(name: str) -> transformers.PreTrainedModel:
+    kind, vision, case = CASES[name]
+    text = config_of(case)
+    parts: dict[str, Any] = {"text_config": text.to_dict(), "vision_config": vision or None}
+    parts["tie_word_embeddings"] = getattr(text, "tie_word_embeddings", False)
+    config = transformers.CONFIG_MAPPING[kind](**parts)
+    torch.manual_seed(1)
+    made = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
+    model: transformers.PreTrainedModel = made.float().eval()
+    spread(model, case.wider)
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy(tmp_path: Path, name: str) -> None:
+    reference = Reference(tmp_path, CASES[name][2], whole_model(name))
+    if name == "qwen3-vl-moe":
+        _turn_experts(tmp_path / "model.safetensors")
+    for run, kernels in zip(PAIRWISE[:2], ("native", "torch"), strict=True):
+        check(reference, run, model_impl="own", cpu_kernels=kernels)
+
+
+def _turn_experts(path: Path) -> None:
+    """As published, and read by transformers; it writes them otherwise."""
+    tensors = load_file(path)
+    turned = {name: tensor.mT.contiguous() for name, tensor in tensors.items() if ".mlp.experts." in name}
+    save_file(tensors | turned, path)
+
+
+def test_all_are_tried() -> None:
+    made = transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    assert {made[kind] for kind, _, _ in CASES.values()} == set(WHOLE_MODELS)
+
+
+def test_transformers_code_does_not_compute_parts(tmp_path: Path) -> None:
+    whole_model("llava").save_pretrained(tmp_path)
+    config = open_checkpoint(tmp_path).config
+    assert parse_model_config(config).text_part_of == "LlavaForConditionalGeneration"
+    with pytest.raises(ConfigError, match="text part of LlavaForConditionalGeneration"):
+        parse_model_config(config, "transformers")
