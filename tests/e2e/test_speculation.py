@@ -65,12 +65,12 @@ async def test_streams_are_the_same_in_fewer_steps(checkpoint: Checkpoint) -> No
         plain = await run(http, server, requests, speculative=False)
         assert await guessed(http, server) == (0, 0)
         limit = {"num_speculative_tokens": 1}
-        some = await run(
-            http, server, [body | {"speculative": (None, limit)[i % 2]} for i, body in enumerate(requests)]
-        )
-        assert some == plain
-        num_guessed, num_accepted = await guessed(http, server)
-        assert num_guessed >= num_accepted > 0
+        some = [body | {"speculative": (None, limit)[i % 2]} for i, body in enumerate(requests)]
+        num_accepted = 0.0
+        while not num_accepted:  # when it is tried follows the steps' times, and a busy machine's tell little
+            assert await run(http, server, some) == plain
+            num_guessed, num_accepted = await guessed(http, server)
+            assert num_guessed >= num_accepted
         before = (await server.settled(http))["penstock_engine_steps_total"]
         assert await run(http, server, requests[1:2]) == plain[1:2]
         after = (await server.settled(http))["penstock_engine_steps_total"]
