@@ -126,7 +126,15 @@ def test_prometheus_looks_for_the_frontends_where_they_listen() -> None:
         assert yaml.safe_load(path.read_text())["apiVersion"] == 1
 
 
-@pytest.mark.skipif(shutil.which("docker") is None, reason="needs the docker command (no engine)")
+def _has_compose() -> bool:
+    docker = shutil.which("docker")
+    return docker is not None and not subprocess.run([docker, "compose", "version"], capture_output=True).returncode
+
+
+needs_compose = pytest.mark.skipif(not _has_compose(), reason="needs docker with Compose (no engine)")
+
+
+@needs_compose
 @pytest.mark.parametrize("more", [[], ["compose.gpu.yaml"], ["compose.scale.yaml"], ["compose.multi.yaml"]], ids=str)
 def test_compose_understands_the_files(more: list[str]) -> None:
     files = [argument for name in ["compose.yaml", *more] for argument in ("-f", name)]
@@ -139,7 +147,7 @@ def test_compose_understands_the_files(more: list[str]) -> None:
     assert set(published) == {"grafana", "proxy" if is_behind_proxy else "frontend"}
 
 
-@pytest.mark.skipif(shutil.which("docker") is None, reason="needs the docker command (no engine)")
+@needs_compose
 def test_two_engines_are_alike_and_stopped_after_their_frontends() -> None:
     command = ["docker", "compose", "-f", "compose.yaml", "-f", "compose.multi.yaml", "config", "--format", "json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
