@@ -122,7 +122,10 @@ def live_server(
         live.do(live.scheduler.close)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
-        loop.close()
+        # uvloop's `close` waits for children for ever if another part of this process has taken their exit status.
+        closing = threading.Thread(target=loop.close, daemon=True)
+        closing.start()
+        closing.join(10)
 
 
 @contextmanager
