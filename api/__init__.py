@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.core.config import ConfigError
     from penstock.frontend.errors import ApiError
     from penstock.llm import LLM
-    from penstock.outputs import BatchError, CompletionOutput, Logprob, RequestOutput
+    from penstock.outputs import BatchError, CompletionOutput, EmbeddingRequestOutput, Logprob, RequestOutput
     from penstock.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "BatchError",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingRequestOutput",
     "Logprob",
     "RequestOutput",
     "RequestOutputKind",
@@ -33,7 +34,9 @@ _HOMES = {
     "AsyncLLM": "async_llm",
     "ApiError": "frontend.errors",
     "ConfigError": "core.config",
-    **dict.fromkeys(("BatchError", "CompletionOutput", "Logprob", "RequestOutput"), "outputs"),
+    **dict.fromkeys(
+        ("BatchError", "CompletionOutput", "EmbeddingRequestOutput", "Logprob", "RequestOutput"), "outputs"
+    ),
     **dict.fromkeys(("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"), "sampling_params"),
 }
 

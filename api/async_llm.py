@@ -26,16 +26,19 @@ from penstock.frontend.api.run import make_ready, submit
 from penstock.frontend.api.service import Service
 from penstock.frontend.api.text_model import load_text_model
 from penstock.frontend.api.usage import bill_as_sent
+from penstock.frontend.embeddings.handlers import floats, read_embedding
+from penstock.frontend.embeddings.schema import EmbeddingRequest
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.link import EngineLink
 from penstock.frontend.engine.router.router import router_for
+from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.validation.chat import validate_conversation
 from penstock.frontend.validation.common import ValidRequest, check_num_best, validate_common
 from penstock.frontend.validation.completion import validate_completion
 from penstock.options import APART_ONLY, config_of, quiet
-from penstock.outputs import CompletionOutput, RequestOutput
+from penstock.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from penstock.prompts import Chat, Messages, Prompt, read_prompt
 from penstock.sampling_params import RequestOutputKind, SamplingParams
 
@@ -133,9 +136,7 @@ class AsyncLLM:
             ApiError: as the server would answer it; see `penstock.frontend.errors`.
         """
         params = sampling_params or SamplingParams()
-        service = await self.service()
-        if service.engine.facts is None:
-            await service.engine.wait_ready(self._engine.patience)
+        service = await self._ready_service()
         record = RequestRecord(request_id or str(next(self._ids)), "generate", time.monotonic())
         valid, output = await self._read(service, prompt, params)
         output.request_id, output.warnings = record.request_id, record.warnings
@@ -186,6 +187,54 @@ class AsyncLLM:
         """
         chat = Chat(messages, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self.generate(chat, sampling_params, request_id=request_id)
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        request_id: str = "",
+    ) -> EmbeddingRequestOutput:
+        """The vector of one prompt, a text or token ids; the parameters are those of `/v1/embeddings`.
+
+        Raises:
+            ApiError: as the server would answer it; see `penstock.frontend.errors`.
+        """
+        service = await self._ready_service()
+        record = RequestRecord(request_id or str(next(self._ids)), "embed", time.monotonic())
+        read = read_prompt(prompt)
+        if isinstance(read, Chat):
+            raise InvalidParameter("an embedding is made of a text or of token ids, not of a chat", param="prompt")
+        request = EmbeddingRequest(
+            input=read if isinstance(read, str) else [read],
+            dimensions=dimensions,
+            normalize=normalize,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+        valid = read_embedding(service, service.rules(), request)
+        [token_ids] = await service.prompts.encode_inputs(valid.inputs, field="prompt", add_special_tokens=True)
+        output = EmbeddingRequestOutput(record.request_id, warnings=record.warnings)
+        output.prompt_token_ids = valid.common.truncated(token_ids)
+        ready = await make_ready(service, valid.common, [output.prompt_token_ids], record, None)
+        task = submit(service, record, ready, is_prompt_only=True)
+        try:
+            await task.answers()
+            await task.generation.billed()
+            output.bill = bill_as_sent(task.generation.bill, service.metrics.price_per_hour)
+            output.num_cached_tokens = task.generation.progress.num_cached_tokens
+            [vector] = task.generation.pooled
+            output.outputs = EmbeddingOutput(floats(vector))
+            return output
+        finally:
+            task.finish()
+
+    async def _ready_service(self) -> Service:
+        service = await self.service()
+        if service.engine.facts is None:
+            await service.engine.wait_ready(self._engine.patience)
+        return service
 
     async def _read(
         self, service: Service, prompt: Prompt, params: SamplingParams

@@ -18,11 +18,12 @@ from tqdm import tqdm
 
 from penstock.async_llm import AsyncLLM, EngineKind
 from penstock.frontend.errors import ApiError
-from penstock.outputs import BatchError, RequestOutput
+from penstock.outputs import BatchError, EmbeddingRequestOutput, RequestOutput
 from penstock.prompts import Chat, Messages, Prompt, each_prompt
 from penstock.sampling_params import RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
+Output = TypeVar("Output", RequestOutput, EmbeddingRequestOutput)
 
 _ROWS_AHEAD = 2
 """So many times the rows are in flight: those that run, and as many that wait for a row to come free."""
@@ -94,12 +95,28 @@ class LLM:
                     num_tokens += sum(len(each.token_ids) for each in output.outputs)
                     seconds = progress.format_dict["elapsed"]
                     progress.set_postfix_str(f"{num_tokens / max(seconds, 1e-9):.0f} tokens/s", refresh=False)
-        outputs.sort(key=lambda output: int(output.request_id))
-        if any(output.error is not None for output in outputs):
-            if len(outputs) == 1 and outputs[0].error is not None:
-                raise outputs[0].error
-            raise BatchError(outputs)
-        return outputs
+        return _in_order(outputs)
+
+    def embed(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of all prompts, texts or token ids, in their order; the parameters are `/v1/embeddings`'.
+
+        Raises:
+            ApiError, BatchError: as `generate`.
+        """
+        batch = each_prompt(prompts)
+        total = len(batch) if isinstance(batch, Sized) else None
+        told = {"dimensions": dimensions, "normalize": normalize, "truncate_prompt_tokens": truncate_prompt_tokens}
+        work = ((_vector(self._llm, prompt, index, told), 1) for index, prompt in enumerate(batch))
+        running = self._as_they_finish(work)
+        return _in_order(list(tqdm(running, total=total, desc="Prompts", unit="prompt", disable=not use_tqdm)))
 
     def chat(
         self,
@@ -124,23 +141,27 @@ class LLM:
 
         The next prompts are taken when outputs are. A prompt that fails has an output with `error` set.
         """
+        each = _endless(sampling_params) if isinstance(sampling_params, SamplingParams | None) else sampling_params
+        pairs = enumerate(zip(prompts, each, strict=not isinstance(sampling_params, SamplingParams | None)))
+        return self._as_they_finish((_whole(self._llm, prompt, params, i), params.n) for i, (prompt, params) in pairs)
+
+    def _as_they_finish(self, work: Iterator[tuple[Coroutine[Any, Any, T], int]]) -> Generator[T, None, None]:
+        """The results of any number of requests, each with the number of its sequences, as they come."""
         if not self._finalizer.alive:
             raise RuntimeError("this LLM is closed")
-        each = _endless(sampling_params) if isinstance(sampling_params, SamplingParams | None) else sampling_params
-        work = enumerate(zip(prompts, each, strict=not isinstance(sampling_params, SamplingParams | None)))
-        done: queue.SimpleQueue[Future[RequestOutput]] = queue.SimpleQueue()
-        running: dict[Future[RequestOutput], int] = {}  # how many sequences each has
+        done: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+        running: dict[Future[T], int] = {}  # how many sequences each has
         has_more = True
         try:
             while True:
                 while has_more and (not running or sum(running.values()) < self._max_in_flight):
                     try:
-                        index, (prompt, params) = next(work)
+                        request, num_sequences = next(work)
                     except StopIteration:
                         has_more = False
                         break
-                    future = self._background.submit(_whole(self._llm, prompt, params, index))
-                    running[future] = params.n
+                    future = self._background.submit(request)
+                    running[future] = num_sequences
                     future.add_done_callback(done.put)
                 if not running:
                     return
@@ -190,3 +211,19 @@ async def _whole(llm: AsyncLLM, prompt: Prompt, params: SamplingParams, index: i
             return await anext(outputs)
     except ApiError as error:
         return RequestOutput(str(index), error=error)
+
+
+async def _vector(llm: AsyncLLM, prompt: Prompt, index: int, told: dict[str, Any]) -> EmbeddingRequestOutput:
+    try:
+        return await llm.embed(prompt, request_id=str(index), **told)
+    except ApiError as error:
+        return EmbeddingRequestOutput(str(index), error=error)
+
+
+def _in_order(outputs: list[Output]) -> list[Output]:
+    outputs.sort(key=lambda output: int(output.request_id))
+    if any(output.error is not None for output in outputs):
+        if len(outputs) == 1 and outputs[0].error is not None:
+            raise outputs[0].error
+        raise BatchError(outputs)
+    return outputs

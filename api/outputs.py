@@ -1,5 +1,6 @@
 """What a prompt brought, with the names that vLLM gives it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.frontend.api.logprobs import ScoreWriter
@@ -8,7 +9,16 @@ from penstock.frontend.errors import ApiError
 from penstock.frontend.schema import Bill
 from penstock.frontend.schema import PromptLogprob as Logprob
 
-__all__ = ["BatchError", "Bill", "CompletionOutput", "Logprob", "Logprobs", "RequestOutput"]
+__all__ = [
+    "BatchError",
+    "Bill",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "Logprob",
+    "Logprobs",
+    "RequestOutput",
+]
 
 Logprobs = dict[int, Logprob]
 """By token id: the most likely tokens of one position, and the one that stands there."""
@@ -59,10 +69,31 @@ class RequestOutput:
     error: ApiError | None = None  # why there are no outputs; only in what `generate_iter` and `BatchError` give
 
 
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """A prompt's vector."""
+
+    embedding: list[float]
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """What an embedding's prompt brought."""
+
+    request_id: str  # in a batch the prompt's number, from 0
+    outputs: EmbeddingOutput = field(default_factory=lambda: EmbeddingOutput([]))
+    prompt_token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    bill: Bill | None = None  # what the engine spent on it
+    warnings: list[str] = field(default_factory=list)  # as in `RequestOutput`
+    error: ApiError | None = None  # why there is no vector; only in what `BatchError` gives
+    finished: bool = True
+
+
 class BatchError(Exception):
     """Some prompts of a batch failed; `outputs` has all others' results, and `error` is set in those of the failed."""
 
-    def __init__(self, outputs: list[RequestOutput]) -> None:
+    def __init__(self, outputs: Sequence[RequestOutput | EmbeddingRequestOutput]) -> None:
         failed = [output for output in outputs if output.error is not None]
         first = failed[0]
         super().__init__(

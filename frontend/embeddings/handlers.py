@@ -52,13 +52,7 @@ async def embedding_job(
     Raises:
         InvalidRequest: one of its kinds.
     """
-    if service.config.parallel.pipeline_parallel_size > 1:
-        raise UnsupportedParameter(
-            "embeddings are not made by the stages of a pipeline: start the server without "
-            "--pipeline-parallel-size; --tensor-parallel-size works",
-            param="input",
-        )
-    valid = validate_embedding(request, rules, service.model.embeddings)
+    valid = read_embedding(service, rules, request)
     if max_model_len is not None:
         valid = replace(valid, common=replace(valid.common, max_model_len=max_model_len))
 
@@ -75,6 +69,21 @@ async def embedding_job(
         )
 
     return Job(valid.common, prepare, len(valid.inputs))
+
+
+def read_embedding(service: Service, rules: Rules, request: EmbeddingRequest) -> ValidEmbedding:
+    """Check a request against what this server can do.
+
+    Raises:
+        InvalidRequest: one of its kinds.
+    """
+    if service.config.parallel.pipeline_parallel_size > 1:
+        raise UnsupportedParameter(
+            "embeddings are not made by the stages of a pipeline: start the server without "
+            "--pipeline-parallel-size; --tensor-parallel-size works",
+            param="input",
+        )
+    return validate_embedding(request, rules, service.model.embeddings)
 
 
 def _no_stream(run: Run) -> Chunks:
