@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from penstock.frontend.api.logprobs import ScoreWriter
 from penstock.frontend.engine.generation import SequenceEvent
@@ -100,4 +101,4 @@ class BatchError(Exception):
             f"{len(failed)} of {len(outputs)} prompts failed, the first is prompt {first.request_id}: {first.error}; "
             "the other results are in `outputs` of this exception"
         )
-        self.outputs = outputs
+        self.outputs: list[Any] = [*outputs]  # as the method that raises it returns
