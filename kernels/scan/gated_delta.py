@@ -1,0 +1,134 @@
+"""The gated delta rule (Yang, Kautz and Hatamizadeh, 2024): the state learns a value for each key, and forgets.
+
+With q and k of unit length, q times K^-1/2, g = a softplus(dt + dt_bias) and beta = sigmoid(b):
+
+    S = exp(g) S;  S += k (beta (v - S^T k))^T;  y = S^T q
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.kernels.scan.rows import StateRows
+
+CHUNK = 64
+"""Tokens that are computed together, as products of matrices."""
+_EPS = 1e-6  # added to the squares of keys and queries
+
+
+def gated_delta_scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    rows: StateRows,
+) -> Tensor:
+    """Scan each row's new tokens from its state on. Computed in fp32.
+
+    Args:
+        q: [T, Hk, K], of any length; value head h uses key head h // (H / Hk).
+        k: [T, Hk, K], of any length.
+        v: [T, H, V].
+        dt: [T, H], before bias and softplus.
+        b: [T, H], before the sigmoid.
+        a: fp32[H], negative.
+        dt_bias: [H].
+        state: fp32[R, H, K, V], updated in place.
+        rows: of the batch.
+
+    Returns:
+        [T, H, V], in the dtype of `v`.
+    """
+    _check(q, k, v, dt, b, state)
+    group = v.shape[1] // k.shape[1]
+    q, k = (_unit(each.float()).repeat_interleave(group, 1) for each in (q, k))
+    q = q * k.shape[2] ** -0.5
+    g = a * functional.softplus(dt.float() + dt_bias.float())
+    beta = b.float().sigmoid()
+    out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
+    if (singles := rows.singles) is not None:
+        at, tokens = singles
+        k_s = k[tokens]
+        s = state.index_select(0, at) * g[tokens].exp()[..., None, None]
+        delta = (v[tokens] - (k_s[..., None, :] @ s)[..., 0, :]) * beta[tokens][..., None]
+        s += k_s[..., None] * delta[..., None, :]
+        out.index_copy_(0, tokens, (q[tokens][..., None, :] @ s)[..., 0, :])
+        state.index_copy_(0, at, s)
+    for row, begin, end in rows.runs:
+        s = state[row]
+        for i in range(begin, end, CHUNK):
+            now = slice(i, min(i + CHUNK, end))
+            s = _chunk(q[now], k[now], v[now].float(), g[now], beta[now], s, out[now])
+        state[row] = s
+    return out.to(v.dtype)
+
+
+def _chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, out: Tensor) -> Tensor:
+    """Compute L tokens of a row into `out` -> the state behind them, a new tensor.
+
+    What each token writes depends on what those before it in the chunk have written: a triangular system of equations.
+    """
+    q, k, v = (each.transpose(0, 1) for each in (q, k, v))  # [H, L, ...]
+    decay = g.T.cumsum(1)  # [H, L], its logarithm since the chunk began
+    since = decay[:, :, None] - decay[:, None, :]
+    hidden = torch.ones(since.shape[1:], dtype=torch.bool, device=q.device).triu_(1)
+    seen = since.masked_fill_(hidden, -torch.inf).exp_()
+    learned = beta.T[..., None]
+    start = decay.exp()[..., None]
+    wanted = learned * (v - start * (k @ state))
+    system = (learned * k) @ k.transpose(1, 2) * seen
+    written = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    read = torch.baddbmm(start * (q @ state), q @ k.transpose(1, 2) * seen, written)
+    out.copy_(read.transpose(0, 1))
+    left = (decay[:, -1:] - decay).exp()[..., None]
+    return torch.baddbmm(state * decay[:, -1].exp()[:, None, None], (k * left).transpose(1, 2), written)
+
+
+def gated_delta_scan_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    rows: StateRows,
+) -> Tensor:
+    """Token by token in float64, rounded once; `state` is updated, too."""
+    group = v.shape[1] // k.shape[1]
+    q, k = (_unit(each.double()).repeat_interleave(group, 1) for each in (q, k))
+    q = q * k.shape[2] ** -0.5
+    g = a.double() * functional.softplus(dt.double() + dt_bias.double())
+    beta = b.double().sigmoid()
+    out = torch.empty_like(v)
+    for row, begin, end in rows.all_runs:
+        s = state[row].double()
+        for t in range(begin, end):
+            s = g[t].exp()[:, None, None] * s
+            delta = beta[t][:, None] * (v[t].double() - torch.einsum("hk,hkv->hv", k[t], s))
+            s = s + torch.einsum("hk,hv->hkv", k[t], delta)
+            out[t] = torch.einsum("hk,hkv->hv", q[t], s).to(v.dtype)
+        state[row] = s.float()
+    return out
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _EPS)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, dt: Tensor, b: Tensor, state: Tensor) -> None:
+    num_heads, value_dim = v.shape[1:]
+    if q.shape != k.shape or v.shape[:2] != dt.shape or dt.shape != b.shape or state.shape[1:] != (
+        num_heads, k.shape[2], value_dim,
+    ):  # fmt: skip
+        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, dt {tuple(dt.shape)} and b"
+                         f" {tuple(b.shape)} do not fit state {tuple(state.shape)}")  # fmt: skip
+    if num_heads % k.shape[1]:
+        raise ValueError(f"{num_heads} value heads cannot share {k.shape[1]} key heads")
+    if state.dtype != torch.float32:
+        raise ValueError(f"the state must be in fp32, not {state.dtype}")
