@@ -129,6 +129,8 @@ def check_request(
     num_prompt_tokens, remainder = divmod(len(message.prompt_token_ids), 4)
     if remainder or not num_prompt_tokens:
         return Refusal("internal", f"the prompt is not an int32 buffer: {len(message.prompt_token_ids)} bytes")
+    if message.images:
+        return Refusal("internal", "the request has images; this engine computes none")
     max_len = limits.max_sequence_len
     if message.sampling.pooling is not None:
         if refusal := _check_pooled(message, num_prompt_tokens, limits):

@@ -4,17 +4,18 @@ Structs are tagged, array-like and frozen; they are validated against these type
 Arrays travel as raw little-endian buffers (`bytes`); the comment beside each field gives dtype and shape.
 New fields are only ever added at the end and with a default; any other change increments `PROTOCOL_VERSION`.
 
-Directions (`frontend.py` and `worker.py`; `base.py` is what both share; `handover.py` has those between engines):
+Directions (`frontend.py` and `worker.py`; `base.py` is what both share, `images.py` what is said of images;
+`handover.py` has those between engines):
 
     frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, PauseRequest, ResumeRequest,
                              Heartbeat, Goodbye, ResetPrefixCache, ListRequests, ListCache, DrainEngine,
                              NoteCulprit; WatchSteps, ListPages, ListPrefixes, ShowLife (`watching.py`)
     scheduler -> frontend    EngineReady, EngineNotReady, TokenBatch, EngineStats, ExpertLoad,
                              CacheEvents, RequestList, SayHello, Refused, Heartbeat
-    worker    -> scheduler   WorkerHello, StepResult, GrammarPrepared, KVStored, KVLoaded, DiskContents,
-                             ExpertTokens, WorkerFailed, Heartbeat
-    scheduler -> worker      Welcome, StepPlan, PrepareGrammar, DropGrammar, StoreKV, LoadKV, DropStoredKV,
-                             SayHello, Refused, Heartbeat
+    worker    -> scheduler   WorkerHello, StepResult, GrammarPrepared, ImageEncoded, KVStored, KVLoaded,
+                             DiskContents, ExpertTokens, WorkerFailed, Heartbeat
+    scheduler -> worker      Welcome, StepPlan, PrepareGrammar, DropGrammar, EncodeImage, DropEmbedding, StoreKV,
+                             LoadKV, DropStoredKV, SayHello, Refused, Heartbeat
 """
 
 from penstock.ipc.messages.base import (
@@ -85,6 +86,18 @@ from penstock.ipc.messages.handover import (
     UnfollowKV,
     WithdrawKV,
 )
+from penstock.ipc.messages.images import (
+    IMAGE_KEY_BYTES,
+    DropEmbedding,
+    EncodeImage,
+    ImageEncoded,
+    ImageKey,
+    ImageRef,
+    PixelRef,
+    PixelTensor,
+    PixelType,
+    RowImage,
+)
 from penstock.ipc.messages.watching import (
     CACHED,
     FREE,
@@ -138,6 +151,7 @@ __all__ = [
     "FREE",
     "FROM_HOST",
     "HELD",
+    "IMAGE_KEY_BYTES",
     "ON_DEVICE",
     "OWNED",
     "PROTOCOL_VERSION",
@@ -151,8 +165,10 @@ __all__ = [
     "DiskStats",
     "DraftStats",
     "DrainEngine",
+    "DropEmbedding",
     "DropGrammar",
     "DropStoredKV",
+    "EncodeImage",
     "EngineNotReady",
     "EngineReady",
     "EngineStats",
@@ -172,6 +188,9 @@ __all__ = [
     "HandoverTaken",
     "Heartbeat",
     "HostTierStats",
+    "ImageEncoded",
+    "ImageKey",
+    "ImageRef",
     "InRow",
     "KVData",
     "KVLayers",
@@ -195,6 +214,9 @@ __all__ = [
     "PageRuns",
     "PauseRequest",
     "Picture",
+    "PixelRef",
+    "PixelTensor",
+    "PixelType",
     "Pooling",
     "PoolingKind",
     "PrefixNode",
@@ -211,6 +233,7 @@ __all__ = [
     "ResumeRequest",
     "Role",
     "RowError",
+    "RowImage",
     "Sampling",
     "SamplingParams",
     "SayHello",
@@ -287,6 +310,7 @@ FromWorker = (
     WorkerHello
     | StepResult
     | GrammarPrepared
+    | ImageEncoded
     | KVStored
     | KVLoaded
     | DiskContents
@@ -300,6 +324,8 @@ ToWorker = (
     | StepPlan
     | PrepareGrammar
     | DropGrammar
+    | EncodeImage
+    | DropEmbedding
     | StoreKV
     | LoadKV
     | DropStoredKV

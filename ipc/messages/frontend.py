@@ -14,6 +14,7 @@ from penstock.ipc.messages.base import (
     TokenLogprobs,
 )
 from penstock.ipc.messages.handover import KVSource, Role
+from penstock.ipc.messages.images import ImageRef
 
 
 class FrontendHello(Message, frozen=True):
@@ -49,6 +50,7 @@ class EngineReady(Message, frozen=True):
     is_draining: bool = False  # it takes no new requests
     start_id: str = ""  # of the scheduler's process: another one after each start
     max_drafts: int = 0  # tokens that are guessed for a row in a step at most
+    takes_images: bool = False
 
 
 class EngineNotReady(Message, frozen=True):
@@ -116,6 +118,7 @@ class AddRequest(Message, frozen=True):
     """From another engine, for the KV of this prompt: it has the first so many tokens. -1: an ordinary request."""
     num_deaths: int = 0  # of workers of other engines that it may have ended, a few tokens ago
     is_background: bool = False  # nobody waits for it: it runs behind all others, whatever the policy
+    images: Annotated[tuple[ImageRef, ...], Meta(max_length=1024)] = ()  # by position; no two overlap
 
 
 class AbortRequest(Message, frozen=True):

@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from penstock.ipc.messages.base import Buffer, ErrorCode, Message, SamplingParams, ShortText
 from penstock.ipc.messages.handover import KVSource
+from penstock.ipc.messages.images import RowImage
 
 Count = Annotated[int, Meta(ge=1, le=2**26)]
 """A count for which the scheduler keeps a list: bounded well above what any machine has."""
@@ -74,6 +75,9 @@ class WorkerHello(Message, frozen=True):
     max_drafts: Annotated[int, Meta(ge=0, le=64)] = 0  # tokens that its drafter guesses for a row in a step; 0: none
     drafter: ShortText = ""  # its name; also of one that could not be set up
     draft_page_bytes: Annotated[int, Meta(ge=0)] = 0  # that it keeps on the device beside each page
+    max_embedding_bytes: Annotated[int, Meta(ge=0)] = 0  # of images at a time; 0: the model sees none
+    embedding_bytes: Annotated[int, Meta(ge=0)] = 0  # of one position of an image
+    images_are_whole: bool = False  # all positions of an image are computed in one chunk: they see each other
 
 
 class Welcome(Message, frozen=True):
@@ -97,6 +101,7 @@ class NewRow(Struct, frozen=True, array_like=True, gc=False):
     page_ids: Buffer  # int32[k]: its first pages, enough for all known tokens; those of a prefix hit come first
     grammar_id: int = 0  # a prepared grammar; 0: none. Its text is no longer in `sampling`
     cache_salt: ShortText = ""  # what is learnt from the sequence is for others with the same salt only
+    images: tuple[RowImage, ...] = ()  # of its prompt, by position
 
 
 class PrepareGrammar(Message, frozen=True):
