@@ -23,7 +23,8 @@ from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP
 from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.kernels.native.build import build
 from penstock.kernels.native.library import Library, PackedLinear
-from penstock.kernels.native.program import NativePool, Program, ProgramBuilder
+from penstock.kernels.native.pool import NativePool
+from penstock.kernels.native.program import Program, ProgramBuilder
 from penstock.kernels.quantized.weight import InputRounding, QuantizedWeight
 
 Make = Callable[[int, int], QuantizedWeight | Tensor]

@@ -18,7 +18,8 @@ from penstock.gpu_worker.parallel.one_host import program_ranks
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.native.library import Library
-from penstock.kernels.native.program import GroupPages, NativePool, Program, RotaryTable
+from penstock.kernels.native.pool import NativePool
+from penstock.kernels.native.program import GroupPages, Program, RotaryTable
 
 _LONG = 128
 """Tokens in a step from which torch's bf16 products are worth unpacking all weights for, on processors with bf16 matrix

@@ -36,15 +36,22 @@ struct Batch {  // T tokens, N rows; as _Batch in program.py
   float* taps;  // [T, .], see Tapping; or null
   const int32_t* paths;  // as in AttentionRows
   int32_t path_stride;
+  const int32_t* state_rows;  // [N]: where their states are, or null
 };
 
-struct LayerPages {  // as _LayerPages in program.py
+struct LayerPages {  // as _LayerPages in pool.py
   void *keys, *values;  // [pages, Hk, page_size, D]; quantized [pages, Hk, head_bytes]
   int32_t group, page_size, head_bytes;
 };
 
+struct RowStates {  // what a layer keeps of rows; as _RowStates in pool.py
+  float* data;
+  int64_t row_size;  // floats
+};
+
 struct Pool {
   const LayerPages* layers;
+  const RowStates* states;  // as the operations number them
   int32_t kind;  // of KvKind
 };
 

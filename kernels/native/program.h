@@ -11,6 +11,7 @@
 #include "operations/mixing.h"
 #include "operations/norms.h"
 #include "operations/products.h"
+#include "operations/recurrent.h"
 #include "operations/reducing.h"
 #include "operations/tapping.h"
 #include "pass.h"
@@ -18,8 +19,9 @@
 namespace penstock {
 
 enum OperationKind {  // as OPERATIONS in operations/structs.py
-  kEmbedding, kPositions, kNorm, kScaling, kHeads, kGating, kTapping, kKeepingLatents,  // on each token alone
+  kEmbedding, kPositions, kNorm, kScaling, kHeads, kGating, kTapping, kKeepingLatents, kGatedNorm,  // on each token alone
   kProduct, kAttending, kMixing, kAttendingLatents, kReducing,
+  kConvolving, kMamba2Scanning, kDeltaScanning,
 };
 
 struct Operation {  // as _Operation in program.py
@@ -53,6 +55,8 @@ inline void run_of_token(const Pass& pass, const Operation& operation, int t) {
       return run(pass, *static_cast<const Gating*>(operation.what), t);
     case kTapping:
       return run(pass, *static_cast<const Tapping*>(operation.what), t);
+    case kGatedNorm:
+      return run(pass, *static_cast<const GatedNorm*>(operation.what), t);
     default:
       return run_keeping(pass, *static_cast<const Latents*>(operation.what), t);
   }
@@ -68,6 +72,12 @@ inline void run_of_batch(const Pass& pass, const Operation& operation) {
       return run(pass, *static_cast<const Mixing*>(operation.what));
     case kReducing:
       return run(pass, *static_cast<const Reducing*>(operation.what));
+    case kConvolving:
+      return run(pass, *static_cast<const Convolving*>(operation.what));
+    case kMamba2Scanning:
+      return run(pass, *static_cast<const Mamba2Scanning*>(operation.what));
+    case kDeltaScanning:
+      return run(pass, *static_cast<const DeltaScanning*>(operation.what));
     default:
       return run_attending(pass, *static_cast<const Latents*>(operation.what));
   }
@@ -83,6 +93,12 @@ inline double num_multiplications(const Operation& operation, const Pass& pass) 
       return num_multiplications(*static_cast<const Mixing*>(operation.what), pass);
     case kAttendingLatents:
       return num_multiplications(*static_cast<const Latents*>(operation.what), pass);
+    case kConvolving:
+      return num_multiplications(*static_cast<const Convolving*>(operation.what), pass);
+    case kMamba2Scanning:
+      return num_multiplications(*static_cast<const Mamba2Scanning*>(operation.what), pass);
+    case kDeltaScanning:
+      return num_multiplications(*static_cast<const DeltaScanning*>(operation.what), pass);
     default:
       return 0;
   }

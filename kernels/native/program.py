@@ -3,14 +3,14 @@
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_void_p
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.kernels.kv_quantization import KVScales, PageLayout
+from penstock.kernels.kv_quantization import KVScales
 from penstock.kernels.native.attention.latents import PackedLatents
 from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import (
@@ -24,6 +24,7 @@ from penstock.kernels.native.library import (
 )
 from penstock.kernels.native.operations import structs
 from penstock.kernels.native.operations.structs import numbers, pointers
+from penstock.kernels.native.pool import NativePool
 from penstock.kernels.native.quantized.layout import round_up
 from penstock.kernels.native.ranks.group import DistantRanks, SharedRanks
 from penstock.kernels.norms import NormWeights
@@ -36,8 +37,6 @@ Finish = Literal["store", "add", "activate", "gate", "gate_stored"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu")  # as enum Activation in activations.h
 NORM_KINDS = ("none", "rms", "layer")  # as enum NormKind in norms.h
 FINISHES: tuple[Finish, ...] = ("store", "add", "activate", "gate", "gate_stored")  # as enum Finish in products.h
-
-KV_KINDS = ("float32", "bfloat16", "int8", "int4", "fp8_e4m3", "fp8_e5m2")  # as enum KvKind in codes.h
 
 _MOST_AHEAD = 512 << 10
 """Bytes of the next weights that are fetched into a core's own cache while it waits."""
@@ -69,16 +68,8 @@ class _Batch(ctypes.Structure):
         *numbers("num_tokens", "num_rows"),
         *pointers("input_ids", "positions", "query_start_loc", "seq_lens", "table_rows", "groups", "rotaries", "out"),
         *pointers("taps"),
-        *(("paths", c_void_p), ("path_stride", c_int32)),
+        *(("paths", c_void_p), ("path_stride", c_int32), ("state_rows", c_void_p)),
     )
-
-
-class _LayerPages(ctypes.Structure):
-    _fields_ = (*pointers("keys", "values"), *numbers("group", "page_size", "head_bytes"))
-
-
-class _Pool(ctypes.Structure):
-    _fields_ = (*pointers("layers"), *numbers("kind"))
 
 
 class _PageTable(ctypes.Structure):
@@ -123,58 +114,6 @@ class GroupPages(NamedTuple):
     page_table: Tensor  # int32[N, max_pages]
 
 
-class LayerPages(Protocol):
-    """One layer's part of all pages."""
-
-    @property
-    def keys(self) -> Tensor:
-        """[num_pages, Hk, page_size, D], fp32 or bf16, contiguous; quantized uint8[num_pages, Hk, head bytes]."""
-
-    @property
-    def values(self) -> Tensor:
-        """The same shape."""
-
-    @property
-    def group(self) -> int:
-        """Index of the layer's page group."""
-
-    @property
-    def layout(self) -> PageLayout | None:
-        """Of quantized pages."""
-
-
-def _page_size(layer: LayerPages) -> int:
-    return layer.keys.shape[2] if layer.layout is None else layer.layout.page_size
-
-
-def kv_kind(pages: Tensor, layout: PageLayout | None) -> int:
-    """The number of a kind of pages, as in enum KvKind in codes.h."""
-    return KV_KINDS.index(str(pages.dtype).removeprefix("torch.") if layout is None else layout.format.name)
-
-
-class NativePool:
-    """The pages of all layers."""
-
-    def __init__(self, layers: Sequence[LayerPages], page_sizes: Sequence[int] = ()) -> None:
-        """`page_sizes`: tokens of a page, of each page group; needed if some have no layers here."""
-        self._tensors = [(layer.keys, layer.values) for layer in layers]  # keeps alive what the pointers refer to
-        for tensor in (tensor for pair in self._tensors for tensor in pair):
-            if not tensor.is_contiguous():
-                raise ValueError(f"pages {tuple(tensor.shape)} of strides {tensor.stride()} are not contiguous")
-        self._layers = (_LayerPages * len(layers))(
-            *(
-                _LayerPages(
-                    *(layer.keys.data_ptr(), layer.values.data_ptr(), layer.group, _page_size(layer)),
-                    0 if layer.layout is None else layer.keys.shape[2],
-                )
-                for layer in layers
-            )
-        )
-        self.page_sizes = dict(enumerate(page_sizes)) or {layer.group: _page_size(layer) for layer in layers}
-        kind = kv_kind(layers[0].keys, layers[0].layout) if layers else 0
-        self.struct = _Pool(ctypes.addressof(self._layers), kind)
-
-
 class ProgramBuilder:
     """Collects operations in the order in which they run.
 
@@ -207,14 +146,14 @@ class ProgramBuilder:
             num_rows, size = embedding.num_outputs, embedding.num_inputs
             table, packed, kind = None, embedding.struct, embedding.kind
         rows = (first, num_rows)
-        self._add(structs.Embedding(table, packed, WEIGHT_KINDS.index(kind), size, to, *rows, scale), size, embedding)
+        self.append(structs.Embedding(table, packed, WEIGHT_KINDS.index(kind), size, to, *rows, scale), size, embedding)
 
     def add_positions(self, table: Tensor, to: int, offset: int = 0) -> None:
         """to += table[position + offset]; fp32 or bf16 [., size]."""
         table = table.contiguous()
         size = table.shape[1]
         kind = WEIGHT_KINDS.index(kind_of(table))
-        self._add(structs.Positions(table.data_ptr(), kind, size, to, offset), size, table)
+        self.append(structs.Positions(table.data_ptr(), kind, size, to, offset), size, table)
 
     def norm(
         self,
@@ -232,11 +171,11 @@ class ProgramBuilder:
         Or, with `added`, to += added * norm(source), which overwrites `source`.
         """
         operation = structs.Norm(self._norm(norm), size, count, source, to, first, added is not None, added or 0.0)
-        self._add(operation, size * count)
+        self.append(operation, size * count)
 
     def scale(self, to: int, size: int, by: float, source: int | None = None, first: int = 0) -> None:
         """to *= by, of `size` floats; with a source, each is also multiplied by its number there, after `first`."""
-        self._add(structs.Scaling(size, -1 if source is None else source, first, to, by), size)
+        self.append(structs.Scaling(size, -1 if source is None else source, first, to, by), size)
 
     def heads(
         self,
@@ -267,7 +206,7 @@ class ProgramBuilder:
             *(-1 if rotary is None else rotary, 0 if norms.spans_all else dim, dim if has_own else 0),
             *(norms.follow_rope, *growth, *(kv_scales or (0.0, 0.0))),
         )
-        self._add(operation, (q_heads + 2 * kv_heads) * dim)
+        self.append(operation, (q_heads + 2 * kv_heads) * dim)
 
     def attend(
         self,
@@ -294,7 +233,7 @@ class ProgramBuilder:
             sinks: [Hq], logits without values in the softmax.
         """
         sinks = None if sinks is None else sinks.float().contiguous()
-        self._add(structs.Attending(qkv, to, *shape, layer, window or 0, scale, softcap, address_of(sinks)), 0, sinks)
+        self.append(structs.Attending(qkv, to, *shape, layer, window or 0, scale, softcap, address_of(sinks)), 0, sinks)
 
     def product(
         self,
@@ -318,7 +257,7 @@ class ProgramBuilder:
         self._widths[to] = max(self._widths[to], first + linear.num_packed // (1 + linear.interleaved))
         self._follow(linear)
         places = (source, to, first, FINISHES.index(finish), ACTIVATIONS.index(activation))
-        self._add(structs.Product(linear.struct, *places, scale), 0, linear)
+        self.append(structs.Product(linear.struct, *places, scale), 0, linear)
 
     def reduce(
         self, ranks: SharedRanks | DistantRanks, source: int, to: int, size: int, *, added: float | None = None
@@ -326,7 +265,7 @@ class ProgramBuilder:
         """to = sums of the source over all ranks, or to += added * sums, of `size` floats: the same bits on each."""
         group = ctypes.addressof(ranks.struct)
         self._waiting = structs.Reducing(group, None, 0, size, source, to, added is not None, added or 0.0)
-        self._add(self._waiting, 0, ranks)
+        self.append(self._waiting, 0, ranks)
 
     def mix(
         self, experts: PackedExperts, source: int, to: int, *, added: float | None = None, judged: int | None = None
@@ -339,7 +278,7 @@ class ProgramBuilder:
         self._packed_width = max(self._packed_width, round_up(hidden, UNIT))
         judged = source if judged is None else judged
         self._waiting = None
-        self._add(structs.Mixing(experts.struct, source, judged, to, added is not None, added or 0.0), 0, experts)
+        self.append(structs.Mixing(experts.struct, source, judged, to, added is not None, added or 0.0), 0, experts)
 
     def attend_to_latents(
         self, attention: PackedLatents, latents: int, q: int, to: int, layer: int, rotary: int
@@ -356,13 +295,13 @@ class ProgramBuilder:
         """
         its = attention.struct
         places = (latents, q, to, layer, rotary)
-        self._add(structs.KeepingLatents(its, *places), its.num_heads * (its.nope_dim + its.rope_dim), attention)
-        self._add(structs.AttendingLatents(its, *places))
+        self.append(structs.KeepingLatents(its, *places), its.num_heads * (its.nope_dim + its.rope_dim), attention)
+        self.append(structs.AttendingLatents(its, *places))
 
     def gate(self, weights: Tensor, source: int, to: int, size: int) -> None:
         """to *= sigmoid(weights * source); [H], and `size` floats of `to`."""
         weights = weights.float().contiguous()
-        self._add(structs.Gating(weights.data_ptr(), len(weights), size, source, to), size, weights)
+        self.append(structs.Gating(weights.data_ptr(), len(weights), size, source, to), size, weights)
 
     def tap(self, places: Sequence[int], source: int, size: int) -> int:
         """Hand out a slot, `size` floats, as it is before each of these operations (`num_operations` of their time).
@@ -412,7 +351,8 @@ class ProgramBuilder:
     def _norm(self, norm: NormWeights | None) -> structs.NormWeightsStruct:
         return norm_struct(norm, self._kept)
 
-    def _add(self, operation: ctypes.Structure, size: int = 0, *kept: object) -> None:
+    def append(self, operation: ctypes.Structure, size: int = 0, *kept: object) -> None:
+        """Add an operation on `size` floats of each token; what its pointers refer to is kept."""
         self._operations.append((operation, size))
         self._kept += kept
 
@@ -447,6 +387,7 @@ class Program:
         given: Tensor | None = None,
         taps: Tensor | None = None,
         paths: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Compute a ragged batch of T tokens in N rows, and write their keys and values.
 
@@ -461,6 +402,7 @@ class Program:
             given: [T, H], contiguous, what a program without an embedding begins with; in fp32 it becomes the result.
             taps: fp32[T, .], gets what `ProgramBuilder.tap` hands out.
             paths: as in `paged_attention`.
+            rows: int32[N], where their states are; not needed if layers keep none.
 
         Returns:
             fp32[T, H].
@@ -476,7 +418,7 @@ class Program:
         batch.query_start_loc, batch.seq_lens = query_start_loc.data_ptr(), seq_lens.data_ptr()
         batch.groups, batch.rotaries = ctypes.addressof(group_structs), ctypes.addressof(rotary_structs)
         batch.out, batch.taps, batch.paths = out.data_ptr(), address_of(taps), address_of(paths)
-        batch.path_stride = 0 if paths is None else paths.stride(0)
+        batch.path_stride, batch.state_rows = 0 if paths is None else paths.stride(0), address_of(rows)
         self._functions.penstock_forward(ctypes.byref(self.struct), ctypes.byref(pool.struct), ctypes.byref(batch))
         return out
 

@@ -60,7 +60,7 @@ class Inputs {
     batch.positions = positions_.data();
     batch.query_start_loc = query_start_loc_.data();
     batch.seq_lens = seq_lens_.data();
-    batch.table_rows = table_rows_.data();
+    batch.table_rows = batch.state_rows = table_rows_.data();
     batch.groups = groups_.data();
     batch.rotaries = rows.rotaries;
     batch.taps = rows.taps;

@@ -13,7 +13,7 @@ from penstock.kernels.native import build
 from penstock.kernels.native.attention.latents import PackedLatents
 from penstock.kernels.native.experts.packed import PackedExperts, routing_struct
 from penstock.kernels.native.library import UNIT, Library, PackedLinear
-from penstock.kernels.native.program import kv_kind
+from penstock.kernels.native.pool import kv_kind
 from penstock.kernels.routing import Routing
 
 

@@ -12,11 +12,11 @@ from penstock.gpu_worker.state.kv_pool import LayerPages
 from penstock.kernels.activation import ActivationKind, activation, gated_activation
 from penstock.kernels.kv_quantization import KV_FORMATS, KVScales, PageLayout, write_quantized
 from penstock.kernels.native.library import Library
+from penstock.kernels.native.pool import NativePool
 from penstock.kernels.native.program import (
     ACTIVATIONS,
     GroupPages,
     HeadShape,
-    NativePool,
     Program,
     ProgramBuilder,
     QueryGrowth,

@@ -10,7 +10,7 @@
 
 namespace penstock {
 
-enum KvKind { kKvFp32, kKvBf16, kKvInt8, kKvInt4, kKvE4M3, kKvE5M2 };  // as KV_KINDS in program.py
+enum KvKind { kKvFp32, kKvBf16, kKvInt8, kKvInt4, kKvE4M3, kKvE5M2 };  // as KV_KINDS in pool.py
 
 template <int kBits>
 struct IntegerCode {  // a byte of codes of 8 or 4 bits

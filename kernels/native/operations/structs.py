@@ -102,8 +102,47 @@ class AttendingLatents(Latents):
     pass
 
 
+class ConvolutionStruct(ctypes.Structure):
+    _fields_ = (*pointers("weight", "bias"), *numbers("channels", "width", "has_silu"))
+
+
+class Convolving(ctypes.Structure):
+    _fields_ = (
+        ("convolution", ConvolutionStruct),
+        *numbers("from_", "first", "input_gate", "output_gate", "to", "to_first", "state"),
+    )
+
+
+class Mamba2Struct(ctypes.Structure):
+    _fields_ = (
+        *pointers("a", "dt_bias", "skip"),
+        *(("min_dt", c_float), ("max_dt", c_float)),
+        *numbers("num_heads", "num_groups", "head_dim", "state_size"),
+    )
+
+
+class Mamba2Scanning(ctypes.Structure):
+    _fields_ = (("scan", Mamba2Struct), *numbers("from_", "x", "b", "c", "dt", "to", "state"))
+
+
+class GatedDeltaStruct(ctypes.Structure):
+    _fields_ = (*pointers("a", "dt_bias"), *numbers("num_heads", "num_key_heads", "key_dim", "value_dim"))
+
+
+class DeltaScanning(ctypes.Structure):
+    _fields_ = (("scan", GatedDeltaStruct), *numbers("from_", "q", "k", "v", "gates", "dt", "b", "to", "state"))
+
+
+class GatedNorm(ctypes.Structure):
+    _fields_ = (
+        ("norm", NormWeightsStruct),
+        *numbers("x", "gate", "gate_first", "size", "group_size", "weight_step", "norms_first"),
+    )
+
+
 # As enum OperationKind in program.h.
 OPERATIONS = (
-    *(Embedding, Positions, Norm, Scaling, Heads, Gating, Tapping, KeepingLatents),
+    *(Embedding, Positions, Norm, Scaling, Heads, Gating, Tapping, KeepingLatents, GatedNorm),
     *(Product, Attending, Mixing, AttendingLatents, Reducing),
+    *(Convolving, Mamba2Scanning, DeltaScanning),
 )

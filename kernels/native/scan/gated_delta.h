@@ -1,0 +1,120 @@
+// The gated delta rule, token by token. What a token reads before it writes is added up while the one before it writes,
+// so the state passes once for each token.
+#pragma once
+
+#include "steps.h"
+
+namespace penstock {
+
+struct GatedDelta {  // as GatedDeltaStruct in recurrent.py
+  const float *a, *dt_bias;  // [num_heads]
+  int32_t num_heads, num_key_heads, key_dim, value_dim;
+};
+
+// Tokens of a row, and one of its value heads: all are this head's.
+struct GatedDeltaRow {
+  const float *q, *k, *v, *dt, *b;
+  float *out, *state;  // state [key_dim, value_dim]
+  int32_t stride, gate_stride, out_stride, count;
+};
+
+struct DeltaTokens {  // up to 64 tokens' queries and keys [., key_dim], and what decides how they write
+  const float *q, *k, *decays, *betas;
+  int32_t count;
+};
+
+constexpr float kUnitEps = 1e-6f;  // as in gated_delta.py
+
+// out = x * scale / |x|
+inline void to_unit(const float* x, int n, float scale, float* out) {
+  Floats squares = {};
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) squares += load16(x + i) * load16(x + i);
+  float total = sum_of(squares)[0];
+  for (; i < n; i++) total += x[i] * x[i];
+  scale /= std::sqrt(total + kUnitEps);
+  for (i = 0; i < n; i++) out[i] = x[i] * scale;
+}
+
+// The keys' products with a state, added up in the order in which `scan_values` does it.
+template <int kVectors>
+inline __attribute__((always_inline)) void recall(const float* state, int stride, const float* k, int key_dim,
+                                                  Floats (&sums)[kVectors]) {
+  for (int i = 0; i < key_dim; i++)
+    for (int j = 0; j < kVectors; j++) sums[j] += load16(state + size_t(i) * stride + j * kLanes) * k[i];
+}
+
+// 16 * kVectors values from `v` on, whose state begins at `state`: scans tokens, and writes what they read to `out`.
+// Lanes are independent: their bits are the same however many there are.
+template <int kVectors>
+inline __attribute__((always_inline)) void scan_values(const DeltaTokens& tokens, int key_dim, float* state, int stride,
+                                                       const float* v, int v_stride, float* out, int out_stride) {
+  Floats recalled[kVectors] = {};
+  recall<kVectors>(state, stride, tokens.k, key_dim, recalled);
+  for (int t = 0; t < tokens.count; t++) {
+    const float *k = tokens.k + size_t(t) * key_dim, *q = tokens.q + size_t(t) * key_dim;
+    const float* next = t + 1 < tokens.count ? k + key_dim : k;
+    const Floats decay = splat(tokens.decays[t]);
+    Floats delta[kVectors], read[kVectors] = {};
+    for (int j = 0; j < kVectors; j++) {
+      delta[j] = (load16(v + size_t(t) * v_stride + j * kLanes) - recalled[j] * decay) * tokens.betas[t];
+      recalled[j] = Floats{};
+    }
+    for (int i = 0; i < key_dim; i++)
+      for (int j = 0; j < kVectors; j++) {
+        float* at = state + size_t(i) * stride + j * kLanes;
+        Floats s = load16(at) * decay;
+        s += delta[j] * k[i];
+        store(at, s);
+        read[j] += s * q[i];
+        recalled[j] += s * next[i];
+      }
+    for (int j = 0; j < kVectors; j++) store(out + size_t(t) * out_stride + j * kLanes, read[j]);
+  }
+}
+
+// `scratch`: room for 2 * 64 * key_dim floats, then key_dim * 32 for a part of the state, then 64 * 32 twice.
+constexpr int kValuesAtOnce = 2 * kLanes;
+inline size_t delta_scratch(int key_dim) {
+  return size_t(2 * kScanned) * key_dim + size_t(key_dim) * kValuesAtOnce + 2 * kScanned * kValuesAtOnce;
+}
+
+inline void scan(const GatedDelta& op, const GatedDeltaRow& row, int head, float* scratch) {
+  const int key_dim = op.key_dim, value_dim = op.value_dim;
+  float *const q = scratch, *const k = q + kScanned * key_dim, *const part = k + kScanned * key_dim;
+  float *const values = part + key_dim * kValuesAtOnce, *const read = values + kScanned * kValuesAtOnce;
+  for (int begin = 0; begin < row.count; begin += kScanned) {
+    const int count = std::min(kScanned, row.count - begin);
+    float decays[kScanned] = {}, betas[kScanned];
+    for (int t = 0; t < count; t++) {
+      const size_t at = size_t(begin + t) * row.stride, gate_at = size_t(begin + t) * row.gate_stride;
+      decays[t] = op.a[head] * softplus(row.dt[gate_at] + op.dt_bias[head]);
+      betas[t] = 1.0f / (1.0f + std::exp(-row.b[gate_at]));
+      to_unit(row.q + at, key_dim, 1.0f / std::sqrt(float(key_dim)), q + t * key_dim);
+      to_unit(row.k + at, key_dim, 1.0f, k + t * key_dim);
+    }
+    exponentials(decays, count);
+    const DeltaTokens tokens{q, k, decays, betas, count};
+    const float* const v = row.v + size_t(begin) * row.stride;
+    float* const out = row.out + size_t(begin) * row.out_stride;
+    int value = 0;
+    if (count == 1)  // nothing is read twice from far: the state stays where it is, and passes in whole lines
+      for (constexpr int kWide = kPart == 16 ? 8 : 2; value + kWide * kLanes <= value_dim; value += kWide * kLanes)
+        scan_values<kWide>(tokens, key_dim, row.state + value, value_dim, v + value, row.stride, out + value,
+                           row.out_stride);
+    for (; value < value_dim; value += kValuesAtOnce) {  // a part of the state, of the values and of the results
+      const int width = std::min(kValuesAtOnce, value_dim - value);
+      auto copy = [width](const float* from, int stride, float* to, int to_stride, int num_rows) {
+        for (int i = 0; i < num_rows; i++) std::copy_n(from + size_t(i) * stride, width, to + size_t(i) * to_stride);
+      };
+      if (width < kValuesAtOnce) std::fill(part, read, 0.0f);
+      copy(row.state + value, value_dim, part, kValuesAtOnce, key_dim);
+      copy(v + value, row.stride, values, kValuesAtOnce, count);
+      scan_values<2>(tokens, key_dim, part, kValuesAtOnce, values, kValuesAtOnce, read, kValuesAtOnce);
+      copy(part, kValuesAtOnce, row.state + value, value_dim, key_dim);
+      copy(read, kValuesAtOnce, out + value, row.out_stride, count);
+    }
+  }
+}
+
+}  // namespace penstock
