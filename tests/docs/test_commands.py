@@ -157,9 +157,18 @@ def test_the_pages_have_commands_of_known_kinds() -> None:
     assert len([fence for fence in found if fence.kind == "run"]) > 10
 
 
+_ELSEWHERE = r"-m bench|--gpu this|^penstock run-batch|doctor --quick|--plot plan.svg|--num-requests 600"
+"""These take long, and have tests of their own."""
+
+
 def is_quick(fence: Fence) -> bool:
-    """What measures this machine takes long, and has tests of its own: in soak only."""
-    return IS_SOAK or not re.search(r"-m bench|--gpu this", fence.text)
+    """Others are in soak only, and so are scripts that load a model, but for the first page's and those of a loop."""
+    if IS_SOAK:
+        return True
+    loads = re.search(r"^from penstock import .*\bLLM\b", fence.text, flags=re.MULTILINE)
+    return not re.search(_ELSEWHERE, fence.text, flags=re.MULTILINE) and (
+        loads is None or fence.page == "README.md" or "AsyncLLM" in fence.text
+    )
 
 
 @of_kind("run", among=is_quick)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from penstock.core.steps.drafts import DraftOutcome, FixedLengths
 from penstock.ipc.messages import SamplingParams
+from tests.faults.soak import only_in_soak
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
@@ -29,6 +30,7 @@ class Lengths(FixedLengths):
         self.num_right += sum(max(0, count - 1) for count in outcome.num_tokens)
 
 
+@only_in_soak  # by default heads, which guess through the same branches, show it
 def test_tokens_are_those_of_the_cpu(checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.gpu_worker.startup.start.warm_up", lambda runner, limits: 0)
     folder, _ = checkpoint("qwen2-some-windows")

@@ -15,7 +15,7 @@ from tests.gpu_worker.launched.launch_kinds import recorded_kinds
 
 Make = Callable[..., Checkpoint]
 
-NUM_NEW = 5
+NUM_NEW = 4
 PROMPTS = prompts((30, 14, 15), seed=2)
 GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0.0)
 EVERYTHING = SamplingParams(

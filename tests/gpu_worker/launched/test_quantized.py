@@ -30,12 +30,13 @@ def test_tokens_are_those_of_torch(
     quantization: str,
     is_mixture: bool,
 ) -> None:
-    """A prompt in chunks beside a decode, then both in a graph."""
+    """A prompt in chunks beside a decode, then both in a graph; keys and values are quantized, too."""
     monkeypatch.setattr("penstock.gpu_worker.startup.start.warm_up", lambda runner, limits: 0)  # it takes minutes
     if is_mixture:
         Reference(tmp_path, MIXTURE)
     folder = tmp_path if is_mixture else checkpoint("llama")[0]
     options = schedule(16, 16, 1, num_tokens=400) | {"max_num_seqs": 2, "quantization": quantization}
+    options |= {"kv_cache_dtype": "int4"}
     texts = prompts((21, 8), seed=3)
     expected = Engine(folder, cpu_kernels="torch", **options).run(texts, GREEDY)
     device = use_fake_cuda(monkeypatch)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.kv_quantization import KV_FORMATS
-from tests.faults.soak import IS_SOAK
+from tests.faults.soak import only_in_soak
 from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
@@ -16,7 +16,8 @@ from tests.gpu_worker.launched.launch_kinds import recorded_kinds
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
 
 
-@pytest.mark.parametrize("kv", tuple(KV_FORMATS) if IS_SOAK else ("int4",))
+@only_in_soak  # by default `test_quantized.py` does it with quantized weights
+@pytest.mark.parametrize("kv", tuple(KV_FORMATS))
 def test_tokens_are_those_of_torch(
     checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch, kv: str
 ) -> None:
