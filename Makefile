@@ -14,6 +14,9 @@ FOLDERS := $(shell find $(SOURCES) -type d -not -name __pycache__)
 
 AGENTS := .venv-agents
 
+# Some environments forbid byte code: then every process compiles all of torch that it imports, for seconds.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: serve test test-agents soak check docs format clean
 .DEFAULT_GOAL := serve
 
