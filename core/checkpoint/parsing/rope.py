@@ -40,6 +40,19 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     spread_over: int = 0
     """The head's size, if pairs are from its halves although only some are rotated, with the frequencies that they
     would have if all were (Gemma 4's "proportional"); 0: the numbers that are rotated are a head of their own."""
+    sections: tuple[int, ...] = ()
+    """How many pairs turn with a position's place in time, its row, and its column: M-RoPE (Qwen2-VL). In texts all
+    three are the position, so there it is nothing special. Empty: positions have no parts."""
+    sections_alternate: bool = False  # pairs of the three take turns, as long as there are some of each (Qwen3-VL)
+
+    @property
+    def section_of_pair(self) -> tuple[int, ...]:
+        """Which of the three each pair follows."""
+        time, row, column = self.sections
+        if not self.sections_alternate:
+            return (0,) * time + (1,) * row + (2,) * column
+        ends = {1: 3 * row, 2: 3 * column}
+        return tuple(pair % 3 if pair < ends.get(pair % 3, 0) else 0 for pair in range(self.dim // 2))
 
     @property
     def depends_on_length(self) -> bool:
@@ -82,6 +95,7 @@ def parse_rope(
     """
     settings = settings or rope_settings(fields)
     name = settings.text("rope_type") or settings.text("type") or "default"
+    name = "default" if name == "mrope" else name
     kind = aliases.get(name) or next((kind for kind in ROPE_KINDS if kind == name), None)
     if kind is None:
         raise ConfigError(f"config.json: rope type {name[:64]!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
@@ -97,7 +111,15 @@ def parse_rope(
     if kind in ("llama3", "yarn", "longrope"):
         within = settings.whole("original_max_position_embeddings", trained_len)
         original = fields.whole("original_max_position_embeddings", within)
-    default = RopeConfig(kind="default", dim=dim, theta=theta, original_max_len=original, is_interleaved=is_interleaved)
+    default = RopeConfig(
+        kind="default",
+        dim=dim,
+        theta=theta,
+        original_max_len=original,
+        is_interleaved=is_interleaved,
+        sections=_sections(settings, dim),
+        sections_alternate=settings.flag("mrope_interleaved"),
+    )
     if kind == "default":
         return default, trained_len
     usual = trained_len / original if kind in ("yarn", "longrope") else 0.0
@@ -131,6 +153,13 @@ def parse_rope(
                 attention_factor=_yarn_attention_factor(settings, factor),
             )
             return rope, max(trained_len, int(original * factor))
+
+
+def _sections(settings: JsonFields, dim: int) -> tuple[int, ...]:
+    sections = tuple(settings.wholes("mrope_section"))
+    if sections and (len(sections) != 3 or 2 * sum(sections) != dim):
+        raise ConfigError(f"config.json: mrope_section must be three numbers whose sum is {dim // 2}")
+    return sections
 
 
 def _longrope(scaled: RopeConfig, settings: JsonFields) -> RopeConfig:

@@ -10,16 +10,21 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
     "LlavaForConditionalGeneration": {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"},
     "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+    "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": "Qwen2ForCausalLM", "qwen2_vl": "Qwen2ForCausalLM"},
+    "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": "Qwen2ForCausalLM", "qwen2_5_vl": "Qwen2ForCausalLM"},
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3ForCausalLM"},
     "Qwen3VLMoeForConditionalGeneration": {"qwen3_vl_moe_text": "Qwen3VLMoeTextModel"},
 }
-"""By architecture, and by the model type of its `text_config`: the architecture of the text part."""
+"""By architecture, and by the model type of its `text_config`: the architecture of the text part.
+
+The first Qwen-VL checkpoints have the text part's fields beside the others, and the whole model's type."""
 WHOLE_MODELS = tuple(_TEXT_PARTS)
 _RENAMED = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "lm_head.": "lm_head.",
+    **{name: name for name in ("model.embed_tokens.", "model.layers.", "model.norm.")},
 }
 """How tensors of the text part begin, before and since transformers 5, and without the rest of the model."""
 _INHERITED = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
@@ -29,6 +34,8 @@ def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] |
     """The architecture and the configuration of a model's text part; None if that is not known."""
     types = _TEXT_PARTS.get(architecture)
     its = None if types is None else fields.object("text_config")
+    if types is not None and its is None and fields.text("model_type") in types:
+        its = fields
     if types is None or its is None:
         return None
     kind = its.text("model_type") or next(iter(types))

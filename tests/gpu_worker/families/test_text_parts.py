@@ -12,13 +12,15 @@ from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.parsing.text_part import WHOLE_MODELS
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
-from tests.gpu_worker.families.case import Case
+from tests.gpu_worker.families.case import Case, rope
 from tests.gpu_worker.families.checkpoints import Reference, config_of, spread
 from tests.gpu_worker.families.run import check
 from tests.gpu_worker.families.schedules import PAIRWISE
 
 _SEEN = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 1, "image_size": 28}
 _SEEN_BY_QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+_SEEN_BY_QWEN2 = {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}
+_IN_SECTIONS = rope("default", mrope_section=[2, 3, 3])
 _SEEN_BY_LLAMA4 = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
 _FOUR = {"global_head_dim": 32, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 199}
 CASES: dict[str, tuple[str, dict[str, Any], Case]] = {
@@ -28,6 +30,8 @@ CASES: dict[str, tuple[str, dict[str, Any], Case]] = {
     "llava": ("llava", {**_SEEN, "patch_size": 14}, Case("llama")),
     "mistral3": ("mistral3", {**_SEEN, "head_dim": 16}, Case("mistral")),
     "mistral3-ministral3": ("mistral3", {**_SEEN, "head_dim": 16}, Case("ministral3")),
+    "qwen2-vl": ("qwen2_vl", _SEEN_BY_QWEN2, Case("qwen2_vl_text", _IN_SECTIONS)),
+    "qwen2.5-vl": ("qwen2_5_vl", _SEEN_BY_QWEN, Case("qwen2_5_vl_text", _IN_SECTIONS)),
     "qwen3-vl": ("qwen3_vl", {**_SEEN_BY_QWEN, "deepstack_visual_indexes": [0]}, Case("qwen3_vl_text")),
     "qwen3-vl-moe": (
         "qwen3_vl_moe",
