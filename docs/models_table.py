@@ -13,16 +13,29 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from docs.written_parts import with_parts, write_or_check
 from penstock.core.checkpoint import families
-from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, DenseMLP, Experts, Layer, Router
+from penstock.core.checkpoint.decoder import (
+    Activation,
+    Attention,
+    Decoder,
+    DenseMLP,
+    Experts,
+    Layer,
+    Router,
+    SideBySide,
+)
 from penstock.core.checkpoint.families.registry import ARCHITECTURES
 from penstock.core.checkpoint.parsing.by_transformers import architectures as types_of_architectures
 from penstock.core.checkpoint.parsing.family import Family
+from penstock.core.checkpoint.recurrent import GatedDelta, Mamba2, ShortConv
 from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 from penstock.gpu_worker.models.native_program import lacking
+from penstock.gpu_worker.state.state_slots import state_bytes
 from tests.core.published_models import PUBLISHED, Published
 from tests.core.test_published_models import decoder_of, kv_bytes
 from tests.gpu_worker.families.table import CASES
@@ -32,6 +45,7 @@ PAGE = Path(__file__).parent / "models.md"
 
 _BEGIN = "<!-- {} is written by docs/models_table.py: run `make docs` after adding a family or a model. -->\n"
 _TITLES = {
+    "bamba": ("Bamba", ()),
     "cohere": ("Command R, Command A, Aya", ("Command",)),
     "deepseek": ("DeepSeek, Kimi K2", ("DeepSeek", "Kimi")),
     "dense": (
@@ -46,7 +60,7 @@ _TITLES = {
     "gpt2": ("GPT-2", ()),
     "gpt_neox": ("GPT-NeoX, Pythia", ()),
     "gpt_oss": ("gpt-oss", ("gpt-oss",)),
-    "granite": ("Granite 3", ("Granite 3",)),
+    "granite": ("Granite 3 and 4", ("Granite 3",)),
     "hunyuan": ("Hunyuan", ("Hunyuan",)),
     "llama4": ("Llama 4", ("Llama 4",)),
     "minimax": ("MiniMax M2", ("MiniMax",)),
@@ -74,6 +88,9 @@ _ACTIVATIONS: dict[Activation, str] = {
 }
 
 
+_RECURRENT = {Mamba2: "Mamba 2", GatedDelta: "gated delta rule", ShortConv: "short convolution"}
+
+
 def family_files() -> dict[str, tuple[str, ...]]:
     """The architectures of each family's file."""
     found = {}
@@ -98,10 +115,11 @@ def blocks(decoder: Decoder) -> Iterator[str]:
         yield from _norms(layer)
     for layer in layers:
         yield from _mixer(layer)
-    if any(layer.mixer.rope is None for layer in layers) and any(layer.mixer.rope is not None for layer in layers):
+    if {its.rope is None for _, its in decoder.attentions} == {True, False}:
         yield "layers without positions"
     for layer in layers:
-        yield from _mlp(layer.mlp)
+        if layer.mlp is not None:
+            yield from _mlp(layer.mlp)
         if layer.beside_mlp is not None:
             yield from _mlp(layer.beside_mlp.experts)
             yield "experts beside the MLP"
@@ -136,10 +154,18 @@ def _norms(layer: Layer) -> Iterator[str]:
 
 
 def _mixer(layer: Layer) -> Iterator[str]:
-    mixer = layer.mixer
+    if isinstance(layer.mixer, SideBySide):
+        yield "attention beside a recurrent mixer"
+    if layer.recurrent is not None:
+        yield _RECURRENT[type(layer.recurrent)]
+    mixer = layer.attention
+    if mixer is None:
+        return
     if not isinstance(mixer, Attention):
         yield "latent attention"
     else:
+        if mixer.has_output_gate:
+            yield "attention with a gate"
         if mixer.q_norm is not None:
             spans = {"head": "by head", "each head": "with weights for each head", "all": "over all heads"}
             kind = "RMSNorm" if mixer.q_norm.kind == "rms" else "LayerNorm"
@@ -254,11 +280,16 @@ def _tested(architectures: Iterable[str]) -> str:
 
 def published_table() -> str:
     """Each published model with its parameters and KV."""
-    rows = ["| model | parameters | of these active | KV of a token, bf16 |", "| --- | ---: | ---: | ---: |"]
+    rows = [
+        "| model | parameters | of these active | KV of a token, bf16 | state of a row |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
     for model in sorted(PUBLISHED, key=lambda model: model.name.lower()):
         decoder = decoder_of(model)
         count = sum(math.prod(shape) for shape in decoder_tensors(decoder).values())
-        rows.append(_row(model.name, _billions(count), model.active, f"{kv_bytes(decoder) / 1024:g} KiB"))
+        state = state_bytes(decoder, torch.bfloat16) / 2**20
+        of_row = f"{state:.3g} MiB" if state else ""
+        rows.append(_row(model.name, _billions(count), model.active, f"{kv_bytes(decoder) / 1024:g} KiB", of_row))
     return "\n".join(rows) + "\n"
 
 

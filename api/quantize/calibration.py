@@ -14,7 +14,7 @@ from penstock.core.checkpoint.check import model_tensors
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import expected_tensors, parse_model_config
 from penstock.core.checkpoint.source import Checkpoint
-from penstock.core.checkpoint.weights import LinearSource
+from penstock.core.checkpoint.weight_sources import LinearSource
 from penstock.core.config.options import ConfigError
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.formats.group_rounding import Correlation

@@ -12,6 +12,7 @@ import msgspec
 from penstock.core.checkpoint.model_config import KVShape, ModelConfig, PromptClasses
 from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.parsing.rope import RopeConfig
+from penstock.core.checkpoint.recurrent import Recurrent, StateShape
 from penstock.core.config.ranks import Place
 
 Range = tuple[int, int]
@@ -54,6 +55,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     softcap: float = 0.0  # of the scores; 0: none
     has_sinks: bool = False  # a learned logit for each head in the softmax, without a value
     query_growth: "QueryGrowth | None" = None
+    has_output_gate: bool = False  # what it attended is multiplied by a sigmoid; stored with each head's q
 
     @property
     def kv(self) -> KVShape:
@@ -64,7 +66,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     def width(self) -> int:
         """Weights that a token's step reads, for each number of the hidden size."""
         num_projected = 0 if self.shares_kv_of is not None else 1 if self.values_are_keys else 2
-        return (2 * self.num_heads + num_projected * self.num_kv_heads) * self.head_dim
+        of_queries = 2 + self.has_output_gate
+        return (of_queries * self.num_heads + num_projected * self.num_kv_heads) * self.head_dim
 
 
 class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +110,23 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_heads * (queries + self.kv_rank * (self.nope_dim + self.v_dim))
 
 
+class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention and a mixer with a state, side by side: a * attention(x) + b * recurrent(x) (Falcon-H1, 2025)."""
+
+    attention: Attention
+    recurrent: Recurrent
+    attention_scale: float = 1.0  # a
+    recurrent_scale: float = 1.0  # b
+
+    @property
+    def width(self) -> int:
+        """As `Attention.width`."""
+        return self.attention.width + self.recurrent.width
+
+
+Mixer = Attention | LatentAttention | Recurrent | SideBySide
+
+
 class DenseMLP(msgspec.Struct, frozen=True, kw_only=True):
     """down(act(gate(x)) * up(x)), or down(act(up(x))) if it is not gated."""
 
@@ -114,6 +134,8 @@ class DenseMLP(msgspec.Struct, frozen=True, kw_only=True):
     activation: Activation = "silu"
     is_gated: bool = True
     has_bias: bool = False
+    gate_scale: float = 1.0  # of gate(x), before the activation
+    out_scale: float = 1.0
 
     @property
     def width(self) -> int:
@@ -200,11 +222,12 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
     In sequence: x += r * post_mixer_norm(mixer(mixer_norm(x))); x += r * post_mlp_norm(mlp(mlp_norm(x))).
     In parallel: x += r * (mixer(mixer_norm(x)) + mlp(mlp_norm(x))); without mlp_norm the MLP gets what the mixer gets.
+    Without a mixer, or without an MLP, that summand and its norms are not there.
     At last, if the decoder has layer inputs: x += norm(up(act(down(x)) * its input); then x *= a learned number.
     """
 
-    mixer: Attention | LatentAttention
-    mlp: DenseMLP | Experts
+    mixer: Mixer | None
+    mlp: DenseMLP | Experts | None
     mixer_norm: Norm | None = None
     post_mixer_norm: Norm | None = None
     mlp_norm: Norm | None = None
@@ -215,10 +238,22 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     has_output_scale: bool = False
 
     @property
+    def attention(self) -> Attention | LatentAttention | None:
+        """Its mixer, or a part of it, if that keeps something of each position."""
+        mixer = self.mixer.attention if isinstance(self.mixer, SideBySide) else self.mixer
+        return mixer if isinstance(mixer, Attention | LatentAttention) else None
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """Its mixer, or a part of it, if that keeps a state of a row."""
+        mixer = self.mixer.recurrent if isinstance(self.mixer, SideBySide) else self.mixer
+        return None if isinstance(mixer, Attention | LatentAttention) else mixer
+
+    @property
     def width(self) -> int:
         """As `Attention.width`."""
-        beside = 0 if self.beside_mlp is None else self.beside_mlp.experts.width
-        return self.mixer.width + self.mlp.width + beside
+        parts = (self.mixer, self.mlp, None if self.beside_mlp is None else self.beside_mlp.experts)
+        return sum(part.width for part in parts if part is not None)
 
 
 class LearnedPositions(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,20 +322,30 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
 
     @property
     def kv(self) -> tuple[KVShape, ...]:
-        """What each layer keeps; those that read another's keep nothing, and are left out."""
-        return tuple(layer.mixer.kv for layer in self.layers if _shared(layer.mixer) is None)
+        """What each layer keeps of a position; those that read another's, or keep a state, are left out."""
+        return tuple(its.kv for _, its in self.attentions if _shared(its) is None)
 
     @property
-    def kv_index(self) -> tuple[int, ...]:
-        """For each layer, which of `kv` it reads."""
-        owners = [i for i, layer in enumerate(self.layers) if _shared(layer.mixer) is None]
+    def kv_index(self) -> dict[int, int]:
+        """For each layer with attention, which of `kv` it reads."""
+        owners = [i for i, its in self.attentions if _shared(its) is None]
         of_owner = {layer: index for index, layer in enumerate(owners)}
-        shared = (_shared(layer.mixer) for layer in self.layers)
-        return tuple(of_owner[i if other is None else other] for i, other in enumerate(shared))
+        shared = ((i, _shared(its)) for i, its in self.attentions)
+        return {i: of_owner[i if other is None else other] for i, other in shared}
+
+    @property
+    def attentions(self) -> tuple[tuple[int, Attention | LatentAttention], ...]:
+        """The attention of each layer that has it, after the layer's number."""
+        return tuple((i, its) for i, layer in enumerate(self.layers) if (its := layer.attention) is not None)
+
+    @property
+    def state_layers(self) -> dict[int, StateShape]:
+        """What each layer with a state keeps of a row, by the layer's number."""
+        return {i: its.state for i, layer in enumerate(self.layers) if (its := layer.recurrent) is not None}
 
     @property
     def prompt_classes(self) -> PromptClasses | None:
-        ropes = {layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None}
+        ropes = {its.rope for _, its in self.attentions if its.rope is not None}
         found = [rope for rope in ropes if rope.depends_on_length]
         if not found:
             return None
@@ -313,7 +358,7 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
         """Weights of the matrices that a token's step reads: of all experts only those that it goes to."""
         inputs = 0 if self.layer_inputs is None else 3 * self.layer_inputs.size  # from and to each layer, and before
         each = (layer.width + inputs for layer in self.layers)
-        latent = (layer.mixer.num_latent_weights for layer in self.layers if isinstance(layer.mixer, LatentAttention))
+        latent = (its.num_latent_weights for _, its in self.attentions if isinstance(its, LatentAttention))
         return self.hidden_size * (sum(each) + self.vocab_size) + sum(latent)
 
 

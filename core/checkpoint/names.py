@@ -12,7 +12,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     `layer` has a place for the layer's number; names of a layer's parts follow it, those of experts with a place for
     the expert's number, or without one if a tensor holds all of them (likewise `q_norm` and `k_norm`, if each head has
     a norm of its own). ".weight" and ".bias" are appended, but not to
-    `sinks`, `correction`, scales and tensors of all experts.
+    `sinks`, `correction`, `a_log`, `dt_bias`, `skip`, scales and tensors of all experts.
     """
 
     embedding: str = "model.embed_tokens"
@@ -39,6 +39,14 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     kv_b: str = "self_attn.kv_b_proj"
     k_b: str = ""  # its parts, if they are stored apart: for each head to the key, transposed, and to the value
     v_b: str = ""
+    recurrent_in: tuple[str, ...] = ("mamba.in_proj",)  # of mixers with a state; so are the next ones
+    recurrent_gates: tuple[str, ...] = ()  # of the delta rule: to b and a
+    recurrent_conv: str = "mamba.conv1d"
+    recurrent_norm: str = "mamba.norm"
+    recurrent_out: str = "mamba.out_proj"
+    a_log: str = "mamba.A_log"
+    dt_bias: str = "mamba.dt_bias"
+    skip: str = "mamba.D"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # one: a fused projection, or an MLP without gates
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
@@ -67,6 +75,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     entry_projection: str = "fc"  # of heads that guess tokens
     entry_embedding_norm: str = ""
     entry_given_norm: str = ""
+    unused: tuple[str, ...] = ()  # beginnings of the names of what is not computed
     unused_layers: int = 0  # stored after the last one: they predict more tokens at once, and are not computed
 
     def plain(self, *, splits_kv_b: bool = False) -> Self:

@@ -18,77 +18,20 @@ from penstock.core.checkpoint.decoder import (
     Layer,
     LayerInputs,
     Norm,
-    Range,
 )
 from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.parsing.family import Shape
 from penstock.core.checkpoint.parsing.rope import RopeConfig
-
-Ranges = tuple[Range, ...]
-
-
-class Cut(NamedTuple):
-    """Which part of a tensor is read, for each kind of axis; None: all."""
-
-    items: Ranges | None = None  # experts, or heads with norms of their own, if one tensor holds all of them
-    outputs: Ranges | None = None
-    inputs: Ranges | None = None
-
-
-WHOLE = Cut()
-
-
-class Source(NamedTuple):
-    """A weight: tensors of the checkpoint, stacked along the axis of their outputs."""
-
-    names: tuple[str, ...]
-    shapes: tuple[Shape, ...]  # of each tensor, as it is stored
-    is_transposed: bool = False  # the last two axes must be swapped
-    order: tuple[int, ...] | None = None  # output i of the weight is output order[i] of the stack
-    axis: int = 0  # of the outputs
-    num_stacked: int = 0  # experts, each with equally many of the tensors: they get an axis of their own, the first
-    cuts: tuple[Cut, ...] = ()  # what is read of each tensor; empty: all of all
-
-    @property
-    def has_items(self) -> bool:
-        """Whether the first axis of each tensor is that of experts or heads."""
-        return self.axis == 1 and not self.num_stacked
-
-    def cut(self, i: int) -> Cut:
-        """What is read of tensor `i`."""
-        return self.cuts[i] if self.cuts else WHOLE
-
-    def stored_ranges(self, i: int) -> tuple[Ranges | None, ...]:
-        """What is read of tensor `i`, for each of its axes as it is stored."""
-        cut, num_axes = self.cut(i), len(self.shapes[i])
-        ranges: list[Ranges | None] = [cut.items] if self.has_items else []
-        of_matrix = [cut.inputs, cut.outputs] if self.is_transposed else [cut.outputs, cut.inputs]
-        ranges += of_matrix[: num_axes - len(ranges)]
-        return (*ranges, *(None,) * (num_axes - len(ranges)))
-
-    def part_shape(self, i: int) -> Shape:
-        """The shape of what is read of tensor `i`, as it is stored."""
-        pairs = zip(self.shapes[i], self.stored_ranges(i), strict=True)
-        return tuple(size if ranges is None else sum(end - begin for begin, end in ranges) for size, ranges in pairs)
-
-    def num_outputs(self, i: int) -> int:
-        """Of tensor `i`, all of them."""
-        return self.shapes[i][-1 if self.is_transposed else int(self.has_items)]
-
-
-class LinearSource(NamedTuple):
-    """A matrix [out, in], for experts [experts, out, in]."""
-
-    weight: Source
-    bias: Source | None = None
-
-
-class NormSource(NamedTuple):
-    """A norm's weights."""
-
-    norm: Norm
-    weight: Source | None
-    bias: Source | None
+from penstock.core.checkpoint.recurrent_weights import RecurrentSources, recurrent_sources
+from penstock.core.checkpoint.weight_sources import (
+    LinearSource,
+    NormSource,
+    Source,
+    linear,
+    norm_of,
+    prefixed,
+    vector,
+)
 
 
 class Product(NamedTuple):
@@ -148,10 +91,11 @@ class LayerInputSources(NamedTuple):
 
 class LayerSources(NamedTuple):
     mixer_norm: NormSource | None
-    mixer: AttentionSources | LatentSources
+    mixer: AttentionSources | LatentSources | None
+    recurrent: RecurrentSources | None  # in place of it, or beside it
     post_mixer_norm: NormSource | None
     mlp_norm: NormSource | None
-    mlp: MLPSources | ExpertsSources
+    mlp: MLPSources | ExpertsSources | None
     post_mlp_norm: NormSource | None
     beside_mlp: BesideSources | None
     layer_input: LayerInputSources | None
@@ -184,11 +128,11 @@ def decoder_sources(decoder: Decoder) -> DecoderSources:
     """Where each weight is."""
     hidden, names, places = decoder.hidden_size, decoder.names, decoder.positions
     return DecoderSources(
-        embedding=_vector(names.embedding, decoder.vocab_size, hidden) if decoder.has_embedding else None,
-        positions=None if places is None else _vector(names.positions, places.count + places.offset, hidden),
+        embedding=vector(names.embedding, decoder.vocab_size, hidden) if decoder.has_embedding else None,
+        positions=None if places is None else vector(names.positions, places.count + places.offset, hidden),
         layer_inputs=_layer_inputs(decoder),
         layers=tuple(_layer(layer, decoder, i) for i, layer in enumerate(decoder.layers)),
-        final_norm=_norm(decoder.final_norm, names.final_norm, hidden),
+        final_norm=norm_of(decoder.final_norm, names.final_norm, hidden),
         head=_head(decoder) if decoder.has_head else None,
         entry=_entry(decoder),
     )
@@ -199,19 +143,19 @@ def _entry(decoder: Decoder) -> EntrySources | None:
     if its is None:
         return None
     return EntrySources(
-        _norm(its.embedding_norm, names.entry_embedding_norm, hidden),
-        _norm(its.given_norm, names.entry_given_norm, hidden),
-        _linear((names.entry_projection,), (hidden,), 2 * hidden, its.has_bias) if its.projects else None,
+        norm_of(its.embedding_norm, names.entry_embedding_norm, hidden),
+        norm_of(its.given_norm, names.entry_given_norm, hidden),
+        linear((names.entry_projection,), (hidden,), 2 * hidden, its.has_bias) if its.projects else None,
     )
 
 
 def _head(decoder: Decoder) -> LinearSource | None:
     names, size, hidden = decoder.names, decoder.vocab_size, decoder.hidden_size
     if not decoder.tied_embeddings:
-        return _linear((names.head,), (size,), hidden, decoder.head_bias)
+        return linear((names.head,), (size,), hidden, decoder.head_bias)
     if not decoder.head_bias:
         return None
-    return LinearSource(_vector(names.embedding, size, hidden), Source((f"{names.head}.bias",), ((size,),)))
+    return LinearSource(vector(names.embedding, size, hidden), Source((f"{names.head}.bias",), ((size,),)))
 
 
 def decoder_tensors(decoder: Decoder) -> dict[str, Shape]:
@@ -232,7 +176,7 @@ def decoder_matrices(decoder: Decoder) -> dict[str, Shape]:
         name: (*shape[:-2], *shape[:-3:-1]) if source.is_transposed else shape
         for source in all_sources(decoder_sources(decoder))
         for name, shape in zip(source.names, source.shapes, strict=True)
-        if len(shape) > 1
+        if len(shape) > 1 and (len(shape) == 2 or shape[1] > 1)  # convolutions are none
     }
 
 
@@ -274,26 +218,33 @@ def _layer_inputs(decoder: Decoder) -> LayerTableSources | None:
         return None
     width = len(decoder.layers) * its.size
     return LayerTableSources(
-        table=_vector(names.layer_table, its.vocab_size, width),
-        projection=_linear((names.layer_projection,), (width,), decoder.hidden_size, False),
-        norm=_norm(its.norm, names.layer_projection_norm, its.size),
+        table=vector(names.layer_table, its.vocab_size, width),
+        projection=linear((names.layer_projection,), (width,), decoder.hidden_size, False),
+        norm=norm_of(its.norm, names.layer_projection_norm, its.size),
     )
 
 
 def _layer(layer: Layer, decoder: Decoder, number: int) -> LayerSources:
     hidden, names, prefix = decoder.hidden_size, decoder.names, decoder.names.layer.format(number)
     gets_pair = number == 0 and decoder.entry is not None and not decoder.entry.projects
+    attention, recurrent = layer.attention, layer.recurrent
+    num_inputs = 2 * hidden if gets_pair else hidden
     return LayerSources(
-        mixer_norm=_norm(layer.mixer_norm, prefix + names.mixer_norm, hidden),
-        mixer=_latent_attention(layer.mixer, hidden, names, prefix)
-        if isinstance(layer.mixer, LatentAttention)
-        else _attention(layer.mixer, hidden, names, prefix, num_inputs=2 * hidden if gets_pair else hidden),
-        post_mixer_norm=_norm(layer.post_mixer_norm, prefix + names.post_mixer_norm, hidden),
-        mlp_norm=_norm(layer.mlp_norm, prefix + names.mlp_norm, hidden),
+        mixer_norm=norm_of(layer.mixer_norm, prefix + names.mixer_norm, hidden),
+        mixer=_latent_attention(attention, hidden, names, prefix)
+        if isinstance(attention, LatentAttention)
+        else None
+        if attention is None
+        else _attention(attention, hidden, names, prefix, num_inputs=num_inputs),
+        recurrent=None if recurrent is None else recurrent_sources(recurrent, hidden, names, prefix),
+        post_mixer_norm=norm_of(layer.post_mixer_norm, prefix + names.post_mixer_norm, hidden),
+        mlp_norm=norm_of(layer.mlp_norm, prefix + names.mlp_norm, hidden),
         mlp=_experts(layer.mlp, hidden, names, prefix)
         if isinstance(layer.mlp, Experts)
-        else _mlp(layer.mlp, hidden, _with(prefix, names.gate_up), prefix + names.down, names.is_transposed),
-        post_mlp_norm=_norm(layer.post_mlp_norm, prefix + names.post_mlp_norm, hidden),
+        else None
+        if layer.mlp is None
+        else _mlp(layer.mlp, hidden, prefixed(prefix, names.gate_up), prefix + names.down, names.is_transposed),
+        post_mlp_norm=norm_of(layer.post_mlp_norm, prefix + names.post_mlp_norm, hidden),
         beside_mlp=_beside_mlp(layer.beside_mlp, hidden, names, prefix),
         layer_input=_layer_input(decoder.layer_inputs, hidden, names, prefix),
         output_scale=Source((prefix + names.output_scale,), ((1,),)) if layer.has_output_scale else None,
@@ -306,9 +257,9 @@ def _beside_mlp(beside: BesideMLP | None, hidden: int, names: Names, prefix: str
     experts = _experts(beside.experts, hidden, names, prefix)
     return BesideSources(
         experts=experts._replace(router_scale=Source((prefix + names.router_scale,), ((hidden,),))),
-        norm=_norm(beside.norm, prefix + names.beside_norm, hidden),
-        post=_norm(beside.post, prefix + names.beside_post, hidden),
-        mlp_post=_norm(beside.mlp_post, prefix + names.beside_mlp_post, hidden),
+        norm=norm_of(beside.norm, prefix + names.beside_norm, hidden),
+        post=norm_of(beside.post, prefix + names.beside_post, hidden),
+        mlp_post=norm_of(beside.mlp_post, prefix + names.beside_mlp_post, hidden),
     )
 
 
@@ -316,9 +267,9 @@ def _layer_input(inputs: LayerInputs | None, hidden: int, names: Names, prefix: 
     if inputs is None:
         return None
     return LayerInputSources(
-        down=_linear((prefix + names.layer_input_down,), (inputs.size,), hidden, False),
-        up=_linear((prefix + names.layer_input_up,), (hidden,), inputs.size, False),
-        norm=_norm(inputs.norm, prefix + names.layer_input_norm, hidden),
+        down=linear((prefix + names.layer_input_down,), (inputs.size,), hidden, False),
+        up=linear((prefix + names.layer_input_up,), (hidden,), inputs.size, False),
+        norm=norm_of(inputs.norm, prefix + names.layer_input_norm, hidden),
     )
 
 
@@ -331,17 +282,19 @@ def _attention(mixer: Attention, hidden: int, names: Names, prefix: str, *, num_
         of_qkv, sizes, num_kv_heads = of_qkv[:1], sizes[:1], 0
     elif mixer.values_are_keys:
         of_qkv = (*of_qkv[:2], of_qkv[1])
-    order = _stored_heads(num_heads, num_kv_heads, dim, mixer.rope, names.qkv_by_head)
+    if mixer.has_output_gate:
+        sizes = (2 * q_size, *sizes[1:])
+    order = _stored_heads(num_heads, num_kv_heads, dim, mixer.rope, names.qkv_by_head, has_gates=mixer.has_output_gate)
 
     def head_norm(norm: Norm | None, name: str, heads: int) -> NormSource | None:
         if norm is not None and mixer.norms_span == "each head":
             return _norms(norm, prefix + name, heads, dim, rope_order(1, dim, mixer.rope))
         heads = 1 if mixer.norms_span == "head" else heads
-        return _norm(norm, prefix + name, heads * dim, rope_order(heads, dim, mixer.rope))
+        return norm_of(norm, prefix + name, heads * dim, rope_order(heads, dim, mixer.rope))
 
     return AttentionSources(
-        qkv=_linear(_with(prefix, of_qkv), sizes, num_inputs, mixer.qkv_bias, names.is_transposed, order),
-        o=_linear((prefix + names.o,), (hidden,), q_size, mixer.o_bias, names.is_transposed),
+        qkv=linear(prefixed(prefix, of_qkv), sizes, num_inputs, mixer.qkv_bias, names.is_transposed, order),
+        o=linear((prefix + names.o,), (hidden,), q_size, mixer.o_bias, names.is_transposed),
         q_norm=head_norm(mixer.q_norm, names.q_norm, num_heads),
         k_norm=None if mixer.shares_kv_of is not None else head_norm(mixer.k_norm, names.k_norm, num_kv_heads),
         sinks=Source((prefix + names.sinks,), ((num_heads,),)) if mixer.has_sinks else None,
@@ -352,19 +305,19 @@ def _latent_attention(mixer: LatentAttention, hidden: int, names: Names, prefix:
     heads, nope, rope = mixer.num_heads, mixer.nope_dim, mixer.rope
     queries, has_bias = (heads * (nope + mixer.rope_dim),), mixer.has_bias
     has_latent = mixer.q_rank is not None
-    kv_a_norm = _norm(mixer.norm, prefix + names.kv_a_norm, mixer.kv_rank)
+    kv_a_norm = norm_of(mixer.norm, prefix + names.kv_a_norm, mixer.kv_rank)
     assert kv_a_norm is not None
     return LatentSources(
-        q_a=_linear((prefix + names.q_a,), (mixer.q_rank,), hidden, has_bias) if mixer.q_rank is not None else None,
-        q_a_norm=_norm(mixer.norm, prefix + names.q_a_norm, mixer.q_rank) if mixer.q_rank is not None else None,
-        q=_linear(
+        q_a=linear((prefix + names.q_a,), (mixer.q_rank,), hidden, has_bias) if mixer.q_rank is not None else None,
+        q_a_norm=norm_of(mixer.norm, prefix + names.q_a_norm, mixer.q_rank) if mixer.q_rank is not None else None,
+        q=linear(
             (prefix + (names.q_b if has_latent else names.q),),
             queries,
             mixer.q_rank or hidden,
             False,
             order=_turned_ends(heads, nope, rope),
         ),
-        kv_a=_linear(
+        kv_a=linear(
             (prefix + names.kv_a,),
             (mixer.kv_rank + mixer.rope_dim,),
             hidden,
@@ -373,19 +326,19 @@ def _latent_attention(mixer: LatentAttention, hidden: int, names: Names, prefix:
         ),
         kv_a_norm=kv_a_norm,
         kv_b=(
-            _vector(prefix + names.k_b, heads, mixer.kv_rank, nope),
-            _vector(prefix + names.v_b, heads, mixer.v_dim, mixer.kv_rank),
+            vector(prefix + names.k_b, heads, mixer.kv_rank, nope),
+            vector(prefix + names.v_b, heads, mixer.v_dim, mixer.kv_rank),
         )
         if names.k_b
-        else (_vector(prefix + names.kv_b, heads * (nope + mixer.v_dim), mixer.kv_rank),),
-        o=_linear((prefix + names.o,), (hidden,), heads * mixer.v_dim, has_bias),
+        else (vector(prefix + names.kv_b, heads * (nope + mixer.v_dim), mixer.kv_rank),),
+        o=linear((prefix + names.o,), (hidden,), heads * mixer.v_dim, has_bias),
     )
 
 
 def _mlp(mlp: DenseMLP, hidden: int, gate_up: tuple[str, ...], down: str, is_transposed: bool) -> MLPSources:
     return MLPSources(
-        _linear(gate_up, (mlp.size,) * (1 + mlp.is_gated), hidden, mlp.has_bias, is_transposed),
-        _linear((down,), (hidden,), mlp.size, mlp.has_bias, is_transposed),
+        linear(gate_up, (mlp.size,) * (1 + mlp.is_gated), hidden, mlp.has_bias, is_transposed),
+        linear((down,), (hidden,), mlp.size, mlp.has_bias, is_transposed),
     )
 
 
@@ -396,7 +349,7 @@ def _experts(experts: Experts, hidden: int, names: Names, prefix: str) -> Expert
     def of_experts(
         parts: tuple[str, ...], num_outputs: int, num_inputs: int, order: tuple[int, ...] | None
     ) -> LinearSource:
-        parts = _with(prefix, parts)
+        parts = prefixed(prefix, parts)
         if "{}" in parts[0]:
             each = tuple(part.format(i) for i in range(count) for part in parts)
             shape = (num_outputs // len(parts), num_inputs)
@@ -410,7 +363,7 @@ def _experts(experts: Experts, hidden: int, names: Names, prefix: str) -> Expert
         return LinearSource(weight, bias if experts.has_bias else None)
 
     return ExpertsSources(
-        router=_linear((prefix + names.router,), (count,), hidden, router.has_bias),
+        router=linear((prefix + names.router,), (count,), hidden, router.has_bias),
         router_scale=None,
         expert_scales=Source((prefix + names.expert_scales,), ((count,),)) if router.has_expert_scales else None,
         correction=Source((prefix + names.correction,), ((1, count) if names.correction_is_row else (count,),))
@@ -422,37 +375,11 @@ def _experts(experts: Experts, hidden: int, names: Names, prefix: str) -> Expert
         down=of_experts((names.expert_down,), hidden, size, None),
         shared=None
         if shared is None
-        else _mlp(shared, hidden, _with(prefix, names.shared_gate_up), prefix + names.shared_down, names.is_transposed),
-        shared_gate=_linear((prefix + names.shared_gate,), (1,), hidden, False) if experts.shared_is_gated else None,
+        else _mlp(
+            shared, hidden, prefixed(prefix, names.shared_gate_up), prefix + names.shared_down, names.is_transposed
+        ),
+        shared_gate=linear((prefix + names.shared_gate,), (1,), hidden, False) if experts.shared_is_gated else None,
     )
-
-
-def _linear(
-    names: tuple[str, ...],
-    sizes: tuple[int, ...],
-    num_inputs: int,
-    has_bias: bool,
-    is_transposed: bool = False,
-    order: tuple[int, ...] | None = None,
-) -> LinearSource:
-    """The parts of these sizes, each stored by itself, or all in one tensor."""
-    if len(names) == 1:
-        sizes = (sum(sizes),)
-    weights = tuple((num_inputs, size) if is_transposed else (size, num_inputs) for size in sizes)
-    weight = Source(tuple(f"{name}.weight" for name in names), weights, is_transposed, order)
-    bias = Source(tuple(f"{name}.bias" for name in names), tuple((size,) for size in sizes), order=order)
-    return LinearSource(weight, bias if has_bias else None)
-
-
-def _vector(name: str, *shape: int, order: tuple[int, ...] | None = None) -> Source:
-    return Source((f"{name}.weight",), (shape,), order=order)
-
-
-def _norm(norm: Norm | None, name: str, size: int, order: tuple[int, ...] | None = None) -> NormSource | None:
-    if norm is None:
-        return None
-    weight = _vector(name, size, order=order) if norm.has_weight else None
-    return NormSource(norm, weight, Source((f"{name}.bias",), ((size,),), order=order) if norm.has_bias else None)
 
 
 def _norms(norm: Norm, name: str, count: int, size: int, order: tuple[int, ...] | None) -> NormSource:
@@ -465,10 +392,6 @@ def _norms(norm: Norm, name: str, count: int, size: int, order: tuple[int, ...] 
         return Source(names, ((size,),) * count, order=order, axis=1, num_stacked=count)
 
     return NormSource(norm, source("weight") if norm.has_weight else None, source("bias") if norm.has_bias else None)
-
-
-def _with(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(prefix + name for name in names)
 
 
 @cache
@@ -497,10 +420,19 @@ def _turned_ends(num_heads: int, num_before: int, rope: RopeConfig) -> tuple[int
 
 @cache
 def _stored_heads(
-    num_heads: int, num_kv_heads: int, dim: int, rope: RopeConfig | None, by_head: bool
+    num_heads: int, num_kv_heads: int, dim: int, rope: RopeConfig | None, by_head: bool, *, has_gates: bool
 ) -> tuple[int, ...] | None:
-    """The order that puts all q heads first, then all k heads, then all v heads, with pairs half a head apart."""
+    """The order that puts all q heads first, then all k heads, then all v heads, with pairs half a head apart.
+
+    Gates, which are stored after the q heads that they are for, come between all q heads and all k heads.
+    """
     turned = rope_order(num_heads + num_kv_heads, dim, rope)
+    if has_gates:
+        if turned is not None or by_head:
+            raise ValueError("q heads with gates are stored one after the other, with pairs half a head apart")
+        heads = [(2 * head + part) * dim for part in range(2) for head in range(num_heads)]
+        of_queries = (first + i for first in heads for i in range(dim))
+        return (*of_queries, *range(2 * num_heads * dim, 2 * (num_heads + num_kv_heads) * dim))
     num_all = num_heads + 2 * num_kv_heads
     if turned is not None:
         turned = (*turned, *range(len(turned), num_all * dim))

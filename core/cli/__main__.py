@@ -10,8 +10,10 @@ from difflib import get_close_matches
 
 from penstock.core.checkpoint.check import check_checkpoint
 from penstock.core.checkpoint.embeddings import embeddings_of
+from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.located import located
 from penstock.core.checkpoint.registry import open_model
+from penstock.core.checkpoint.state_limits import check_states
 from penstock.core.config import Config, ConfigError
 from penstock.core.config.addresses import require_addresses
 from penstock.core.config.engines import with_own_files
@@ -174,6 +176,7 @@ def _run_server(command: str, config: Config, rank: int) -> int:
             with_weights=with_weights,
             with_tokenizer=with_tokenizer,
         )
+        check_states(parse_model_config(open_model(config).config, config.model.model_impl), config)
         if command != "worker":
             embeddings_of(open_model(config), config.frontend)
         if config.worker.speculative_config:

@@ -45,7 +45,7 @@ class NewPage(NamedTuple):
 class KVPages:
     """All pages of one worker group's KV pool, where all layers keep all positions: there is one page group."""
 
-    __slots__ = ("cache", "copies", "now", "page_size", "pool", "tiers", "windows")
+    __slots__ = ("cache", "copies", "has_states", "now", "page_size", "pool", "tiers", "windows")
 
     def __init__(self, num_pages: int, page_size: int, *, enable_prefix_caching: bool) -> None:
         self.page_size = page_size
@@ -55,6 +55,7 @@ class KVPages:
         self.now = 0.0  # seconds, for the accounts of pages
         self.copies = PageCopies()  # of the next plan
         self.tiers: Tiers | None = None  # what is below the device
+        self.has_states = False  # whether a sibling's pages are no start, as some layers keep a state of a row
 
     def use_tiers(self, tiers: Tiers) -> None:
         """Let what is evicted go to a lower tier, and find it there."""
@@ -193,7 +194,7 @@ def find_start(seq: Holder, kv: KVPages) -> Start | None:
     num_hit_pages = len(hit.page_ids) + len(hit.host_page_ids)
     num_hit_tokens = num_hit_pages * page_size
     # A sibling's prompt saves computing all positions but one: useless if their logits are needed.
-    siblings = () if seq.owes_prompt_logprobs else seq.request.running
+    siblings = () if seq.owes_prompt_logprobs or kv.has_states else seq.request.running
     last = seq.request.num_prompt_tokens - 1
     num_full_pages = last // page_size
     if siblings and num_hit_tokens < last:

@@ -24,12 +24,17 @@ def make_pages(
     enable_prefix_caching: bool,
     num_host_pages: int = 0,
     tier_totals: TierTotals | None = None,
+    has_states: bool = False,
 ) -> KVPages:
-    """Return the bookkeeping for a pool, and for the host's pages if there are any; less work with a single group."""
+    """Return the bookkeeping for a pool, and for the host's pages if there are any; less work with a single group.
+
+    With `has_states`, pages alone are no start for a sequence: it begins with its first token.
+    """
     if windows:
         kv: KVPages = GroupedPages(num_pages, page_size, windows, enable_prefix_caching=enable_prefix_caching)
     else:
         kv = KVPages(num_pages, page_size, enable_prefix_caching=enable_prefix_caching)
+    kv.has_states = has_states
     if num_host_pages:
         totals = tier_totals or TierTotals()
         kv.use_tiers(Tiers(HostTier(num_host_pages), kv.copies, totals, page_size, kv.windows))

@@ -66,7 +66,7 @@ class Costs(NamedTuple):
         """
         per_hidden = float(self.decoder.vocab_size)
         for layer in self.decoder.layers:
-            per_hidden += layer.mixer.width + layer.mlp.width
+            per_hidden += sum(part.width for part in (layer.mixer, layer.mlp) if part is not None)
             if isinstance(layer.mlp, Experts):
                 count, top_k = layer.mlp.count, layer.mlp.router.top_k
                 used = count * (1 - (1 - top_k / count) ** num_tokens)
@@ -82,8 +82,7 @@ class Costs(NamedTuple):
         total = 2.0 * sum(chunks.values()) * head  # one position of each samples
         for (first, count), times in chunks.items():
             total += 2.0 * times * count * (self.num_active - head)
-            for layer in decoder.layers:
-                mixer = layer.mixer
+            for _, mixer in decoder.attentions:
                 if isinstance(mixer, Attention):
                     each, window = 2 * mixer.head_dim, mixer.window
                 else:
@@ -115,8 +114,7 @@ def positions_seen(first: int, count: int, window: int | None) -> float:
 
 def widest(decoder: Decoder) -> int:
     """Numbers of the widest activation of a token."""
-    inner = [
-        2 * (layer.mlp.size if isinstance(layer.mlp, DenseMLP) else layer.mlp.size * layer.mlp.router.top_k)
-        for layer in decoder.layers
-    ]
+    mlps = [layer.mlp for layer in decoder.layers if layer.mlp is not None]
+    inner = [2 * (mlp.size if isinstance(mlp, DenseMLP) else mlp.size * mlp.router.top_k) for mlp in mlps]
+    inner += [layer.recurrent.width for layer in decoder.layers if layer.recurrent is not None]
     return max(decoder.hidden_size, *inner)

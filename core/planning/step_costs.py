@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, Experts, LatentAttention
+from penstock.core.checkpoint.decoder import Attention, Decoder, Experts, LatentAttention, Layer
 from penstock.core.planning.costs import Chunks, positions_seen
 
 Floats = npt.NDArray[np.float64]
@@ -162,27 +162,30 @@ def _met(num_tokens: float) -> Floats:
 def _products(decoder: Decoder) -> _Products:
     of_all, experts = 0.0, list[tuple[int, int, float]]()
     for layer in decoder.layers:
-        of_all += layer.mixer.width + layer.mlp.width
+        of_all += _width(layer)
         if isinstance(layer.mlp, Experts):
             of_all -= 3 * layer.mlp.size * layer.mlp.router.top_k
             experts.append((layer.mlp.count, layer.mlp.router.top_k, 3.0 * layer.mlp.size * decoder.hidden_size))
-    mixers = [layer.mixer for layer in decoder.layers]
-    latent = sum(mixer.num_latent_weights for mixer in mixers if isinstance(mixer, LatentAttention))
+    latent = sum(its.num_latent_weights for _, its in decoder.attentions if isinstance(its, LatentAttention))
     head = float(decoder.vocab_size * decoder.hidden_size)
     return _Products(of_all * decoder.hidden_size + latent, head, tuple(experts))
 
 
 @cache
 def _widths(decoder: Decoder) -> float:
-    return float(sum(layer.mixer.width + layer.mlp.width + 4 * decoder.hidden_size for layer in decoder.layers))
+    return float(sum(_width(layer) + 4 * decoder.hidden_size for layer in decoder.layers))
+
+
+def _width(layer: Layer) -> int:
+    return sum(part.width for part in (layer.mixer, layer.mlp) if part is not None)
 
 
 @cache
 def _attention(decoder: Decoder) -> tuple[tuple[float, float, int | None], ...]:
     """(numbers kept of a position, multiplications with it, window), of layers with the same window together."""
     found: dict[int | None, tuple[float, float]] = {}
-    for layer in decoder.layers:
-        mixer, shape = layer.mixer, layer.mixer.kv
+    for _, mixer in decoder.attentions:
+        shape = mixer.kv
         each = 2 * mixer.head_dim if isinstance(mixer, Attention) else 2 * mixer.kv_rank + mixer.rope_dim
         kept, multiplications = found.get(shape.window, (0.0, 0.0))
         numbers = shape.num_heads * (shape.key_dim + shape.value_dim)

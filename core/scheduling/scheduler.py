@@ -135,7 +135,8 @@ class Scheduler:
         )
         self.kv = make_pages(
             limits.num_pages, limits.page_size, limits.window_groups, num_host_pages=limits.num_host_pages,
-            enable_prefix_caching=self._options.enable_prefix_caching, tier_totals=self.tier_totals,
+            enable_prefix_caching=self._options.enable_prefix_caching and not limits.has_states,
+            tier_totals=self.tier_totals, has_states=limits.has_states,
         )  # fmt: skip
         self._swapping = swapping = make_swapping(self._options.preemption, self.kv.tiers, limits, self._pace)
         self._view.kv, self._view.max_num_seqs = self.kv, limits.max_num_seqs

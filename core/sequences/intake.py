@@ -38,6 +38,7 @@ class WorkerLimits:
     max_drafts: int = 0  # tokens that the worker guesses for a row in a step
     drafter: str = ""  # who guesses; also one that could not be set up
     draft_page_bytes: int = 0  # that its drafter keeps beside each page
+    has_states: bool = False  # whether pages alone are no start: some layers keep a state of a row
 
     @classmethod
     def of(cls, options: SchedulerOptions, hello: WorkerHello) -> "WorkerLimits":
@@ -61,6 +62,7 @@ class WorkerLimits:
             max_drafts=hello.max_drafts,
             drafter=hello.drafter,
             draft_page_bytes=hello.draft_page_bytes,
+            has_states=bool(hello.state_bytes),
         )
 
     @property

@@ -25,8 +25,8 @@ class RooflineDevice:
         self._dense = 2.0 * costs.num_active - self._head  # for each token
         self._weight_bytes = cache(costs.weight_bytes_read)
         groups: dict[int | None, tuple[float, float]] = {}
-        for layer in decoder.layers:
-            mixer, kv = layer.mixer, layer.mixer.kv
+        for _, mixer in decoder.attentions:
+            kv = mixer.kv
             each = 2 * mixer.head_dim if isinstance(mixer, Attention) else 2 * mixer.kv_rank + mixer.rope_dim
             window = mixer.window if isinstance(mixer, Attention) else None
             read, computed = groups.get(window, (0.0, 0.0))

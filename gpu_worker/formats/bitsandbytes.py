@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.core.checkpoint.formats.bitsandbytes import BlocksMatrix, Int8Matrix
 from penstock.core.checkpoint.source import LoadError
-from penstock.core.checkpoint.weights import WHOLE, Cut
+from penstock.core.checkpoint.weight_sources import WHOLE, Cut
 from penstock.kernels.quantized.weight import QuantizedWeight
 
 _MAX_CODE = 127

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.gpu_worker.state.kv_pool import KVPool, PageGroup, kv_name
 from penstock.ipc.messages import WorkerHello
@@ -36,7 +37,7 @@ def columns(buffer: bytes) -> Columns:
 
 def kv_layers_done(config: ModelConfig) -> list[int]:
     """Return for 0, 1, ... layers of the model that have been computed how many layers of the pool are complete."""
-    index: Sequence[int] = getattr(config, "kv_index", range(len(config.kv)))
+    index: Sequence[int] = tuple(config.kv_index.values()) if isinstance(config, Decoder) else range(len(config.kv))
     done = [0]
     for layer in index:
         done.append(max(done[-1], layer + 1))

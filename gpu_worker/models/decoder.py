@@ -16,6 +16,7 @@ from penstock.gpu_worker.models.blocks.experts import BesideBlock, ExpertsBlock
 from penstock.gpu_worker.models.blocks.latent_attention import LatentAttentionBlock
 from penstock.gpu_worker.models.blocks.layer_inputs import LayerInputBlock, LayerInputsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
+from penstock.gpu_worker.models.blocks.recurrent import RecurrentBlock, SideBySideBlock
 from penstock.gpu_worker.models.blocks.step import Step
 from penstock.gpu_worker.models.blocks.travelling_experts import TravellingExperts
 from penstock.gpu_worker.models.latent_attention import LatentPages
@@ -28,22 +29,28 @@ from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.held_experts import HeldExperts
 from penstock.kernels.norms import NormWeights, add_norm, norm
 from penstock.kernels.qk_norm_rope_write import query_growth
+from penstock.kernels.scan.rows import StateRows
 
 
 class DecoderLayer(NamedTuple):
     """See `Layer`, the description."""
 
     mixer_norm: NormWeights | None
-    mixer: AttentionBlock | LatentAttentionBlock
+    mixer: AttentionBlock | LatentAttentionBlock | RecurrentBlock | SideBySideBlock | None
     post_mixer_norm: NormWeights | None
     mlp_norm: NormWeights | None
-    mlp: MLPBlock | ExpertsBlock | TravellingExperts
+    mlp: MLPBlock | ExpertsBlock | TravellingExperts | None
     post_mlp_norm: NormWeights | None
     is_parallel: bool = False
     residual_scale: float = 1.0
     beside_mlp: BesideBlock | None = None
     input: LayerInputBlock | None = None
     output_scale: float | None = None
+
+    @property
+    def first_norm(self) -> NormWeights | None:
+        """Of what it gets."""
+        return self.mlp_norm if self.mixer is None else self.mixer_norm
 
 
 class DecoderWeights(NamedTuple):
@@ -63,7 +70,6 @@ class DecoderModel:
     """See `Model`."""
 
     is_batch_invariant = False
-    can_be_captured = True
 
     def __init__(
         self,
@@ -81,13 +87,13 @@ class DecoderModel:
         self.embedding, self._positions, layers, self.final_norm, head, self._layer_inputs = weights[:6]
         self._entry, self.held_experts = weights.entry, weights.held_experts
         self.layers = tuple(layers)
-        ropes = (layer.mixer.rope for layer in config.layers)
+        ropes = (its.rope for _, its in config.attentions)
         self.ropes = {rope: Rope(rope) for rope in dict.fromkeys(ropes) if rope is not None}
-        mixers = (layer.mixer for layer in config.layers)
-        growths = (mixer.query_growth for mixer in mixers if isinstance(mixer, Attention))
+        growths = (its.query_growth for _, its in config.attentions if isinstance(its, Attention))
         self._growths = {growth for growth in growths if growth is not None}
         self._attention = attention
         self._kv_index = config.kv_index
+        self.can_be_captured = not config.state_layers
         self._layer_counter: LayerCounter | None = None
         self._begins = config.shard is None or config.shard.place.is_first_stage
         self.head = self.embedding.head() if head is None and config.has_head and self.embedding is not None else head
@@ -117,7 +123,7 @@ class DecoderModel:
         groups = [(i, group) for i, group in enumerate(kv.groups) if group.layers]
         step = Step(
             inputs,
-            tuple(kv.layers[index] for index in self._kv_index),
+            {layer: kv.layers[index] for layer, index in self._kv_index.items()},
             {i: self._attention(inputs.of_group(i), group) for i, group in groups if group.has_values},
             {i: LatentPages(inputs.of_group(i), group) for i, group in groups if not group.has_values},
             {
@@ -126,6 +132,9 @@ class DecoderModel:
             },
             {its: query_growth(inputs.positions, its.beta, its.length, its.shift) for its in self._growths},
         )
+        if kv.states is not None:
+            rows = StateRows(inputs.rows, inputs.query_start_loc, inputs.max_query_len)
+            step = step._replace(states=kv.states.layers, state_rows=rows)
         embedded = None if self.embedding is None else self._embed(inputs, self.embedding)
         its_inputs = None
         if self._layer_inputs is not None and embedded is not None:
@@ -134,21 +143,26 @@ class DecoderModel:
         pair = None
         if self._entry is not None and embedded is not None:
             residual, pair = self._entry(embedded, self._given(inputs), inputs)
-        first = self.layers[0].mixer_norm
+        first = self.layers[0].first_norm
         x = pair if pair is not None else residual if first is None else norm(residual, first)
         tapped: dict[int, Tensor] = {}
-        next_norms = (*(layer.mixer_norm for layer in self.layers[1:]), self.final_norm)
+        next_norms = (*(layer.first_norm for layer in self.layers[1:]), self.final_norm)
         for i, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
             if i in self._taps:
                 tapped[i] = residual.clone()
-            scale, mixed = layer.residual_scale, layer.mixer(x, step, i)
+            scale, mixed = layer.residual_scale, None if layer.mixer is None else layer.mixer(x, step, i)
             if self._layer_counter is not None:
                 self._layer_counter[0] = i + 1
-            if layer.is_parallel:
+            if layer.mlp is None:
+                if mixed is not None:
+                    x, residual = add_norm(self._sum(mixed), residual, next_norm, scale, layer.post_mixer_norm)
+                continue
+            if layer.is_parallel and mixed is not None:
                 mixed += layer.mlp(x if layer.mlp_norm is None else norm(residual, layer.mlp_norm), inputs)
                 x, residual = add_norm(self._sum(mixed), residual, next_norm, scale)
                 continue
-            x, residual = add_norm(self._sum(mixed), residual, layer.mlp_norm, scale, layer.post_mixer_norm)
+            if mixed is not None:
+                x, residual = add_norm(self._sum(mixed), residual, layer.mlp_norm, scale, layer.post_mixer_norm)
             made = layer.mlp(x, inputs)
             if not isinstance(layer.mlp, TravellingExperts):
                 made = self._sum(made)

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, Experts, LatentAttention, Layer
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock, window_of
 from penstock.gpu_worker.models.blocks.entry import EntryBlock
 from penstock.gpu_worker.models.blocks.experts import BesideBlock, ExpertsBlock, routing_of
@@ -34,7 +34,15 @@ from penstock.kernels.norms import NormWeights
 def lacking(decoder: Decoder) -> str | None:
     """The part of a model for which there is no native operation; None if there are all."""
     for layer in decoder.layers:
-        if _norms_over_ranks(decoder, layer.mixer):
+        if layer.recurrent is not None:
+            return "layers that keep a state"
+        mlp = layer.mlp
+        if mlp is None or (isinstance(mlp, DenseMLP) and (mlp.gate_scale, mlp.out_scale) != (1.0, 1.0)):
+            return "a layer without an MLP, or one with multipliers in it"
+        mixer = layer.attention
+        if mixer is None or (isinstance(mixer, Attention) and mixer.has_output_gate):
+            return "attention with a gate of its output, or layers without attention"
+        if _norms_over_ranks(decoder, mixer):
             return "a norm over heads of several workers"
         shared = layer.mlp.shared if isinstance(layer.mlp, Experts) and layer.mlp.shared_is_gated else None
         if shared is not None and shared.has_bias:
@@ -62,7 +70,7 @@ class ProgramWriter:
         self._builder = ProgramBuilder(config.hidden_size)
         self._begins: list[int] = []  # of each layer, the first operation; and the one behind the last layer
         self.head: PackedLinear | None = None
-        ropes = (layer.mixer.rope for layer in config.layers)
+        ropes = (its.rope for _, its in config.attentions)
         self.ropes = tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
     def write(self, weights: DecoderWeights) -> tuple[Program, DecoderWeights]:
@@ -127,6 +135,7 @@ class ProgramWriter:
         if isinstance(mixer, AttentionBlock):
             mixer, o = self._attention(number, mixer, x)
         else:
+            assert isinstance(mixer, LatentAttentionBlock)
             o = self._latent_attention(number, mixer, x)
         if is_joint:  # the MLP's part comes to it before ranks add up
             self._builder.product(o, self._attended, self._added)
@@ -388,11 +397,11 @@ class ProgramWriter:
 
     @cached_property
     def _qkv(self) -> int:
-        return self._builder.slot(max(_qkv_size(layer.mixer) for layer in self._config.layers))
+        return self._builder.slot(max(_qkv_size(its) for _, its in self._config.attentions))
 
     @cached_property
     def _attended(self) -> int:
-        return self._builder.slot(max(_attended_size(layer.mixer) for layer in self._config.layers))
+        return self._builder.slot(max(_attended_size(its) for _, its in self._config.attentions))
 
     @cached_property
     def _q_latent(self) -> int:
@@ -414,7 +423,7 @@ class ProgramWriter:
 
     @property
     def _latent_attentions(self) -> list[LatentAttention]:
-        return [layer.mixer for layer in self._config.layers if isinstance(layer.mixer, LatentAttention)]
+        return [its for _, its in self._config.attentions if isinstance(its, LatentAttention)]
 
 
 def _qkv_size(mixer: Attention | LatentAttention) -> int:

@@ -16,6 +16,7 @@ from penstock.gpu_worker.models.latent_attention import scratch_numbers
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool, KVType, cpu_budget, page_groups
 from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.state.state_slots import state_bytes, state_slots
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.input_batch import make_inputs
 
@@ -36,11 +37,12 @@ def pool_budget(
     """
     computed = [Computed(model, page_groups(model.config, config.scheduler.page_size), kv)]
     computed += [] if draft is None else [draft]
-    measured = device.measure(partial(_run_largest_batches, config, computed, device))
+    measured = device.measure(partial(_run_largest_batches, config, computed, dtype, device))
     if measured is None:
         return cpu_budget(config, device)
     total, in_use, activations = measured  # in use: weights, the context, and whatever else runs on this GPU
     rows = row_state_bytes(config, model.config)
+    rows += (config.scheduler.max_num_seqs + 1) * state_bytes(model.config, dtype)
     if draft is not None:
         rows += 4 * (longest_sequence(config, model.config) + 1) * max(its.key_dim for its in draft.model.config.kv)
     latents = max((shape.key_dim for shape in model.config.kv if not shape.value_dim), default=0)
@@ -56,7 +58,7 @@ def row_state_bytes(config: Config, model: ModelConfig) -> int:
     longest = longest_sequence(config, model)
     groups = page_groups(model, config.scheduler.page_size)
     num_pages = sum(math.ceil((longest + 1) / group.page_size) for group in groups)
-    rotary = max(shape.key_dim for shape in model.kv)
+    rotary = max((shape.key_dim for shape in model.kv), default=0)
     return 4 * ((config.scheduler.max_num_seqs + 1) * (longest + 1 + num_pages) + (longest + 1) * rotary)
 
 
@@ -65,12 +67,12 @@ def longest_sequence(config: Config, model: ModelConfig) -> int:
     return config.model.max_model_len or model.max_model_len
 
 
-def _run_largest_batches(config: Config, computed: Sequence[Computed], device: Device) -> None:
+def _run_largest_batches(config: Config, computed: Sequence[Computed], dtype: torch.dtype, device: Device) -> None:
     for each in computed:
-        _run_largest_batch(config, each, device)
+        _run_largest_batch(config, each, dtype, device)
 
 
-def _run_largest_batch(config: Config, computed: Computed, device: Device) -> None:
+def _run_largest_batch(config: Config, computed: Computed, dtype: torch.dtype, device: Device) -> None:
     """As many rows and tokens as a step may have, all on one page."""
     model, groups, kv = computed
     page_size = config.scheduler.page_size
@@ -82,7 +84,8 @@ def _run_largest_batch(config: Config, computed: Computed, device: Device) -> No
     model.prepare(device, num_rows, int(lens[0]))
     batch = HostBatch(np.arange(num_rows, dtype=np.int32), np.zeros_like(lens), lens, np.arange(num_rows))
     inputs, _ = make_inputs(batch, state, device, page_size)
-    hidden = model.forward(inputs, KVPool(groups, 1, kv, device.torch_device))
+    states = state_slots(model.config, num_rows, dtype, device.torch_device)
+    hidden = model.forward(inputs, KVPool(groups, 1, kv, device.torch_device, states=states))
     if isinstance(model.config, Decoder) and not model.config.has_head:
         return
     logits = model.logits(hidden[:num_rows]).float()

@@ -20,6 +20,7 @@ from penstock.core.checkpoint.registry import open_model
 from penstock.core.checkpoint.shards.experts import placement_digest
 from penstock.core.checkpoint.shards.rank_part import rank_part
 from penstock.core.checkpoint.source import fingerprint
+from penstock.core.checkpoint.state_limits import check_states
 from penstock.core.config import Config, channel_keys
 from penstock.core.config.ranks import ONLY_RANK, Rank
 from penstock.core.config.speculative import speculative_config
@@ -54,6 +55,7 @@ from penstock.gpu_worker.state.kv_pool import (
     plan_pool,
 )
 from penstock.gpu_worker.state.row_state import RowState
+from penstock.gpu_worker.state.state_slots import state_bytes, state_slots
 from penstock.gpu_worker.state.transfers import slots_bytes
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.messages import PROTOCOL_VERSION, ExpertTokens, WindowGroup, WorkerHello
@@ -105,6 +107,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
     whole = with_quantization(
         parse_model_config(checkpoint.config, config.model.model_impl), config.worker.quantization
     )
+    check_states(whole, config)
     model_config = rank_part(whole, config.parallel, rank.number)
     device = open_device(config.worker.device, config.worker.num_threads, config.worker.cpu_kernels, rank.cores)
     ranks = open_ranks(config, rank.number, device.torch_device, device.library)
@@ -162,7 +165,13 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         has_dummy_page = graphs is not None  # of padded rows
         is_shared = bool(config.parallel.role)
         kv = KVPool(
-            groups, size.num_pages, kv_type, device.torch_device, has_dummy_page=has_dummy_page, is_shared=is_shared
+            groups,
+            size.num_pages,
+            kv_type,
+            device.torch_device,
+            has_dummy_page=has_dummy_page,
+            is_shared=is_shared,
+            states=state_slots(model_config, scheduler.max_num_seqs + 1, dtype, device.torch_device),
         )
         runner = ModelRunner(model, kv, device, scheduler.max_num_seqs, size.max_model_len, checkpoint)
         runner.host_pages = _host_pages(config, kv, device, size.max_model_len)
@@ -206,6 +215,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         arithmetic=arithmetic(device, model),
         is_batch_invariant=model.is_batch_invariant,
         placement=placement_digest(model_config),
+        state_bytes=state_bytes(model_config, dtype),
     )
     if (host_pages := runner.host_pages) is not None:
         hello = replace(hello, num_host_pages=host_pages.num_pages, host_copy_speed=host_pages.copy_speed())

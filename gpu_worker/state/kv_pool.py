@@ -14,6 +14,7 @@ from penstock.core.config import Config, ConfigError
 from penstock.gpu_worker.devices.cpu import host_zeros, shared_zeros
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.devices.out_of_memory import NoMemoryError
+from penstock.gpu_worker.state.state_slots import StateSlots
 from penstock.kernels.copy_pages import copy_pages
 from penstock.kernels.kv_quantization import KVFormat, PageLayout
 
@@ -110,7 +111,7 @@ def _shapes_of_all_stages(model: ModelConfig) -> tuple[Sequence[KVShape], range]
     shard = model.shard
     every_layer = shard_of(shard.whole, shard.place._replace(stage=0, num_stages=1))
     assert isinstance(every_layer, Decoder)
-    keeps = [layer.mixer for layer in shard.whole.layers]
+    keeps = [layer.attention for layer in shard.whole.layers]
     first = sum(
         not (isinstance(mixer, Attention) and mixer.shares_kv_of is not None) for mixer in keeps[: shard.layers[0]]
     )
@@ -157,6 +158,7 @@ class KVPool:
         *,
         has_dummy_page: bool = False,
         is_shared: bool = False,
+        states: StateSlots | None = None,
     ) -> None:
         """All pages are zeroed: masked keys may be read, and must be finite.
 
@@ -167,10 +169,12 @@ class KVPool:
             device: where the pages are.
             has_dummy_page: whether there is one more page, which nothing reads.
             is_shared: whether other processes can read it, if it is on a CPU.
+            states: what layers keep of rows instead of positions.
         """
         if len({group.num_elements for group in groups}) != 1:
             raise ValueError(f"the pages of all groups must have the same size, got {groups}")
         self.groups = groups
+        self.states = states
         self.num_pages = num_pages
         self.kv = kv
         dtype = torch.uint8 if isinstance(kv, KVFormat) else kv

@@ -78,6 +78,8 @@ class WorkerHello(Message, frozen=True):
     max_embedding_bytes: Annotated[int, Meta(ge=0)] = 0  # of images at a time; 0: the model sees none
     embedding_bytes: Annotated[int, Meta(ge=0)] = 0  # of one position of an image
     images_are_whole: bool = False  # all positions of an image are computed in one chunk: they see each other
+    num_snapshots: Annotated[int, Meta(ge=0, le=2**26)] = 0  # places for copies of rows' states, numbered from 0
+    state_bytes: Annotated[int, Meta(ge=0)] = 0  # of a row's state over all layers; 0: no layer keeps one
 
 
 class Welcome(Message, frozen=True):
@@ -147,6 +149,9 @@ class StepPlan(Message, frozen=True):
     Copies. They count as done one after the other, in the order of the columns: a page may be a target and then a
     source, or be copied away and then be a target. Those with tiers move whole pages between the device's pool and the
     host's, of any page group.
+
+    States. In layers that keep a state of each row, a new row has the one before any token. Loads follow: a row's state
+    becomes the snapshot's. After the forward pass a save copies a row's state as the row's last new position leaves it.
     """
 
     step_id: int
@@ -165,6 +170,8 @@ class StepPlan(Message, frozen=True):
     num_drafts: Buffer = b""  # int32[N]: how many of each row's new tokens may be guesses; empty: none
     start_bounds: Buffer = b""  # uint8[N]: 1 where `start` is an upper bound; empty: all are exact
     copy_tiers: Buffer = b""  # uint8[C]: ON_DEVICE, TO_HOST or FROM_HOST for each copy; empty: all are on the device
+    state_loads: Buffer = b""  # int32[L, 2]: row, snapshot
+    state_saves: Buffer = b""  # int32[S, 2]: row, snapshot
 
 
 class StoreKV(Message, frozen=True):

@@ -46,6 +46,14 @@ def _longrope(num_pairs: int) -> dict[str, Any]:
 
 
 _TIED = {"tie_word_embeddings": True}
+_GRANITE_4_H = {
+    "layer_types": ["attention" if i % 10 == 5 else "mamba" for i in range(40)],
+    "logits_scaling": 8.0,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "position_embedding_type": "nope",
+    **_TIED,
+}
 _UNTIED = {"tie_word_embeddings": False}
 _GEMMA4 = {
     "attention_k_eq_v": True,
@@ -424,6 +432,37 @@ PUBLISHED = (
         _sizes(
             2560, 8192, 40, 40, 8, 100352, shared_intermediate_size=8192, num_local_experts=0, logits_scaling=10.0,
             layer_types=["attention"] * 40, position_embedding_type="rope", **_TIED,
+        ),
+    ),
+    Published(
+        "ibm-granite/granite-4.0-h-micro", "GraniteMoeHybridForCausalLM", "3,191,396,096", 8192,
+        _sizes(
+            2048, 8192, 40, 32, 8, 100352, shared_intermediate_size=8192, num_local_experts=0, mamba_n_heads=64,
+            **_GRANITE_4_H,
+        ),
+    ),
+    Published(
+        "ibm-granite/granite-4.0-h-tiny", "GraniteMoeHybridForCausalLM", "6.9B", 8192,
+        _sizes(
+            1536, 512, 40, 12, 4, 100352, shared_intermediate_size=1024, num_local_experts=64, num_experts_per_tok=6,
+            mamba_n_heads=48, **_GRANITE_4_H,
+        ),
+        "1B",
+    ),
+    Published(
+        "ibm-granite/granite-4.0-h-small", "GraniteMoeHybridForCausalLM", "32B", 16384,
+        _sizes(
+            4096, 768, 40, 32, 8, 100352, shared_intermediate_size=1536, num_local_experts=72, num_experts_per_tok=10,
+            mamba_n_heads=128, **_GRANITE_4_H,
+        ),
+        "9B",
+    ),
+    # Bamba
+    Published(
+        "ibm-ai-platform/Bamba-9B-v1", "BambaForCausalLM", "9.78B", 12288,
+        _sizes(
+            4096, 14336, 32, 32, 8, 128256, mamba_n_heads=128, mamba_d_head=64, mamba_d_state=128,
+            attn_layer_indices=[9, 18, 27],
         ),
     ),
     # Cohere

@@ -142,7 +142,7 @@ def check(raw: dict[str, Any]) -> None:
         assert isinstance(config, Decoder)
         assert all(type(getattr(config, name)) is int for name in ("vocab_size", "hidden_size", "max_model_len"))
         assert len(config.windows) == config.num_layers
-        assert all(layer.mixer.rope is None or layer.mixer.rope.theta > 0 for layer in config.layers)
+        assert all(its.rope is None or its.rope.theta > 0 for _, its in config.attentions)
         assert decoder_tensors(config)
         assert 0 < config.max_model_len < 1 << 43
 

@@ -188,7 +188,7 @@ def with_products(stored: DecoderWeights, change: type[Coded] | None = None) -> 
 
     layers = tuple(
         layer._replace(
-            mixer=attention_of(layer)._replace(qkv=changed(attention_of(layer).qkv), o=changed(layer.mixer.o)),
+            mixer=attention_of(layer)._replace(qkv=changed(attention_of(layer).qkv), o=changed(attention_of(layer).o)),
             mlp=changed_mlp(layer.mlp),
         )
         for layer in stored.layers

@@ -21,7 +21,7 @@ from penstock.core.checkpoint.families.registry import expected_tensors
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.shards.shard import shard_of
 from penstock.core.checkpoint.source import LoadError
-from penstock.core.checkpoint.weights import Ranges
+from penstock.core.checkpoint.weight_sources import Ranges
 from penstock.core.config import ConfigError
 from penstock.core.config.ranks import Place
 from penstock.gpu_worker.devices.cpu import CpuDevice
@@ -94,7 +94,7 @@ def test_fused_weights(checkpoint: Make) -> None:
         expected = torch.cat([state[f"{attention}.{name}_proj.{kind}"] for name in "qkv"])
         assert tensor is not None
         assert torch.equal(tensor, expected)
-    bias = plain(layer.mixer.o).bias
+    bias = plain(attention_of(layer).o).bias
     assert bias is not None
     assert torch.equal(bias, state[f"{attention}.o_proj.bias"])
     gate_up = torch.cat([state[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")])
@@ -326,7 +326,7 @@ def test_the_older_spelling_of_rotary_settings(checkpoint: Make, tmp_path: Path)
         edit_config(folder, rope_parameters=None, rope_theta=theta, rope_scaling=scaling)
         assert load_model_config(folder) == new
         assert isinstance(new, Decoder)
-        rope = new.layers[0].mixer.rope
+        rope = new.attentions[0][1].rope
         assert rope is not None
         assert rope.kind == kind
 

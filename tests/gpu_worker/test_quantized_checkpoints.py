@@ -90,7 +90,7 @@ def test_each_product_is_that_of_its_parts(folder: Path, layer: int) -> None:
     products: list[tuple[Linear, list[str]]] = [
         (attention.qkv, [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]),
         (attention.o, [f"{prefix}.self_attn.o_proj"]),
-        (mlp.gate_up, [f"{prefix}.mlp.{name}_proj" for name in ("gate", "up")]),  # type: ignore[list-item]
+        (mlp.gate_up, [f"{prefix}.mlp.{name}_proj" for name in ("gate", "up")]),  # type: ignore[list-item, union-attr]
     ]
     for linear, names in products:
         weight = plain(folder, *names)

@@ -21,7 +21,7 @@ NAMES = ["llama-linear", "llama-dynamic", "llama-llama3", "llama-yarn", "qwen2-y
 def load_rope(folder: Path) -> RopeConfig:
     config = load_model_config(folder)
     assert isinstance(config, Decoder)
-    rope = config.layers[0].mixer.rope
+    rope = config.attentions[0][1].rope
     assert rope is not None
     return rope
 

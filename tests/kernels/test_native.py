@@ -235,7 +235,7 @@ def test_stored_bf16_weights_are_computed_with_exactly(library: Library) -> None
         tuple(
             layer._replace(
                 mixer=attention_of(layer)._replace(
-                    qkv=widened_linear(attention_of(layer).qkv), o=widened_linear(layer.mixer.o)
+                    qkv=widened_linear(attention_of(layer).qkv), o=widened_linear(attention_of(layer).o)
                 ),
                 mlp=widened_mlp(layer.mlp),
             )

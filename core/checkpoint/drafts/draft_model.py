@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.core.checkpoint.check import check_checkpoint
+from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.kv_formats import kv_format_of
 from penstock.core.checkpoint.model_config import ModelConfig
@@ -54,6 +55,8 @@ def draft_config(config: Config, speculative: SpeculativeConfig, draft: Checkpoi
             f"the layers of {parsed.architecture} keep different numbers of each position; those of a draft model "
             "must keep the same, since its pages are those of the model"
         )
+    if isinstance(parsed, Decoder) and parsed.state_layers:
+        raise ConfigError(f"{parsed.architecture} keeps a state of each row, which cannot go back behind wrong guesses")
     if (speculative.max_model_len or 0) > parsed.max_model_len:
         raise ConfigError(f"max_model_len {speculative.max_model_len} exceeds its {parsed.max_model_len} positions")
     return parsed

@@ -6,14 +6,8 @@ import msgspec
 
 from penstock.core.checkpoint.decoder import Decoder, Norm
 from penstock.core.checkpoint.parsing.family import Shape
-from penstock.core.checkpoint.weights import (
-    DecoderSources,
-    LinearSource,
-    NormSource,
-    Source,
-    decoder_sources,
-    stored_tensors,
-)
+from penstock.core.checkpoint.weight_sources import LinearSource, NormSource, Source
+from penstock.core.checkpoint.weights import DecoderSources, decoder_sources, stored_tensors
 
 TOKEN_OFFSETS = "d2t"
 

@@ -13,7 +13,8 @@ from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.parsing.family import Shape
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.source import StoredTensor
-from penstock.core.checkpoint.weights import LinearSource, Source, stored_tensors
+from penstock.core.checkpoint.weight_sources import LinearSource, Source
+from penstock.core.checkpoint.weights import stored_tensors
 from penstock.core.config.options import ConfigError
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")

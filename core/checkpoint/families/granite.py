@@ -1,15 +1,17 @@
-"""Granite 3, dense and as mixtures of experts, and what has attention alone of Granite 4.
+"""Granite 3, dense and as mixtures of experts, and Granite 4, most of whose layers are Mamba 2.
 
 Embeddings, scores, residuals and logits have multipliers.
 """
+
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
 from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.parsing import decoders
-from penstock.core.checkpoint.parsing.family import NotDescribed
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.recurrent import kinds_of_layers, mamba2
 from penstock.core.checkpoint.parsing.rope import parse_rope
 from penstock.core.config.options import ConfigError
 
@@ -32,8 +34,9 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     rope, max_model_len = parse_rope(fields, fields.whole("max_position_embeddings", 2048), attention.head_dim)
     norm = Norm(eps=fields.number("rms_norm_eps", 1e-6))
     is_dense, rotates = architecture == "GraniteForCausalLM", True
+    kinds: Sequence[str] = ["attention"] * decoders.num_layers(fields)
     if architecture == _HYBRID:
-        _refuse_states(fields)
+        kinds = kinds_of_layers(fields, len(kinds), ["mamba"] * len(kinds))
         rotates = fields.text("position_embedding_type") == "rope"
     layer = Layer(
         mixer_norm=norm,
@@ -42,7 +45,10 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
         mlp=_dense(fields) if is_dense else _mixture(fields, 1024 if architecture == _HYBRID else 0),
         residual_scale=fields.number("residual_multiplier", 1.0),
     )
-    layers = [layer] * decoders.num_layers(fields)
+    layers = [layer] * len(kinds)
+    if "recurrent" in kinds:
+        recurrent = replace(layer, mixer=mamba2(fields, 128, norm.eps))
+        layers = [layer if kind == "attention" else recurrent for kind in kinds]
     logits_scaling = fields.number("logits_scaling", 1.0)
     if not logits_scaling:
         raise ConfigError("config.json: logits_scaling divides, and must not be 0")
@@ -75,14 +81,6 @@ def _mixture(fields: JsonFields, shared_size: int) -> DenseMLP | Experts:
         activation=decoders.activation(fields),
         shared=shared,
     )
-
-
-def _refuse_states(fields: JsonFields) -> None:
-    types = fields.texts("layer_types") or fields.texts("layers_block_type")
-    if types is None or any(kind not in ("attention", "full_attention") for kind in types):
-        raise NotDescribed(
-            "config.json: layers of kind mamba are not supported yet: they keep more than keys and values"
-        )
 
 
 GRANITE = decoders.decoder_family(

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.core.checkpoint.families.bamba import BAMBA
 from penstock.core.checkpoint.families.clockwork import CLOCKWORK
 from penstock.core.checkpoint.families.cohere import COHERE
 from penstock.core.checkpoint.families.deepseek import DEEPSEEK
@@ -59,6 +60,7 @@ def register(family: Family[Any]) -> None:
 
 for _family in (
     DENSE,
+    BAMBA,
     COHERE,
     DEEPSEEK,
     ERNIE,

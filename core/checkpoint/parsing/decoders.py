@@ -47,7 +47,7 @@ def decoder_family(
         names, first = decoder.names, len(decoder.layers)
         unused = tuple(names.layer.format(first + i) for i in range(names.unused_layers))
         is_double = decoder.tied_embeddings and name == f"{names.head}.weight"
-        return is_double or name.endswith(endings) or name.startswith(unused)
+        return is_double or name.endswith(endings) or name.startswith((*unused, *names.unused))
 
     return Family(
         architectures=tuple(architectures),
@@ -72,8 +72,11 @@ def _checked(decoder: Decoder) -> Decoder:
     for layer in dict.fromkeys(decoder.layers):
         mixer = layer.mixer
         mlp = layer.mlp if layer.beside_mlp is None else layer.beside_mlp.experts
-        if mixer.width > _MAX_WIDTH:
-            raise ConfigError(f"config.json: {mixer.num_heads} attention heads of this size are too many")
+        if mixer is not None and mixer.width > _MAX_WIDTH:
+            what = (
+                f"{layer.attention.num_heads} attention heads" if layer.attention else "the heads of a recurrent mixer"
+            )
+            raise ConfigError(f"config.json: {what} of this size are too many")
         if isinstance(mlp, Experts):
             count, router = mlp.count, mlp.router
             if not router.top_k <= count <= _MAX_EXPERTS:

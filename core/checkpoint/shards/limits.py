@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, Experts, Layer
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer
 from penstock.core.checkpoint.shards.ranges import logit_width
 from penstock.core.checkpoint.shards.units import Units, stored_format, units_of
 from penstock.core.config.options import ConfigError
@@ -18,6 +18,11 @@ def refuse_split(model: Decoder, place: Place) -> None:
         ConfigError: of one sentence with limit and value.
     """
     num_layers = len(model.layers)
+    if model.state_layers:
+        raise ConfigError(
+            f"{model.architecture} has layers that keep a state, which cannot be split over several workers: leave out "
+            "--tensor-parallel-size and --pipeline-parallel-size"
+        )
     if place.num_stages > num_layers:
         raise ConfigError(
             f"--pipeline-parallel-size {place.num_stages}: {model.architecture} has only {num_layers} layers"
@@ -44,7 +49,8 @@ def _why_not(model: Decoder, num_tensor: int) -> str | None:
 
 
 def _why_not_layer(layer: Layer, units: Units, num_tensor: int) -> str | None:
-    mixer = layer.mixer
+    mixer = layer.attention
+    assert mixer is not None
     if mixer.num_heads % num_tensor:
         return f"has {mixer.num_heads} attention heads, which cannot be split evenly"
     if isinstance(mixer, Attention) and mixer.num_kv_heads % num_tensor and num_tensor % mixer.num_kv_heads:
@@ -59,7 +65,9 @@ def _why_not_layer(layer: Layer, units: Units, num_tensor: int) -> str | None:
 def _inner_sizes(layer: Layer, units: Units) -> Iterator[tuple[str, int, int]]:
     mlps = [layer.mlp] if layer.beside_mlp is None else [layer.mlp, layer.beside_mlp.experts]
     for mlp in mlps:
-        if not isinstance(mlp, Experts):
+        if mlp is None:
+            continue
+        if isinstance(mlp, DenseMLP):
             yield "MLPs", mlp.size, units.mlp
             continue
         if mlp.spread is None:

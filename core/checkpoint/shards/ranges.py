@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from penstock.core.checkpoint.decoder import Range
-from penstock.core.checkpoint.weights import Ranges
+from penstock.core.checkpoint.weight_sources import Ranges
 
 _VOCAB_UNIT = 8
 """Rows of the vocabulary that stay together: quantized formats pack as many into words, and products like it."""

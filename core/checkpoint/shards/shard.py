@@ -98,11 +98,13 @@ def inner_of(size: int, unit: int, place: Place) -> Range:
 
 def _layer(model: Decoder, number: int, first: int, place: Place) -> Layer:
     layer, units = model.layers[number], units_of(model, number)
-    beside = layer.beside_mlp
+    beside, mixer, mlp = layer.beside_mlp, layer.attention, layer.mlp
+    assert mixer is not None  # others are refused
+    assert mlp is not None
     return replace(
         layer,
-        mixer=_mixer(layer.mixer, first, place),
-        mlp=_experts(layer.mlp, units, place) if isinstance(layer.mlp, Experts) else _mlp(layer.mlp, units.mlp, place),
+        mixer=_mixer(mixer, first, place),
+        mlp=_experts(mlp, units, place) if isinstance(mlp, Experts) else _mlp(mlp, units.mlp, place),
         beside_mlp=None if beside is None else _beside(beside, units, place),
     )
 

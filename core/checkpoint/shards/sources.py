@@ -6,6 +6,7 @@ from penstock.core.checkpoint.shards.cuts import columns, inputs_of, items_of, n
 from penstock.core.checkpoint.shards.ranges import times
 from penstock.core.checkpoint.shards.shard import heads_of, inner_of
 from penstock.core.checkpoint.shards.units import Units, units_of
+from penstock.core.checkpoint.weight_sources import LinearSource, Ranges
 from penstock.core.checkpoint.weights import (
     AttentionSources,
     DecoderSources,
@@ -13,9 +14,7 @@ from penstock.core.checkpoint.weights import (
     LatentSources,
     LayerSources,
     LayerTableSources,
-    LinearSource,
     MLPSources,
-    Ranges,
     decoder_sources,
     stored_tensors,
 )
@@ -75,14 +74,14 @@ def _layer(layer: Layer, sources: LayerSources, units: Units, place: Place) -> L
             experts=_experts(layer.beside_mlp.experts, sources.beside_mlp.experts, units, place)
         )
     return sources._replace(
-        mixer=_mixer(layer.mixer, sources.mixer, place),
-        mlp=_mlp_or_experts(layer.mlp, sources.mlp, units, place),
+        mixer=None if layer.attention is None else _mixer(layer.attention, sources.mixer, place),
+        mlp=None if layer.mlp is None else _mlp_or_experts(layer.mlp, sources.mlp, units, place),
         beside_mlp=beside,
     )
 
 
 def _mixer(
-    mixer: Attention | LatentAttention, sources: AttentionSources | LatentSources, place: Place
+    mixer: Attention | LatentAttention, sources: AttentionSources | LatentSources | None, place: Place
 ) -> AttentionSources | LatentSources:
     if isinstance(mixer, LatentAttention):
         assert isinstance(sources, LatentSources)
@@ -117,7 +116,7 @@ def _latent_attention(mixer: LatentAttention, sources: LatentSources, place: Pla
 
 
 def _mlp_or_experts(
-    mlp: DenseMLP | Experts, sources: MLPSources | ExpertsSources, units: Units, place: Place
+    mlp: DenseMLP | Experts, sources: MLPSources | ExpertsSources | None, units: Units, place: Place
 ) -> MLPSources | ExpertsSources:
     if isinstance(mlp, Experts):
         assert isinstance(sources, ExpertsSources)

@@ -80,8 +80,10 @@ def _layer_cost(decoder: Decoder, number: int) -> int:
             all_of_them = 3.0 * experts.count * experts.size * decoder.hidden_size
             unused = (1 - experts.router.top_k / experts.count) ** _ROWS
             read *= 1 - unused * all_of_them / (all_of_them + _dense_weights(decoder, number))
-    mixer, kv = layer.mixer, layer.mixer.kv
-    window = mixer.window if isinstance(mixer, Attention) else None
+    mixer = layer.attention
+    if mixer is None:
+        return round(read) + _LAYER_BYTES
+    window, kv = mixer.window if isinstance(mixer, Attention) else None, mixer.kv
     kept = kv.num_heads * (kv.key_dim + kv.value_dim) * FLOAT_BYTES
     return round(read + _ROWS * kept * min(_CONTEXT, window or _CONTEXT)) + _LAYER_BYTES
 
@@ -90,7 +92,7 @@ def _dense_weights(decoder: Decoder, number: int) -> float:
     """Weights of a layer that every token is multiplied with."""
     layer = decoder.layers[number]
     shared = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
-    return float(layer.mixer.width + (shared.width if shared is not None else 0)) * decoder.hidden_size
+    return float(sum(part.width for part in (layer.mixer, shared) if part is not None)) * decoder.hidden_size
 
 
 def _borders(decoder: Decoder) -> list[int]:

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.decoder import Attention
@@ -16,7 +17,9 @@ class AttentionBlock(NamedTuple):
     """See `Attention`, the description."""
 
     attention: Attention
-    qkv: Linear  # [(Hq + 2 * Hk) * D, H]: all q heads, all k heads, all v heads; only q heads if it shares the others
+    qkv: Linear
+    """[(Hq + 2 * Hk) * D, H]: all q heads, all k heads, all v heads; only q heads if it shares the others. Gates of the
+    output, [Hq * D], follow the q heads."""
     o: Linear  # [H, Hq * D]
     norms: QKNorms
     sinks: Tensor | None  # fp32[Hq]
@@ -31,13 +34,19 @@ class AttentionBlock(NamedTuple):
         q_scale = None if its.query_growth is None else step.growths[its.query_growth]
         writes = its.shares_kv_of is None
         qkv = self.qkv(x, step.inputs)
+        gates = None
+        if its.has_output_gate:
+            q_size = its.num_heads * its.head_dim
+            q, gates, kv = qkv.split((q_size, q_size, qkv.shape[1] - 2 * q_size), dim=1)
+            qkv = torch.cat((q, kv), dim=1)
         if self.norms_over_ranks is not None:
             qkv = self.norms_over_ranks(qkv)
         q = over_pages.write(qkv, self.norms, rotation, pages, q_scale, writes=writes, kv_scales=self.kv_scales)
         attended = over_pages.attend(
             q, pages, scale=its.scale, window=window_of(its), softcap=its.softcap, sinks=self.sinks
         )
-        return self.o(attended.flatten(1), step.inputs)
+        attended = attended.flatten(1)
+        return self.o(attended if gates is None else attended * gates.sigmoid(), step.inputs)
 
 
 def window_of(attention: Attention) -> int | None:

@@ -20,4 +20,7 @@ class MLPBlock(NamedTuple):
     def __call__(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
         """[T, H] -> [T, H]; this rank's summand, if there are several."""
         inner = self.gate_up(x, inputs)
-        return self.down.of_activation(inner, Activation(self.mlp.activation, self.mlp.is_gated), inputs)
+        if self.mlp.gate_scale != 1.0:
+            inner[:, : self.mlp.size] *= self.mlp.gate_scale
+        out = self.down.of_activation(inner, Activation(self.mlp.activation, self.mlp.is_gated), inputs)
+        return out if self.mlp.out_scale == 1.0 else out * self.mlp.out_scale

@@ -11,14 +11,18 @@ from penstock.gpu_worker.models.attention import Attention, Rotation
 from penstock.gpu_worker.models.latent_attention import LatentPages
 from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.state.kv_pool import LayerPages
+from penstock.gpu_worker.state.state_slots import NO_STATES, States
+from penstock.kernels.scan.rows import StateRows
 
 
 class Step(NamedTuple):
     """One step of all layers."""
 
     inputs: ForwardInputs
-    pages: tuple[LayerPages, ...]  # of each layer
+    pages: Mapping[int, LayerPages]  # of each layer with attention
     attentions: Mapping[int, Attention]  # of page groups with keys and values
     latents: Mapping[int, LatentPages]  # of the others
     rotations: Mapping[RopeConfig, Rotation]
     growths: Mapping[QueryGrowth, Tensor]  # fp32[T], of queries
+    states: States = NO_STATES  # of each layer that keeps one
+    state_rows: StateRows | None = None  # whose they are

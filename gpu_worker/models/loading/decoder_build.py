@@ -17,8 +17,10 @@ from penstock.core.checkpoint.decoder import (
     Layer,
     LayerInputs,
     Shard,
+    SideBySide,
 )
 from penstock.core.checkpoint.shards.sources import sources_of
+from penstock.core.checkpoint.weight_sources import LinearSource, NormSource, Source
 from penstock.core.checkpoint.weights import (
     AttentionSources,
     BesideSources,
@@ -29,10 +31,7 @@ from penstock.core.checkpoint.weights import (
     LayerInputSources,
     LayerSources,
     LayerTableSources,
-    LinearSource,
     MLPSources,
-    NormSource,
-    Source,
 )
 from penstock.core.config.options import ConfigError
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock
@@ -42,9 +41,11 @@ from penstock.gpu_worker.models.blocks.latent_attention import LatentAttentionBl
 from penstock.gpu_worker.models.blocks.layer_inputs import LayerInputBlock, LayerInputsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
 from penstock.gpu_worker.models.blocks.norms_over_ranks import NormsOverRanks
+from penstock.gpu_worker.models.blocks.recurrent import RecurrentBlock, SideBySideBlock
 from penstock.gpu_worker.models.blocks.travelling_experts import TravellingExperts
 from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderModel, DecoderWeights
 from penstock.gpu_worker.models.linear import Embedding, Linear
+from penstock.gpu_worker.models.loading.recurrent_build import recurrent
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
@@ -127,10 +128,10 @@ def _head(source: LinearSource, config: Decoder, reader: WeightReader) -> Linear
 def _layer(layer: Layer, inputs: LayerInputs | None, sources: LayerSources, reader: WeightReader) -> DecoderLayer:
     return DecoderLayer(
         mixer_norm=read_norm(sources.mixer_norm, reader),
-        mixer=_mixer(layer.mixer, sources.mixer, reader),
+        mixer=_mixer(layer, sources, reader),
         post_mixer_norm=read_norm(sources.post_mixer_norm, reader),
         mlp_norm=read_norm(sources.mlp_norm, reader),
-        mlp=_travelling(_mlp(layer.mlp, sources.mlp, reader), reader),
+        mlp=None if layer.mlp is None else _travelling(_mlp(layer.mlp, sources.mlp, reader), reader),
         post_mlp_norm=read_norm(sources.post_mlp_norm, reader),
         is_parallel=layer.is_parallel,
         residual_scale=layer.residual_scale,
@@ -141,13 +142,21 @@ def _layer(layer: Layer, inputs: LayerInputs | None, sources: LayerSources, read
 
 
 def _mixer(
-    mixer: Attention | LatentAttention, sources: AttentionSources | LatentSources, reader: WeightReader
-) -> AttentionBlock | LatentAttentionBlock:
-    if isinstance(mixer, LatentAttention):
-        assert isinstance(sources, LatentSources)
-        return _latent_attention(mixer, sources, reader)
-    assert isinstance(sources, AttentionSources)
-    return _attention(mixer, sources, reader)
+    layer: Layer, sources: LayerSources, reader: WeightReader
+) -> AttentionBlock | LatentAttentionBlock | RecurrentBlock | SideBySideBlock | None:
+    attention = None
+    if isinstance(layer.attention, LatentAttention):
+        assert isinstance(sources.mixer, LatentSources)
+        return _latent_attention(layer.attention, sources.mixer, reader)
+    if layer.attention is not None:
+        assert isinstance(sources.mixer, AttentionSources)
+        attention = _attention(layer.attention, sources.mixer, reader)
+    if layer.recurrent is None or sources.recurrent is None:
+        return attention
+    block = recurrent(layer.recurrent, sources.recurrent, reader)
+    if isinstance(layer.mixer, SideBySide) and attention is not None:
+        return SideBySideBlock(layer.mixer, attention, block)
+    return block
 
 
 def _latent_attention(mixer: LatentAttention, sources: LatentSources, reader: WeightReader) -> LatentAttentionBlock:
@@ -199,7 +208,7 @@ def _attention(attention: Attention, sources: AttentionSources, reader: WeightRe
 
 
 def _mlp(
-    mlp: DenseMLP | Experts, sources: MLPSources | ExpertsSources, reader: WeightReader
+    mlp: DenseMLP | Experts, sources: MLPSources | ExpertsSources | None, reader: WeightReader
 ) -> MLPBlock | ExpertsBlock:
     if isinstance(mlp, DenseMLP):
         assert isinstance(sources, MLPSources)
@@ -241,7 +250,7 @@ def _noting(layers: Iterable[DecoderLayer], config: Decoder, held: dict[int, Hel
     """The layers; the experts that each of them holds go into `held`, by the layer's number in the checkpoint."""
     for number, layer in enumerate(layers, 0 if config.shard is None else config.shard.layers[0]):
         mlp = layer.mlp if layer.beside_mlp is None else layer.beside_mlp.experts
-        if not isinstance(mlp, MLPBlock) and mlp.held is not None:
+        if isinstance(mlp, ExpertsBlock | TravellingExperts) and mlp.held is not None:
             held[number] = mlp.held
         yield layer
 

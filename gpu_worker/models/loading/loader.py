@@ -28,7 +28,7 @@ from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.checkpoint.shards.shard import whole_of
 from penstock.core.checkpoint.shards.sources import own_tensors
 from penstock.core.checkpoint.source import Checkpoint, LoadError, StoredTensor
-from penstock.core.checkpoint.weights import Cut
+from penstock.core.checkpoint.weight_sources import Cut
 from penstock.core.config.options import ConfigError
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.models.loading.making import Maker

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.source import Checkpoint
-from penstock.core.checkpoint.weights import Cut, LinearSource, Ranges, Source
+from penstock.core.checkpoint.weight_sources import Cut, LinearSource, Ranges, Source
 from penstock.gpu_worker.models.linear import (
     Embedding,
     ExpertLinear,

@@ -16,7 +16,8 @@ from penstock.core.checkpoint.decoder import Decoder, LatentAttention
 from penstock.core.checkpoint.families.registry import expected_tensors, parse_model_config
 from penstock.core.checkpoint.gguf.architectures import ARCHITECTURES
 from penstock.core.checkpoint.registry import open_checkpoint
-from penstock.core.checkpoint.weights import LatentSources, Source, decoder_sources
+from penstock.core.checkpoint.weight_sources import Source
+from penstock.core.checkpoint.weights import LatentSources, decoder_sources
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.models.loading import loader
 from penstock.gpu_worker.models.loading.decoder_build import from_latent

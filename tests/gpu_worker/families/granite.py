@@ -2,7 +2,7 @@
 
 from tests.gpu_worker.families.case import Case
 
-_MULTIPLIERS = {
+MULTIPLIERS = {
     "embedding_multiplier": 12.0,
     "attention_multiplier": 0.0625,
     "residual_multiplier": 0.22,
@@ -10,16 +10,16 @@ _MULTIPLIERS = {
     "num_key_value_heads": 2,
 }
 _ROPE = {"position_embedding_type": "rope", "tie_word_embeddings": True}
-_ALL_ATTENTION = {**_MULTIPLIERS, "layer_types": ["full_attention"] * 4, "shared_intermediate_size": 40}
+_ALL_ATTENTION = {**MULTIPLIERS, "layer_types": ["full_attention"] * 4, "shared_intermediate_size": 40}
 
 CASES = {
-    "granite": Case("granite", {**_MULTIPLIERS, "tie_word_embeddings": True}),
-    "granite-biases": Case("granite", {**_MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
-    "granitemoe": Case("granitemoe", {**_MULTIPLIERS, "tie_word_embeddings": True}),
-    "granitemoe-top-4": Case("granitemoe", {**_MULTIPLIERS, "num_experts_per_tok": 4, "attention_bias": True}),
+    "granite": Case("granite", {**MULTIPLIERS, "tie_word_embeddings": True}),
+    "granite-biases": Case("granite", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
+    "granitemoe": Case("granitemoe", {**MULTIPLIERS, "tie_word_embeddings": True}),
+    "granitemoe-top-4": Case("granitemoe", {**MULTIPLIERS, "num_experts_per_tok": 4, "attention_bias": True}),
     "granitemoehybrid-dense": Case(
         "granitemoehybrid", {**_ALL_ATTENTION, "num_local_experts": 0, **_ROPE}, {"q_proj": 3.0, "k_proj": 3.0}
     ),
     "granitemoehybrid-experts": Case("granitemoehybrid", _ALL_ATTENTION),
-    "granitemoeshared": Case("granitemoeshared", {**_MULTIPLIERS, "shared_intermediate_size": 40}),
+    "granitemoeshared": Case("granitemoeshared", {**MULTIPLIERS, "shared_intermediate_size": 40}),
 }

@@ -62,7 +62,9 @@ def check(reference: Reference, run: Schedule, **options: Any) -> None:
                 if difference := reference.errors(text, answer):
                     raise AssertionError(f"{run}: {difference}")
     stats = engine.scheduler.stats()
-    if run.cached and not run.tight:
+    if engine.hello.state_bytes and not engine.hello.num_snapshots:
+        assert stats.num_cached_tokens == 0
+    elif run.cached and not run.tight:
         page_size = max(run.page_size, *(group.page_size for group in groups), 1)  # where all groups can start
         assert stats.num_cached_tokens >= sum((len(text) - 1) // page_size * page_size for text in texts)
     if run.tight and not groups:  # what lies behind a window is free again: then there is no need

@@ -17,6 +17,7 @@ from tests.gpu_worker.families import (
     phi,
     positions,
     qwen_moe,
+    recurrent,
 )
 from tests.gpu_worker.families.case import Case
 
@@ -37,5 +38,6 @@ CASES: dict[str, Case] = {
     **parallel.CASES,
     **positions.CASES,
     **latent.CASES,
+    **recurrent.CASES,
 }
 """By model type and option."""

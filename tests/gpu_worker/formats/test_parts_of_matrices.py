@@ -16,7 +16,7 @@ from penstock.core.checkpoint.formats.registry import quantization_of
 from penstock.core.checkpoint.gguf.block_types import BLOCK_TYPES
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.source import LoadError, StoredTensor
-from penstock.core.checkpoint.weights import WHOLE, Cut
+from penstock.core.checkpoint.weight_sources import WHOLE, Cut
 from penstock.gpu_worker.formats.made import made
 from penstock.gpu_worker.models.loading.stored import BytesRead, StoredWeights
 from penstock.kernels.quantized.weight import dequantized

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from penstock.core.checkpoint.decoder import Decoder, LatentAttention
 from penstock.core.checkpoint.shards.shard import shard_of
-from penstock.core.checkpoint.weights import Ranges, decoder_tensors
+from penstock.core.checkpoint.weight_sources import Ranges
+from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.core.config.ranks import Place
 from penstock.gpu_worker.models.loading.decoder_build import build
 from penstock.gpu_worker.models.loading.stored import part_of

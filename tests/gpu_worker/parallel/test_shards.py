@@ -13,12 +13,12 @@ from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Exper
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.shards.shard import shard_of
 from penstock.core.checkpoint.shards.sources import sources_of
+from penstock.core.checkpoint.weight_sources import Source
 from penstock.core.checkpoint.weights import (
     AttentionSources,
     ExpertsSources,
     LatentSources,
     MLPSources,
-    Source,
     all_sources,
     decoder_sources,
 )
@@ -86,7 +86,11 @@ def test_shards_of_a_family_are_the_whole(name: str) -> None:
     whole = decoder_of(name)
     for size in (2, 4):
         places = [Place(number, size) for number in range(size)]
-        if any(layer.mixer.num_heads % size for layer in whole.layers):
+        if whole.state_layers:
+            with pytest.raises(ConfigError, match="keep a state, which cannot be split"):
+                shard_of(whole, places[0])
+            continue
+        if any(its.num_heads % size for _, its in whole.attentions):
             with pytest.raises(ConfigError, match="attention heads"):
                 shard_of(whole, places[0])
             continue
@@ -132,6 +136,9 @@ def check_layer(whole: Decoder, rank: Decoder, number: int, stored: Stored) -> N
         return inner(stored.weight(one, is_counted=False), stored.weight(other, is_counted=False), axis)
 
     mixer, theirs, ours = layer.mixer, of_whole.mixer, of_rank.mixer
+    assert theirs is not None
+    assert ours is not None
+    assert layer.mlp is not None
     into_o = places(theirs.o.weight, ours.o.weight, -1)
     if isinstance(mixer, LatentAttention):
         assert isinstance(theirs, LatentSources)

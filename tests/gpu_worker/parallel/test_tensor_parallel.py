@@ -154,7 +154,8 @@ def test_what_cannot_be_split_is_refused_with_what_can(tmp_path: Path) -> None:
     assert isinstance(whole, Decoder)
     with pytest.raises(ConfigError, match=r"size 3: LlamaForCausalLM has 4 attention heads, .* over 2 or 4$"):
         check_shards(whole, 3)
-    wide = replace(whole, layers=tuple(replace(its, mixer=replace(its.mixer, num_heads=12)) for its in whole.layers))
+    wider = replace(whole.attentions[0][1], num_heads=12)
+    wide = replace(whole, layers=tuple(replace(its, mixer=wider) for its in whole.layers))
     with pytest.raises(
         ConfigError, match=r"size 3: LlamaForCausalLM has 2 KV heads, of which ranks would have unequal"
     ):

@@ -1,0 +1,121 @@
+"""Mixers that keep a state of a row, over the scans."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from penstock.core.checkpoint.decoder import SideBySide
+from penstock.core.checkpoint.recurrent import GatedDelta, Mamba2, ShortConv
+from penstock.gpu_worker.models.blocks.attention import AttentionBlock
+from penstock.gpu_worker.models.blocks.step import Step
+from penstock.gpu_worker.models.linear import Linear
+from penstock.kernels.scan.causal_conv1d import ConvWeights, causal_conv1d
+from penstock.kernels.scan.gated_delta import gated_delta_scan
+from penstock.kernels.scan.gated_norm import GatedNorm, gated_norm
+from penstock.kernels.scan.mamba2 import mamba2_scan
+
+
+class Mamba2Block(NamedTuple):
+    """See `Mamba2`, the description."""
+
+    mixer: Mamba2
+    projection: Linear  # [num_projected, H]: z, then x, B and C, then dt
+    conv: ConvWeights  # over x, B and C
+    a: Tensor  # fp32[heads]
+    dt_bias: Tensor  # fp32[heads]
+    skip: Tensor  # fp32[heads]
+    norm: GatedNorm
+    out: Linear  # [H, inner]
+    in_scales: Tensor | None  # [num_projected]
+
+    def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
+        """[T, H] -> [T, H]"""
+        its, (conv_state, scan_state) = self.mixer, step.states[layer]
+        assert step.state_rows is not None
+        projected = self.projection(x, step.inputs)
+        if self.in_scales is not None:
+            projected = projected * self.in_scales
+        z, mixed, dt = projected.split((its.inner, its.conv_channels, its.num_heads), dim=1)
+        mixed = causal_conv1d(mixed, self.conv, conv_state, step.state_rows)
+        of_groups = its.num_groups * its.state_size
+        values, b, c = mixed.split((its.inner, of_groups, of_groups), dim=1)
+        y = mamba2_scan(
+            values.unflatten(1, (its.num_heads, its.head_dim)),
+            dt,
+            b.unflatten(1, (its.num_groups, its.state_size)),
+            c.unflatten(1, (its.num_groups, its.state_size)),
+            self.a,
+            scan_state,
+            step.state_rows,
+            d=self.skip,
+            dt_bias=self.dt_bias,
+            dt_limit=(its.min_dt, float("inf") if its.max_dt is None else its.max_dt),
+        )
+        return self.out(gated_norm(y.flatten(1), z, self.norm), step.inputs)
+
+
+class GatedDeltaBlock(NamedTuple):
+    """See `GatedDelta`, the description."""
+
+    mixer: GatedDelta
+    projection: Linear  # [conv_channels + value_size, H]: q, k and v, then z
+    gates: Linear  # [2 * value heads, H]: b, then a
+    conv: ConvWeights  # over q, k and v
+    a: Tensor  # fp32[value heads]
+    dt_bias: Tensor  # fp32[value heads]
+    norm: GatedNorm
+    out: Linear  # [H, value_size]
+
+    def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
+        """[T, H] -> [T, H]"""
+        its, (conv_state, delta_state) = self.mixer, step.states[layer]
+        assert step.state_rows is not None
+        mixed, z = self.projection(x, step.inputs).split((its.conv_channels, its.value_size), dim=1)
+        mixed = causal_conv1d(mixed, self.conv, conv_state, step.state_rows)
+        q, k, v = mixed.split((its.key_size, its.key_size, its.value_size), dim=1)
+        b, dt = self.gates(x, step.inputs).chunk(2, dim=1)
+        y = gated_delta_scan(
+            q.unflatten(1, (its.num_key_heads, its.key_dim)),
+            k.unflatten(1, (its.num_key_heads, its.key_dim)),
+            v.unflatten(1, (its.num_value_heads, its.value_dim)),
+            dt,
+            b,
+            self.a,
+            self.dt_bias,
+            delta_state,
+            step.state_rows,
+        )
+        return self.out(gated_norm(y.flatten(1), z, self.norm), step.inputs)
+
+
+class ShortConvBlock(NamedTuple):
+    """See `ShortConv`, the description."""
+
+    mixer: ShortConv
+    projection: Linear  # [3 * size, H]: B, C, x
+    conv: ConvWeights
+    out: Linear  # [H, size]
+
+    def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
+        """[T, H] -> [T, H]"""
+        (state,) = step.states[layer]
+        assert step.state_rows is not None
+        b, c, values = self.projection(x, step.inputs).chunk(3, dim=1)
+        mixed = causal_conv1d(values, self.conv, state, step.state_rows, input_gate=b, output_gate=c)
+        return self.out(mixed, step.inputs)
+
+
+RecurrentBlock = Mamba2Block | GatedDeltaBlock | ShortConvBlock
+
+
+class SideBySideBlock(NamedTuple):
+    """See `SideBySide`, the description."""
+
+    mixer: SideBySide
+    attention: AttentionBlock
+    recurrent: RecurrentBlock
+
+    def __call__(self, x: Tensor, step: Step, layer: int) -> Tensor:
+        """[T, H] -> [T, H]"""
+        attended = self.attention(x, step, layer).mul_(self.mixer.attention_scale)
+        return attended.add_(self.recurrent(x, step, layer), alpha=self.mixer.recurrent_scale)

@@ -1,0 +1,46 @@
+"""From a checkpoint to mixers that keep a state of a row."""
+
+import torch
+from torch import Tensor
+
+from penstock.core.checkpoint.recurrent import Mamba2, Recurrent, ShortConv
+from penstock.core.checkpoint.recurrent_weights import RecurrentSources
+from penstock.core.checkpoint.weight_sources import Source
+from penstock.gpu_worker.models.blocks.recurrent import GatedDeltaBlock, Mamba2Block, RecurrentBlock, ShortConvBlock
+from penstock.gpu_worker.models.loading.weights import WeightReader
+from penstock.kernels.scan.causal_conv1d import ConvWeights
+from penstock.kernels.scan.gated_norm import GatedNorm
+
+
+def recurrent(mixer: Recurrent, sources: RecurrentSources, reader: WeightReader) -> RecurrentBlock:
+    """The block, with its weights."""
+    projection, out = reader.linear(sources.projection), reader.linear(sources.out)
+    bias = None if sources.conv_bias is None else reader.tensor(sources.conv_bias)
+    conv = ConvWeights(reader.tensor(sources.conv).squeeze(1), bias, has_silu=not isinstance(mixer, ShortConv))
+    if isinstance(mixer, ShortConv):
+        return ShortConvBlock(mixer, projection, conv, out)
+    a, dt_bias = -_floats(sources.a_log, reader).exp(), _floats(sources.dt_bias, reader)
+    weight = None if sources.norm is None or sources.norm.weight is None else reader.tensor(sources.norm.weight)
+    if isinstance(mixer, Mamba2):
+        norm = GatedNorm(
+            weight, mixer.norm_eps or 0.0, mixer.inner // mixer.norm_groups, norms_first=mixer.norm_precedes_gate
+        )
+        skip = _floats(sources.skip, reader)
+        return Mamba2Block(mixer, projection, conv, a, dt_bias, skip, norm, out, _in_scales(mixer, reader))
+    assert sources.gates is not None
+    norm = GatedNorm(weight, mixer.norm_eps, mixer.value_dim, norms_first=True)
+    return GatedDeltaBlock(mixer, projection, reader.linear(sources.gates), conv, a, dt_bias, norm, out)
+
+
+def _in_scales(mixer: Mamba2, reader: WeightReader) -> Tensor | None:
+    if mixer.in_scales is None:
+        return None
+    of_groups = mixer.num_groups * mixer.state_size
+    sizes = torch.tensor((mixer.inner, mixer.inner, of_groups, of_groups, mixer.num_heads))
+    scales = torch.tensor(mixer.in_scales).repeat_interleave(sizes)
+    return scales.to(device=reader.device, dtype=reader.dtype)
+
+
+def _floats(source: Source | None, reader: WeightReader) -> Tensor:
+    assert source is not None
+    return reader.tensor(source, torch.float32)

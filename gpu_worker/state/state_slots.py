@@ -1,0 +1,93 @@
+"""The states that rows have in layers without keys and values, and snapshots of them."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.recurrent import StateShape, StateTensor
+from penstock.gpu_worker.devices.device import Device
+from penstock.ipc.messages import StepPlan
+
+States = Mapping[int, tuple[Tensor, ...]]
+"""[rows, ...] of each layer with a state, in the order of its `StateShape`."""
+
+NO_STATES: States = {}
+
+
+class StateSlots:
+    """One memory for all layers' states of the same shape: [layers, rows, ...], and [layers, snapshots, ...]."""
+
+    def __init__(
+        self,
+        layers: Mapping[int, StateShape],
+        num_rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_snapshots: int = 0,
+    ) -> None:
+        """`dtype` is that of activations. All states begin as zeros."""
+        having: dict[StateTensor, list[int]] = {}
+        for layer, shape in layers.items():
+            for part in shape:
+                having.setdefault(part, []).append(layer)
+        dtypes = {part: _dtype(part, dtype) for part in having}
+
+        def memory(count: int) -> dict[StateTensor, Tensor]:
+            return {
+                part: torch.zeros(len(its), count, *part.shape, dtype=dtypes[part], device=device)
+                for part, its in having.items()
+            }
+
+        live = memory(num_rows)
+        self._live = tuple(live.values())
+        self._kept = tuple(memory(num_snapshots).values())
+        self.num_snapshots = num_snapshots
+        self.layers: States = {
+            layer: tuple(live[part][having[part].index(layer)] for part in shape) for layer, shape in layers.items()
+        }
+
+    def begin(self, plan: StepPlan, device: Device) -> None:
+        """Before the forward pass: new rows have the state before a first token, or a snapshot."""
+        if plan.new_rows:
+            index = device.upload(np.array([new.row for new in plan.new_rows], dtype=np.int64))
+            for live in self._live:
+                live.index_fill_(1, index, 0)
+        if plan.state_loads:
+            rows, snapshots = _index(plan.state_loads, device)
+            for live, kept in zip(self._live, self._kept, strict=True):
+                live.index_copy_(1, rows, kept.index_select(1, snapshots))
+
+    def end(self, plan: StepPlan, device: Device) -> None:
+        """After the forward pass: some rows' states become snapshots."""
+        if plan.state_saves:
+            rows, snapshots = _index(plan.state_saves, device)
+            for live, kept in zip(self._live, self._kept, strict=True):
+                kept.index_copy_(1, snapshots, live.index_select(1, rows))
+
+
+def state_slots(
+    model: ModelConfig, num_rows: int, dtype: torch.dtype, device: torch.device, num_snapshots: int = 0
+) -> StateSlots | None:
+    """The memory that a model needs; None if its layers keep no states."""
+    layers = model.state_layers if isinstance(model, Decoder) else {}
+    return StateSlots(layers, num_rows, dtype, device, num_snapshots) if layers else None
+
+
+def state_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Of the states of one row, over all layers; 0 if there are none."""
+    layers = model.state_layers if isinstance(model, Decoder) else {}
+    parts = (part for shape in layers.values() for part in shape)
+    return sum(int(np.prod(part.shape)) * _dtype(part, dtype).itemsize for part in parts)
+
+
+def _dtype(part: StateTensor, of_activations: torch.dtype) -> torch.dtype:
+    return torch.float32 if part.dtype == "float32" else of_activations
+
+
+def _index(pairs: bytes, device: Device) -> tuple[Tensor, Tensor]:
+    index = device.upload(np.frombuffer(pairs, dtype=np.int32).reshape(-1, 2).T.astype(np.int64))
+    return index[0], index[1]
