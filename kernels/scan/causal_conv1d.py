@@ -41,6 +41,10 @@ def causal_conv1d(
     channels, width = weights.weight.shape
     if x.ndim != 2 or x.shape[1] != channels or state.shape[1:] != (width - 1, channels):
         raise ValueError(f"x {tuple(x.shape)} and state {tuple(state.shape)} do not fit {channels} channels of {width}")
+    if x.is_cuda:
+        from penstock.kernels.triton.scan.causal_conv1d import causal_conv1d_triton
+
+        return causal_conv1d_triton(x, weights, state, rows, input_gate, output_gate)
     weight, bias, has_silu = weights
     taps = weight.float()[:, None]
     u = (x if input_gate is None else x * input_gate).float()

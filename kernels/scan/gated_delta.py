@@ -44,6 +44,10 @@ def gated_delta_scan(
         [T, H, V], in the dtype of `v`.
     """
     _check(q, k, v, dt, b, state)
+    if v.is_cuda:
+        from penstock.kernels.triton.scan.gated_delta import gated_delta_scan_triton
+
+        return gated_delta_scan_triton(q, k, v, dt, b, a, dt_bias, state, rows, _EPS)
     group = v.shape[1] // k.shape[1]
     q, k = (_unit(each.float()).repeat_interleave(group, 1) for each in (q, k))
     q = q * k.shape[2] ** -0.5

@@ -33,6 +33,10 @@ def gated_norm(x: Tensor, gate: Tensor, weights: GatedNorm) -> Tensor:
         raise ValueError(f"x {tuple(x.shape)} and gate {tuple(gate.shape)} do not fit groups of {group_size}")
     if weight is not None and weight.shape not in ((x.shape[1],), (group_size,)):
         raise ValueError(f"weight {tuple(weight.shape)} does not fit x {tuple(x.shape)} in groups of {group_size}")
+    if x.is_cuda:
+        from penstock.kernels.triton.scan.gated_norm import gated_norm_triton
+
+        return gated_norm_triton(x, gate, weights)
     y, opening = x.float(), functional.silu(gate.float())
     if weight is None:
         return opening.mul_(y).to(x.dtype)

@@ -44,6 +44,10 @@ def mamba2_scan(
         [T, H, P], in the dtype of `x`.
     """
     _check(x, dt, b, c, state)
+    if x.is_cuda:
+        from penstock.kernels.triton.scan.mamba2 import mamba2_scan_triton
+
+        return mamba2_scan_triton(x, dt, b, c, a, state, rows, d=d, dt_bias=dt_bias, dt_limit=dt_limit)
     dt = _steps(dt, dt_bias, dt_limit)
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     group = x.shape[1] // b.shape[1]

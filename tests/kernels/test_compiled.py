@@ -41,6 +41,7 @@ from penstock.kernels.triton.sampling.top_logprobs import top_logprobs_triton
 from tests.faults.soak import IS_SOAK
 from tests.kernels.launch_recorder import Launch, Resources, compile_launch, recording
 from tests.kernels.quantized_launches import launch_quantized
+from tests.kernels.scan_launches import launch_scans
 
 
 class ModelShape(NamedTuple):
@@ -265,6 +266,7 @@ def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
                     launch_latent(*sizes)
             launch_shapeless()
             launch_quantized()
+            launch_scans()
             launch_sampling(151936)
         jobs.update({(capability, launch.key): launch for launch in launches})
     return jobs

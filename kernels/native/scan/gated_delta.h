@@ -41,7 +41,11 @@ template <int kVectors>
 inline __attribute__((always_inline)) void recall(const float* state, int stride, const float* k, int key_dim,
                                                   Floats (&sums)[kVectors]) {
   for (int i = 0; i < key_dim; i++)
-    for (int j = 0; j < kVectors; j++) sums[j] += load16(state + size_t(i) * stride + j * kLanes) * k[i];
+    for (int j = 0; j < kVectors; j++) {
+      const float* const at = state + size_t(i) * stride + j * kLanes;
+      __builtin_prefetch(at + kFloatsAhead, 1);
+      sums[j] += load16(at) * k[i];
+    }
 }
 
 // 16 * kVectors values from `v` on, whose state begins at `state`: scans tokens, and writes what they read to `out`.

@@ -52,6 +52,30 @@ inline __attribute__((always_inline)) void scan_block(const Mamba2& op, const Ma
   }
 }
 
+// The same for one token, `kVectors` vectors of values wide: the state passes line by line, as memory likes it.
+template <int kKeys, int kVectors>
+inline __attribute__((always_inline)) void step_block(const Mamba2& op, const Mamba2Row& row, float dt, float by, int key,
+                                                      int value, float* read) {
+  float* const at = row.state + size_t(key) * op.head_dim + value;
+  const Floats decay = splat(by);
+  Floats written[kVectors], sums[2][kVectors] = {};
+  for (int j = 0; j < kVectors; j++) written[j] = load16(row.x + value + j * kLanes) * dt;
+  for (int i = 0; i < kKeys; i++)
+    for (int j = 0; j < kVectors; j++) {
+      float* const to = at + size_t(i) * op.head_dim + j * kLanes;
+      __builtin_prefetch(to + kFloatsAhead, 1);
+      Floats state = load16(to);
+      state *= decay;
+      state += written[j] * row.b[key + i];
+      sums[i % 2][j] += state * row.c[key + i];
+      store(to, state);
+    }
+  for (int j = 0; j < kVectors; j++) {
+    float* const to = read + value + j * kLanes;
+    store(to, load16(to) + (sums[0][j] + sums[1][j]));
+  }
+}
+
 constexpr int kKeysAtOnce = kPart == 16 ? 16 : 4;  // as many as registers hold
 
 inline void scan(const Mamba2& op, const Mamba2Row& row, int head, float* read) {
@@ -73,7 +97,11 @@ inline void scan(const Mamba2& op, const Mamba2Row& row, int head, float* read) 
     std::fill_n(read, count * read_stride, 0.0f);
     auto scan_keys = [&](auto keys, int key) {
       constexpr int kKeys = decltype(keys)::value;
-      for (int value = 0; value < dim; value += kLanes) {
+      int value = 0;
+      if (count == 1)
+        for (constexpr int kWide = kPart == 16 ? 4 : 2; value + kWide * kLanes <= dim; value += kWide * kLanes)
+          step_block<kKeys, kWide>(op, now, dts[0], decays[0], key, value, read);
+      for (; value < dim; value += kLanes) {
         if (value + kLanes <= dim)
           scan_block<kKeys, true>(op, now, dts, decays, count, key, value, kLanes, read, read_stride);
         else

@@ -10,6 +10,8 @@ namespace penstock {
 
 constexpr int kScanned = 64;  // tokens whose numbers are at hand together
 
+constexpr int kFloatsAhead = 512;  // that are fetched while a state passes
+
 // log(1 + e**x)
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
