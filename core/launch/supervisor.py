@@ -32,7 +32,7 @@ from penstock.core.launch.engine import END_GRACE, MORE_PATIENCE, EngineLaunch, 
 from penstock.core.launch.kept_files import with_kept_files
 from penstock.core.launch.launchers import addressed
 from penstock.core.launch.spare import Spare, adopt_orphans, reap_strangers
-from penstock.ipc import process
+from penstock.ipc import process, shared_files
 from penstock.ipc.addresses import private_dir
 
 log = structlog.get_logger()
@@ -98,6 +98,7 @@ class Supervisor:
         if self._spare is not None:
             await self._spare.end()
         await asyncio.gather(*(engine.end(self._hurry) for engine in self.engines))
+        shared_files.clear_leftovers()
         log.info("stopped", exit_code=self.exit_code)
         return self.exit_code
 
@@ -159,9 +160,10 @@ class Supervisor:
         self.stopping.set()
 
     async def _watch(self) -> None:
-        """Check all processes by their reports, for as long as this runs."""
+        """Check all processes by their reports, and remove what the dead left, for as long as this runs."""
         options = self._config.ipc
         while True:
+            shared_files.clear_leftovers()  # also those of an earlier launch
             await asyncio.sleep(options.heartbeat_interval)
             for engine in self.engines:
                 engine.watch(options.heartbeat_interval)
