@@ -1,20 +1,46 @@
 """What a page of KV holds, as a short key that is the same in every process and after every restart.
 
     root     blake2b(namespace)
-    page     blake2b(key of the page before, int32 tokens of the page)
+    page     blake2b(key of the page before, int32 tokens of the page, marks)
+    mark     of each image that has positions in the page: its key, int32 of the page's first position - the image's
 
-Equal keys mean equal tokens at equal positions after equal tokens, for one model and one page size: whoever keeps pages
-for longer than a worker lives, or compares those of several engines, must keep these apart himself. Engines name pages
-of lower tiers by them, and tell frontends by them what they have cached, which then look up prompts.
+Placeholders of images are equal tokens: marks tell apart what stands behind them.
+
+Equal keys mean equal tokens and images at equal positions after equal ones, for one model and one page size: whoever
+keeps pages for longer than a worker lives, or compares those of several engines, must keep these apart himself. Engines
+name pages of lower tiers by them, and tell frontends by them what they have cached, which then look up prompts.
 """
 
-from collections.abc import Hashable, Iterator
+import struct
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from hashlib import blake2b
+from typing import Protocol
 
 KEY_BYTES = 16
 
 SHORT_BYTES = 8
 """Of a key, as it travels: enough to expect a page, where the engine compares the tokens themselves."""
+
+
+class Shown(Protocol):
+    """An image at positions [start, start + length)."""
+
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+
+
+def image_marks(images: Iterable[Shown], page_size: int) -> dict[int, bytes]:
+    """Return the marks of all pages that have some, by the page's index."""
+    marks: dict[int, bytes] = {}
+    for image in images:
+        for index in range(image.start // page_size, (image.start + image.length - 1) // page_size + 1):
+            mark = image.key + struct.pack("<i", index * page_size - image.start)
+            marks[index] = marks.get(index, b"") + mark
+    return marks
 
 
 def root_key(namespace: Hashable) -> bytes:
@@ -23,16 +49,21 @@ def root_key(namespace: Hashable) -> bytes:
 
 
 def page_key(parent: bytes, tokens: bytes) -> bytes:
-    """Return the key of a page: the key before it, and its tokens, int32[page_size]."""
+    """Return the key of a page: the key before it, and its tokens, int32[page_size], with its marks behind them."""
     return blake2b(tokens, digest_size=KEY_BYTES, key=parent).digest()
 
 
-def short_keys(namespace: Hashable, tokens: bytes, page_size: int) -> Iterator[int]:
+def short_keys(
+    namespace: Hashable, tokens: bytes, page_size: int, marks: Mapping[int, bytes] | None = None
+) -> Iterator[int]:
     """Yield the short keys of the full pages of these tokens (int32[n]), as numbers, one after the other."""
     width = page_size * 4
     key = root_key(namespace)
     for start in range(0, len(tokens) - width + 1, width):
-        key = blake2b(tokens[start : start + width], digest_size=KEY_BYTES, key=key).digest()
+        content = tokens[start : start + width]
+        if marks:
+            content += marks.get(start // width, b"")
+        key = blake2b(content, digest_size=KEY_BYTES, key=key).digest()
         yield int.from_bytes(key[:SHORT_BYTES], "little")
 
 

@@ -48,6 +48,7 @@ from penstock.ipc.messages import (
     GrammarPrepared,
     HandoverTaken,
     Heartbeat,
+    ImageEncoded,
     KVLoaded,
     KVReceived,
     KVStored,
@@ -198,7 +199,11 @@ class Engine:
             self._roles.connect(request.prefill_at)
         if self._scheduler is None:
             refusal: Refusal | None = Refusal("internal", "no worker has connected yet")
-        elif self._culprits.known and self._culprits.knows(request.prompt_token_ids, request.sampling, now):
+        elif (
+            self._culprits.known
+            and not request.images
+            and self._culprits.knows(request.prompt_token_ids, request.sampling, now)
+        ):
             refusal = Refusal("ends_workers", ENDS_WORKERS)
         else:
             refusal = self._scheduler.add_request(request, peer, now)
@@ -278,8 +283,8 @@ class Engine:
         requests = dict(scheduler.requests)
         for owner, deltas in scheduler.reset_worker(hello, has_died=has_died, now=monotonic()).items():
             for delta in deltas:
-                if delta.error_code == "ends_workers":
-                    culprit = requests[delta.request_id]
+                culprit = requests[delta.request_id]
+                if delta.error_code == "ends_workers" and not culprit.images:  # tokens do not tell images apart
                     self._culprits.note(culprit.prompt_token_ids, culprit.sampling, monotonic())
                 log.error("sequence ended", request_id=delta.request_id, code=delta.error_code, reason=delta.error)
             self._tell(owner, deltas)
@@ -344,6 +349,13 @@ class Engine:
             self._tell(owner, deltas)
         self._changed()
 
+    def on_image_encoded(self, message: ImageEncoded) -> None:
+        """Requests that waited for an image may run, or fail."""
+        assert self._scheduler is not None
+        for owner, deltas in self._scheduler.image_encoded(message).items():
+            self._tell(owner, deltas)
+        self._changed()
+
     def on_expert_tokens(self, rank: int, message: ExpertTokens) -> None:
         """Experts on a rank have computed tokens."""
         if self._experts is None:
@@ -367,13 +379,16 @@ class Engine:
             return
         while scheduler.can_schedule:
             started = monotonic()
-            if not scheduler.in_flight and scheduler.grammars.trial is None:
+            if not scheduler.in_flight and not scheduler.is_on_trial:
                 self._progress_at = started
             step = scheduler.schedule(started, with_record=observers.want_records)
             if scheduler.ended:
                 for owner, deltas in scheduler.take_ended().items():
                     self._tell(owner, deltas)
             if scheduler.grammars.messages and not all(map(self.workers.send, scheduler.grammars.take_messages())):
+                return
+            images = scheduler.images
+            if images is not None and images.messages and not all(map(self.workers.send, images.take_messages())):
                 return
             if step is None:
                 self._send_moves(scheduler)

@@ -26,4 +26,5 @@ def engine_ready(hello: WorkerHello, options: SchedulerOptions) -> EngineReady:
         hello.num_host_pages,
         hello.failed_tiers,
         max_drafts=hello.max_drafts,
+        takes_images=hello.max_embedding_bytes > 0 and hello.num_stages == 1,
     )

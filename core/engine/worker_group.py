@@ -29,6 +29,7 @@ from penstock.ipc.messages import (
     FromWorker,
     GrammarPrepared,
     Heartbeat,
+    ImageEncoded,
     KVLoaded,
     KVReceived,
     KVStored,
@@ -88,6 +89,9 @@ class Listener(Protocol):
     def on_grammar_prepared(self, message: GrammarPrepared) -> None:
         """A grammar is ready on all ranks, or one of them cannot prepare it."""
 
+    def on_image_encoded(self, message: ImageEncoded) -> None:
+        """An image is embedded on all ranks, or one of them cannot do it."""
+
 
 class WorkerGroup:
     """The ranks that have said hello, and the socket to them."""
@@ -107,6 +111,7 @@ class WorkerGroup:
         self._dismissed: set[PeerId] = set()  # told to say hello; what they send before that is outdated
         self._says: dict[int, Heartbeat] = {}  # the last heartbeat of each rank
         self._preparing: dict[int, set[PeerId]] = {}  # grammar id -> the ranks that have it ready
+        self._encoding: dict[int, set[PeerId]] = {}  # embedding id -> the ranks that have it
         self._receiving: dict[str, list[KVReceived]] = {}  # handover id -> what ranks have answered
         self._pids: list[int] = []  # of the current or last group, by rank
         self.hello: WorkerHello | None = None
@@ -152,8 +157,8 @@ class WorkerGroup:
         if not self.is_ready or seconds <= STEP_SECONDS:
             return
         if not scheduler.in_flight:
-            if scheduler.grammars.trial is not None:
-                self.lose_stuck(f"a grammar is not ready after {STEP_SECONDS:.0f} s")
+            if scheduler.is_on_trial:
+                self.lose_stuck(f"a grammar or an image is not ready after {STEP_SECONDS:.0f} s")
             return
         step = scheduler.in_flight[0]
         most = STEP_SECONDS + STEP_SECONDS_PER_TOKEN * step.num_tokens
@@ -193,6 +198,12 @@ class WorkerGroup:
                 if message.error or len(ready) == hello.num_ranks:
                     del self._preparing[message.grammar_id]
                     self._listener.on_grammar_prepared(message)
+            case ImageEncoded() if self.is_ready:
+                encoded = self._encoding.setdefault(message.embedding_id, set())
+                encoded.add(peer)
+                if message.error or len(encoded) == hello.num_ranks:
+                    del self._encoding[message.embedding_id]
+                    self._listener.on_image_encoded(message)
             case KVStored() | KVLoaded() | DiskContents() if hello.answers and self.is_ready:
                 self._listener.on_disk(message)
             case ExpertTokens():
@@ -267,6 +278,7 @@ class WorkerGroup:
         weights = _joined([hello.weights for hello in hellos])
         self.hello, self._pids = replace(hellos[0], **least, **sums, weights=weights, kv_sources=sources), pids
         self._preparing.clear()
+        self._encoding.clear()
         self._receiving.clear()
         self._dismissed.clear()
         self.is_ready = True

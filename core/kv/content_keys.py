@@ -7,8 +7,16 @@ Made only where a lower tier is on, or where somebody is told what is cached.
 
 from hashlib import blake2b
 
+from penstock.core.kv.holder import Holder
 from penstock.core.kv.page_pool import CacheNode
 from penstock.ipc.page_keys import KEY_BYTES, page_key, root_key
+
+
+def page_content(seq: Holder, index: int, page_size: int) -> bytes:
+    """Return what a page of a sequence is found by: its tokens, and the marks of images in it."""
+    tokens = seq.token_ids[index * page_size : (index + 1) * page_size].tobytes()
+    marks = seq.request.marks
+    return tokens if marks is None else tokens + marks.get(index, b"")
 
 
 def window_key(node: bytes, group: int, index: int) -> bytes:

@@ -13,6 +13,7 @@ class Siblings(Protocol):
 
     namespace: Hashable
     num_prompt_tokens: int
+    marks: dict[int, bytes] | None  # of pages with images (`ipc/page_keys.py`)
 
     @property
     def running(self) -> Sequence["Holder"]:

@@ -128,7 +128,8 @@ class KVPages:
         if self.cache is None:
             return PrefixHit(None, [])
         max_pages = seq.num_reusable_tokens // self.page_size
-        hit = PrefixHit(*self.cache.match(seq.request.namespace, seq.token_ids, max_pages))
+        request = seq.request
+        hit = PrefixHit(*self.cache.match(request.namespace, seq.token_ids, max_pages, request.marks))
         return hit if self.tiers is None else self.tiers.continued(seq, hit, max_pages)
 
     def hold(self, namespace: Hashable, hit: PrefixHit) -> CacheNode | None:
@@ -149,11 +150,13 @@ class KVPages:
         node = seq.cache_node
         if node is None or self.cache is None:
             return
-        page_size = self.page_size
+        page_size, marks = self.page_size, seq.request.marks
         # The property, inlined: saves a call for each page that fills.
         num_settled = len(seq.token_ids) - seq.num_unsettled_tokens
         for i in range(seq.num_tree_pages, num_settled // page_size):
             tokens = seq.token_ids[i * page_size : (i + 1) * page_size].tobytes()
+            if marks is not None:
+                tokens += marks.get(i, b"")
             node = self.cache.extend(node, tokens, seq.page_ids[i])
             seq.num_tree_pages = i + 1
         seq.cache_node = node

@@ -6,8 +6,8 @@ The prefix cache is a radix tree over page-sized runs of tokens whose nodes own 
                                       └──[t4 t5 t9 t9]──▶ page 5      nobody: evictable
     root("salt") ──[t0 t1 t2 t3]──▶ page 9                            never shared with the root above
 
-An edge is the tokens of one page themselves (as bytes in a dict), so a hit compares tokens; the
-dict's hash only finds the candidate. Each running sequence has a cursor: the node up to which its
+An edge is the tokens of one page themselves (as bytes in a dict, with what tells images apart), so a hit compares
+tokens; the dict's hash only finds the candidate. Each running sequence has a cursor: the node up to which its
 own pages are in the tree. A node is in use if a cursor is at it or one of its children is in use. So the
 unused nodes are closed downwards: all of them can be evicted, leaves first, and their number
 is exact. (Like the locked root paths of SGLang's RadixCache, but the walk up stops where the path is
@@ -15,7 +15,7 @@ in use already.)
 """
 
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -150,7 +150,7 @@ class CacheNode:
 
     def __init__(self, parent: "CacheNode | None", key: Hashable, page_id: int, serial: int) -> None:
         self.parent = parent
-        self.key = key  # bytes of int32[page_size]; of a root: its namespace
+        self.key = key  # bytes of int32[page_size], and marks of images; of a root: its namespace
         self.page_id = page_id
         self.children: dict[bytes, CacheNode] = {}
         self.num_users = 0  # cursors at this node + children in use
@@ -211,8 +211,14 @@ class PrefixCache:
         """Called with each node that is new."""
         self.num_evictable = 0  # nodes not in use = pages that `evict` can free
 
-    def match(self, namespace: Hashable, token_ids: "array[int]", max_pages: int) -> tuple[CacheNode | None, list[int]]:
-        """Find the longest cached prefix, at most `max_pages` long.
+    def match(
+        self,
+        namespace: Hashable,
+        token_ids: "array[int]",
+        max_pages: int,
+        marks: Mapping[int, bytes] | None = None,
+    ) -> tuple[CacheNode | None, list[int]]:
+        """Find the longest cached prefix, at most `max_pages` long. `marks`: of its images, by page.
 
         Returns:
             The deepest node (None for no hit) and the page ids from the root to it. This protects nothing
@@ -226,7 +232,10 @@ class PrefixCache:
         node = root
         pages: list[int] = []
         for offset in range(0, max_pages * width, width):
-            child = node.children.get(data[offset : offset + width])
+            content = data[offset : offset + width]
+            if marks is not None:
+                content += marks.get(offset // width, b"")
+            child = node.children.get(content)
             if child is None:
                 break
             node = child
@@ -263,7 +272,7 @@ class PrefixCache:
             walk = parent
 
     def extend(self, node: CacheNode, tokens: bytes, page_id: int) -> CacheNode:
-        """Move a cursor from `node` to its child for `tokens` (int32[page_size]), O(1).
+        """Move a cursor from `node` to its child for `tokens` (int32[page_size], and marks of images), O(1).
 
         If the child is new, it takes ownership of `page_id`. If it exists already (the same
         content was computed twice), it keeps its own page and the caller keeps `page_id`.

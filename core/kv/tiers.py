@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from penstock.core.kv.content_keys import node_key, window_key
+from penstock.core.kv.content_keys import node_key, page_content, window_key
 from penstock.core.kv.holder import Holder
 from penstock.core.kv.host_tier import HostTier
 from penstock.core.kv.page_copies import PageCopies
@@ -110,7 +110,7 @@ class Tiers:
         key = root_key(seq.request.namespace) if hit.node is None else node_key(hit.node)
         found: list[int] = []
         for i in range(len(hit.page_ids), max_pages):
-            key = page_key(key, seq.token_ids[i * size : (i + 1) * size].tobytes())
+            key = page_key(key, page_content(seq, i, size))
             page = host.find(key)
             if page < 0:
                 break
@@ -217,7 +217,7 @@ class Tiers:
         node, page_ids = None, list[int]()
         if cache is not None:
             max_pages = swapped.num_tokens // self._page_size
-            node, page_ids = cache.match(seq.request.namespace, seq.token_ids, max_pages)
+            node, page_ids = cache.match(seq.request.namespace, seq.token_ids, max_pages, seq.request.marks)
         windows = tuple([host_ref(page) for page in pages] for pages in swapped.window_page_ids)
         return swapped.num_tokens, PrefixHit(node, page_ids, windows, swapped.page_ids[len(page_ids) :])
 

@@ -60,6 +60,17 @@ class Begun(Struct, frozen=True, omit_defaults=True, gc=False):
     token_ids: bytes = b""  # int32[num_tokens], if recorded
 
 
+class RecordedImage(Struct, frozen=True, array_like=True, gc=False):
+    """An image of a prompt: never its pixels."""
+
+    key: str  # of its content; a digest of that in recordings without tokens
+    start: int
+    length: int
+    num_embeddings: int
+    grid: tuple[int, ...]
+    num_bytes: int  # of its pixels
+
+
 class Arrival(Line, frozen=True, tag="request"):
     """A request, as the scheduler was asked it (`AddRequest`)."""
 
@@ -82,6 +93,7 @@ class Arrival(Line, frozen=True, tag="request"):
     salt: str = ""
     more: dict[str, Any] = field(default_factory=dict)  # other fields of the message that differ from their defaults
     refused: str = ""  # why it was refused: an error code
+    images: tuple[RecordedImage, ...] = ()
 
 
 class Order(Line, frozen=True, tag="order"):

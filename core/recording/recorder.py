@@ -6,7 +6,8 @@ the scheduler's own.
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as ListOf
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -27,6 +28,7 @@ from penstock.core.recording.lines import (
     NewSequence,
     Order,
     Plan,
+    RecordedImage,
     Result,
     Worker,
     encoded,
@@ -40,6 +42,7 @@ from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import (
     AbortRequest,
     AddRequest,
+    ImageRef,
     PauseRequest,
     ResumeRequest,
     SequenceDelta,
@@ -49,13 +52,14 @@ from penstock.ipc.messages import (
     TokenBatch,
     WorkerHello,
 )
+from penstock.ipc.page_keys import image_marks
 from penstock.ipc.version import VERSION as PROGRAM
 
 _PROMPT_DIGEST_BYTES = 16
 _TELLING = ("grammar", "grammar_bytes", "bad_words", "logit_bias", "allowed_token_ids")
 """Fields of sampling parameters that could tell what was said."""
 _NAMED = ("request_id", "prompt_token_ids", "sampling", "n", "priority", "seconds_left", "tenant", "group")
-_NOT_MORE = (*_NAMED, "cache_salt", "progress")
+_NOT_MORE = (*_NAMED, "cache_salt", "images", "progress")
 _BATCH = ("rows", "start", "num_new", "samples")
 _OTHER_COLUMNS = tuple(name for name in StepPlan.__struct_fields__ if name not in ("step_id", "new_rows", *_BATCH))
 
@@ -135,7 +139,7 @@ class Recorder:
                 id=message.request_id,
                 num_tokens=len(message.prompt_token_ids) // 4,
                 digest=self._digest(message.prompt_token_ids, _PROMPT_DIGEST_BYTES),
-                pages=self._page_digests(message.prompt_token_ids, page_size, namespace),
+                pages=self._page_digests(message.prompt_token_ids, page_size, namespace, message.images),
                 token_ids=message.prompt_token_ids if self._has_tokens else b"",
                 sampling=told(message.sampling, *withheld),
                 withheld=tuple(name for name in withheld if getattr(message.sampling, name)),
@@ -147,9 +151,14 @@ class Recorder:
                 group=self._name(message.group),
                 salt=self._name(message.cache_salt),
                 more=told(message, *_NOT_MORE),
+                images=tuple(map(self._image, message.images)),
                 refused="" if refusal is None else refusal.code,
             )
         )
+
+    def _image(self, image: ImageRef) -> RecordedImage:
+        key = image.key.hex() if self._has_tokens else self._digest(image.key)
+        return RecordedImage(key, image.start, image.length, image.num_embeddings, image.grid, image.pixels.num_bytes)
 
     def _begun(self, progress: SequenceProgress) -> Begun:
         token_ids = progress.token_ids
@@ -278,18 +287,18 @@ class Recorder:
     def _name(self, name: str) -> str:
         return self._digest(name.encode()) if name else ""
 
-    def _page_digests(self, token_ids: bytes, page_size: int, namespace: Any) -> bytes:
-        """Of the pages of a prompt that are full: each with all before it."""
+    def _page_digests(self, token_ids: bytes, page_size: int, namespace: Any, images: ListOf[ImageRef]) -> bytes:
+        """Of the pages of a prompt that are full: each with all before it, and the images in them."""
         if not page_size:
             return b""
         size = 4 * page_size
         chain = hashlib.blake2b(repr(namespace).encode(), digest_size=PAGE_DIGEST_BYTES, key=self._key)
-        return b"".join(_chained(chain, token_ids, size))
+        return b"".join(_chained(chain, token_ids, size, image_marks(images, page_size)))
 
 
-def _chained(chain: "hashlib.blake2b", content: bytes, size: int) -> Iterator[bytes]:
+def _chained(chain: "hashlib.blake2b", content: bytes, size: int, marks: Mapping[int, bytes]) -> Iterator[bytes]:
     for begin in range(0, len(content) - size + 1, size):
-        chain.update(content[begin : begin + size])
+        chain.update(content[begin : begin + size] + marks.get(begin // size, b""))
         yield chain.digest()
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from penstock.core.kv.content_keys import node_key, window_key
+from penstock.core.kv.content_keys import node_key, page_content, window_key
 from penstock.core.kv.disk_tier import DiskTier
 from penstock.core.kv.host_tier import HostTier
 from penstock.core.kv.kv_pages import KVPages, Start
@@ -219,7 +219,7 @@ class DiskMoves:
         key = root_key(seq.request.namespace) if hit.node is None else node_key(hit.node)
         keys: list[bytes] = []
         for i in range(len(hit.page_ids), seq.num_reusable_tokens // size):
-            key = page_key(key, seq.token_ids[i * size : (i + 1) * size].tobytes())
+            key = page_key(key, page_content(seq, i, size))
             if host.find(key) < 0 and not disk.is_readable(key):
                 break
             keys.append(key)

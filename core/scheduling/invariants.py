@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 
+from penstock.core.kv.content_keys import page_content
 from penstock.core.kv.holder import PageTables
 from penstock.core.kv.page_pool import CacheNode
 from penstock.core.scheduling.scheduler import Scheduler
@@ -30,6 +31,7 @@ def check_invariants(scheduler: Scheduler) -> None:
         _check_sequence(scheduler, seq)
     _check_in_flight(scheduler)
     _check_accounts(scheduler)
+    _check_images(scheduler)
 
 
 def _require(condition: bool, what: str) -> None:
@@ -266,8 +268,28 @@ def _check_sequence(scheduler: Scheduler, seq: Sequence) -> None:
     _require(node is not None and node.key == seq.request.namespace, f"{name}: namespace")
     _require(len(path) == seq.num_tree_pages, f"{name}: depth of the cursor")
     _require(seq.num_tree_pages * page_size <= seq.num_settled_tokens, f"{name}: only settled pages are cached")
-    known = seq.token_ids[: len(path) * page_size].tobytes()
-    _require(b"".join(reversed(path)) == known, f"{name}: the cursor's path is its tokens")
+    known = [page_content(seq, index, page_size) for index in range(len(path))]
+    _require(path[::-1] == known, f"{name}: the cursor's path is its tokens")
+
+
+def _check_images(scheduler: Scheduler) -> None:
+    images = scheduler.images
+    if images is None:
+        return
+    embeddings = images.embeddings()
+    _require(images.num_bytes == sum(size for size, _, _ in embeddings.values()), "the bytes of all embeddings")
+    _require(images.num_bytes <= scheduler.limits.max_embedding_bytes, "the limit on the bytes of embeddings")
+    _require(images.num_under_way == sum(not ready for _, ready, _ in embeddings.values()), "images under way")
+    for request in images.asking():
+        _require(scheduler.waiting.is_held(request), f"{request.request_id}: is held for its images")
+    for seq in scheduler.running:
+        request = seq.request
+        for image in request.images:
+            if image.start + image.length > seq.num_settled_tokens:
+                _, is_ready, is_needed = embeddings[request.embedding_ids[image.key]]
+                _require(
+                    is_ready and is_needed, f"{request.request_id}: a row has the embeddings that it computes with"
+                )
 
 
 def _check_in_flight(scheduler: Scheduler) -> None:

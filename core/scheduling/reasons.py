@@ -14,6 +14,7 @@ from penstock.core.scheduling.rows.running import Admissions
 from penstock.core.scheduling.step_record import (
     DISK,
     GRAMMAR,
+    IMAGE,
     IN_LINE,
     JUST_CAME,
     ON_TRIAL,
@@ -75,6 +76,8 @@ class Reasons:
     def _aside(self, request: Request) -> str:
         waiting = self._scheduler.waiting
         if waiting.is_held(request):
+            if request.awaits_images:
+                return IMAGE
             disk = self._scheduler.disk
             handovers = self._scheduler.handovers
             if handovers is not None and (awaited := handovers.arrivals.awaited(request)):

@@ -29,6 +29,7 @@ from penstock.core.scheduling.draft_totals import DraftTotals
 from penstock.core.scheduling.grammar_gate import GrammarGate
 from penstock.core.scheduling.handover.departures import LOST
 from penstock.core.scheduling.handover.handovers import Handovers
+from penstock.core.scheduling.image_gate import ImageGate, refitted
 from penstock.core.scheduling.reasons import Reasons
 from penstock.core.scheduling.results import (
     Deltas,
@@ -66,16 +67,13 @@ from penstock.ipc.messages import (
     EngineStats,
     ErrorCode,
     GrammarPrepared,
+    ImageEncoded,
     StepResult,
     TokenBatch,
     WorkerHello,
 )
 
 __all__ = ["Deltas", "Refusal", "ScheduledStep", "Scheduler", "UnexpectedResultError"]
-
-
-_PART_BESIDE_PROMPTS = 16
-"""Of a step that may compute prompts, one in so many tokens may be a guess."""
 
 
 class Scheduler:
@@ -105,6 +103,7 @@ class Scheduler:
         self._disk_totals = DiskTotals()
         self.handovers: Handovers | None = None
         self.grammars = GrammarGate(self.waiting, limits.max_num_seqs)
+        self.images: ImageGate | None = None  # of a model that sees
         self._set_limits(limits)
 
     @classmethod
@@ -146,19 +145,21 @@ class Scheduler:
         if limits.hands_over:
             what = self.kv, self.waiting, limits.namespace, self._options.min_prefill_tokens
             self.handovers = Handovers(*what, self.handovers)
+        if limits.max_embedding_bytes and self.images is None:
+            self.images = ImageGate(self.waiting, limits.max_embedding_bytes, limits.embedding_bytes)
         self._movers = (self.disk, None if self.handovers is None else self.handovers.arrivals)
         self.accounts.page_bytes = limits.page_bytes + limits.draft_page_bytes
         self._admissions = Admissions(
             self.waiting, self.running, self.kv, self.totals, self.suspects, self.grammars, self.accounts, self.batches,
-            self.disk, self.handovers, self._hooks,
+            self.disk, self.handovers, self._hooks, self.images, limits,
         )  # fmt: skip
         self._yielding = Yielding(
-            self.waiting, self.running, self.policy, self._admissions, self.grammars, swapping, self.totals,
+            self.waiting, self.running, self.policy, self._admissions, swapping, self.totals,
             self._vacate,
         )  # fmt: skip
         self._launches = Launches(
             self.running, self.kv, self.policy, self._yielding.preempt, self.totals, num_stages,
-            has_drafts=self.draft_lengths is not None,
+            has_drafts=self.draft_lengths is not None, images_are_whole=limits.images_are_whole,
         )  # fmt: skip
         self._blocked_by = ""  # why the head of the queue waits, as of the last step
         self.settling = Settling(self.kv, self.running, self.totals, self.accounts, self._remove)
@@ -177,6 +178,8 @@ class Scheduler:
             return Refusal("internal", "this engine was started without --role: it hands no pages over")
         request = Request(message, owner, self.limits.max_sequence_len, now)
         request.namespace = self.limits.namespace(message.cache_salt, request.num_prompt_tokens)
+        if request.images:
+            refitted(request, self.limits)
         if now:
             self.kv.now = now
         if self.batches is not None:
@@ -284,6 +287,8 @@ class Scheduler:
         self._set_limits(self.limits if hello is None else WorkerLimits.of(self.step_size.options, hello))
         self.kv.now = now
         culprits = self.grammars.reset(self.limits.max_num_seqs, has_died=has_died, was_idle=was_idle)
+        if self.images is not None:
+            culprits += self.images.reset(self.limits, has_died=has_died, was_idle=was_idle)
         deltas: Deltas = {}
         for request in culprits if culprit is None else [culprit, *culprits]:
             self._end(request, ENDS_WORKERS, "ends_workers", deltas)
@@ -291,6 +296,9 @@ class Scheduler:
             self._end(request, LOST, "internal", deltas)
         max_len = self.limits.max_sequence_len
         for request in list(self.waiting.requests()):
+            if request.images and (refusal := refitted(request, self.limits)):
+                self._end(request, refusal.reason, refusal.code, deltas)
+                continue
             for seq in request.shorten(max_len):
                 error = f"the sequence has {seq.num_tokens} tokens; the current worker's limit is {max_len}"
                 self._end_sequence(seq, error, "internal", deltas)
@@ -302,6 +310,18 @@ class Scheduler:
         for request in self.grammars.prepared(message):
             self._end(request, message.error, "grammar", deltas)
         return deltas
+
+    def image_encoded(self, message: ImageEncoded) -> Deltas:
+        """An image is embedded, or cannot be: as above."""
+        deltas: Deltas = {}
+        for request in [] if self.images is None else self.images.encoded(message):
+            self._end(request, message.error, "internal", deltas)
+        return deltas
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether no step is to run, as the worker is making what may have ended another one."""
+        return self.grammars.trial is not None or (self.images is not None and self.images.trial is not None)
 
     def bound_queue(self, now: float) -> None:
         """Set the queue's limit. Call it several times a second while requests come and go."""
@@ -337,8 +357,10 @@ class Scheduler:
         `now` is for policies whose keys change: seconds, by the same clock as in `add_request`.
         Returns None if the pipeline is full or there is nothing to compute before a result comes.
         """
-        if not self.can_schedule or self.grammars.trial is not None:
+        if not self.can_schedule or self.is_on_trial:
             return None
+        if self.images is not None:
+            self.images.advance()
         self.kv.now = now
         if self.suspects.groups:
             self.suspects.advance()
@@ -430,12 +452,9 @@ class Scheduler:
         """Let the worker guess; prompts keep nearly all their room."""
         running, most = self.running, self.limits.max_num_batched_tokens
         has_prompts = bool(running.prefills or (self.waiting.num_seqs and running.num_free_rows))
-        room = most - len(running)  # a step keeps a token for each running row
-        if has_prompts:
-            room = min(room, most // _PART_BESIDE_PROMPTS)
         is_awaited = any(step.num_drafts for step in self.in_flight)
-        room_for = DraftRoom(room, self._launches.num_context, has_prompts, is_awaited)
-        return builder.add_drafts(lengths, room_for, decodes, self.kv)
+        room = DraftRoom.of_step(most, len(running), self._launches.num_context, has_prompts, is_awaited)
+        return builder.add_drafts(lengths, room, decodes, self.kv)
 
     def _vacate(self, seq: Sequence, at_end: bool) -> None:
         self._leave_row(seq)
@@ -532,6 +551,8 @@ class Scheduler:
         """A request has ended, or is paused: it waits for nothing."""
         if request.sampling.grammar:
             self.grammars.leave(request)
+        if request.images and self.images is not None:
+            self.images.leave(request)
         for each in (self.disk, self.handovers):
             if each is not None:
                 each.leave(request)
@@ -574,4 +595,5 @@ class Scheduler:
         return engine_stats(
             *what, self.handovers, self.draft_totals, has_drafter=self.limits.max_drafts > 0,
             max_turns=self.queue_bound.turns_allowed(), is_ready=is_ready,
+            images=None if self.images is None else self.images.stats(),
         )  # fmt: skip

@@ -12,7 +12,7 @@ from penstock.core.scheduling.step_record import waiting_reasons
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.sequence import Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.ipc.messages import DiskStats, EngineStats, HostTierStats
+from penstock.ipc.messages import DiskStats, EngineStats, HostTierStats, ImageStats
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ def engine_stats(
     has_drafter: bool,
     max_turns: int,
     is_ready: bool,
+    images: ImageStats | None = None,
 ) -> EngineStats:
     """Return the current counts and the totals since the start; `blocked_by` is why the head of the queue waits."""
     num_pages = num_filled = num_prefill = 0
@@ -83,6 +84,7 @@ def engine_stats(
         num_prefill_tokens=num_prefill,
         handover=None if handovers is None else handovers.stats(),
         drafts=drafts.stats(limits.drafter, is_on=has_drafter) if limits.drafter else None,
+        images=images,
     )
 
 

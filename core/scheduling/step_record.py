@@ -19,6 +19,7 @@ IN_LINE = "behind the first"
 JUST_CAME = "just came"
 GRAMMAR = "its grammar is being prepared"
 DISK = "its prefix is being read from the disk"
+IMAGE = "its images are being encoded"
 PREFILL = "another engine computes its prompt"
 ON_TRIAL = "a worker died: others are tried first"
 
@@ -90,13 +91,16 @@ def waiting_reasons(waiting: WaitingQueue, blocked_by: str) -> dict[str, int]:
     head = waiting.head()
     parked = waiting.parked()
     num_parked = sum(len(request.waiting) for request in parked)
-    held = [(len(request.waiting), request.sampling.grammar, request.prefill_at) for request in waiting.held()]
-    num_held = sum(count for count, _, _ in held)
+    at_gate = [len(request.waiting) for request in waiting.held() if request.awaits_images]
+    others = [request for request in waiting.held() if not request.awaits_images]
+    held = [(len(request.waiting), request.sampling.grammar, request.prefill_at) for request in others]
+    num_held = sum(count for count, _, _ in held) + sum(at_gate)
     num_after_siblings = sum(len(request.waiting) for request in parked if request.running)
     reasons = {
         SIBLING: num_after_siblings,
         ON_TRIAL: num_parked - num_after_siblings,
         PREFILL: sum(count for count, _, elsewhere in held if elsewhere),
+        IMAGE: sum(at_gate),
         GRAMMAR: sum(count for count, grammar, elsewhere in held if grammar and not elsewhere),
         DISK: sum(count for count, grammar, elsewhere in held if not grammar and not elsewhere),
         blocked_by or JUST_CAME: int(head is not None),

@@ -53,19 +53,23 @@ class Request:
 
     __slots__ = (
         "arrived",
+        "awaits_images",
         "cache_salt",
         "deadline",
+        "embedding_ids",
         "first_token_at",
         "first_token_due",
         "grammar_id",
         "group",
         "has_targets",
+        "images",
         "is_background",
         "is_lined_up",
         "is_parked",
         "is_paused",
         "late",
         "level",
+        "marks",
         "max_len",
         "namespace",
         "num_prompt_tokens",
@@ -101,7 +105,11 @@ class Request:
         self.group = message.group or message.request_id
         self.cache_salt = message.cache_salt
         self.namespace: Hashable = message.cache_salt
-        self.prefill_at = message.prefill_at  # engines that may compute the prompt
+        self.images = message.images
+        self.marks: dict[int, bytes] | None = None  # of its pages, if it has images
+        self.awaits_images = False  # held until they are embedded
+        self.embedding_ids: dict[bytes, int] = {}  # by an image's key, as far as they are needed
+        self.prefill_at = () if message.images else message.prefill_at  # engines that may compute the prompt
         self.prompt_token_ids = unpack_int32(message.prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.sampling = message.sampling

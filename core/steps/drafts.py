@@ -14,6 +14,7 @@ plan.
 from collections.abc import Sequence as ListOf
 from typing import NamedTuple, Protocol
 
+from penstock.core.sequences.intake import PART_BESIDE_PROMPTS
 from penstock.core.sequences.sequence import Sequence
 
 
@@ -24,6 +25,16 @@ class DraftRoom(NamedTuple):
     num_context: int  # positions of the decodes, added up
     has_prompts: bool = False  # whether it may compute a chunk of some prompt
     is_awaited: bool = False  # whether a step with guesses is in flight
+
+    @classmethod
+    def of_step(
+        cls, num_tokens: int, num_rows: int, num_context: int, has_prompts: bool, is_awaited: bool
+    ) -> "DraftRoom":
+        """Of a step with so many tokens, which keeps one for each running row; prompts keep nearly all their room."""
+        room = num_tokens - num_rows
+        if has_prompts:
+            room = min(room, num_tokens // PART_BESIDE_PROMPTS)
+        return cls(room, num_context, has_prompts, is_awaited)
 
 
 class DraftOutcome(NamedTuple):

@@ -14,7 +14,7 @@ from penstock.core.kv.page_copies import PageCopies
 from penstock.core.sequences.sequence import Owner, Sequence
 from penstock.core.steps.drafts import DraftLengths, DraftRoom, Drafts
 from penstock.ipc.codec import pack_int32
-from penstock.ipc.messages import NewRow, StepPlan, TokenColumns
+from penstock.ipc.messages import NewRow, RowImage, StepPlan, TokenColumns
 
 Parts = tuple[float, float, float, float, float]
 """The inputs of a step's predicted time (`prefill_pace.py`)."""
@@ -141,6 +141,17 @@ class InFlightStep(NamedTuple):
         return len(self.decodes.seqs) + sum(self.num_drafts) + sum(chunk.num_new for chunk in self.chunks)
 
 
+def _row_images(seq: Sequence) -> tuple[RowImage, ...]:
+    ids, start = seq.request.embedding_ids, seq.num_computed_tokens
+    return tuple(
+        RowImage(
+            image.key, image.start, image.length, image.num_embeddings, image.grid,
+            ids[image.key] if image.start + image.length > start else 0,
+        )
+        for image in seq.request.images
+    )  # fmt: skip
+
+
 class PlanBuilder:
     """Collects the parts of one plan besides its decodes."""
 
@@ -178,6 +189,7 @@ class PlanBuilder:
                 pack_int32(seq.page_ids),
                 seq.request.grammar_id,
                 seq.request.cache_salt,
+                _row_images(seq) if seq.request.images else (),
             )
         )
 

@@ -129,7 +129,8 @@ def _told(
     is_root = first.parent is None
     num_pages, num_hits = sums.get(first, _Sum(len(run), 0))
     num_own = 0 if is_root else len(run)
-    shown = b"".join(node.key for node in run[: -(-MAX_TOKENS_SHOWN // size)] if isinstance(node.key, bytes))
+    keys = [node.key for node in run[: -(-MAX_TOKENS_SHOWN // size)]]
+    shown = b"".join(key[: 4 * size] for key in keys if isinstance(key, bytes))  # without the marks of images
     return PrefixNode(
         parent,
         num_own * size,

@@ -66,6 +66,12 @@ def _drafts_at(stats: EngineStats, field: str) -> dict[str, float]:
     return {} if not stats.drafts else {str(i): count for i, count in enumerate(getattr(stats.drafts, field), 1)}
 
 
+def _images(stats: EngineStats, **fields: str) -> dict[str, int]:
+    """These fields of images by label; none where the model sees none."""
+    images = stats.images
+    return {} if not images else {label: getattr(images, field) for label, field in fields.items()}
+
+
 def _handover(stats: EngineStats, **fields: str) -> dict[str, int]:
     """These fields of an engine with a role by label; none without one."""
     handover = stats.handover
@@ -175,6 +181,24 @@ _LABELLED: tuple[tuple[_Family, str, str, str, Callable[[EngineStats], Mapping[s
         GaugeMetricFamily, "penstock_kv_tier_failed",
         "1 for each tier of KV pages that is configured and could not be set up.", "tier",
         lambda s: dict.fromkeys(s.failed_tiers or (), 1),
+    ),
+    (
+        GaugeMetricFamily, "penstock_image_embeddings",
+        "Images that the worker has embedded, and those that it is to embed.", "state",
+        lambda s: _images(s, all="num_embeddings", under_way="num_under_way"),
+    ),
+    (
+        GaugeMetricFamily, "penstock_image_embedding_bytes",
+        "Bytes of these embeddings, and their limit.", "of", lambda s: _images(s, used="num_bytes", most="max_bytes"),
+    ),
+    (
+        CounterMetricFamily, "penstock_images",
+        "Images that prompts showed: encoded for them, or found embedded already.", "result",
+        lambda s: _images(s, encoded="num_encoded", found="num_found"),
+    ),
+    (
+        CounterMetricFamily, "penstock_image_encode_us",
+        "Microseconds of the device for encoding images.", "of", lambda s: _images(s, images="num_encode_us"),
     ),
     (
         GaugeMetricFamily, "penstock_handover_requests",

@@ -348,6 +348,19 @@ class HostTierStats(Struct, frozen=True, array_like=True, gc=False):
     num_copy_us: int
 
 
+class ImageStats(Struct, frozen=True, array_like=True, gc=False):
+    """Embeddings of images."""
+
+    num_embeddings: int  # images that the worker has embedded, or is to embed
+    num_bytes: int  # of these
+    max_bytes: int
+    num_under_way: int  # of these, not ready
+    num_waiting: int  # requests
+    num_encoded: int  # from here on: totals since the scheduler's start
+    num_found: int  # images that a request found embedded, or under way for another one
+    num_encode_us: int
+
+
 class LayerLoad(Struct, frozen=True, array_like=True, gc=False):
     """How many tokens went to each expert of a layer since the engine's start."""
 
@@ -409,3 +422,4 @@ class EngineStats(Message, frozen=True):
     page_size: int = 0  # tokens of a page
     handover: HandoverStats | None = None  # of an engine with a role
     drafts: DraftStats | None = None  # with --speculative-config
+    images: ImageStats | None = None  # of a model that sees

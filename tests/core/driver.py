@@ -36,6 +36,7 @@ from tests.core.fake_worker import FakeWorker, Guess, Scores
 OWNER = b"frontend"
 SequenceName = tuple[str, int]
 PAGE_BYTES = 1000
+EMBEDDING_BYTES = 10
 
 
 def make_limits(
@@ -49,6 +50,8 @@ def make_limits(
     num_host_pages: int = 0,
     num_disk_places: int = 0,
     hands_over: bool = False,
+    max_embedding_bytes: int = 0,
+    images_are_whole: bool = False,
 ) -> WorkerLimits:
     """`windows`: tokens of a page and of the window, of each page group beside the first."""
     groups = tuple(WindowGroup(page_size, window) for page_size, window in windows)
@@ -64,6 +67,9 @@ def make_limits(
         page_bytes=PAGE_BYTES,
         num_disk_places=num_disk_places,
         hands_over=hands_over,
+        max_embedding_bytes=max_embedding_bytes,
+        embedding_bytes=EMBEDDING_BYTES,
+        images_are_whole=images_are_whole,
     )
 
 
@@ -89,6 +95,9 @@ def hello(limits: WorkerLimits) -> WorkerHello:
         num_stages=limits.num_stages,
         max_drafts=limits.max_drafts,
         drafter="oracle" if limits.max_drafts else "",
+        max_embedding_bytes=limits.max_embedding_bytes,
+        embedding_bytes=limits.embedding_bytes,
+        images_are_whole=limits.images_are_whole,
         kv_sources=(KVSource("nowhere", (), (), {}),) if limits.hands_over else (),
     )
 
@@ -251,10 +260,19 @@ class Driver:
         if self.scheduler.disk is not None:
             self.disk.take(self.scheduler.disk.take_messages(), self.num_sent)
         self.worker.take(self.scheduler.grammars.take_messages())
+        self._take_images()
         return step
+
+    def _take_images(self) -> None:
+        if self.scheduler.images is not None:
+            self.worker.take_images(self.scheduler.images.take_messages())
 
     def prepare(self) -> bool:
         """Let the worker make one grammar ready, or fail to; False if it is asked for none."""
+        if self.worker.to_encode:
+            self.take(self.scheduler.image_encoded(self.worker.encode()))
+            check_invariants(self.scheduler)
+            return True
         if not self.worker.asked:
             return False
         self.take(self.scheduler.grammar_prepared(self.worker.prepare()))
@@ -396,3 +414,9 @@ class Driver:
         assert not len(self.scheduler.grammars)
         self.worker.take(self.scheduler.grammars.take_messages())
         assert not self.worker.grammars
+        if self.scheduler.images is not None:
+            assert not self.scheduler.images.asking()
+            self.scheduler.images.drop_unused()
+            assert not len(self.scheduler.images), "nobody needs an embedding any more"
+            self._take_images()
+            assert not self.worker.embeddings

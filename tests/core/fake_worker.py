@@ -1,5 +1,7 @@
 """A worker made of memory alone: a sampled token is a hash of the tokens it reads back through the page table.
 
+Behind the placeholders of an image it keeps what the image shows there.
+
 So a token that was lost, doubled, or comes from somebody else's page changes everything after it. Of drafts that are
 right it accepts a random number, and sometimes it brings nothing for such a row.
 """
@@ -18,9 +20,14 @@ from penstock.ipc.messages import (
     FROM_HOST,
     ON_DEVICE,
     TO_HOST,
+    DropEmbedding,
     DropGrammar,
+    EncodeImage,
     GrammarPrepared,
+    ImageEncoded,
+    ImageRef,
     PrepareGrammar,
+    RowImage,
     SamplingParams,
     StepPlan,
     StepResult,
@@ -40,6 +47,7 @@ class Row:
         self.tables: dict[int, dict[int, int]] = {}  # page group >= 1 -> place -> page
         self.num_prompt_tokens = num_prompt_tokens
         self.sampling = sampling
+        self.shown: dict[int, tuple[RowImage, int]] = {}  # position of an image -> what is there
         self.next_position = -1  # that it computes, once it has sampled
 
 
@@ -87,6 +95,10 @@ class FakeWorker(Memory):
         self.grammars: dict[int, str] = {}  # those that are not dropped
         self.ready: set[int] = set()
         self.num_prepared = 0
+        self.to_encode: deque[EncodeImage] = deque()
+        self.embeddings: dict[int, EncodeImage] = {}  # those that are not dropped
+        self.encoded: set[int] = set()
+        self.num_encoded = 0
 
     def take(self, messages: Iterable[PrepareGrammar | DropGrammar]) -> None:
         """What the scheduler says of grammars."""
@@ -107,6 +119,37 @@ class FakeWorker(Memory):
             return GrammarPrepared(message.grammar_id, f"{message.grammar} cannot be used")
         self.ready.add(message.grammar_id)
         return GrammarPrepared(message.grammar_id)
+
+    def take_images(self, messages: Iterable[EncodeImage | DropEmbedding]) -> None:
+        """What the scheduler says of images."""
+        for message in messages:
+            if isinstance(message, EncodeImage):
+                assert message.key not in {each.key for each in self.embeddings.values()}, "encoded once"
+                self.embeddings[message.embedding_id] = message
+                self.to_encode.append(message)
+                num_bytes = sum(each.num_embeddings for each in self.embeddings.values()) * self.limits.embedding_bytes
+                assert num_bytes <= self.limits.max_embedding_bytes
+            else:
+                del self.embeddings[message.embedding_id]
+                self.encoded.discard(message.embedding_id)
+                self.to_encode = deque(each for each in self.to_encode if each.embedding_id != message.embedding_id)
+
+    def encode(self) -> ImageEncoded:
+        """Embed the oldest image that was asked for; one that says so fails."""
+        message = self.to_encode.popleft()
+        self.num_encoded += 1
+        if message.key.startswith(b"bad"):
+            del self.embeddings[message.embedding_id]
+            return ImageEncoded(message.embedding_id, error="the image cannot be used")
+        self.encoded.add(message.embedding_id)
+        return ImageEncoded(message.embedding_id, num_us=1)
+
+    def _check_images(self, row: Row, first: int, count: int) -> None:
+        """Those that are computed are embedded, and are not cut where they must not be."""
+        for image in {row.shown[position][0] for position in range(first, first + count) if position in row.shown}:
+            assert image.embedding_id in self.encoded
+            assert self.embeddings[image.embedding_id].key == image.key
+            assert not self.limits.images_are_whole or image.start + image.length <= first + count
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
@@ -140,6 +183,7 @@ class FakeWorker(Memory):
             batch.append((row, first, count, samples, k))
         self.starts[plan.step_id] = [first for _, first, _, _, _ in batch]
         for row, first, count, _, _ in batch:
+            self._check_images(row, first, count)
             self._write(row, first, count)
         self.num_computed += sum(count for _, _, count, _, _ in batch)
         prompts = [
@@ -206,6 +250,11 @@ class FakeWorker(Memory):
                 new_row.num_prompt_tokens,
                 new_row.sampling,
             )
+            self.rows[new_row.row].shown = {
+                image.start + offset: (image, shown_at(image.key, offset))
+                for image in new_row.images
+                for offset in range(image.length)
+            }
         page_ids = iter(unpack_int32(plan.page_ids))
         assert len(set(unpack_int32(plan.page_rows))) == len(unpack_int32(plan.page_rows)), "each row once"
         for row, count in zip(unpack_int32(plan.page_rows), unpack_int32(plan.page_counts), strict=True):
@@ -259,6 +308,8 @@ class FakeWorker(Memory):
     def _write(self, row: Row, start: int, count: int) -> None:
         for position in range(start, start + count):
             slot, token = self._slot(row, position), row.token_ids[position]
+            if position in row.shown:
+                token = row.shown[position][1]
             self.memory[slot] = token
             for offset in range(self.max_page_size):
                 self.window_memory.pop((slot // self.page_size, offset), None)  # the page is of the first group now
@@ -288,6 +339,19 @@ class FakeWorker(Memory):
         del row.token_ids[length:]  # a real row overwrites
         row.token_ids.append(token)
         return token
+
+
+def shown_at(key: bytes, offset: int) -> int:
+    """What an image has at a position of its own, as the model sees it."""
+    return zlib.crc32(key, offset) & 0x3FFFFFFF
+
+
+def shown_prompt(prompt: list[int], images: Iterable[ImageRef]) -> list[int]:
+    """A prompt as the model sees it."""
+    seen = prompt[:]
+    for image in images:
+        seen[image.start : image.start + image.length] = [shown_at(image.key, i) for i in range(image.length)]
+    return seen
 
 
 def next_token(seen: "array[int]", sampling: SamplingParams, num_outputs: int, vocab_size: int) -> int:

@@ -12,7 +12,7 @@ from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest
 from tests.core.driver import Driver, make_limits, make_request
-from tests.core.fake_worker import Guess, score_of, solo_run
+from tests.core.fake_worker import Guess, score_of, shown_prompt, solo_run
 
 NUM_SEEDS = 240
 OWNERS = (b"frontend-0", b"frontend-1")
@@ -103,18 +103,19 @@ def random_trace(
             may: list[Callable[[], object]] = [driver.schedule] * 2
             may += [driver.execute] * bool(driver.plans)
             may += [driver.process] * bool(driver.results)
-            may += [driver.prepare] * bool(driver.worker.asked)
+            may += [driver.prepare] * bool(driver.worker.asked or driver.worker.to_encode)
             may += [driver.move] * driver.can_move
             rng.choice(may)()
             driver.now += seconds_per_call
             if driver.scheduler.wakes_at < inf:
                 driver.now = driver.scheduler.wakes_at if rng.random() < 0.5 else driver.now + 0.004
             is_idle = not to_add and not driver.plans and not driver.results and not driver.worker.asked
-            is_idle = is_idle and not driver.can_move
-            if is_idle and driver.scheduler.has_work and driver.schedule() is None and not driver.worker.asked:
+            is_idle = is_idle and not driver.can_move and not driver.worker.to_encode
+            is_left = is_idle and driver.scheduler.has_work and driver.schedule() is None
+            if is_left and not driver.worker.asked and not driver.worker.to_encode:
                 if driver.scheduler.wakes_at < inf:
                     driver.now = driver.scheduler.wakes_at
-                is_asked = driver.schedule() is not None or driver.worker.asked
+                is_asked = driver.schedule() is not None or driver.worker.asked or driver.worker.to_encode
                 assert is_asked, "work is left, but nothing is scheduled or in flight"
     while driver.plans or driver.results or driver.can_move:  # sequences aborted while their last steps were in flight
         driver.step()
@@ -129,7 +130,7 @@ def check_outputs(driver: Driver, requests: list[AddRequest]) -> None:
         for idx in range(request.n):
             name = (request.request_id, idx)
             check_logprobs(driver, request, idx)
-            expected = solo_run(prompt, request.sampling, idx, driver.limits)
+            expected = solo_run(shown_prompt(prompt, request.images), request.sampling, idx, driver.limits)
             output = driver.outputs.get(name, [])
             if name in driver.aborted:
                 assert name not in driver.finished
@@ -138,6 +139,9 @@ def check_outputs(driver: Driver, requests: list[AddRequest]) -> None:
             last = driver.finished[name]
             if last.error_code == "late":  # its policy has refused it
                 assert not output
+                continue
+            if any(image.key.startswith(b"bad") for image in request.images):
+                assert (output, last.error) == ([], "the image cannot be used")
                 continue
             if last.error_code == "ends_workers":  # workers that die so often make suspects of anybody
                 assert driver.num_deaths >= 2

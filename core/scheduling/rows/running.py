@@ -16,14 +16,17 @@ from penstock.core.scheduling.batches import Batches
 from penstock.core.scheduling.disk_moves import DiskMoves
 from penstock.core.scheduling.grammar_gate import GrammarGate
 from penstock.core.scheduling.handover.handovers import Handovers
+from penstock.core.scheduling.image_gate import ImageGate
 from penstock.core.scheduling.rows.decode_parts import DecodeParts
 from penstock.core.scheduling.stats import Totals
 from penstock.core.scheduling.step_record import Admission
 from penstock.core.scheduling.suspects import Suspects
+from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.core.steps.plan_builder import DecodeBatch, PlanBuilder
 from penstock.core.steps.prefill_pace import MIN_TOKENS, Room
+from penstock.core.steps.whole_images import whole_end
 
 
 class RunningSet:
@@ -163,8 +166,8 @@ class Launches:
     """What sequences in rows compute in a step: a token of each decode, and chunks of prefills."""
 
     __slots__ = (
-        "_has_drafts", "_kv", "_last", "_num_parts", "_policy", "_preempt", "_running", "_totals", "is_stalled",
-        "num_context", "takes_all",
+        "_has_drafts", "_images_are_whole", "_kv", "_last", "_num_parts", "_policy", "_preempt", "_running", "_totals",
+        "is_stalled", "num_context", "takes_all",
     )  # fmt: skip
 
     def __init__(
@@ -177,6 +180,7 @@ class Launches:
         num_parts: int,
         *,
         has_drafts: bool,
+        images_are_whole: bool = False,
     ) -> None:
         """`preempt` takes a sequence's row and pages, for a reason."""
         self._running = running
@@ -189,6 +193,7 @@ class Launches:
         self.num_context = 0
         """Sum of the positions of the decodes launched last."""
         self._has_drafts = has_drafts
+        self._images_are_whole = images_are_whole
         self.takes_all = num_parts == 1
         """Whether each step is to have all decodes."""
         self.is_stalled = False
@@ -276,10 +281,19 @@ class Launches:
                     break
                 num_tokens = min(MIN_TOKENS, room.num_tokens)  # expensive far into a prompt, but it must go on
             end = min(start + num_tokens, seq.num_tokens)
+            is_whole = self._images_are_whole and seq.request.images
+            if is_whole:
+                end = whole_end(seq, start, end, start + room.num_tokens)
+                num_tokens = end - start
+                if end == start:
+                    continue  # until a step has room for all of the image
             if end > seq.launch_limit:  # only for groups with a window: they get pages chunk by chunk
-                num_tokens = min(end, self._grow(seq, end, builder, is_alone and not builder.chunks)) - start
+                least = whole_end(seq, start, start + 1, end) if is_whole else start + 1
+                num_tokens = min(end, self._grow(seq, end, least, builder, is_alone and not builder.chunks)) - start
                 if seq.row < 0:
                     continue
+                if is_whole:
+                    num_tokens = whole_end(seq, start, start + num_tokens, start + num_tokens) - start
                 if num_tokens <= 0:
                     self.is_stalled = True
                     break
@@ -288,13 +302,15 @@ class Launches:
             if behind is not None and is_behind:
                 behind.use(start, num_new)
 
-    def _grow(self, seq: Sequence, end: int, builder: PlanBuilder, is_alone: bool) -> int:
+    def _grow(self, seq: Sequence, end: int, least: int, builder: PlanBuilder, is_alone: bool) -> int:
         """Give a prefill pages for positions before `end`, or as many as there are; return how many positions.
+
+        With less than `least` it could compute nothing.
 
         Nothing in this step or in flight is preempted for them: its pages come back anyway, or it continues.
         """
         pages = self._kv.grow(seq, end)
-        while is_alone and seq.launch_limit <= seq.num_computed_tokens:
+        while is_alone and seq.launch_limit < least:
             victim = self._running.victim(self._policy)
             self._preempt(victim, f"{seq.request_id}/{seq.sequence_idx} needed a page")
             if victim is seq:
@@ -308,8 +324,8 @@ class Admissions:
     """Moves sequences from waiting to running, in policy order, while budget, rows and pages last."""
 
     __slots__ = (
-        "_accounts", "_arrivals", "_batches", "_blocked", "_disk", "_favoured", "_grammars", "_hooks", "_is_held",
-        "_kv", "_running", "_suspects", "_totals", "_waiting",
+        "_accounts", "_arrivals", "_batches", "_blocked", "_disk", "_favoured", "_grammars", "_hooks", "_images",
+        "_images_are_whole", "_is_held", "_kv", "_running", "_suspects", "_totals", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -325,8 +341,12 @@ class Admissions:
         disk: DiskMoves | None,
         handovers: Handovers | None,
         hooks: Hooks,
+        images: ImageGate | None,
+        limits: WorkerLimits,
     ) -> None:
         """`hooks`: of the policy."""
+        self._images = images
+        self._images_are_whole = limits.images_are_whole
         self._accounts = accounts
         self._waiting = waiting
         self._running = running
@@ -427,6 +447,11 @@ class Admissions:
                 continue
             if self._disk is not None and not self._disk.admits(seq, start):
                 continue
+            if self._images is not None and seq.request.images:
+                if not self._images.admits(seq.request, start.num_tokens):
+                    continue
+                if self._images_are_whole and self._first_end(seq, start.num_tokens, room) == start.num_tokens:
+                    return "token budget"
             if self._arrivals is not None and not self._arrivals.admits(seq, start, self._room_for):
                 continue
             if not self._enter(seq, start, builder):
@@ -442,22 +467,48 @@ class Admissions:
             budget = max(1, room.tokens_from(start_at))
             if behind is not None and is_behind:
                 budget = max(1, min(budget, behind.tokens_from(start_at)))
+            if self._images_are_whole and seq.request.images:
+                most = start_at + room.num_tokens
+                budget = whole_end(seq, start_at, min(start_at + budget, seq.num_tokens), most) - start_at
             builder.add_pages(seq, *self._kv.grow(seq, min(start_at + budget, seq.num_tokens)))
-            num_new = builder.add_next_chunk(seq, min(budget, seq.launch_limit - start_at))
+            budget = min(budget, seq.launch_limit - start_at)
+            if self._images_are_whole and seq.request.images:
+                budget = whole_end(seq, start_at, start_at + budget, start_at + budget) - start_at
+            num_new = builder.add_next_chunk(seq, budget)
             room.use(start_at, num_new)
             if behind is not None and is_behind:
                 behind.use(start_at, num_new)
         return ""
 
+    def gates_admit(self, seq: Sequence) -> bool:
+        """Return whether the worker has what a sequence at the head needs beside pages; otherwise it is held."""
+        request = seq.request
+        if request.sampling.grammar and not self._grammars.admits(request):
+            return False
+        if self._images is None or not request.images:
+            return True
+        start = find_start(seq, self._kv)
+        return start is None or self._images.admits(request, start.num_tokens)
+
+    def _first_end(self, seq: Sequence, start: int, room: Room) -> int:
+        """Where its first chunk ends at the earliest; `start` if a step has no room for so much."""
+        return whole_end(seq, start, start + 1, start + room.num_tokens)
+
     def _num_new_pages(self, seq: Sequence, start: Start) -> int:
         """Pages of the first group for all known tokens, and one per group with a window: more come with chunks."""
         num_fetched = sum(ref < 0 for refs in start.hit.window_page_ids for ref in refs)
+        if self._images_are_whole and seq.request.images:
+            first = start.num_tokens
+            num_first = whole_end(seq, first, first + 1, seq.num_tokens) - first
+            num_fetched += sum(-(-num_first // group.page_size) for group in self._kv.windows)
         return self._kv.pages_for(seq.num_tokens) - len(start.page_ids) + len(self._kv.windows) + num_fetched
 
     def _give_up_grammar(self, request: Request) -> None:
         """The request waits until others were tried, which may need its grammar's room: it asks again in its turn."""
         if request.grammar_id and not request.running:
             self._grammars.leave(request)
+        if self._images is not None and request.images and not request.running:
+            self._images.leave(request)
 
     def _headroom(self) -> int:
         """Pages kept free for the running rows, so that a new sequence is not preempted for their next tokens."""

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from penstock.core.policies.policy import Policy
-from penstock.core.scheduling.grammar_gate import GrammarGate
 from penstock.core.scheduling.rows.running import Admissions, RunningSet
 from penstock.core.scheduling.rows.swapping import Swapping
 from penstock.core.scheduling.stats import Totals
@@ -35,7 +34,7 @@ class Yielding:
     """Preempts sequences of one worker, each for another one."""
 
     __slots__ = (
-        "_admissions", "_grammars", "_nobody_yields_to", "_policy", "_running", "_swapping", "_totals",
+        "_admissions", "_nobody_yields_to", "_policy", "_running", "_swapping", "_totals",
         "_vacate", "_waiting", "preempted",
     )  # fmt: skip
 
@@ -45,7 +44,6 @@ class Yielding:
         running: RunningSet,
         policy: Policy,
         admissions: Admissions,
-        grammars: GrammarGate,
         swapping: Swapping | None,
         totals: Totals,
         vacate: Callable[[Sequence, bool], None],
@@ -55,7 +53,6 @@ class Yielding:
         self._running = running
         self._policy = policy
         self._admissions = admissions
-        self._grammars = grammars
         self._swapping = swapping
         self._totals = totals
         self._vacate = vacate
@@ -73,7 +70,7 @@ class Yielding:
         if head is None or state == self._nobody_yields_to or running.draining:
             return  # a draining sequence leaves its row in a moment
         if running.background and not head.request.is_background and self._admissions.lacks_room(head):
-            if head.request.sampling.grammar and not self._grammars.admits(head.request):
+            if not self._admissions.gates_admit(head):
                 return
             while running.background and self._admissions.lacks_room(head):
                 reason = f"{head.request_id}/{head.sequence_idx} comes before work in the background"
@@ -82,8 +79,8 @@ class Yielding:
             return
         if policy.preempts and not head.request.is_overdue:
             while (victim := by_level(head, running, policy)) is not None and self._admissions.lacks_room(head):
-                if head.request.sampling.grammar and not self._grammars.admits(head.request):
-                    return  # its grammar is not ready: it is held until its turn comes again
+                if not self._admissions.gates_admit(head):
+                    return  # its grammar, or an image, is not ready: it is held until its turn comes again
                 self.preempt(victim, f"{head.request_id}/{head.sequence_idx} has a higher priority")
                 self._admissions.favour(head)
             if victim is not None:
@@ -93,7 +90,7 @@ class Yielding:
             if newcomer is not None and self._admissions.lacks_room(newcomer):
                 victim = by_share(newcomer, running)
                 if victim is not None:
-                    if newcomer.request.sampling.grammar and not self._grammars.admits(newcomer.request):
+                    if not self._admissions.gates_admit(newcomer):
                         return
                     self._waiting.bring_forward(newcomer)
                     self.preempt(victim, f"{newcomer.request_id}/{newcomer.sequence_idx} had no row", at_end=True)

@@ -1,10 +1,11 @@
 """The tokens of a request, as the engines' caches know them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from penstock.frontend.engine.router.cached_pages import CachedPages
-from penstock.ipc.page_keys import namespace_of, short_keys
+from penstock.ipc.messages import ImageRef
+from penstock.ipc.page_keys import image_marks, namespace_of, short_keys
 
 _Kind = tuple[int, int, bool]
 """Page size, longest usual prompt, whether each longer one is special: engines that have these in common share keys."""
@@ -13,10 +14,13 @@ _Kind = tuple[int, int, bool]
 class Prompt:
     """What must be known before a sequence's next token: its prompt, and its outputs if it has moved."""
 
-    __slots__ = ("_keys", "_num_prompt_tokens", "_rest", "_salt", "_tokens", "num_sequences", "num_tokens")
+    __slots__ = ("_images", "_keys", "_num_prompt_tokens", "_rest", "_salt", "_tokens", "num_sequences", "num_tokens")
 
-    def __init__(self, tokens: bytes, salt: str, num_prompt_tokens: int, num_sequences: int) -> None:
-        """`tokens`: int32[n], of which the first `num_prompt_tokens` are the prompt."""
+    def __init__(
+        self, tokens: bytes, salt: str, num_prompt_tokens: int, num_sequences: int, images: Sequence[ImageRef] = ()
+    ) -> None:
+        """`tokens`: int32[n], of which the first `num_prompt_tokens` are the prompt, with these images."""
+        self._images = images
         self._tokens = tokens
         self._salt = salt
         self._num_prompt_tokens = num_prompt_tokens
@@ -38,7 +42,7 @@ class Prompt:
         if keys is None:
             keys = self._keys[kind] = []
             namespace = namespace_of(self._salt, self._num_prompt_tokens, kind[1], is_each_length_special=kind[2])
-            self._rest[kind] = short_keys(namespace, self._tokens[:-4], size)
+            self._rest[kind] = short_keys(namespace, self._tokens[:-4], size, image_marks(self._images, size))
         yield from chain(list(keys), _kept(self._rest[kind], keys))
 
 

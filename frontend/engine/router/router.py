@@ -70,7 +70,8 @@ class EngineRouter:
         able = [self._engines[link] for link in links]
         engines = [engine for engine in able if engine.link not in live.tried] or able
         request = live.request
-        prompt = Prompt(live.known_tokens, request.cache_salt, len(request.prompt_token_ids) // 4, request.n)
+        num_tokens = len(request.prompt_token_ids) // 4
+        prompt = Prompt(live.known_tokens, request.cache_salt, num_tokens, request.n, request.images)
         first = choice = self._policy.choose(prompt, engines)
         while not choice.engine.has_room(request):
             engines.remove(choice.engine)

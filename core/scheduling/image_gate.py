@@ -1,0 +1,296 @@
+"""Which waiting requests may enter a row as far as images go: those whose embeddings the worker has.
+
+    head of the queue ── admits? ──▶ all that it still has to compute is embedded: it enters
+                             │ not yet: the request is held beside the queue, in its tenant's line
+                             ▼
+    lines, in turns ── room? ──▶ EncodeImage ──▶ worker, beside its steps ──▶ ImageEncoded: it is queued again
+
+Embeddings are found by their image's key, so an image is encoded once for all who show it, and stays until its room
+is needed: the longest unused ones go first, and none that somebody still has to compute with. Their bytes are bounded,
+and so are the images under way at a time: whoever sends many waits for himself. Pure bookkeeping, like the scheduler.
+
+A worker that dies may have died of the image that it was encoding. So that image is suspected, and is encoded next time
+while no step is planned (`trial`): if a worker dies of it again, with nothing else to do, it was the image.
+"""
+
+from collections import OrderedDict, deque
+
+from penstock.core.sequences.intake import Refusal, WorkerLimits, check_images
+from penstock.core.sequences.sequence import Request
+from penstock.core.sequences.waiting_queue import WaitingQueue
+from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, ImageRef, ImageStats
+from penstock.ipc.page_keys import image_marks
+
+MAX_UNDER_WAY = 4
+"""Images that the worker is asked for at a time, unless a single request has more."""
+
+Messages = list[EncodeImage | DropEmbedding]
+
+
+def refitted(request: Request, limits: WorkerLimits) -> Refusal | None:
+    """Note what tells a request's pages with images apart on this worker; return why it cannot compute them."""
+    request.marks = image_marks(request.images, limits.page_size)
+    return check_images(request.images, request.num_prompt_tokens, limits)
+
+
+class _Live:
+    """An image that the worker has embedded, or is to embed."""
+
+    __slots__ = ("embedding_id", "is_ready", "key", "num_bytes", "users")
+
+    def __init__(self, embedding_id: int, key: bytes, num_bytes: int) -> None:
+        self.embedding_id = embedding_id
+        self.key = key
+        self.num_bytes = num_bytes
+        self.users: dict[Request, int] = {}  # and behind which position they need it no more
+        self.is_ready = False
+
+
+class ImageGate:
+    """The live embeddings of one scheduler. Requests that are paused or have ended must `leave`."""
+
+    __slots__ = (
+        "_asking", "_ids", "_lines", "_live", "_max_bytes", "_num_encoded", "_num_found", "_num_made", "_num_us",
+        "_position_bytes", "_suspected", "_waiting", "messages", "num_bytes", "num_under_way", "trial",
+    )  # fmt: skip
+
+    def __init__(self, waiting: WaitingQueue, max_bytes: int, position_bytes: int) -> None:
+        """`position_bytes`: of one position's embedding."""
+        self._waiting = waiting
+        self._max_bytes = max_bytes
+        self._position_bytes = position_bytes
+        self._live: OrderedDict[bytes, _Live] = OrderedDict()  # by key, the longest unused first
+        self._ids: dict[int, _Live] = {}
+        self._num_made = 0  # ids are never reused
+        self._asking: dict[Request, list[ImageRef]] = {}  # held, and what it needs
+        self._lines: dict[str, deque[Request]] = {}  # of these, those without room: by tenant, the next one first
+        self._suspected: set[bytes] = set()  # keys of images over which a worker may have died
+        self._num_encoded = self._num_found = self._num_us = 0
+        self.num_bytes = 0
+        self.num_under_way = 0
+        self.messages: Messages = []  # for the worker, until they are taken
+        self.trial: _Live | None = None
+        """A suspected one that is being encoded: no step is to run beside it."""
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def admits(self, request: Request, num_tokens: int) -> bool:
+        """Return whether a request at the head of the queue may enter a row; otherwise it is held, off the queue.
+
+        `num_tokens`: how many it need not compute.
+        """
+        needed = [image for image in request.images if image.start + image.length > num_tokens]
+        found = [live for image in needed if (live := self._live.get(image.key)) is not None and live.is_ready]
+        if len(found) < len(needed):
+            self._waiting.hold(request)
+            self._asking[request] = needed
+            request.awaits_images = True
+            request.embedding_ids = {}
+            self._lines.setdefault(request.tenant, deque()).append(request)
+            self.advance()
+            return False
+        for image, live in zip(needed, found, strict=True):
+            self._num_found += request not in live.users
+            self._use(request, image, live)
+        request.embedding_ids = {live.key: live.embedding_id for live in found}
+        return True
+
+    def advance(self) -> None:
+        """Let the worker encode for those in line, as far as there is room."""
+        lines = self._lines
+        while lines and self.trial is None:
+            tenant, line = next(iter(lines.items()))
+            if line[0] in self._asking:
+                if not self._begin(line[0], self._asking[line[0]]):
+                    return
+                del lines[tenant]
+                lines[tenant] = line  # behind the other tenants
+            line.popleft()
+            if not line:
+                del lines[tenant]
+
+    def encoded(self, message: ImageEncoded) -> list[Request]:
+        """Queue the requests held for an image that is now embedded, or return them if it cannot be."""
+        live = self._ids.get(message.embedding_id)
+        if live is None or live.is_ready:
+            return []  # no request needs it any more
+        self._suspected.discard(live.key)
+        self._no_longer_under_way(live)
+        self._num_us += message.num_us
+        if message.error:
+            self._forget(live)
+            self.advance()
+            return list(live.users)
+        live.is_ready = True
+        self._num_encoded += 1
+        for request in reversed(live.users):  # each goes to the head of its line
+            if request in self._asking and all(self._is_ready(image) for image in self._asking[request]):
+                self._end_asking(request)
+                self._waiting.release(request)
+        self.advance()
+        return []
+
+    def leave(self, request: Request) -> None:
+        """A request has ended, or is paused: it needs nothing any more."""
+        if request in self._asking:
+            self._end_asking(request)
+            line = self._lines.get(request.tenant)
+            if line is not None and request in line:
+                line.remove(request)
+                if not line:
+                    del self._lines[request.tenant]
+        request.embedding_ids = {}
+        for image in request.images:
+            live = self._live.get(image.key)
+            if live is None or request not in live.users:
+                continue
+            del live.users[request]
+            if not live.users and not live.is_ready:
+                self._no_longer_under_way(live)
+                self._drop(live)
+        self.advance()
+
+    def drop_unused(self) -> None:
+        """Forget what nobody has to compute with."""
+        for live in [live for live in self._live.values() if live.is_ready and not self._is_needed(live)]:
+            self._drop(live)
+
+    def take_messages(self) -> Messages:
+        """Return the pending messages for the worker, in order."""
+        messages, self.messages = self.messages, []
+        return messages
+
+    def reset(self, limits: WorkerLimits, *, has_died: bool, was_idle: bool) -> list[Request]:
+        """Forget the old worker's embeddings: those still needed are made again in their requests' turns.
+
+        Args:
+            limits: of the new worker.
+            has_died: whether the old one died, for whatever reason.
+            was_idle: whether it had no step to compute.
+
+        Returns:
+            The requests with the image that killed it.
+        """
+        self._max_bytes, self._position_bytes = limits.max_embedding_bytes, limits.embedding_bytes
+        culprits: list[Request] = []
+        unready = next((live for live in self._ids.values() if not live.is_ready), None)
+        if has_died and unready is not None:  # the worker encodes one after the other
+            if unready is self.trial and was_idle:
+                self._suspected.discard(unready.key)
+                culprits = list(unready.users)
+            else:
+                self._suspected.add(unready.key)
+        for request in (*self._asking, *(user for live in self._live.values() for user in live.users)):
+            request.embedding_ids = {}
+            request.awaits_images = False
+        self.trial = None
+        for each in (self._live, self._ids, self._asking, self._lines, self.messages):
+            each.clear()
+        self.num_bytes = self.num_under_way = 0
+        self._waiting.release_all()
+        return culprits
+
+    def asking(self) -> dict[Request, list[ImageRef]]:
+        """Return the requests that are held, and what they need."""
+        return dict(self._asking)
+
+    def embeddings(self) -> dict[int, tuple[int, bool, bool]]:
+        """Return of each embedding its bytes, whether it is ready, and whether it is needed; for checks."""
+        return {
+            live.embedding_id: (live.num_bytes, live.is_ready, self._is_needed(live)) for live in self._ids.values()
+        }
+
+    def stats(self) -> ImageStats:
+        return ImageStats(
+            num_embeddings=len(self._live),
+            num_bytes=self.num_bytes,
+            max_bytes=self._max_bytes,
+            num_under_way=self.num_under_way,
+            num_waiting=len(self._asking),
+            num_encoded=self._num_encoded,
+            num_found=self._num_found,
+            num_encode_us=self._num_us,
+        )
+
+    def _begin(self, request: Request, needed: list[ImageRef]) -> bool:
+        """Ask for what is missing; False if there is no room for it now."""
+        missing = {image.key: image for image in needed if image.key not in self._live}
+        is_suspected = not self._suspected.isdisjoint(missing)
+        num_under_way = self.num_under_way
+        if missing and num_under_way and (is_suspected or num_under_way + len(missing) > MAX_UNDER_WAY):
+            return False
+        num_bytes = sum(image.num_embeddings for image in missing.values()) * self._position_bytes
+        if not self._make_room(num_bytes, {image.key for image in needed}):
+            return False
+        for image in needed:
+            live = self._live.get(image.key)
+            if live is None:
+                live = self._add(image)
+            else:
+                self._num_found += request not in live.users
+            self._use(request, image, live)
+        if is_suspected:
+            self.trial = next(self._live[key] for key in missing)
+        if all(map(self._is_ready, needed)):
+            self._end_asking(request)
+            self._waiting.release(request)
+        return True
+
+    def _end_asking(self, request: Request) -> None:
+        del self._asking[request]
+        request.awaits_images = False
+
+    def _make_room(self, num_bytes: int, kept: set[bytes]) -> bool:
+        lacking = self.num_bytes + num_bytes - self._max_bytes
+        if lacking <= 0:
+            return True
+        unused: list[_Live] = []
+        for live in self._live.values():
+            if live.is_ready and live.key not in kept and not self._is_needed(live):
+                unused.append(live)
+                lacking -= live.num_bytes
+                if lacking <= 0:
+                    break
+        if lacking > 0:
+            return False
+        for live in unused:
+            self._drop(live)
+        return True
+
+    def _is_needed(self, live: _Live) -> bool:
+        """Whether somebody has still to compute positions of it. Who is preempted later asks again."""
+        for request, end in list(live.users.items()):
+            if request.running and all(seq.num_settled_tokens >= end for seq in request.running):
+                del live.users[request]
+        return bool(live.users)
+
+    def _is_ready(self, image: ImageRef) -> bool:
+        live = self._live.get(image.key)
+        return live is not None and live.is_ready
+
+    def _use(self, request: Request, image: ImageRef, live: _Live) -> None:
+        live.users[request] = max(image.start + image.length, live.users.get(request, 0))
+        self._live.move_to_end(live.key)
+
+    def _add(self, image: ImageRef) -> _Live:
+        self._num_made += 1
+        live = _Live(self._num_made, image.key, image.num_embeddings * self._position_bytes)
+        self._live[live.key] = self._ids[live.embedding_id] = live
+        self.num_bytes += live.num_bytes
+        self.num_under_way += 1
+        self.messages.append(EncodeImage(live.embedding_id, image.key, image.grid, image.num_embeddings, image.pixels))
+        return live
+
+    def _no_longer_under_way(self, live: _Live) -> None:
+        self.num_under_way -= 1
+        if live is self.trial:
+            self.trial = None
+
+    def _drop(self, live: _Live) -> None:
+        self._forget(live)
+        self.messages.append(DropEmbedding(live.embedding_id))
+
+    def _forget(self, live: _Live) -> None:
+        del self._live[live.key], self._ids[live.embedding_id]
+        self.num_bytes -= live.num_bytes

@@ -1,0 +1,17 @@
+"""Where chunks may end if the positions of an image see each other: before an image, or behind it."""
+
+from penstock.core.sequences.sequence import Sequence
+
+
+def whole_end(seq: Sequence, start: int, end: int, most: int) -> int:
+    """Return where a chunk that begins at `start` ends, which would like to end at `end`.
+
+    Between `start` and `most`: `start` itself if the image there does not fit.
+    """
+    for image in seq.request.images:
+        behind = image.start + image.length
+        if image.start < end < behind:
+            if image.start > start:
+                return image.start
+            return behind if behind <= most else start
+    return end
