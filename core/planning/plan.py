@@ -230,7 +230,7 @@ def layouts(num_kv_heads: int, most: int) -> Iterator[Layout]:
 
 def smallest(costs: Costs, machine: Machine, load: Load) -> Plan | None:
     """The plan with the fewest devices, up to the machine's `most`, that fits and meets the targets."""
-    num_kv_heads = max(shape.num_heads for shape in costs.decoder.kv)
+    num_kv_heads = max((shape.num_heads for shape in costs.decoder.kv), default=1)
     for layout in layouts(num_kv_heads, machine.most):
         plan = Plan(costs, machine, layout)
         # Cutting up a model of many experts takes a while: not for devices that the whole does not fit.

@@ -67,6 +67,8 @@ def page_groups(model: ModelConfig, page_size: int) -> tuple[PageGroup, ...]:
         ConfigError: layers that must be in one group keep different shapes, or no number of tokens makes pages equal.
     """
     shapes, own = _shapes_of_all_stages(model)
+    if not shapes:
+        return (PageGroup((), page_size, 1, 1, has_values=False),)  # its pages hold nothing: they only count tokens
     kept = [layer for layer, shape in enumerate(shapes) if shape.window is None]
     if not kept and max(shape.window or 0 for shape in shapes) * _LONG <= model.max_model_len:
         kept = list(range(0, len(shapes), 8))
@@ -178,7 +180,7 @@ class KVPool:
         self.num_pages = num_pages
         self.kv = kv
         dtype = torch.uint8 if isinstance(kv, KVFormat) else kv
-        num_parts = max(group.num_parts for group in groups)
+        num_parts = max(1, *(group.num_parts for group in groups))
         shape = (num_parts, num_pages + has_dummy_page, _part_bytes(groups, kv) // dtype.itemsize)
         self.shared = ""  # what others open it by
         if device.type == "cpu" and is_shared:
@@ -229,7 +231,7 @@ class KVPool:
 
 def page_bytes(groups: Sequence[PageGroup], kv: KVType) -> int:
     """Bytes of one page over all its layers, keys and values."""
-    return max(group.num_parts for group in groups) * _part_bytes(groups, kv)
+    return max(1, *(group.num_parts for group in groups)) * _part_bytes(groups, kv)
 
 
 def _part_bytes(groups: Sequence[PageGroup], kv: KVType) -> int:
@@ -288,6 +290,9 @@ def plan_pool(
         raise ConfigError(f"--max-model-len {wanted} exceeds the model's {model.max_model_len} positions")
     one = page_bytes(groups, kv) + draft_page_bytes
     num_pages = config.worker.num_pages or budget // one
+    if not model.kv and not config.worker.num_pages:  # as many as all rows can use, and as many again
+        most = -(-(wanted or model.max_model_len) // page_size)
+        num_pages = min(num_pages, 2 * config.scheduler.max_num_seqs * most)
     raisers = "--num-pages, --cpu-kv-cache-gib or --gpu-memory-utilization"
     if num_pages < 1:
         raise NoMemoryError(

@@ -465,6 +465,75 @@ PUBLISHED = (
             attn_layer_indices=[9, 18, 27],
         ),
     ),
+    # LFM 2
+    Published(
+        "LiquidAI/LFM2-350M", "Lfm2ForCausalLM", "354,483,968", 12288,
+        _sizes(1024, 6656, 16, 16, 8, 65536, full_attn_idxs=[2, 5, 8, 10, 12, 14]),
+    ),
+    Published(
+        "LiquidAI/LFM2-1.2B", "Lfm2ForCausalLM", "1,170,340,608", 12288,
+        _sizes(2048, 12288, 16, 32, 8, 65536, full_attn_idxs=[2, 5, 8, 10, 12, 14]),
+    ),
+    Published(
+        "LiquidAI/LFM2-2.6B", "Lfm2ForCausalLM", "2.57B", 16384,
+        _sizes(
+            2048, 10752, 30, 32, 8, 65536, block_auto_adjust_ff_dim=False,
+            full_attn_idxs=[2, 6, 9, 13, 17, 21, 24, 27],
+        ),
+    ),
+    Published(
+        "LiquidAI/LFM2-8B-A1B", "Lfm2MoeForCausalLM", "8.34B", 12288,
+        _sizes(
+            2048, 7168, 24, 32, 8, 65536,
+            layer_types=["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
+        ),
+        "~1.55B",  # they say 1.5B
+    ),
+    # Qwen3-Next, Qwen3.5
+    Published(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen3NextForCausalLM", "80B", 24576,
+        _sizes(2048, 5120, 48, 16, 2, 151936), "3B",
+    ),
+    Published(
+        "Qwen/Qwen3.5-9B", "Qwen3_5ForCausalLM", "9B", 32768, _sizes(4096, 12288, 32, 16, 4, 248320, **_UNTIED)
+    ),
+    Published(
+        "Qwen/Qwen3.5-27B", "Qwen3_5ForCausalLM", "27B", 65536,
+        _sizes(5120, 17408, 64, 24, 4, 248320, linear_num_value_heads=48, **_UNTIED),
+    ),
+    # Mamba 2, Falcon-H1, Nemotron-H
+    Published(
+        "mistralai/Mamba-Codestral-7B-v0.1", "Mamba2ForCausalLM", "7,285,403,648", 0,
+        {"hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 32768},
+    ),
+    Published(
+        "tiiuae/Falcon-H1-0.5B-Instruct", "FalconH1ForCausalLM", "521,411,104", 18432,
+        _sizes(
+            1024, 2048, 36, 8, 2, 32784, head_dim=64, mamba_d_ssm=1536, mamba_n_heads=24, mamba_d_head=64,
+            mamba_d_state=128,
+        ),
+    ),
+    Published(
+        "tiiuae/Falcon-H1-7B-Instruct", "FalconH1ForCausalLM", "7.59B", 45056,
+        _sizes(
+            3072, 12288, 44, 12, 2, 130049, head_dim=128, mamba_d_ssm=3072, mamba_n_heads=24, mamba_d_head=128,
+            mamba_d_state=256,
+        ),
+    ),
+    Published(
+        "nvidia/Nemotron-H-8B-Base-8K", "NemotronHForCausalLM", "8.1B", 16384,
+        _sizes(
+            4096, 21504, 52, 32, 8, 131072,
+            hybrid_override_pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        ),
+    ),
+    Published(
+        "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "NemotronHForCausalLM", "8.89B", 16384,
+        _sizes(
+            4480, 15680, 56, 40, 8, 131072, head_dim=128, mamba_head_dim=80,
+            hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        ),
+    ),
     # Cohere
     Published(
         "CohereForAI/c4ai-command-r-v01", "CohereForCausalLM", "34,980,831,232", 1310720,

@@ -13,6 +13,7 @@ from penstock.core.checkpoint.families.deepseek import DEEPSEEK
 from penstock.core.checkpoint.families.dense import DENSE
 from penstock.core.checkpoint.families.ernie import ERNIE
 from penstock.core.checkpoint.families.exaone import EXAONE
+from penstock.core.checkpoint.families.falcon_h1 import FALCON_H1
 from penstock.core.checkpoint.families.gemma import GEMMA
 from penstock.core.checkpoint.families.gemma4 import GEMMA4
 from penstock.core.checkpoint.families.glm import GLM, GLM_MIXTURE
@@ -21,15 +22,19 @@ from penstock.core.checkpoint.families.gpt_neox import GPT_NEOX
 from penstock.core.checkpoint.families.gpt_oss import GPT_OSS
 from penstock.core.checkpoint.families.granite import GRANITE
 from penstock.core.checkpoint.families.hunyuan import HUNYUAN
+from penstock.core.checkpoint.families.lfm2 import LFM2
 from penstock.core.checkpoint.families.llama4 import LLAMA4
+from penstock.core.checkpoint.families.mamba2 import MAMBA2
 from penstock.core.checkpoint.families.minimax import MINIMAX
 from penstock.core.checkpoint.families.ministral import MINISTRAL
 from penstock.core.checkpoint.families.mixtral import MIXTRAL
 from penstock.core.checkpoint.families.nemotron import NEMOTRON
+from penstock.core.checkpoint.families.nemotron_h import NEMOTRON_H
 from penstock.core.checkpoint.families.olmo import OLMO
 from penstock.core.checkpoint.families.opt import OPT
 from penstock.core.checkpoint.families.phi import PHI3
 from penstock.core.checkpoint.families.phi2 import PHI
+from penstock.core.checkpoint.families.qwen_delta import QWEN_DELTA
 from penstock.core.checkpoint.families.qwen_moe import QWEN_MOE
 from penstock.core.checkpoint.families.seed_oss import SEED_OSS
 from penstock.core.checkpoint.families.smollm import SMOLLM
@@ -65,6 +70,7 @@ for _family in (
     DEEPSEEK,
     ERNIE,
     EXAONE,
+    FALCON_H1,
     GEMMA,
     GEMMA4,
     GLM,
@@ -74,15 +80,19 @@ for _family in (
     GPT_OSS,
     GRANITE,
     HUNYUAN,
+    LFM2,
     LLAMA4,
+    MAMBA2,
     MINIMAX,
     MINISTRAL,
     MIXTRAL,
     NEMOTRON,
+    NEMOTRON_H,
     OLMO,
     OPT,
     PHI,
     PHI3,
+    QWEN_DELTA,
     QWEN_MOE,
     SEED_OSS,
     SMOLLM,

@@ -20,10 +20,10 @@ _INFINITIES = ("Infinity", "inf", {"__float__": "Infinity"})
 """As JSON files have it, which knows no such number."""
 
 
-def mamba2(fields: JsonFields, num_heads: int, norm_eps: float) -> Mamba2:
-    """As Bamba and those after it have it; `num_heads` unless config.json says it."""
+def mamba2(fields: JsonFields, num_heads: int, norm_eps: float, inner: int | None = None) -> Mamba2:
+    """As Bamba and those after it have it; `num_heads` unless config.json says it; `inner` unless it expands."""
     num_heads, num_groups = fields.whole("mamba_n_heads", num_heads), fields.whole("mamba_n_groups", 1)
-    inner = fields.whole("mamba_expand", 2) * fields.whole("hidden_size")
+    inner = inner or fields.whole("mamba_expand", 2) * fields.whole("hidden_size")
     head_dim = inner // num_heads
     if fields.raw("mamba_d_head") not in (None, "auto"):
         head_dim = fields.whole("mamba_d_head")

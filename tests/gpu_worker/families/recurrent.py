@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.gpu_worker.families.case import Case
+from tests.gpu_worker.families.case import Case, rope
 from tests.gpu_worker.families.granite import MULTIPLIERS
 
 MAMBA: dict[str, Any] = {
@@ -21,6 +21,34 @@ _HYBRID = {
     "shared_intermediate_size": 40,
 }
 _GRANITE = {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}
+
+_UNTIED = {"tie_word_embeddings": False}
+_CONVS = {"layer_types": ["conv", "full_attention", "conv", "conv"]}
+DELTA = {
+    "layer_types": _GRANITE["layer_types"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "head_dim": 16,
+}
+_BIASED = {"attention_bias": True}
+SECTIONS = rope("default", partial_rotary_factor=0.25, mrope_section=[1, 1, 0], mrope_interleaved=True)
+_ALONE = {"num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 16}
+_FALCON = {
+    **MAMBA,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "attention_in_multiplier": 1.5,
+    "attention_out_multiplier": 0.7,
+    "embedding_multiplier": 3.0,
+    "key_multiplier": 0.6,
+    "lm_head_multiplier": 0.8,
+    "mlp_multipliers": [0.9, 1.4],
+    "ssm_in_multiplier": 1.3,
+    "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 0.7],
+    "ssm_out_multiplier": 0.6,
+}
 
 CASES = {
     "granitemoehybrid": Case("granitemoehybrid", {**_HYBRID, **_GRANITE}, by_transformers=False),
@@ -42,6 +70,44 @@ CASES = {
     "bamba-biases": Case(
         "bamba",
         {**MAMBA, "attn_layer_indices": [2], "mamba_conv_bias": False, "attention_bias": True, "mlp_bias": True},
+        by_transformers=False,
+    ),
+    "lfm2": Case("lfm2", {**_CONVS, "tie_word_embeddings": True}, by_transformers=False),
+    "lfm2-biases": Case(
+        "lfm2",
+        {**_CONVS, **_UNTIED, "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False},
+        by_transformers=False,
+    ),
+    "lfm2_moe": Case(
+        "lfm2_moe", {**_CONVS, "num_dense_layers": 1, "routed_scaling_factor": 1.5}, by_transformers=False
+    ),
+    "qwen3_next": Case("qwen3_next", DELTA, by_transformers=False),
+    "qwen3_next-dense": Case(
+        "qwen3_next",
+        {**DELTA, **_BIASED, "mlp_only_layers": [0], "linear_num_value_heads": 2, "norm_topk_prob": False},
+        by_transformers=False,
+    ),
+    "qwen3_5_text": Case("qwen3_5_text", {**DELTA, **SECTIONS}, by_transformers=False),
+    "mamba2": Case("mamba2", _ALONE, by_transformers=False),
+    "mamba2-bounded": Case(
+        "mamba2",
+        {**_ALONE, "use_bias": True, "use_conv_bias": False, "n_groups": 1, "time_step_limit": (0.4, 1.5)},
+        by_transformers=False,
+    ),
+    "falcon_h1": Case("falcon_h1", {**_FALCON, "mamba_rms_norm": True}, by_transformers=False),
+    "falcon_h1-after-gate": Case(
+        "falcon_h1", {**_FALCON, "mamba_rms_norm": True, "mamba_norm_before_gate": False}, by_transformers=False
+    ),
+    "falcon_h1-without-norm": Case("falcon_h1", _FALCON, by_transformers=False),
+    "nemotron_h": Case(
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "ssm_state_size": 12,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+        },
         by_transformers=False,
     ),
 }

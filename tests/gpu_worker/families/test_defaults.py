@@ -14,6 +14,8 @@ COMPLETED: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Glm4MoeForCausalLM": {"head_dim": 128},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["full_attention"] * 32},
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"] * 16},
+    "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
 }
 """What transformers' default configurations need to be those of a model."""
 REQUIRED = {

@@ -14,6 +14,7 @@ from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
 from tests.gpu_worker.families.case import Case, rope
 from tests.gpu_worker.families.checkpoints import Reference, config_of, spread
+from tests.gpu_worker.families.recurrent import DELTA, SECTIONS
 from tests.gpu_worker.families.run import check
 from tests.gpu_worker.families.schedules import PAIRWISE
 
@@ -32,6 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Case]] = {
     "mistral3-ministral3": ("mistral3", {**_SEEN, "head_dim": 16}, Case("ministral3")),
     "qwen2-vl": ("qwen2_vl", _SEEN_BY_QWEN2, Case("qwen2_vl_text", _IN_SECTIONS)),
     "qwen2.5-vl": ("qwen2_5_vl", _SEEN_BY_QWEN, Case("qwen2_5_vl_text", _IN_SECTIONS)),
+    "qwen3.5": ("qwen3_5", _SEEN_BY_QWEN, Case("qwen3_5_text", {**DELTA, **SECTIONS})),
     "qwen3-vl": ("qwen3_vl", {**_SEEN_BY_QWEN, "deepstack_visual_indexes": [0]}, Case("qwen3_vl_text")),
     "qwen3-vl-moe": (
         "qwen3_vl_moe",

@@ -1,0 +1,57 @@
+"""Mamba 2 alone: no attention, no MLPs, no positions."""
+
+from penstock.core.checkpoint.decoder import Decoder, Layer, Norm
+from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.recurrent import conv_width, dt_limits, refuse_groups
+from penstock.core.checkpoint.recurrent import Mamba2
+from penstock.core.config.options import ConfigError
+
+_LONGEST = 1 << 20
+"""Of a sequence: nothing in the model bounds it."""
+_NAMES = Names(
+    embedding="backbone.embeddings",
+    layer="backbone.layers.{}.",
+    final_norm="backbone.norm_f",
+    mixer_norm="norm",
+    recurrent_in=("mixer.in_proj",),
+    recurrent_conv="mixer.conv1d",
+    recurrent_norm="mixer.norm",
+    recurrent_out="mixer.out_proj",
+    a_log="mixer.A_log",
+    dt_bias="mixer.dt_bias",
+    skip="mixer.D",
+)
+
+
+def parse(architecture: str, fields: JsonFields) -> Decoder:
+    """Like `Family.parse`."""
+    activation = fields.text("hidden_act") or "silu"
+    if activation not in ("silu", "swish"):
+        raise ConfigError(f"config.json: hidden_act {activation[:64]!r} is not supported; supported: silu")
+    norm = Norm(eps=fields.number("layer_norm_epsilon", 1e-5))
+    num_heads, head_dim = fields.whole("num_heads", 128), fields.whole("head_dim", 64)
+    num_groups, inner = fields.whole("n_groups", 8), fields.whole("expand", 2) * fields.whole("hidden_size", 4096)
+    if num_heads * head_dim != inner:
+        raise ConfigError(f"config.json: {num_heads} heads of {head_dim} numbers are not {inner}")
+    refuse_groups("num_heads", num_heads, "n_groups", num_groups)
+    least, most = dt_limits(fields)
+    mixer = Mamba2(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        num_groups=num_groups,
+        state_size=fields.whole("state_size", 128),
+        conv_width=conv_width(fields, "conv_kernel", 4),
+        conv_bias=fields.flag("use_conv_bias", True),
+        has_bias=fields.flag("use_bias"),
+        norm_eps=norm.eps,
+        norm_groups=num_groups,
+        min_dt=least,
+        max_dt=most,
+    )
+    layers = [Layer(mixer_norm=norm, mixer=mixer, mlp=None)] * decoders.num_layers(fields)
+    return decoders.decoder(architecture, fields, layers, norm, _LONGEST, _NAMES)
+
+
+MAMBA2 = decoders.decoder_family(("Mamba2ForCausalLM",), parse)

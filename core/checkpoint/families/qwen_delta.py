@@ -1,0 +1,95 @@
+"""Qwen3-Next and Qwen3.5: the gated delta rule in most layers, attention with a gate in every fourth."""
+
+from msgspec.structs import replace
+
+from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
+from penstock.core.checkpoint.names import Names
+from penstock.core.checkpoint.parsing import decoders
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.recurrent import conv_width, kinds_of_layers, refuse_groups
+from penstock.core.checkpoint.parsing.rope import parse_rope
+from penstock.core.checkpoint.recurrent import GatedDelta
+
+_NEXT = "Qwen3NextForCausalLM"
+_GROUPED = Names(
+    recurrent_in=("linear_attn.in_proj_qkvz",),
+    recurrent_gates=("linear_attn.in_proj_ba",),
+    recurrent_conv="linear_attn.conv1d",
+    recurrent_norm="linear_attn.norm",
+    recurrent_out="linear_attn.out_proj",
+    a_log="linear_attn.A_log",
+    dt_bias="linear_attn.dt_bias",
+    shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    shared_down="mlp.shared_expert.down_proj",
+    unused=("mtp.",),
+)
+_APART = replace(
+    _GROUPED,
+    recurrent_in=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    recurrent_gates=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+)
+
+
+def parse(architecture: str, fields: JsonFields) -> Decoder:
+    """Like `Family.parse`."""
+    num_layers, is_next = decoders.num_layers(fields), architecture == _NEXT
+    norm = Norm(eps=fields.number("rms_norm_eps", 1e-6), offset=1.0)
+    its = decoders.attention(
+        fields, num_kv_heads=2 if is_next else 4, head_dim=256, has_bias=fields.flag("attention_bias")
+    )
+    trained_len = fields.whole("max_position_embeddings", 32768)
+    rope, max_model_len = parse_rope(fields, trained_len, its.head_dim, share=0.25)
+    attention = replace(its, rope=rope, q_norm=norm, k_norm=norm, has_output_gate=True)
+    delta = _delta(fields, norm.eps, is_grouped=is_next)
+    dense = DenseMLP(size=fields.whole("intermediate_size", 5632), activation=decoders.activation(fields))
+    experts = _experts(fields) if is_next else None
+    only_dense, every = fields.wholes("mlp_only_layers"), fields.whole("decoder_sparse_step", 1)
+
+    def layer(number: int, kind: str) -> Layer:
+        is_sparse = experts is not None and number not in only_dense and (number + 1) % every == 0
+        return Layer(
+            mixer_norm=norm,
+            mixer=attention if kind == "attention" else delta,
+            mlp_norm=norm,
+            mlp=experts if is_sparse else dense,
+        )
+
+    interval = fields.whole("full_attention_interval", 4)
+    usual = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers)]
+    layers = [layer(i, kind) for i, kind in enumerate(kinds_of_layers(fields, num_layers, usual))]
+    names = _GROUPED if is_next else _APART
+    return decoders.decoder(architecture, fields, layers, norm, max_model_len, names)
+
+
+def _delta(fields: JsonFields, norm_eps: float, *, is_grouped: bool) -> GatedDelta:
+    num_key_heads, num_value_heads = (
+        fields.whole("linear_num_key_heads", 16), fields.whole("linear_num_value_heads", 32)
+    )  # fmt: skip
+    refuse_groups("linear_num_value_heads", num_value_heads, "linear_num_key_heads", num_key_heads)
+    return GatedDelta(
+        num_key_heads=num_key_heads,
+        num_value_heads=num_value_heads,
+        key_dim=fields.whole("linear_key_head_dim", 128),
+        value_dim=fields.whole("linear_value_head_dim", 128),
+        conv_width=conv_width(fields, "linear_conv_kernel_dim", 4),
+        norm_eps=norm_eps,
+        is_grouped=is_grouped,
+    )
+
+
+def _experts(fields: JsonFields) -> Experts | None:
+    count = fields.whole("num_experts", 512, least=0)
+    if not count:
+        return None
+    activation = decoders.activation(fields)
+    return Experts(
+        count=count,
+        size=fields.whole("moe_intermediate_size", 512),
+        router=Router(top_k=fields.whole("num_experts_per_tok", 10), renormalize=fields.flag("norm_topk_prob", True)),
+        activation=activation,
+        shared=DenseMLP(size=fields.whole("shared_expert_intermediate_size", 512), activation=activation),
+        shared_is_gated=True,
+    )
+
+
+QWEN_DELTA = decoders.decoder_family((_NEXT, "Qwen3_5ForCausalLM"), parse)
