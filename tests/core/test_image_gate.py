@@ -51,8 +51,11 @@ def seeing(make: Callable[[Random], WorkerLimits], *, are_whole: bool = False) -
 def with_images(rng: Random, limits: WorkerLimits) -> deque[AddRequest]:
     """Of few contents and few places, so that equal placeholders often stand for other images."""
     found: deque[AddRequest] = deque()
+    stem = [rng.randrange(limits.vocab_size) for _ in range(limits.max_sequence_len)]
     for request in random_requests(rng, limits):
         prompt = list(array("i", request.prompt_token_ids))
+        if rng.random() < 0.8:
+            prompt = stem[: len(prompt)]
         images: list[ImageRef] = []
         position = rng.choice([0, 1, 4])
         while rng.random() < 0.7:
