@@ -37,6 +37,7 @@ from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.validation.chat import validate_conversation
 from penstock.frontend.validation.common import ValidRequest, check_num_best, validate_common
 from penstock.frontend.validation.completion import validate_completion
+from penstock.ipc.messages import ImageRef
 from penstock.options import APART_ONLY, config_of, quiet
 from penstock.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from penstock.prompts import Chat, Messages, Prompt, read_prompt
@@ -138,10 +139,14 @@ class AsyncLLM:
         params = sampling_params or SamplingParams()
         service = await self._ready_service()
         record = RequestRecord(request_id or str(next(self._ids)), "generate", time.monotonic())
-        valid, output = await self._read(service, prompt, params)
-        output.request_id, output.warnings = record.request_id, record.warnings
-        ready = await make_ready(service, valid, [output.prompt_token_ids], record, valid.grammar)
-        task = submit(service, record, ready)
+        try:
+            valid, output, images = await self._read(service, prompt, params, record)
+            output.request_id, output.warnings = record.request_id, record.warnings
+            ready = await make_ready(service, valid, [output.prompt_token_ids], record, valid.grammar)
+            task = submit(service, record, replace(ready, images=images) if images else ready)
+        except BaseException:
+            record.end()
+            raise
         generation = task.generation
         try:
             tokenizer = service.model.tokenizer
@@ -169,6 +174,7 @@ class AsyncLLM:
                     yield replace(output, outputs=[each.copy() for each in output.outputs])
         finally:
             task.finish()
+            record.end()
 
     def chat(
         self,
@@ -237,9 +243,9 @@ class AsyncLLM:
         return service
 
     async def _read(
-        self, service: Service, prompt: Prompt, params: SamplingParams
-    ) -> tuple[ValidRequest, RequestOutput]:
-        """The request, and an output with the prompt in it."""
+        self, service: Service, prompt: Prompt, params: SamplingParams, record: RequestRecord
+    ) -> tuple[ValidRequest, RequestOutput, tuple[ImageRef, ...]]:
+        """The request, an output with the prompt in it, and the prompt's images."""
         read, rules = read_prompt(prompt), service.rules()
         if isinstance(read, Chat):
             request = params.request()
@@ -257,13 +263,14 @@ class AsyncLLM:
                 tools=read.tools,
             )
             valid = replace(valid, warnings=(*valid.warnings, *conversation.warnings))
-            token_ids = await service.prompts.render_and_encode(conversation, rules)
-            return valid, RequestOutput("", prompt_token_ids=valid.truncated(token_ids))
+            whole = await service.prompts.render_and_encode(conversation, rules, record)
+            kept = valid.truncated_chat(whole)
+            return valid, RequestOutput("", prompt_token_ids=kept.token_ids), kept.images
         completion = validate_completion(params.request(read), rules)
         [token_ids] = await service.prompts.encode_prompts(completion)
         valid = completion.common
         text = read if isinstance(read, str) else None
-        return valid, RequestOutput("", text, valid.truncated(token_ids))
+        return valid, RequestOutput("", text, valid.truncated(token_ids)), ()
 
     async def reset_prefix_cache(self) -> None:
         """Drop all cached pages that no sequence uses."""

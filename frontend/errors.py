@@ -53,6 +53,10 @@ class InvalidParameter(InvalidRequest, code="invalid_value"):
     """A field has a wrong type or a value out of bounds; `param` names it."""
 
 
+class InvalidImage(InvalidRequest, code="invalid_image"):
+    """An image cannot be read, or is not fetched; `param` names it."""
+
+
 class UnsupportedParameter(InvalidRequest, code="unsupported_parameter"):
     """A field that is known but not supported; refused, so that nobody believes that it had an effect."""
 

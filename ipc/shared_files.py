@@ -71,6 +71,11 @@ class SharedFiles:
         self.num_bytes += num_bytes
         return name
 
+    def settle(self, name: str, num_bytes: int) -> None:
+        """A file has turned out to be smaller than was reserved."""
+        self.num_bytes -= self._sizes[name] - num_bytes
+        self._sizes[name] = num_bytes
+
     def remove(self, name: str) -> None:
         """Remove a file, written or not. What a reader has read stays his."""
         self.num_bytes -= self._sizes.pop(name, 0)

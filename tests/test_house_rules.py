@@ -25,8 +25,8 @@ FLOORS = {
         "recording", "watching", "engine", "simulation", "launch", "cli",
     ),
     "frontend": (
-        "ground", "storage", "exchange", "streams", "text", "parsing", "engine", "grammars", "validation", "api",
-        "embeddings", "watching", "ollama", "responses", "anthropic", "files", "batches", "web", "http", "cli",
+        "ground", "storage", "exchange", "streams", "text", "images", "parsing", "engine", "grammars", "validation",
+        "api", "embeddings", "watching", "ollama", "responses", "anthropic", "files", "batches", "web", "http", "cli",
     ),
     "gpu_worker": (
         "devices", "parallel", "state", "disk", "grammars", "formats", "models", "handover", "drafting", "steps",

@@ -69,6 +69,17 @@ class HuggingFaceFolder:
         older = _read_json(self.path / "special_tokens_map.json")
         return named | {name: value for name, value in older.items() if name not in said | absent}
 
+    @cached_property
+    def processor_config(self) -> dict[str, Any]:
+        """processor_config.json; an image processor that is not in it is taken from preprocessor_config.json."""
+        said = _read_json(self.path / "processor_config.json")
+        if not isinstance(said.get("image_processor"), dict) and (
+            image := _read_json(self.path / "preprocessor_config.json")
+        ):
+            named = {name: image[name] for name in ("processor_class",) if name in image}
+            said = named | said | {"image_processor": image}
+        return said
+
     def tokenizer(self) -> bytes:
         """tokenizer.json."""
         path = self.path / "tokenizer.json"

@@ -66,6 +66,14 @@ class Checkpoint(Protocol):
         """Special tokens by name, and added tokens: tokenizer_config.json with special_tokens_map.json."""
         ...
 
+    @property
+    def processor_config(self) -> Mapping[str, Any]:
+        """How images become pixel values, and what stands for them in a text: processor_config.json.
+
+        What preprocessor_config.json says is in its `image_processor`. Empty: the model takes no images.
+        """
+        ...
+
     def tokenizer(self) -> bytes:
         """What the `tokenizers` library reads: tokenizer.json."""
         ...

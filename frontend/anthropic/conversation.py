@@ -2,6 +2,7 @@
 
 tool_result ...                      -->  tool messages, before the rest of the turn
 text, document, search_result        -->  the turn's text
+image                                -->  a part of the turn, or of the tool message
 thinking, text, tool_use ...         -->  one assistant message
 system, in the midst of messages     -->  text of the turn beside it
 
@@ -24,10 +25,15 @@ _ERROR_MARKS = ("error", "<tool_use_error>")
 """How results begin whose text says already that they are errors."""
 
 
+Content = str | list[dict[str, Any]]
+"""A text, or parts of a chat's message: with images."""
+
+
 @dataclass(slots=True)
 class Conversation:
     """Chat messages, and for each of them the field that it came from."""
 
+    takes_images: bool  # the model
     messages: list[dict[str, Any]] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)
 
@@ -41,7 +47,7 @@ class Conversation:
         """Of the last message; empty if there is none."""
         return str(self.messages[-1]["role"]) if self.messages else ""
 
-    def add(self, name: str, role: str, content: str | None, **fields: Any) -> None:
+    def add(self, name: str, role: str, content: Content | None, **fields: Any) -> None:
         """Append a message."""
         self.messages.append({"role": role, "content": content, **fields})
         self.fields.append(name)
@@ -49,17 +55,30 @@ class Conversation:
     def append_text(self, text: str, separator: str = "\n") -> None:
         """Append to the last message."""
         last = self.messages[-1]
-        last["content"] = separator.join(filter(None, (last["content"], text)))
+        if isinstance(last["content"], list):
+            last["content"].append({"type": "text", "text": separator + text})
+        else:
+            last["content"] = separator.join(filter(None, (last["content"], text)))
+
+    def append(self, content: Content) -> None:
+        """Append a text, or parts, to the last message."""
+        last = self.messages[-1]
+        if isinstance(content, str):
+            self.append_text(content)
+        elif isinstance(last["content"], list):
+            last["content"] += content
+        else:
+            last["content"] = [{"type": "text", "text": last["content"]}, *content] if last["content"] else content
 
 
-def conversation_of(request: CountTokensRequest) -> Conversation:
+def conversation_of(request: CountTokensRequest, *, takes_images: bool) -> Conversation:
     """The chat of a request.
 
     Raises:
         InvalidParameter: naming the block and what is wrong with it.
         UnsupportedParameter: for blocks that no text model can take.
     """
-    found = Conversation()
+    found = Conversation(takes_images)
     if system := _system_text("system", request.system):
         found.add("system", "system", system)
     if not request.messages:
@@ -101,23 +120,27 @@ def _system_text(name: str, content: Any) -> str:
 
 
 def _add_user_turn(found: Conversation, name: str, content: Any, asides: list[str]) -> None:
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     num_results = 0
     for index, block in enumerate(_blocks(f"{name}.content", content)):
         at = f"{name}.content[{index}]"
         if block.get("type") == "tool_result":
-            found.add(name, "tool", _result_text(at, block), tool_call_id=_string(at, block, "tool_use_id"))
+            found.add(name, "tool", _result(found, at, block), tool_call_id=_string(at, block, "tool_use_id"))
             num_results += 1
         else:
-            texts.append(_text(at, block, tuple(_TEXTS)))
-    if asides and texts:
-        texts[0] = "\n\n".join((*asides, texts[0]))
+            parts.append(_part(found, at, block, tuple(_TEXTS)))
+    if asides and parts:
+        aside = "\n\n".join(asides)
+        if parts[0]["type"] == "text":
+            parts[0]["text"] = f"{aside}\n\n{parts[0]['text']}"
+        else:
+            parts.insert(0, {"type": "text", "text": aside})
     elif asides:
         found.append_text("\n\n".join(asides), "\n\n")
-    if texts and found.last_role == "user":
-        found.append_text("\n".join(texts))
-    elif texts:
-        found.add(name, "user", "\n".join(texts))
+    if parts and found.last_role == "user":
+        found.append(_joined(parts))
+    elif parts:
+        found.add(name, "user", _joined(parts))
     elif not num_results:
         raise InvalidParameter(f"{name}.content is empty", param=f"{name}.content")
 
@@ -156,15 +179,48 @@ def _call(at: str, block: Block) -> dict[str, Any]:
     return {"id": _string(at, block, "id"), "type": "function", "function": function}
 
 
-def _result_text(at: str, block: Block) -> str:
+def _result(found: Conversation, at: str, block: Block) -> Content:
     content = block.get("content")
     blocks = _blocks(f"{at}.content", content) if content is not None else []
     kinds = (*_TEXTS, "tool_reference")
-    text = "\n".join(_text(f"{at}.content[{index}]", part, kinds) for index, part in enumerate(blocks))
+    parts = [_part(found, f"{at}.content[{index}]", part, kinds) for index, part in enumerate(blocks)]
+    text = "\n".join(part["text"] for part in parts if part["type"] == "text")
     is_error = block.get("is_error")
     if is_error is not None and not isinstance(is_error, bool):
         raise InvalidParameter(f"{at}.is_error: expected a boolean", param=f"{at}.is_error")
-    return f"Error: {text}" if is_error and not text.lower().startswith(_ERROR_MARKS) else text
+    if is_error and not text.lower().startswith(_ERROR_MARKS):
+        text = f"Error: {text}"
+        parts = [{"type": "text", "text": text}, *(part for part in parts if part["type"] != "text")]
+    joined = _joined(parts)
+    return text if isinstance(joined, str) else joined
+
+
+def _joined(parts: list[dict[str, Any]]) -> Content:
+    """The text of parts that are texts; with images among them, the parts."""
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(found: Conversation, at: str, block: Block, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """A block as a part of a chat's message."""
+    if block["type"] != "image" or not found.takes_images:
+        return {"type": "text", "text": _text(at, block, kinds)}
+    source, name = block.get("source"), f"{at}.source"
+    if not isinstance(source, dict):
+        raise InvalidParameter(f"{name}: expected an object", param=name)
+    match source.get("type"):
+        case "base64":
+            data = f"data:{_string(name, source, 'media_type')};base64,{_string(name, source, 'data')}"
+        case "url":
+            data = _string(name, source, "url")
+            if data[:5].lower() == "data:":
+                raise InvalidParameter(f"{name}.url: expected an http or https address", param=f"{name}.url")
+        case kind:
+            raise UnsupportedParameter(
+                f"{name}: images of type {str(kind)[:64]!r} are not supported; supported: base64, url", param=name
+            )
+    return {"type": "image_url", "image_url": data}
 
 
 # --- single blocks ----------------------------------------------------------------------------

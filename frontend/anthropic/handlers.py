@@ -23,7 +23,7 @@ async def _job(service: Service, record: RequestRecord, request: MessagesRequest
     async def prepare() -> Prepared:
         conversation = valid.chat.conversation
         record.warnings += conversation.warnings
-        prompt = await service.prompts.render_and_encode(conversation, rules)
+        prompt = await service.prompts.render_and_encode(conversation, rules, record)
         prepared = prepared_chat(service, valid.chat, prompt, partial(MessageCourse, valid), partial(_whole, valid))
         return replace(prepared, is_prompt_only=valid.is_prompt_only, framing=FRAMING)
 
@@ -52,5 +52,5 @@ async def count_tokens(service: Service, record: RequestRecord, body: bytes) -> 
     rules = service.rules()
     valid = validate_prompt(request, rules, service.model)
     record.warnings += (*valid.conversation.warnings, *valid.common.warnings)
-    prompt = await service.prompts.render_and_encode(valid.conversation, rules)
+    prompt = await service.prompts.render_and_encode(valid.conversation, rules, record)
     return Reply(msgspec.json.encode(MessageTokensCount(len(prompt))))

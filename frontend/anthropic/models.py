@@ -95,7 +95,7 @@ def _capabilities(service: Service) -> ModelCapabilities:
         citations=_NO,
         code_execution=_NO,
         context_management=_NO,
-        image_input=_NO,
+        image_input=Supported(service.image_limits is not None),
         pdf_input=_NO,
         server_tools=ServerToolsSupport(False, _NO, _NO),
     )

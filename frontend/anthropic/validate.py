@@ -103,7 +103,7 @@ def chat_request(request: CountTokensRequest, **fields: Any) -> schema.ChatReque
 def _validated(request: CountTokensRequest, chat: schema.ChatRequest, rules: Rules, model: TextModel) -> ValidChat:
     refuse_unsupported(request)
     warnings = _without_effect(request)
-    found = conversation_of(request)
+    found = conversation_of(request, takes_images=rules.images is not None)
     chat.messages = found.messages
     if found.is_continued:
         chat.continue_final_message, chat.add_generation_prompt = True, False
@@ -119,6 +119,9 @@ def _validated(request: CountTokensRequest, chat: schema.ChatRequest, rules: Rul
     common, grammar = valid.common, valid.common.grammar
     if grammar is not None:  # it is parsed later, and may be refused then
         grammar = replace(grammar, field="output_config.format.schema")
+    if valid.conversation.images:
+        images = tuple(replace(image, field=_our_field(image.field, found)) for image in valid.conversation.images)
+        valid = replace(valid, conversation=replace(valid.conversation, images=images))
     return replace(valid, common=replace(common, grammar=grammar, warnings=(*common.warnings, *warnings)))
 
 
@@ -242,11 +245,6 @@ def _without_effect(request: CountTokensRequest) -> list[str]:
 
 def _in_our_words(error: InvalidRequest, found: Conversation) -> InvalidRequest:
     """The error with the fields of the request as it was sent."""
-
-    def field_of(match: re.Match[str]) -> str:
-        index = int(match[1])
-        return found.fields[index] if index < len(found.fields) else match[0]
-
     param = error.param or ""
     for theirs, ours in _OUR_WORDS.items():
         if param == theirs or param.startswith(f"{theirs}."):
@@ -254,6 +252,15 @@ def _in_our_words(error: InvalidRequest, found: Conversation) -> InvalidRequest:
             error.message = error.message.replace(theirs, ours, 1)
             return error
     if param.startswith("messages"):
-        error.param = _MESSAGE_FIELD.sub(field_of, param)
-        error.message = _MESSAGE_FIELD.sub(field_of, error.message)
+        error.param, error.message = _our_field(param, found), _our_field(error.message, found)
     return error
+
+
+def _our_field(text: str, found: Conversation) -> str:
+    """A text with messages of the request as it was sent, in place of the chat's."""
+
+    def field_of(match: re.Match[str]) -> str:
+        index = int(match[1])
+        return found.fields[index] if index < len(found.fields) else match[0]
+
+    return _MESSAGE_FIELD.sub(field_of, text)

@@ -26,6 +26,7 @@ from penstock.frontend.parsing.parser import (
     parse_message,
 )
 from penstock.frontend.parsing.parts import CallArguments, CallStart, Content, Part, Reasoning
+from penstock.frontend.prompt import Prompt
 from penstock.frontend.validation.chat import ValidChat, validate_chat
 from penstock.frontend.validation.common import Rules
 
@@ -42,7 +43,8 @@ async def _validated(
 
     async def prepare() -> Prepared:
         record.warnings += valid.conversation.warnings
-        prompt = valid.common.truncated(await service.prompts.render_and_encode(valid.conversation, rules))
+        prompt = await service.prompts.render_and_encode(valid.conversation, rules, record)
+        prompt = valid.common.truncated_chat(prompt)
         return prepared_chat(service, valid, prompt, _chunks, _whole)
 
     return Job(valid.common, prepare)
@@ -55,7 +57,7 @@ chat_completions = partial(run, schema.CHAT, _validated)
 def prepared_chat(
     service: Service,
     valid: ValidChat,
-    prompt: list[int],
+    prompt: Prompt,
     chunks: Callable[[OutputFormat, Run], Chunks],
     whole: Callable[[OutputFormat, Run], Awaitable[bytes]],
 ) -> Prepared:
@@ -64,14 +66,15 @@ def prepared_chat(
     Raises:
         InvalidParameter: if the output cannot end.
     """
-    output_format = _output_format(service.model, valid, prompt)
+    output_format = _output_format(service.model, valid, prompt.token_ids)
     is_free = valid.common.grammar is None and valid.tools is None
     return Prepared(
-        [prompt],
+        [prompt.token_ids],
         None if is_free else output_grammar_of(valid.common, output_format, service.model.tokenizer),
         partial(chunks, output_format),
         partial(whole, output_format),
         frozenset() if output_format is PLAIN else service.model.tokenizer.special_ids(output_format.marks),
+        images=prompt.images,
     )
 
 

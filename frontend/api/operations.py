@@ -64,6 +64,7 @@ def _card(service: Service, name: str) -> schema.ModelCard:
         max_model_len=service.max_model_len,
         kernels=None if facts is None else facts.kernels,
         system_fingerprint=service.fingerprint,
+        input_modalities=("text",) if service.image_limits is None else ("text", "image"),
         sampling_defaults=asdict(service.model.defaults),
     )
 

@@ -9,7 +9,7 @@ import asyncio
 import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import inf
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -40,7 +40,7 @@ from penstock.frontend.grammars.reader import Grammar, GrammarSource
 from penstock.frontend.targets import NONE as NO_TARGETS
 from penstock.frontend.validation.common import Rules, ValidLogprobs, ValidRequest, without_collecting
 from penstock.frontend.validation.tokens import bad_word_tokens, check_drawable
-from penstock.ipc.messages import AddRequest, SamplingParams
+from penstock.ipc.messages import AddRequest, ImageRef, SamplingParams
 
 log = structlog.get_logger()
 
@@ -95,6 +95,7 @@ class ReadyRequest:
     prompts: list[list[int]]
     sampling: list[SamplingParams]  # of each prompt
     grammar: Grammar
+    images: tuple[ImageRef, ...] = ()  # in the only prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +269,7 @@ class Prepared:
     shown: frozenset[int] = frozenset()
     is_prompt_only: bool = False
     framing: sse.Framing = sse.FRAMING
+    images: tuple[ImageRef, ...] = ()  # in the only prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +302,8 @@ async def run(
     with service.reserve(record, job.valid, num_bytes, job.num_prompts):
         prepared = await job.prepare()
         ready = await make_ready(service, job.valid, prepared.prompts, record, prepared.grammar)
+        if prepared.images:
+            ready = replace(ready, images=prepared.images)
         shown, is_prompt_only = prepared.shown, prepared.is_prompt_only
         task = submit(service, record, ready, shown=shown, is_prompt_only=is_prompt_only)
     del job  # its conversation may be large too, and generating takes long
@@ -444,6 +448,7 @@ def submit(
             seconds_left=left or 0.0,
             ttft_left=max(0.001, (targets.ttft_ms - waited_ms) * 1e-3) if targets.ttft_ms < inf else 0.0,
             tpot=targets.tpot_ms * 1e-3 if targets.tpot_ms < inf else 0.0,
+            images=ready.images,
         )
         for prompt, sampling in zip(ready.prompts, ready.sampling, strict=True)
     ]

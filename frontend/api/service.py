@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from penstock.core.checkpoint.registry import model_path
 from penstock.core.config import Config
 from penstock.core.config.api_keys import load_api_keys
 from penstock.frontend import schema
+from penstock.frontend.api.prompt_images import PromptImages, prompt_images
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.engine.book import RequestBook
 from penstock.frontend.engine.generation import Generation
@@ -38,6 +39,8 @@ from penstock.frontend.exchange.metrics import Metrics
 from penstock.frontend.exchange.replies import RequestRecord
 from penstock.frontend.exchange.tenants import user_of
 from penstock.frontend.grammars.reader import GrammarReader
+from penstock.frontend.image_source import ImageLimits
+from penstock.frontend.prompt import Prompt
 from penstock.frontend.storage.conversations import ConversationStore
 from penstock.frontend.storage.database import Database
 from penstock.frontend.storage.own_file import OwnFile, Tables
@@ -81,10 +84,17 @@ class PromptReader:
     """Makes prompts for one model; lives in a running event loop until `close`."""
 
     def __init__(
-        self, model: Path, template_file: str, tokenizer: TextTokenizer, *, parse_special_tokens: bool = False
+        self,
+        model: Path,
+        template_file: str,
+        tokenizer: TextTokenizer,
+        *,
+        parse_special_tokens: bool = False,
+        images: PromptImages | None = None,
     ) -> None:
         """`model` is the checkpoint's path; `template_file` and `parse_special_tokens` are options."""
         self._tokenizer = tokenizer
+        self.images = images
         self._children = ChildPool(
             "penstock.frontend.text.child",
             (str(model), template_file, "tokens" if parse_special_tokens else "text"),
@@ -100,22 +110,42 @@ class PromptReader:
     async def close(self) -> None:
         """End the processes."""
         await self._children.close()
+        if self.images is not None:
+            await self.images.close()
 
     async def render_and_encode(
-        self, conversation: ValidConversation, rules: Rules, *, add_special_tokens: bool = False
-    ) -> list[int]:
+        self, conversation: ValidConversation, rules: Rules, record: RequestRecord, *, add_special_tokens: bool = False
+    ) -> Prompt:
         """Render and tokenize a conversation. Templates write their own special tokens, so none are added by default.
+
+        Its images are held until the record's request has ended.
 
         Raises:
             TemplateFailed: if the template refuses the messages, or does not end.
             ContextLengthExceeded: if the text cannot fit, whatever its tokens.
+            InvalidImage: an image cannot be read.
         """
         text, seam = await self._render(conversation, rules)
         check_text_size("messages", text, rules)
+        if conversation.images and self.images is not None:
+            return await self._with_images(self.images, conversation, text, seam, record, add_special_tokens)
         [token_ids] = await self.encode_all([text], field="messages", add_special_tokens=add_special_tokens, seam=seam)
         if not token_ids:
             raise InvalidRequest("the chat template turns these messages into an empty prompt", param="messages")
-        return token_ids
+        return Prompt(token_ids)
+
+    async def _with_images(
+        self,
+        images: PromptImages,
+        conversation: ValidConversation,
+        text: str,
+        seam: str,
+        record: RequestRecord,
+        add_special_tokens: bool,
+    ) -> Prompt:
+        read, text = await images.read(conversation.images, text, record)
+        [token_ids] = await self.encode_all([text], field="messages", add_special_tokens=add_special_tokens, seam=seam)
+        return await images.placed(token_ids, read)
 
     async def encode_prompts(self, completion: ValidCompletion) -> list[list[int]]:
         """The token ids of each prompt.
@@ -170,6 +200,8 @@ class PromptReader:
 
     async def _render(self, conversation: ValidConversation, rules: Rules) -> tuple[str, str]:
         limit = MAX_BYTES_PER_TOKEN * rules.max_model_len
+        if conversation.images:
+            conversation = replace(conversation, images=())  # their places are in the messages
         question = ["render", conversation, limit]
         try:
             rendered, error = await self._children.ask(question, MAX_RENDER_SECONDS)
@@ -285,6 +317,7 @@ class Service:
             options.chat_template,
             self.model.tokenizer,
             parse_special_tokens=options.parse_special_tokens,
+            images=prompt_images(self.config, self.model.tokenizer),
         )
         tables: Tables
         if self.database is not None and not options.response_store:
@@ -362,8 +395,17 @@ class Service:
             eos_token_ids=self.model.eos_token_ids,
             defaults=self.model.defaults,
             tool_format=self.model.tool_format,
+            images=self.image_limits,
             has_drafts=facts is None or bool(facts.max_drafts),
         )
+
+    @property
+    def image_limits(self) -> ImageLimits | None:
+        """What requests may ask of images; None while no engine has told that it takes any."""
+        facts = self.engine.last_facts
+        if self.prompts.images is None or facts is None or not facts.takes_images:
+            return None
+        return self.prompts.images.limits
 
     @property
     def fingerprint(self) -> str | None:
@@ -389,7 +431,8 @@ class Service:
     def max_body_bytes(self) -> int:
         """The largest body allowed: as configured, or else what a prompt that fits can need."""
         given = self.config.frontend.max_body_bytes
-        return given or BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * (self.max_model_len or 0)
+        of_images = 2 * self.config.frontend.max_image_bytes if self.image_limits is not None else 0
+        return given or BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * (self.max_model_len or 0) + of_images
 
     async def close(self) -> None:
         """Fail what still runs, disconnect from the engine, and end helper processes and threads."""

@@ -36,9 +36,10 @@ async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Repl
             tools=None if tools is None else tools.definitions,
         )
         record.warnings += conversation.warnings
-        token_ids = await service.prompts.render_and_encode(
-            conversation, rules, add_special_tokens=bool(request.add_special_tokens)
+        prompt = await service.prompts.render_and_encode(
+            conversation, rules, record, add_special_tokens=bool(request.add_special_tokens)
         )
+        token_ids = prompt.token_ids
     elif request.prompt is not None:
         check_text_size("prompt", request.prompt, rules)
         add_special_tokens = request.add_special_tokens is not False

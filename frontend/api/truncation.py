@@ -4,14 +4,16 @@ from dataclasses import replace
 
 from penstock.frontend.api.service import PromptReader
 from penstock.frontend.errors import ContextLengthExceeded
-from penstock.frontend.text.chat_template import ValidConversation
+from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.prompt import Prompt
+from penstock.frontend.text.chat_template import ValidConversation, num_images
 from penstock.frontend.validation.common import Rules, ValidRequest
 
 
 async def fitting_prompt(
-    prompts: PromptReader, common: ValidRequest, conversation: ValidConversation, rules: Rules
-) -> list[int]:
-    """The prompt's token ids. The oldest turns are left out until the rest fits; instructions stay.
+    prompts: PromptReader, common: ValidRequest, conversation: ValidConversation, rules: Rules, record: RequestRecord
+) -> Prompt:
+    """The prompt. The oldest turns are left out until the rest fits; instructions stay.
 
     Raises:
         ContextLengthExceeded: if not even the last turn fits.
@@ -25,12 +27,18 @@ async def fitting_prompt(
     starts = [i for i, message in enumerate(messages) if i >= num_first and message["role"] == "user"]
     starts = [num_first, *(i for i in starts if i > num_first)]
     low, high = 0, len(starts) - 1  # which of them the prompt begins with: the first that fits
-    fitting: list[int] | None = None
+    fitting: Prompt | None = None
     while low <= high:
         middle = (low + high) // 2 if fitting is not None or low else 0  # mostly all of it fits
-        kept = replace(conversation, messages=messages[:num_first] + messages[starts[middle] :])
+        begins = starts[middle]
+        kept = replace(conversation, messages=messages[:num_first] + messages[begins:])
+        if conversation.images:
+            num_left_out = sum(map(num_images, messages[num_first:begins]))
+            num_before = sum(map(num_images, messages[:num_first]))
+            images = conversation.images[:num_before] + conversation.images[num_before + num_left_out :]
+            kept = replace(kept, images=images)
         try:
-            prompt = await prompts.render_and_encode(kept, rules)
+            prompt = await prompts.render_and_encode(kept, rules, record)
             common.max_tokens_after(len(prompt))
         except ContextLengthExceeded:
             if middle == len(starts) - 1:

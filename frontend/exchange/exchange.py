@@ -201,6 +201,8 @@ class Exchange:
         self._metrics.live_requests.dec()
         if record.key_use is not None:
             record.key_use.leave(1 + record.num_added_seqs)
+        if record.on_end is not None:
+            record.on_end()
         if record.status == CLIENT_LEFT:
             record.error = request.why_left() or record.error
         now = monotonic()

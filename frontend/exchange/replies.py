@@ -103,8 +103,14 @@ class RequestRecord:
     argument: str = ""  # what stands at the place of `{id}` in the route's path
     item: str = ""  # the same of `{item}`
     headers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of the request, by their names in lower case
+    on_end: Callable[[], None] | None = None  # called when the request has ended, however it did
     is_background: bool = False  # nobody waits for it: others come first, and its answer tells nothing of the moment
     is_kept: bool = False  # its work goes on without the client, and ends later than the exchange
+
+    def end(self) -> None:
+        """The request has ended: free what was held for it."""
+        if self.on_end is not None:
+            self.on_end()
 
 
 @dataclass(frozen=True, slots=True)

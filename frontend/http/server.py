@@ -150,6 +150,8 @@ class Server:
     async def _announce(self, on_ready: Callable[[], None]) -> None:
         await self.service.engine.ready.wait()
         on_ready()
+        if self.service.image_limits is not None and self.service.prompts.images is not None:
+            await self.service.prompts.images.reader.warm()
 
     async def _share_metrics(self) -> None:
         while True:

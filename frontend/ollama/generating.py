@@ -25,8 +25,8 @@ from penstock.frontend.ollama.answers import (
 )
 from penstock.frontend.ollama.messages import chat_messages
 from penstock.frontend.ollama.options import (
+    image_parts,
     read_options,
-    refuse_images,
     refuse_template,
     served_name,
     set_sampling,
@@ -41,6 +41,7 @@ from penstock.frontend.ollama.schema import (
     OllamaRequest,
 )
 from penstock.frontend.parsing.parser import PLAIN
+from penstock.frontend.prompt import Prompt
 from penstock.frontend.schema import ChatRequest, CompletionRequest
 from penstock.frontend.validation.chat import ValidChat, validate_chat
 from penstock.frontend.validation.common import Rules
@@ -94,7 +95,7 @@ async def _only_loads(
 async def _chat_job(
     service: Service, record: RequestRecord, request: OllamaChatRequest, rules: Rules, num_bytes: int
 ) -> Job:
-    messages = chat_messages(request.messages or [], request.model or rules.model_names[0])
+    messages = chat_messages(request.messages or [], request.model or rules.model_names[0], rules.images)
     chat = ChatRequest(messages=messages, tools=request.tools or None)
     return _chatting(service, record, request, chat, rules, CHAT_DIALECT, [])
 
@@ -103,7 +104,7 @@ async def _generate_job(
     service: Service, record: RequestRecord, request: OllamaGenerateRequest, rules: Rules, num_bytes: int
 ) -> Job:
     name = request.model or rules.model_names[0]
-    refuse_images(request.images, name)
+    images = image_parts("images", request.images, name, rules.images)
     for field in ("width", "height", "steps"):
         if getattr(request, field):
             raise UnsupportedParameter(f"{field}: {name!r} does not make images", param=field)
@@ -111,7 +112,7 @@ async def _generate_job(
         raise InvalidParameter("raw mode does not support template, system, or context", param="raw")
     has_template = service.model.template is not None
     if request.raw or request.suffix or not has_template:
-        for field in ("system", "context"):
+        for field in ("system", "context", "images"):
             if getattr(request, field):
                 raise UnsupportedParameter(
                     f"{field}: a text that is continued as it is has no place for it", param=field
@@ -121,7 +122,10 @@ async def _generate_job(
     if context:
         check_token_ids("context", context, rules.vocab_size)
     system = [{"role": "system", "content": request.system}] if request.system else []
-    messages = [*system, {"role": "user", "content": request.prompt or ""}]
+    said: Any = request.prompt or ""
+    if images:
+        said = [*images, {"type": "text", "text": said}]
+    messages = [*system, {"role": "user", "content": said}]
     return _chatting(service, record, request, ChatRequest(messages=messages), rules, GENERATE_DIALECT, context)
 
 
@@ -153,19 +157,21 @@ def _chatting(
 
     async def prepare() -> Prepared:
         record.warnings += valid.conversation.warnings
-        prompt = await _prompt(service, valid, rules, is_cut=request.truncate is not False)
-        if context and prompt[0] == model.tokenizer.bos_token_id:
-            prompt = prompt[1:]  # what begins a text does so once
-        made = prepared_chat(service, valid, context + prompt, partial(Lines, dialect), partial(whole, dialect))
+        prompt = await _prompt(service, valid, rules, record, is_cut=request.truncate is not False)
+        if context and prompt.token_ids[0] == model.tokenizer.bos_token_id:
+            prompt = prompt.without_first()  # what begins a text does so once
+        if context:
+            prompt = prompt.after(context)
+        made = prepared_chat(service, valid, prompt, partial(Lines, dialect), partial(whole, dialect))
         return replace(made, framing=FRAMING)
 
     return Job(valid.common, prepare)
 
 
-async def _prompt(service: Service, valid: ValidChat, rules: Rules, *, is_cut: bool) -> list[int]:
+async def _prompt(service: Service, valid: ValidChat, rules: Rules, record: RequestRecord, *, is_cut: bool) -> Prompt:
     if is_cut:
-        return await fitting_prompt(service.prompts, valid.common, valid.conversation, rules)
-    return await service.prompts.render_and_encode(valid.conversation, rules)
+        return await fitting_prompt(service.prompts, valid.common, valid.conversation, rules, record)
+    return await service.prompts.render_and_encode(valid.conversation, rules, record)
 
 
 def _continuing(service: Service, request: OllamaGenerateRequest, rules: Rules) -> Job:

@@ -4,30 +4,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.frontend.errors import InvalidParameter
-from penstock.frontend.ollama.options import refuse_images
+from penstock.frontend.image_source import ImageLimits
+from penstock.frontend.ollama.options import image_parts
 
 Message = dict[str, Any]
 
 
-def chat_messages(messages: Sequence[Message], model: str) -> list[Message]:
-    """The messages for the chat template.
+def chat_messages(messages: Sequence[Message], model: str, limits: ImageLimits | None) -> list[Message]:
+    """The messages for the chat template; `limits` are those of images, if the model takes any.
 
     A result names its tool, if anything; it answers the first call of that tool that has no result yet. Templates that
     show ids get those of the client, or else made ones.
 
     Raises:
         InvalidParameter: a field has the wrong type.
-        UnsupportedParameter: there are images.
+        UnsupportedParameter: there are images, and the model takes none.
     """
     made: list[Message] = []
     waiting: list[tuple[str, str]] = []  # calls without a result: id and name
     num_calls = 0
     for index, message in enumerate(messages):
-        refuse_images(message.get("images"), model)
+        images = image_parts(f"messages[{index}].images", message.get("images"), model, limits)
         role = message.get("role")
         said: Message = {"role": role.lower() if isinstance(role, str) else role, "content": message.get("content")}
         if said["content"] is None and said["role"] != "assistant":
             said["content"] = ""
+        if images:
+            said["content"] = [*images, {"type": "text", "text": said["content"]}]
         if message.get("thinking"):
             said["reasoning"] = message["thinking"]
         if calls := message.get("tool_calls"):

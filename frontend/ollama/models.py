@@ -224,6 +224,8 @@ def _capabilities(service: Service) -> list[str]:
         found.append("insert")
     if model.reasoning_format is not None:
         found.append("thinking")
+    if service.image_limits is not None:
+        found.append("vision")
     if service.config.parallel.pipeline_parallel_size == 1:  # its stages make no embeddings
         found.append("embedding")
     return found

@@ -9,6 +9,7 @@ import msgspec
 from penstock.frontend.api.text_model import TextModel
 from penstock.frontend.errors import InvalidParameter, ModelNotFound, UnsupportedParameter
 from penstock.frontend.grammars.reader import GrammarSource
+from penstock.frontend.image_source import ImageLimits
 from penstock.frontend.ollama.schema import OllamaRequest
 from penstock.frontend.schema import SamplingRequest
 from penstock.frontend.validation.chat import thinking_switch
@@ -182,10 +183,20 @@ def shown_name(served: str) -> str:
     return served if ":" in served else served + LATEST
 
 
-def refuse_images(images: object, name: str) -> None:
-    """Refuse images, by name."""
-    if images:
+def image_parts(field: str, images: object, name: str, limits: ImageLimits | None) -> list[dict[str, Any]]:
+    """Parts of a chat's message for images, which Ollama's clients send as base64.
+
+    Raises:
+        UnsupportedParameter: the model takes none.
+        InvalidParameter: they are no list of texts.
+    """
+    if not images:
+        return []
+    if limits is None:
         raise UnsupportedParameter(f"{name!r} does not support images", param="images")
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise InvalidParameter(f"{field}: expected a list of images in base64", param=field)
+    return [{"type": "image_url", "image_url": f"data:;base64,{image}"} for image in images]
 
 
 def refuse_template(template: str | None) -> None:

@@ -145,7 +145,7 @@ async def _items(service: Service, record: RequestRecord, given: list[Item]) -> 
         raise InvalidParameter(f"items may hold {MAX_ADDED} items at most, got {len(given)}", param="items")
     if item_ids := references(given):
         given = resolved(given, await service.responses.items(record.key_id, item_ids))
-    as_messages(given, None)
+    as_messages(given, None, takes_images=service.image_limits is not None)
     items = known_items(given)
     try:
         JsonSize().feed_all(msgspec.json.encode(items))

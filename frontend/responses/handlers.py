@@ -14,6 +14,7 @@ from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, Pr
 from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.parsing.parser import OutputFormat
+from penstock.frontend.prompt import Prompt
 from penstock.frontend.responses.background import check_background, in_background
 from penstock.frontend.responses.course import ResponseCourse
 from penstock.frontend.responses.items import references, resolved
@@ -26,7 +27,7 @@ async def _job(service: Service, record: RequestRecord, request: ResponsesReques
     valid = await _validated(service, record, request, rules, num_bytes)
 
     async def prepare() -> Prepared:
-        prompt = await _prompt(service.prompts, valid, rules)
+        prompt = await _prompt(service.prompts, valid, rules, record)
         record.warnings += valid.chat.conversation.warnings
         return prepared_chat(service, valid.chat, prompt, partial(ResponseCourse, valid), partial(_whole, valid))
 
@@ -69,7 +70,7 @@ async def _perhaps_in_background(
         return begun[0][0]
 
     async def prepare() -> Prepared:
-        prompt = await _prompt(service.prompts, valid, rules)
+        prompt = await _prompt(service.prompts, valid, rules, record)
         record.warnings += valid.chat.conversation.warnings
         return prepared_chat(service, valid.chat, prompt, begin, partial(_whole, valid))
 
@@ -136,17 +137,18 @@ async def count_input_tokens(service: Service, record: RequestRecord, body: byte
     request = decode(RESPONSES, body)
     rules = service.rules()
     valid = await _validated(service, record, request, rules, len(body))
-    prompt = await _prompt(service.prompts, valid, rules)
+    prompt = await _prompt(service.prompts, valid, rules, record)
     return Reply(msgspec.json.encode(InputTokens(len(prompt))))
 
 
-async def _prompt(prompts: PromptReader, valid: ValidResponse, rules: Rules) -> list[int]:
-    """The prompt's token ids. With `truncation: auto`, the oldest turns go until the rest fits; instructions stay.
+async def _prompt(prompts: PromptReader, valid: ValidResponse, rules: Rules, record: RequestRecord) -> Prompt:
+    """The prompt. With `truncation: auto`, the oldest turns go until the rest fits; instructions stay.
 
     Raises:
         ContextLengthExceeded: if not even the last turn fits.
         TemplateFailed: if the template refuses the messages, or does not come to an end.
     """
+    common, conversation = valid.chat.common, valid.chat.conversation
     if not valid.truncates:
-        return valid.chat.common.truncated(await prompts.render_and_encode(valid.chat.conversation, rules))
-    return await fitting_prompt(prompts, valid.chat.common, valid.chat.conversation, rules)
+        return common.truncated_chat(await prompts.render_and_encode(conversation, rules, record))
+    return await fitting_prompt(prompts, common, conversation, rules, record)

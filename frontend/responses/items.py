@@ -20,8 +20,10 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
-def as_messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]]:
+def as_messages(items: list[Item], instructions: str | None, *, takes_images: bool) -> list[dict[str, Any]]:
     """The conversation of these items, the instructions as its first message.
+
+    Messages and results may have images, as chats have them, if the model takes any.
 
     Raises:
         InvalidParameter: naming the item and what is wrong with it.
@@ -29,6 +31,7 @@ def as_messages(items: list[Item], instructions: str | None) -> list[dict[str, A
     """
     if len(items) > MAX_ITEMS:
         raise InvalidParameter(f"input may hold {MAX_ITEMS} items at most, got {len(items)}", param="input")
+    read_content = _content if takes_images else _text
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
@@ -37,10 +40,12 @@ def as_messages(items: list[Item], instructions: str | None) -> list[dict[str, A
         field = f"input[{index}]"
         kind = item.get("type", "message")
         if kind == "message" and item.get("role") != "assistant":
-            messages.append({"role": item.get("role"), "content": _text(f"{field}.content", item.get("content"))})
+            messages.append(
+                {"role": item.get("role"), "content": read_content(f"{field}.content", item.get("content"))}
+            )
             assistant = None
         elif kind == "function_call_output":
-            output = _text(f"{field}.output", item.get("output"))
+            output = read_content(f"{field}.output", item.get("output"))
             messages.append({"role": "tool", "tool_call_id": _string(field, item, "call_id"), "content": output})
             assistant = None
         elif kind in ("message", "reasoning", "function_call"):
@@ -73,6 +78,20 @@ def _string(field: str, item: Item, key: str) -> str:
     if not isinstance(value, str):
         raise InvalidParameter(f"{field}.{key}: expected a text", param=f"{field}.{key}")
     return value
+
+
+def _content(field: str, content: Any) -> str | list[Any]:
+    """A text, or parts with images among them, which chats read."""
+    if isinstance(content, list) and any(map(_is_image, content)):
+        for index, part in enumerate(content):
+            if not _is_image(part):
+                _text(f"{field}[{index}]", [part])
+        return content
+    return _text(field, content)
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
 
 
 def _text(field: str, content: Any) -> str:
@@ -120,10 +139,10 @@ def _known(item: Item) -> Item:
 
 
 def _known_parts(content: Any, text_type: str | None) -> Any:
-    """Parts with nothing but their texts; a text becomes a part of `text_type`, or stays if that is None."""
+    """Parts with nothing but their texts and images; a text becomes a part of `text_type`, or stays if that is None."""
     if isinstance(content, str):
         return content if text_type is None else [{"type": text_type, "text": content}]
-    names = ("type", "text", "refusal")
+    names = ("type", "text", "refusal", "image_url", "detail")
     return [{name: part[name] for name in names if isinstance(part.get(name), str)} for part in content]
 
 

@@ -101,7 +101,7 @@ def validate_response(
     items = previous + given
     try:
         conversation = validate_conversation(
-            as_messages(items, request.instructions),
+            as_messages(items, request.instructions, takes_images=rules.images is not None),
             rules,
             template,
             add_generation_prompt=True,
@@ -117,6 +117,9 @@ def validate_response(
         if error.param is not None and error.param.startswith("messages"):
             error.param = "input"
         raise
+    if conversation.images:
+        images = tuple(replace(image, field="input") for image in conversation.images)
+        conversation = replace(conversation, images=images)
     # Usage is part of every response.
     common = replace(common, include_usage=True, grammar=_grammar(request, common, rules), warnings=tuple(warnings))
     return ValidResponse(

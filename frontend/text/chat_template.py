@@ -29,6 +29,7 @@ from penstock.core.checkpoint.folder import read_text
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config import ConfigError
 from penstock.frontend.errors import ApiError, ContextLengthExceeded, TemplateFailed
+from penstock.frontend.image_source import ImageSource
 
 Chat = list[dict[str, Any]]
 NoContent = Literal["empty", "none", "absent"]
@@ -60,6 +61,7 @@ class ValidConversation:
     variables: dict[str, Any]
     tools: list[dict[str, Any]] | None = None
     warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`
+    images: tuple[ImageSource, ...] = ()  # of the parts of type `image`, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,31 @@ class ChatTemplate:
         variables: dict[str, Any],
         max_chars: int,
     ) -> str:
+        if self._wants_parts:
+            chat = [_in_parts(message) for message in chat]
+        return self._generated(chat, tools, add_generation_prompt, variables, max_chars)
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether contents must be lists of parts: some templates of models with images ignore texts."""
+
+        def shows(message: dict[str, Any]) -> bool:
+            try:
+                return _VALUE in self._generated([message], None, True, {}, _PROBE_CHARS)
+            except ApiError:
+                return False
+
+        said = {"role": "user", "content": _VALUE}
+        return {"type", "text"} <= self.words and not shows(said) and shows(_in_parts(said))
+
+    def _generated(
+        self,
+        chat: Chat,
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: dict[str, Any],
+        max_chars: int,
+    ) -> str:
         try:
             return _joined(
                 self._template.generate(
@@ -181,6 +208,18 @@ def _joined(pieces: Iterator[str], max_chars: int) -> str:
         if size > max_chars:
             raise ContextLengthExceeded(f"the chat template writes more than {max_chars} characters", param="messages")
     return "".join(kept)
+
+
+def num_images(message: dict[str, Any]) -> int:
+    """How many images a message has."""
+    content = message.get("content")
+    return sum(part.get("type") == "image" for part in content) if isinstance(content, list) else 0
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its text as a list of one part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:

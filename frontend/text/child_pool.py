@@ -90,13 +90,16 @@ class ChildPool:
         """The processes that wait for work."""
         return [child.pid for child in self._idle]
 
-    async def warm(self) -> None:
-        """Start the first process before the first question. Failures show when somebody asks."""
+    async def warm(self) -> str:
+        """Start the first process before the first question; why that cannot be, which questions find out, too."""
         async with self._slots:
             if not self._idle:
-                with suppress(ChildUnusableError, _ChildNotStartedError):
+                try:
                     child = await self._start()
-                    self._idle.append(child)
+                except (ChildUnusableError, _ChildNotStartedError) as error:
+                    return str(error)
+                self._idle.append(child)
+        return ""
 
     async def ask(self, question: list[Any], seconds: float) -> list[Any]:
         """The answer to a question.
@@ -289,10 +292,10 @@ class _Child:
 # --- in the process ---------------------------------------------------------------------------
 
 
-def limit_resources() -> None:
-    """From here on: bounded memory, no file grows, no core dump, few descriptors."""
+def limit_resources(max_file_bytes: int = 0) -> None:
+    """From here on: bounded memory, no file grows beyond this, no core dump, few descriptors."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.errors import InvalidParameter, InvalidRequest, TooManyValues, UnsupportedParameter
+from penstock.frontend.image_source import KINDS as IMAGE_KINDS
+from penstock.frontend.image_source import ImageLimits, ImageSource, image_of_part
 from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.frontend.parsing.parser import ValidTools
 from penstock.frontend.schema import ChatRequest
@@ -122,15 +124,23 @@ def validate_conversation(
         raise InvalidParameter(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
-    chat = [_message(f"messages[{index}]", message, template) for index, message in enumerate(messages)]
+    images: list[ImageSource] = []
+    chat = [
+        _message(f"messages[{index}]", message, template, rules.images, images)
+        for index, message in enumerate(messages)
+    ]
     if calling := [index for index, message in enumerate(messages) if message.get("tool_calls") is not None]:
         size = JsonSize(MAX_ARGUMENT_NUMBERS)
         for index in calling:
             calls = messages[index]["tool_calls"]
             chat[index]["tool_calls"] = _tool_calls(f"messages[{index}].tool_calls", calls, size)
     for index, message in enumerate(chat):
-        if isinstance(message.get("content"), str):
-            check_text_size(f"messages[{index}].content", message["content"], rules)
+        content = message.get("content")
+        if isinstance(content, str):
+            check_text_size(f"messages[{index}].content", content, rules)
+        elif content is not None:  # parts
+            text = "".join(part.get("text", "") for part in content)
+            check_text_size(f"messages[{index}].content", text, rules)
     settings, warnings = settings_for(template, variables or {})
     return ValidConversation(
         messages=chat,
@@ -139,11 +149,21 @@ def validate_conversation(
         variables=settings,
         tools=tools,
         warnings=warnings,
+        images=tuple(images),
     )
 
 
-def _message(field: str, message: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
-    """A message as the template sees it. Unknown fields are passed on if the template contains their name."""
+def _message(
+    field: str,
+    message: dict[str, Any],
+    template: ChatTemplate,
+    limits: ImageLimits | None,
+    images: list[ImageSource],
+) -> dict[str, Any]:
+    """A message as the template sees it. Unknown fields are passed on if the template contains their name.
+
+    Its images are appended to `images`.
+    """
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise InvalidParameter(
@@ -152,33 +172,53 @@ def _message(field: str, message: dict[str, Any], template: ChatTemplate) -> dic
         )
     if role == "developer" and "developer" not in template.source:
         role = "system"  # OpenAI's newer name of the same thing
-    content = _content(f"{field}.content", message.get("content"))
+    content = _content(f"{field}.content", message.get("content"), limits, images)
     if content is None and role != "assistant":
         raise InvalidParameter(f"{field}.content is required", param=f"{field}.content")
+    if role == "assistant" and isinstance(content, list):
+        raise InvalidParameter(f"{field}: what the model has said holds no images", param=f"{field}.content")
     known = {name: value for name, value in message.items() if name in _MESSAGE_FIELDS or name in template.words}
     return known | {"role": role, "content": content}
 
 
-def _content(field: str, content: Any) -> str | None:
-    """Content is a string, or a list of parts of type text (joined with line breaks)."""
+def _content(
+    field: str, content: Any, limits: ImageLimits | None, images: list[ImageSource]
+) -> str | list[dict[str, str]] | None:
+    """Content is a string, or a list of parts of type text (joined with line breaks).
+
+    With an image among the parts it stays a list, of what templates know: {"type": "image"} and texts.
+    """
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidParameter(f"{field}: expected a string or a list of parts", param=field)
-    texts = []
+    texts: list[str] = []
+    parts: list[dict[str, str]] = []
     for index, part in enumerate(content):
         if not isinstance(part, dict):
             raise InvalidParameter(f"{field}[{index}]: expected an object with type 'text'", param=field)
         kind = part.get("type")
+        if limits is not None and kind in IMAGE_KINDS:
+            if len(images) == limits.max_images:
+                raise InvalidParameter(f"{field}: a request may have at most {limits.max_images} images", param=field)
+            images.append(image_of_part(f"{field}[{index}]", part, limits))
+            parts.append({"type": "image"})
+            continue
         key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
         if key is None:
             raise UnsupportedParameter(
-                f"{field}[{index}]: this model accepts only parts of type 'text'", param=f"{field}[{index}].type"
+                f"{field}[{index}]: this model accepts only parts of type {_kinds(limits)}",
+                param=f"{field}[{index}].type",
             )
         if not isinstance(part.get(key), str):
             raise InvalidParameter(f"{field}[{index}].{key}: expected a string", param=f"{field}[{index}].{key}")
         texts.append(part[key])
-    return "\n".join(texts)
+        parts.append({"type": "text", "text": part[key]})
+    return "\n".join(texts) if len(texts) == len(parts) else parts
+
+
+def _kinds(limits: ImageLimits | None) -> str:
+    return "'text'" if limits is None else "'text' and 'image_url'"
 
 
 def _tool_calls(field: str, tool_calls: Any, size: JsonSize) -> list[Any]:

@@ -18,7 +18,9 @@ import msgspec
 from penstock.frontend.draws import DRAWS
 from penstock.frontend.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, UnsupportedParameter
 from penstock.frontend.grammars.reader import GrammarSource
+from penstock.frontend.image_source import ImageLimits
 from penstock.frontend.parsing.calls.format import ToolFormat
+from penstock.frontend.prompt import Prompt
 from penstock.frontend.schema import CompletionRequest, SamplingRequest, SpeculativeOptions, StreamOptions, Unsupported
 from penstock.frontend.targets import MAX_MS, Targets
 from penstock.frontend.validation.grammar import GRAMMAR_FIELDS, check_grammar
@@ -70,6 +72,7 @@ class Rules:
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
     tool_format: ToolFormat | None = None  # None: tools are not available
+    images: ImageLimits | None = None  # None: the model takes none
     has_drafts: bool = True  # whether engines guess tokens, as far as they have told
 
 
@@ -125,6 +128,19 @@ class ValidRequest:
     warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`
     max_drafts: int = -1  # as in `SamplingParams`
     pooling: Pooling | None = None  # likewise
+
+    def truncated_chat(self, prompt: Prompt) -> Prompt:
+        """Return the part of a chat's prompt that is kept.
+
+        Raises:
+            InvalidParameter: an image would be cut.
+        """
+        kept = self.truncated(prompt.token_ids)
+        if len(kept) == len(prompt.token_ids):
+            return prompt
+        if prompt.images:
+            raise InvalidParameter("truncate_prompt_tokens: a prompt with images cannot be truncated", param="messages")
+        return Prompt(kept)
 
     def truncated(self, prompt: list[int]) -> list[int]:
         """Return the part of a prompt that is kept."""

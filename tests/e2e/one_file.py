@@ -37,6 +37,10 @@ class OneFile:
     def tokenizer_config(self) -> dict[str, Any]:
         return dict(self._parts["tokenizer_config"])
 
+    @property
+    def processor_config(self) -> dict[str, Any]:
+        return {}
+
     def tokenizer(self) -> bytes:
         return bytes(self._parts["tokenizer"])
 

@@ -84,13 +84,22 @@ def echo(request: AddRequest, sequence_idx: int) -> Script:
 class FakeScheduler:
     """Lives in a running event loop. Everything it was sent is in `received`, in order."""
 
-    def __init__(self, address: str, *, vocab_size: int, max_model_len: int = 512, is_ready: bool = True) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        vocab_size: int,
+        max_model_len: int = 512,
+        is_ready: bool = True,
+        takes_images: bool = False,
+    ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.router: Router[FromFrontend] = Router(self._context, address, Codec(FromFrontend), self._on_message)
         self.address = self.router.address
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self.is_ready = is_ready
+        self._takes_images = takes_images
         self.script: Callable[[AddRequest, int], Script] = echo
         self.received: list[FromFrontend] = []
         self.peers: dict[PeerId, None] = {}
@@ -161,7 +170,8 @@ class FakeScheduler:
     def _readiness(self) -> EngineReady | EngineNotReady:
         if not self.is_ready:
             return EngineNotReady("no worker is connected")
-        return EngineReady(PROTOCOL_VERSION, "0" * 16, self._max_model_len, self._vocab_size, 16, 100, 8)
+        facts = EngineReady(PROTOCOL_VERSION, "0" * 16, self._max_model_len, self._vocab_size, 16, 100, 8)
+        return msgspec.structs.replace(facts, takes_images=self._takes_images)
 
     def _on_message(self, peer: PeerId, message: FromFrontend) -> None:
         if self.is_silent:

@@ -92,11 +92,13 @@ def live_server(
     heartbeat_timeout: float = 10.0,
     max_model_len: int = 512,
     is_ready: bool = True,
+    takes_images: bool = False,
+    names: tuple[str, ...] = ("test/model", "alias"),
 ) -> Iterator[LiveServer]:
     """Start a server on a free port; on leaving, drain and stop it."""
     address = f"ipc://{sockets}/frontend.sock"
     config = Config(
-        model=ModelOptions(model=str(folder), served_model_name=("test/model", "alias")),
+        model=ModelOptions(model=str(folder), served_model_name=names),
         frontend=FrontendOptions(**{"port": 0, "shutdown_timeout": 1.0, **(frontend or {})}),
         ipc=IpcOptions(frontend_address=address, heartbeat_interval=0.1, heartbeat_timeout=heartbeat_timeout),
         scheduler=SchedulerOptions(max_num_queued_seqs=1000),
@@ -107,7 +109,8 @@ def live_server(
 
     async def start() -> LiveServer:
         server = Server(config, "penstock-frontend-0")
-        scheduler = FakeScheduler(address, vocab_size=VOCAB_SIZE, max_model_len=max_model_len, is_ready=is_ready)
+        facts: dict[str, Any] = {"max_model_len": max_model_len, "is_ready": is_ready, "takes_images": takes_images}
+        scheduler = FakeScheduler(address, vocab_size=VOCAB_SIZE, **facts)
         listeners = [bind("127.0.0.1", 0, is_shared=False) for _ in addresses(config.frontend)]
         await server.start(*listeners)
         if is_ready:

@@ -47,6 +47,11 @@ class GGUFCheckpoint:
             types[head] = types[embedding]
         return fields | {"quantization_config": {"quant_method": "gguf", "types": types}} if types else fields
 
+    @property
+    def processor_config(self) -> dict[str, Any]:
+        """Empty: what encodes images is in another file, which is not read."""
+        return {}
+
     def embedding_modules(self) -> list[tuple[str, dict[str, Any]]]:
         """What pooling_type says, in the words of sentence-transformers. llama.cpp's vectors have length 1."""
         kind = self._container.metadata.get(f"{self._keys.architecture}.pooling_type", 0)

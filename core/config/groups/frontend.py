@@ -170,6 +170,35 @@ class FrontendOptions(Options, frozen=True):
         float, Meta(description="Time in which the request line and headers must arrive, in seconds.", gt=0.0)
     ] = 10.0
     body_timeout: Annotated[float, Meta(description="Longest pause within a request body, in seconds.", gt=0.0)] = 30.0
+    image_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Hosts from which images of requests are fetched (docs/images.md), such as cdn.example.org, "
+            "*.example.org or cdn.example.org:8443; never from private addresses. Empty: images come in data: URLs."
+        ),
+    ] = ()
+    max_images: Annotated[
+        int, Meta(description="Most images in one request to a model that takes images. 0: none.", ge=0, le=1024)
+    ] = 16
+    max_image_bytes: Annotated[int, Meta(description="Largest image as it is sent or fetched, in bytes.", ge=1)] = (
+        20 << 20
+    )
+    max_image_pixels: Annotated[
+        int,
+        Meta(description="Most pixels of an image, width times height, before the model's processor shrinks it.", ge=1),
+    ] = 64 << 20
+    image_timeout: Annotated[
+        float,
+        Meta(description="Time in which an image must have been fetched, in seconds, redirects included.", gt=0.0),
+    ] = 10.0
+    image_memory_gib: Annotated[
+        float,
+        Meta(
+            description="Shared memory of each frontend for the pixel values of images, of which one may take an "
+            "eighth. Images of requests that have ended are kept in it while there is room.",
+            gt=0.0,
+        ),
+    ] = 4.0
     strict_requests: Annotated[
         bool,
         Meta(

@@ -1,0 +1,115 @@
+"""Images of a conversation on their way into its prompt. Loaded for models that take images only, but for its entry."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.core.checkpoint.registry import open_model
+from penstock.core.config import Config
+from penstock.frontend.errors import InvalidRequest
+from penstock.frontend.exchange.replies import RequestRecord
+from penstock.frontend.image_source import ImageLimits, ImageSource
+from penstock.frontend.prompt import Prompt
+from penstock.frontend.text.tokenizer import TextTokenizer
+from penstock.ipc import shared_files
+from penstock.ipc.messages import ImageRef, PixelRef
+from penstock.ipc.sockets import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from penstock.frontend.images.families import ImageFamily
+    from penstock.frontend.images.reader import ImageReader, Pixels, ReadImage
+
+
+class PromptImages:
+    """Reads images and finds their places; lives in a running event loop until `close`."""
+
+    def __init__(
+        self, family: "ImageFamily", image_token_id: int, reader: "ImageReader", limits: ImageLimits, *, is_remote: bool
+    ) -> None:
+        """`is_remote`: an engine may be on another machine, which sees none of our shared memory."""
+        self._family = family
+        self._image_token_id = image_token_id
+        self.reader = reader
+        self.limits = limits
+        self._is_remote = is_remote
+
+    async def close(self) -> None:
+        """End the processes that read images, and free their memory."""
+        await self.reader.close()
+
+    async def read(
+        self, sources: Sequence[ImageSource], text: str, record: RequestRecord
+    ) -> tuple[list["ReadImage"], str]:
+        """Read a conversation's images; return them, and its text with a placeholder for each.
+
+        They are held until the record's request has ended.
+
+        Raises:
+            InvalidImage: one cannot be read, or is not fetched.
+            InvalidRequest: the chat template has no place for one.
+            Overloaded, Unavailable: they cannot be read now.
+        """
+        from penstock.frontend.images.prompt import check_marks, with_placeholders
+        from penstock.frontend.images.reader import ImageHold
+
+        check_marks(text, self._family.mark, len(sources))
+        hold, before = ImageHold(), record.on_end
+
+        def end() -> None:
+            hold.release()
+            if before is not None:
+                before()
+
+        record.on_end = end
+        read = await self.reader.read(sources, hold)
+        return read, with_placeholders(text, self._family.mark, [image.placeholder for image in read])
+
+    async def placed(self, token_ids: list[int], read: Sequence["ReadImage"]) -> Prompt:
+        """The prompt of this text's tokens.
+
+        Raises:
+            InvalidRequest: the messages spell the token that stands for images, or there is too much to send.
+        """
+        from penstock.frontend.images.prompt import expanded
+
+        placeholders = [image.placeholder for image in read]
+        longer, spans = expanded(token_ids, self._image_token_id, placeholders)
+        pixels = [await self._pixels(image.pixels) for image in read]
+        if sum(len(each.inline) for each in pixels) > MAX_MESSAGE_BYTES // 2:
+            raise InvalidRequest(
+                f"the images have more than {MAX_MESSAGE_BYTES >> 21} MiB of pixel values, which is what one request "
+                "can send to an engine on another machine",
+                param="messages",
+            )
+        images = (
+            ImageRef(image.key, span.start, span.length, span.num_embeddings, image.placeholder.grid, ref)
+            for image, span, ref in zip(read, spans, pixels, strict=True)
+        )
+        return Prompt(longer, tuple(images))
+
+    async def _pixels(self, pixels: "Pixels") -> PixelRef:
+        if self._is_remote:
+            content = await asyncio.to_thread(shared_files.read, pixels.segment, pixels.num_bytes)
+            return PixelRef("", pixels.num_bytes, pixels.tensors, bytes(content))
+        return PixelRef(pixels.segment, pixels.num_bytes, pixels.tensors)
+
+
+def prompt_images(config: Config, tokenizer: TextTokenizer) -> PromptImages | None:
+    """What puts images into the prompts of this model; None if it takes none.
+
+    Raises:
+        ConfigError: its processor has settings that make no sense.
+    """
+    checkpoint, options = open_model(config), config.frontend
+    if not options.max_images or not checkpoint.processor_config:
+        return None
+    from penstock.frontend.images.families import image_family_of
+    from penstock.frontend.images.reader import ImageReader
+
+    family = image_family_of(checkpoint)
+    image_token_id = None if family is None else tokenizer.token_id(family.token)
+    if family is None or image_token_id is None:
+        return None
+    limits = ImageLimits(options.max_images, options.max_image_bytes)
+    is_remote = "tcp://" in str(config.ipc.frontend_address)
+    return PromptImages(family, image_token_id, ImageReader(checkpoint.path, options), limits, is_remote=is_remote)

@@ -1,0 +1,241 @@
+"""What stands for an image in a prompt, by families, as transformers' processors write it.
+
+A chat template writes a mark for each image. The processor replaces the mark by a text with many image tokens, whose
+number depends on the image. Here that text has one image token for each run of them, and the lengths of the runs: the
+token stands alone whatever its neighbours are, so runs can be made longer once the text is tokenized.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.config import ConfigError
+
+Outputs = Mapping[str, np.ndarray]
+"""What an image processor makes of one image, by name."""
+
+
+class Placeholder(NamedTuple):
+    """What stands for one image."""
+
+    text: str  # with one image token for each run
+    runs: tuple[int, ...]
+    grid: tuple[int, ...]  # as the vision tower needs it: patches (time, height, width), or sizes
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFamily:
+    """How images get into the prompts of one model."""
+
+    mark: str  # what its chat template writes for an image
+    token: str  # at whose places the tower's outputs go
+    processor: str  # the class that makes pixel values
+    settings: Mapping[str, Any]  # of this class, as the checkpoint has them
+    placeholder: Callable[[Outputs], Placeholder]
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of each call
+    tensors: tuple[str, ...] = ("pixel_values",)  # what the tower gets of the outputs
+
+
+class _Said:
+    """The settings of a checkpoint's processor, wherever they are written."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.config = checkpoint.config
+        self.tokens = checkpoint.tokenizer_config
+        self.processor = checkpoint.processor_config
+        image = self.processor.get("image_processor")
+        self.image: Mapping[str, Any] = image if isinstance(image, dict) else {}
+
+    @property
+    def vision(self) -> Mapping[str, Any]:
+        found = self.config.get("vision_config")
+        return found if isinstance(found, dict) else {}
+
+    def processor_class(self) -> str:
+        """The checkpoint's, by its own word or by its architecture; empty: it takes no images that we know."""
+        architecture = next(iter(self.config.get("architectures") or []), "")
+        usual = _PROCESSORS.get(architecture, "")
+        if usual == "LlavaProcessor" and self.vision.get("model_type") == "pixtral":
+            usual = "PixtralProcessor"
+        said = self.processor.get("processor_class") or self.tokens.get("processor_class")
+        return str(said) if usual and said in _FAMILIES else usual
+
+    def token(self, name: str, usual: str) -> str:
+        """A token's text, under one of the names that files have for it."""
+        extra = self.tokens.get("extra_special_tokens")
+        named = extra if isinstance(extra, dict) else {}
+        for found in (named.get(name), self.tokens.get(name), self.processor.get(name)):
+            if isinstance(found, dict):
+                found = found.get("content")
+            if isinstance(found, str) and found:
+                return found
+        return usual
+
+    def number(self, name: str, usual: Any) -> int:
+        """A count of the processor's; `usual` where it says none."""
+        found = self.processor.get(name)
+        found = usual if found is None else found
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            raise ConfigError(f"processor_config.json: {name} must be a number, got {str(found)[:64]}")
+        return found
+
+    def patch_size(self) -> int:
+        return self.number("patch_size", self.vision.get("patch_size"))
+
+    def leaves_out_class(self) -> bool:
+        """Whether the first of the tower's outputs is left out."""
+        said = self.processor.get("vision_feature_select_strategy") or self.config.get("vision_feature_select_strategy")
+        return (said or "default") == "default"
+
+
+def _qwen(said: _Said) -> ImageFamily:
+    token = said.token("image_token", "<|image_pad|>")
+    merged = int(said.image.get("merge_size", 2)) ** 2
+
+    def placeholder(outputs: Outputs) -> Placeholder:
+        grid = tuple(int(size) for size in outputs["image_grid_thw"][0])
+        return Placeholder(token, (math.prod(grid) // merged,), grid)
+
+    return ImageFamily(token, token, "Qwen2VLImageProcessor", said.image, placeholder)
+
+
+def _llava(said: _Said) -> ImageFamily:
+    token, patch = said.token("image_token", "<image>"), said.patch_size()
+    num_more = said.number("num_additional_image_tokens", 0) - said.leaves_out_class()
+
+    def placeholder(outputs: Outputs) -> Placeholder:
+        height, width = outputs["pixel_values"].shape[-2:]
+        return Placeholder(token, ((height // patch) * (width // patch) + num_more,), (height, width))
+
+    return ImageFamily(token, token, "CLIPImageProcessor", said.image, placeholder)
+
+
+def _llava_next(said: _Said) -> ImageFamily:
+    token, patch = said.token("image_token", "<image>"), said.patch_size()
+    num_more = said.number("num_additional_image_tokens", 0) - said.leaves_out_class()
+    resolutions = said.image.get("image_grid_pinpoints") or said.config.get("image_grid_pinpoints") or []
+
+    def placeholder(outputs: Outputs) -> Placeholder:
+        height, width = (int(size) for size in outputs["image_sizes"][0])
+        tile_height, tile_width = outputs["pixel_values"].shape[-2:]
+        rows, columns = tile_height // patch, tile_width // patch
+        best_height, best_width = _best_resolution(height, width, resolutions)
+        whole_rows, whole_columns = rows * (best_height // tile_height), columns * (best_width // tile_width)
+        if width / height > whole_columns / whole_rows:  # what the image was padded with is left out
+            kept = int(round(height * (whole_columns / width), 7))
+            whole_rows -= (whole_rows - kept) // 2 * 2
+        else:
+            kept = int(round(width * (whole_rows / height), 7))
+            whole_columns -= (whole_columns - kept) // 2 * 2
+        num_tokens = whole_rows * (whole_columns + 1) + rows * columns + num_more  # each row ends with a token
+        return Placeholder(token, (num_tokens,), (height, width))
+
+    return ImageFamily(token, token, "LlavaNextImageProcessor", said.image, placeholder, {"do_pad": True})
+
+
+def _best_resolution(height: int, width: int, resolutions: list[list[int]]) -> tuple[int, int]:
+    """The one that keeps most of the image's pixels, and wastes the fewest of its own."""
+
+    def merit(resolution: list[int]) -> tuple[int, int]:
+        high, wide = resolution
+        scale = min(wide / width, high / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, kept - high * wide
+
+    high, wide = max(resolutions, key=merit)
+    return high, wide
+
+
+def _gemma3(said: _Said) -> ImageFamily:
+    begin, token = said.token("boi_token", "<start_of_image>"), said.token("image_token", "<image_soft_token>")
+    end = said.token("eoi_token", "<end_of_image>")
+    length = said.number("image_seq_length", said.config.get("mm_tokens_per_image") or 256)
+    whole = f"\n\n{begin}{token}{end}\n\n"
+
+    def placeholder(outputs: Outputs) -> Placeholder:
+        num_crops = int(outputs["num_crops"][0])
+        text = whole
+        if num_crops:
+            text = f"Here is the original image {whole} and here are some crops to help you see better "
+            text += " ".join([whole] * num_crops)
+        return Placeholder(text, (length,) * (1 + num_crops), (num_crops,))
+
+    arguments = {
+        "do_convert_rgb": True,
+        "do_pan_and_scan": False,
+        "pan_and_scan_min_crop_size": 256,
+        "pan_and_scan_max_num_crops": 4,
+        "pan_and_scan_min_ratio_to_activate": 1.2,
+    }
+    return ImageFamily(begin, token, "Gemma3ImageProcessor", said.image, placeholder, arguments)
+
+
+def _idefics3(said: _Said) -> ImageFamily:
+    token, length = said.token("image_token", "<image>"), said.number("image_seq_len", 169)
+    fake = said.token("fake_image_token", "<fake_token_around_image>")
+    overview = said.token("global_image_token", "<global-img>")
+
+    def placeholder(outputs: Outputs) -> Placeholder:
+        rows, columns = int(outputs["rows"].flat[0]), int(outputs["cols"].flat[0])
+        text = ""
+        for row in range(1, 1 + rows):
+            text += "".join(f"{fake}<row_{row}_col_{column}>{token}" for column in range(1, 1 + columns)) + "\n"
+        text += "\n" * bool(rows) + f"{fake}{overview}{token}{fake}"
+        return Placeholder(text, (length,) * (1 + rows * columns), (rows, columns))
+
+    arguments = {"return_row_col_info": True}
+    tensors = ("pixel_values", "pixel_attention_mask")
+    return ImageFamily(token, token, "Idefics3ImageProcessor", said.image, placeholder, arguments, tensors)
+
+
+def _pixtral(said: _Said) -> ImageFamily:
+    token, new_row = said.token("image_token", "[IMG]"), said.token("image_break_token", "[IMG_BREAK]")
+    end = said.token("image_end_token", "[IMG_END]")
+    patch = said.patch_size() * said.number("spatial_merge_size", said.config.get("spatial_merge_size") or 1)
+
+    def placeholder(outputs: Outputs) -> Placeholder:
+        height, width = (int(size) for size in outputs["image_sizes"][0])
+        rows, columns = height // patch, width // patch
+        return Placeholder(new_row.join([token] * rows) + end, (columns,) * rows, (height, width))
+
+    return ImageFamily(token, token, "PixtralImageProcessor", said.image, placeholder, {"patch_size": patch})
+
+
+_FAMILIES: Mapping[str, Callable[[_Said], ImageFamily]] = {
+    "Gemma3Processor": _gemma3,
+    "Idefics3Processor": _idefics3,
+    "LlavaNextProcessor": _llava_next,
+    "LlavaProcessor": _llava,
+    "PixtralProcessor": _pixtral,
+    "Qwen2VLProcessor": _qwen,
+    "Qwen2_5_VLProcessor": _qwen,
+    "Qwen3VLProcessor": _qwen,
+    "SmolVLMProcessor": _idefics3,
+}
+_PROCESSORS = {
+    "Gemma3ForConditionalGeneration": "Gemma3Processor",
+    "Idefics3ForConditionalGeneration": "Idefics3Processor",
+    "LlavaForConditionalGeneration": "LlavaProcessor",
+    "LlavaNextForConditionalGeneration": "LlavaNextProcessor",
+    "Mistral3ForConditionalGeneration": "PixtralProcessor",
+    "Qwen2VLForConditionalGeneration": "Qwen2VLProcessor",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2_5_VLProcessor",
+    "Qwen3VLForConditionalGeneration": "Qwen3VLProcessor",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3VLProcessor",
+    "SmolVLMForConditionalGeneration": "SmolVLMProcessor",
+}
+
+
+def image_family_of(checkpoint: Checkpoint) -> ImageFamily | None:
+    """How images get into the prompts of a checkpoint's model; None: it takes none, or none that we know.
+
+    Raises:
+        ConfigError: a setting of its processor makes no sense.
+    """
+    said = _Said(checkpoint)
+    make = _FAMILIES.get(said.processor_class())
+    return None if make is None or not said.image else make(said)

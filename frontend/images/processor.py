@@ -1,0 +1,94 @@
+"""The checkpoint's image processor: transformers' own code over Pillow and numpy, without torch.
+
+Only the process of `child.py` loads this. transformers' processors have a form that needs neither torch nor
+torchvision; that one is used where they are installed, too: what it computes does not depend on what else there is.
+"""
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from penstock.core.config import ConfigError
+from penstock.frontend.images.decode import ImageRefusedError
+from penstock.frontend.images.families import ImageFamily, Placeholder
+
+_MODULES = {
+    "CLIPImageProcessor": "clip",
+    "Gemma3ImageProcessor": "gemma3",
+    "Idefics3ImageProcessor": "idefics3",
+    "LlavaImageProcessor": "llava",
+    "LlavaNextImageProcessor": "llava_next",
+    "PixtralImageProcessor": "pixtral",
+    "Qwen2VLImageProcessor": "qwen2_vl",
+    "SiglipImageProcessor": "siglip",
+    "SmolVLMImageProcessor": "smolvlm",
+}
+
+
+class ProcessedImage(NamedTuple):
+    """What an image is for the engine."""
+
+    key: bytes  # 32 bytes: equal for images that the tower cannot tell apart
+    placeholder: Placeholder
+    tensors: dict[str, np.ndarray]  # what the tower gets
+
+
+class ImageProcessor:
+    """Makes pixel values of images, one at a time."""
+
+    def __init__(self, family: ImageFamily) -> None:
+        """Load transformers' class.
+
+        Raises:
+            ConfigError: the checkpoint's class is not known, or does not take its settings.
+        """
+        self._family = family
+        said = str(family.settings.get("image_processor_type") or "").removesuffix("Fast").removesuffix("Pil")
+        name = said or family.processor
+        if name not in _MODULES:
+            raise ConfigError(f"preprocessor_config.json: {name[:64]!r} is not supported; {', '.join(_MODULES)} are")
+        module = importlib.import_module(f"transformers.models.{_MODULES[name]}.image_processing_pil_{_MODULES[name]}")
+        try:
+            self._process = getattr(module, f"{name}Pil").from_dict(dict(family.settings))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ConfigError(f"preprocessor_config.json: {name} does not take it: {error}") from None
+        self._is_nested = _MODULES[name] in ("idefics3", "smolvlm")  # it wants the images of each text in a list
+
+    def process(self, image: Image.Image) -> ProcessedImage:
+        """An image's pixel values and placeholder.
+
+        Raises:
+            ImageRefusedError: the processor does not take an image of this shape.
+        """
+        try:
+            outputs = self._process([[image]] if self._is_nested else [image], **self._family.arguments)
+            arrays = {name: np.asarray(value) for name, value in outputs.items()}
+            placeholder = self._family.placeholder(arrays)
+        except (ValueError, ZeroDivisionError, IndexError, OverflowError) as error:
+            width, height = image.size
+            said = str(error).partition("\n")[0][:160]
+            raise ImageRefusedError(f"the model takes no image of {width} x {height} pixels: {said}") from None
+        if not all(count > 0 for count in placeholder.runs):
+            raise ImageRefusedError("it is too small: the model would see nothing of it")
+        tensors = {name: _plain(arrays[name]) for name in self._family.tensors if name in arrays}
+        if tensors.get("pixel_attention_mask", np.zeros(1)).all():
+            del tensors["pixel_attention_mask"]  # all of the image is to be seen, as ever
+        return ProcessedImage(_key(tensors, placeholder.grid), placeholder, tensors)
+
+
+def _plain(values: np.ndarray) -> np.ndarray:
+    """The values as they travel: fp32 in a row, or numbers as they are."""
+    return np.ascontiguousarray(values, np.float32 if values.dtype.kind == "f" else values.dtype)
+
+
+def _key(tensors: Mapping[str, np.ndarray], grid: tuple[int, ...]) -> bytes:
+    digest = hashlib.blake2b(digest_size=32)
+    told: list[Any] = [grid, [(name, str(values.dtype), values.shape) for name, values in tensors.items()]]
+    digest.update(repr(told).encode())
+    for values in tensors.values():
+        digest.update(values.data)
+    return digest.digest()
