@@ -2,8 +2,8 @@
 
 An image is written by a client, for decoders in C: reading it may crash, take for ever, or more memory than there is.
 Hence this process, whose memory and time are bounded (see `child_pool.py`).
-[file, its bytes, target, max_pixels, is_low, max_bytes] is answered with [kind of error, error, image]: `file` holds the image as
-it was sent, and its pixel values are written to `target`, both in shared memory. The image is told as
+[file, its size, target, max_pixels, is_low, max_bytes] is answered with [kind of error, error, image]: `file` holds the
+image as it was sent, and its pixel values are written to `target`, both in shared memory. The image is told as
 [key in hex, placeholder, number of bytes, tensors: [name, dtype, shape, offset] each].
 """
 

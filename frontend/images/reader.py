@@ -23,8 +23,8 @@ from penstock.frontend.image_source import ImageSource, without_blanks
 from penstock.frontend.images.families import Placeholder
 from penstock.frontend.images.fetch import FetchRefusedError, ImageFetcher
 from penstock.frontend.text.child_pool import ChildDiedError, ChildPool, ChildTooSlowError, ChildUnusableError
-from penstock.ipc.messages import PixelTensor
 from penstock.ipc import shared_files
+from penstock.ipc.messages import PixelTensor
 from penstock.ipc.shared_files import NoRoomError, SharedFiles
 
 log = structlog.get_logger()

@@ -102,9 +102,9 @@ def check_serves(live: LiveServer) -> None:
     entries = images.reader._entries
     live.wait_until(lambda: not any(entry.num_holders for entry in entries.values()))
     kept = {entry.task.result().pixels.segment for entry in entries.values()}
-    files = images.reader._files_here
+    files, names = images.reader._files_here, {"owner", *(Path(name).name for name in kept)}
     live.wait_until(lambda: set(files._sizes) == kept)
-    live.wait_until(lambda: {file.name for file in files._folder.iterdir()} == {Path(name).name for name in kept} | {"owner"})
+    live.wait_until(lambda: {file.name for file in files._folder.iterdir()} == names)
 
 
 def test_files(vision: LiveServer) -> None:
