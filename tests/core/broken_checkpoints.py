@@ -170,8 +170,8 @@ BROKEN: dict[str, Case] = {
         ("BloomForCausalLM", "does not let others compute its attention", "not supported", "the nearest that is: "),
     ),
     "layers with a state": (
-        _changed(architectures=["Lfm2ForCausalLM"], layer_types=["conv", "full_attention"]),
-        ("Lfm2ForCausalLM has layers of kind conv", "only layers that keep keys and values are"),
+        _changed(architectures=["MiniMaxForCausalLM"], layer_types=["linear_attention", "full_attention"]),
+        ("MiniMaxForCausalLM has layers of kind linear_attention", "only layers that keep keys and values are"),
     ),
     "an encoder": (_changed(architectures=["BertModel"]), ("BertModel", "vectors or labels", "text")),
     "a classifier": (_changed(architectures=["LlamaForSequenceClassification"]), ("labels", "LlamaForCausalLM")),
