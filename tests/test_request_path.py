@@ -7,6 +7,9 @@ MAX_FILES = 42
 
 
 async def test_a_streaming_chat_request_enters_few_files() -> None:
-    processes = await files_of_a_request()
-    assert {"penstock-frontend-0", "penstock-scheduler", "penstock-worker-0"} <= set(processes)
-    assert len({path for paths in processes.values() for path in paths}) <= MAX_FILES, processes
+    for _ in range(3):  # a timer may fire meanwhile, and enter others
+        processes = await files_of_a_request()
+        assert {"penstock-frontend-0", "penstock-scheduler", "penstock-worker-0"} <= set(processes)
+        if len({path for paths in processes.values() for path in paths}) <= MAX_FILES:
+            return
+    raise AssertionError(processes)
