@@ -59,7 +59,7 @@ class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
     def state(self) -> StateShape:
         """What it keeps of a row."""
         return (
-            StateTensor("conv", (self.conv_width - 1, self.conv_channels), "activations"),
+            StateTensor("conv", (self.conv_width - 1, self.conv_channels), "float32"),
             StateTensor("scan", (self.num_heads, self.state_size, self.head_dim), "float32"),
         )
 
@@ -104,7 +104,7 @@ class GatedDelta(msgspec.Struct, frozen=True, kw_only=True):
     def state(self) -> StateShape:
         """What it keeps of a row."""
         return (
-            StateTensor("conv", (self.conv_width - 1, self.conv_channels), "activations"),
+            StateTensor("conv", (self.conv_width - 1, self.conv_channels), "float32"),
             StateTensor("delta", (self.num_value_heads, self.key_dim, self.value_dim), "float32"),
         )
 
@@ -124,7 +124,7 @@ class ShortConv(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> StateShape:
         """What it keeps of a row."""
-        return (StateTensor("conv", (self.conv_width - 1, self.size), "activations"),)
+        return (StateTensor("conv", (self.conv_width - 1, self.size), "float32"),)
 
     @property
     def width(self) -> int:

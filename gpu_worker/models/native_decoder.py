@@ -113,6 +113,7 @@ class NativeDecoderModel:
             self._given(inputs),
             self.tapped,
             inputs.paths,
+            inputs.rows,
         )
 
     @property
@@ -167,5 +168,6 @@ class NativeDecoderModel:
 
     def _pool_of(self, kv: KVPool) -> NativePool:
         if self._pool is None or self._pool[0] is not kv:
-            self._pool = kv, NativePool(kv.layers, [group.page_size for group in kv.groups])
+            states = [] if kv.states is None else [its for layer in kv.states.layers.values() for its in layer]
+            self._pool = kv, NativePool(kv.layers, [group.page_size for group in kv.groups], states)
         return self._pool[1]

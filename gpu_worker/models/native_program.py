@@ -6,13 +6,21 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer, SideBySide
+from penstock.gpu_worker.models import native_recurrent
 from penstock.gpu_worker.models.blocks.attention import AttentionBlock, window_of
 from penstock.gpu_worker.models.blocks.entry import EntryBlock
 from penstock.gpu_worker.models.blocks.experts import BesideBlock, ExpertsBlock, routing_of
 from penstock.gpu_worker.models.blocks.latent_attention import LatentAttentionBlock
 from penstock.gpu_worker.models.blocks.layer_inputs import LayerInputBlock, LayerInputsBlock
 from penstock.gpu_worker.models.blocks.mlp import MLPBlock
+from penstock.gpu_worker.models.blocks.recurrent import (
+    GatedDeltaBlock,
+    Mamba2Block,
+    RecurrentBlock,
+    ShortConvBlock,
+    SideBySideBlock,
+)
 from penstock.gpu_worker.models.decoder import DecoderLayer, DecoderWeights
 from penstock.gpu_worker.models.linear import JoinedLinear, Linear
 from penstock.gpu_worker.models.unpacking import PackedEmbedding, UnpackingLinear, WeightMemory
@@ -28,21 +36,23 @@ from penstock.kernels.native.program import (
     QueryGrowth,
 )
 from penstock.kernels.native.ranks.group import DistantRanks, SharedRanks
+from penstock.kernels.native.recurrent import Part, open_gates
 from penstock.kernels.norms import NormWeights
 
 
 def lacking(decoder: Decoder) -> str | None:
     """The part of a model for which there is no native operation; None if there are all."""
     for layer in decoder.layers:
-        if layer.recurrent is not None:
-            return "layers that keep a state"
-        mlp = layer.mlp
-        if mlp is None or (isinstance(mlp, DenseMLP) and (mlp.gate_scale, mlp.out_scale) != (1.0, 1.0)):
-            return "a layer without an MLP, or one with multipliers in it"
+        if layer.recurrent is not None and (part := native_recurrent.lacking(layer.recurrent)) is not None:
+            return part
+        if isinstance(layer.mlp, DenseMLP) and (layer.mlp.gate_scale, layer.mlp.out_scale) != (1.0, 1.0):
+            return "an MLP with multipliers in it"
+        if isinstance(layer.mixer, SideBySide) and layer.post_mixer_norm is not None:
+            return "a norm of what two mixers make"
+        if layer.is_parallel and (layer.recurrent is not None or layer.mixer is None or layer.mlp is None):
+            return "a mixer that keeps a state, or none, in parallel with an MLP"
         mixer = layer.attention
-        if mixer is None or (isinstance(mixer, Attention) and mixer.has_output_gate):
-            return "attention with a gate of its output, or layers without attention"
-        if _norms_over_ranks(decoder, mixer):
+        if mixer is not None and _norms_over_ranks(decoder, mixer):
             return "a norm over heads of several workers"
         shared = layer.mlp.shared if isinstance(layer.mlp, Experts) and layer.mlp.shared_is_gated else None
         if shared is not None and shared.has_bias:
@@ -128,28 +138,34 @@ class ProgramWriter:
         is_joint = self._ranks is not None and layer.is_parallel and posts == (None, None)
         entry = self._config.entry if number == 0 else None
         gets_pair = entry is not None and not entry.projects
-        x = self._pair if gets_pair else self._normed(weights.mixer_norm, self._x)
+        x = self._residual
+        if weights.mixer is not None:
+            x = self._pair if gets_pair else self._normed(weights.mixer_norm, self._x)
         # In parallel, both norms come before anything is added to the residual stream.
         mlp_x = x if weights.mlp_norm is None or not layer.is_parallel else self._normed(weights.mlp_norm, self._mlp_x)
         mixer = weights.mixer
-        if isinstance(mixer, AttentionBlock):
-            mixer, o = self._attention(number, mixer, x)
-        else:
-            assert isinstance(mixer, LatentAttentionBlock)
-            o = self._latent_attention(number, mixer, x)
-        if is_joint:  # the MLP's part comes to it before ranks add up
-            self._builder.product(o, self._attended, self._added)
-        else:
-            self._add(o, self._attended, scale, weights.post_mixer_norm)
-        if not layer.is_parallel:
-            mlp_x = self._normed(weights.mlp_norm, self._x)
+        if isinstance(mixer, SideBySideBlock):
+            mixer = self._side_by_side(number, mixer, x, scale)
+        elif isinstance(mixer, Mamba2Block | GatedDeltaBlock | ShortConvBlock):
+            mixer = self._add_recurrent(number, mixer, x, scale, weights.post_mixer_norm)
+        elif mixer is not None:
+            if isinstance(mixer, AttentionBlock):
+                mixer, o = self._attention(number, mixer, x)
+            else:
+                o = self._latent_attention(number, mixer, x)
+            if is_joint:  # the MLP's part comes to it before ranks add up
+                self._builder.product(o, self._attended, self._added)
+            else:
+                self._add(o, self._attended, scale, weights.post_mixer_norm)
         mlp = weights.mlp
+        if mlp is not None and not layer.is_parallel:
+            mlp_x = self._normed(weights.mlp_norm, self._x)
         if weights.beside_mlp is not None:
             assert isinstance(mlp, MLPBlock)
             mlp = self._mlps_beside(mlp, weights.beside_mlp, mlp_x, scale, weights.post_mlp_norm)
         elif isinstance(mlp, ExpertsBlock):
             self._experts(mlp, mlp_x, scale, weights.post_mlp_norm, is_joint=is_joint)
-        else:
+        elif mlp is not None:
             assert isinstance(mlp, MLPBlock)
             mlp = self._mlp(mlp, mlp_x, scale, weights.post_mlp_norm, is_joint=is_joint)
         if weights.input is not None:
@@ -213,9 +229,11 @@ class ProgramWriter:
         growth = its.query_growth
         grown = QueryGrowth() if growth is None else QueryGrowth(growth.beta, growth.length, growth.shift)
         qkv, o = self._joined_product(block.qkv, x, self._qkv), self._pack(block.o)
+        q_size = its.num_heads * its.head_dim
         builder.heads(
             *(self._qkv, shape if writes else shape._replace(num_kv_heads=0), pages, block.norms),
             *(None if its.rope is None else self.ropes.index(its.rope), grown, block.kv_scales),
+            gap=q_size if its.has_output_gate else 0,
         )
         builder.attend(
             *(self._qkv, self._attended, shape, pages),
@@ -224,7 +242,26 @@ class ProgramWriter:
             softcap=its.softcap,
             sinks=block.sinks,
         )
+        if its.has_output_gate:
+            open_gates(builder, self._attended, Part(self._qkv, q_size), q_size)
         return block._replace(qkv=qkv, o=self._kept(o)), o
+
+    def _add_recurrent(
+        self, number: int, block: RecurrentBlock, x: int, scale: float, post: NormWeights | None
+    ) -> RecurrentBlock:
+        """residual += scale * post(block(x)); returns what is kept of the weights."""
+        block = self._recurrent.write(number, block, x)
+        out = self._pack(block.out)
+        self._add(out, self._recurrent.made, scale, post)
+        return block._replace(out=self._kept(out))
+
+    def _side_by_side(self, number: int, block: SideBySideBlock, x: int, scale: float) -> SideBySideBlock:
+        """residual += scale * (what both make, each with a scale of its own); x is not the residual stream itself."""
+        its = block.mixer
+        attention, o = self._attention(number, block.attention, x)
+        self._add(o, self._attended, scale * its.attention_scale, None)
+        recurrent = self._add_recurrent(number, block.recurrent, x, scale * its.recurrent_scale, None)
+        return block._replace(attention=attention, recurrent=recurrent)
 
     def _latent_attention(self, number: int, block: LatentAttentionBlock, x: int) -> PackedLinear:
         """The same."""
@@ -396,6 +433,10 @@ class ProgramWriter:
         return self._builder.slot(self._config.hidden_size)
 
     @cached_property
+    def _recurrent(self) -> native_recurrent.RecurrentWriter:
+        return native_recurrent.RecurrentWriter(self._config, self._builder, self._joined_product)
+
+    @cached_property
     def _qkv(self) -> int:
         return self._builder.slot(max(_qkv_size(its) for _, its in self._config.attentions))
 
@@ -429,7 +470,7 @@ class ProgramWriter:
 def _qkv_size(mixer: Attention | LatentAttention) -> int:
     if isinstance(mixer, LatentAttention):
         return mixer.num_heads * (mixer.nope_dim + mixer.rope_dim)
-    return (mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim
+    return ((1 + mixer.has_output_gate) * mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim
 
 
 def _attended_size(mixer: Attention | LatentAttention) -> int:

@@ -186,6 +186,8 @@ class ProgramBuilder:
         rotary: int | None,
         growth: QueryGrowth,
         kv_scales: KVScales | None = None,
+        *,
+        gap: int = 0,
     ) -> None:
         """Norm and rotate q and k, in place, and write k and v to the pages of a layer.
 
@@ -197,6 +199,7 @@ class ProgramBuilder:
             rotary: index of the rotary table; None: positions do not rotate anything.
             growth: of the queries.
             kv_scales: of the checkpoint, for quantized pages.
+            gap: floats between q and k.
         """
         q_heads, kv_heads, dim = shape
         weights = [norm.weight for norm in (norms.q, norms.k) if norm is not None and norm.weight is not None]
@@ -204,7 +207,7 @@ class ProgramBuilder:
         operation = structs.Heads(
             *(self._norm(norms.q), self._norm(norms.k), self._norm(norms.v), qkv, q_heads, kv_heads, dim, layer),
             *(-1 if rotary is None else rotary, 0 if norms.spans_all else dim, dim if has_own else 0),
-            *(norms.follow_rope, *growth, *(kv_scales or (0.0, 0.0))),
+            *(norms.follow_rope, *growth, *(kv_scales or (0.0, 0.0)), gap),
         )
         self.append(operation, (q_heads + 2 * kv_heads) * dim)
 

@@ -134,5 +134,11 @@ def norm_gated(builder: ProgramBuilder, weights: GatedNorm, x: int, gate: Part, 
     builder.append(operation, size, *kept)
 
 
+def open_gates(builder: ProgramBuilder, x: int, gate: Part, size: int) -> None:
+    """x *= sigmoid(gate), of `size` floats."""
+    norm = norm_struct(None, [])
+    builder.append(structs.GatedNorm(norm, x, *gate, size, size, is_sigmoid=True), size)
+
+
 def _floats(vector: Tensor | None) -> Tensor | None:
     return None if vector is None else vector.float().contiguous()

@@ -16,6 +16,7 @@ struct Heads {  // as Heads in structs.py
   float growth_beta, growth_length;  // queries at position p grow by 1 + beta log(1 + floor((p + shift) / length))
   int32_t growth_shift;
   float k_scale, v_scale;  // of a checkpoint, for quantized pages; 0: each head of each token has its own
+  int32_t gap;             // floats between q and k
 };
 
 inline void rotate(float* head, const float* cos_sin, int rotary_dim) {
@@ -87,7 +88,7 @@ void run_heads(const Pass& pass, const Heads& op, int t) {
   const LayerPages& pages = pass.pool.layers[op.layer];
   const int dim = op.head_dim, q_size = op.num_q_heads * dim, num_rotated = op.num_q_heads + op.num_kv_heads;
   const int64_t slot = batch.groups[pages.group].slots[t];
-  float *q = pass.at(op.qkv, t), *k = q + q_size;
+  float *q = pass.at(op.qkv, t), *k = q + q_size + op.gap;
   const HeadPlaces<Kv> places(op, pages, slot);
   for (int h = 0; slot >= 0 && h < 2 * op.num_kv_heads; h++) places.prefetch(h);  // they were last used a step ago
   auto normalize_both = [&] {
@@ -97,7 +98,8 @@ void run_heads(const Pass& pass, const Heads& op, int t) {
   if (!op.norms_follow_rotation) normalize_both();
   if (op.rotary >= 0) {
     const float* cos_sin = pass.cos_sin(op.rotary, t);
-    for (int h = 0; h < num_rotated; h++) rotate(q + h * dim, cos_sin, batch.rotaries[op.rotary].dim);
+    for (int h = 0; h < num_rotated; h++)
+      rotate((h < op.num_q_heads ? q : k - q_size) + h * dim, cos_sin, batch.rotaries[op.rotary].dim);
   }
   if (op.norms_follow_rotation) normalize_both();
   for (int h = 0; op.v_norm.kind != kNoNorm && h < op.num_kv_heads; h++) {

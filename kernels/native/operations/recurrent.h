@@ -105,25 +105,28 @@ inline double num_multiplications(const DeltaScanning& op, const Pass& pass) {
 struct GatedNorm {  // as GatedNorm in structs.py
   NormWeights norm;
   int32_t x, gate, gate_first, size, group_size, weight_step, norms_first;
+  int32_t is_sigmoid;  // x *= sigmoid(gate), without a norm
 };
 
-inline void open(const float* gate, int n, float* x) {
+// x *= gate's sigmoid, or silu
+inline void open(const float* gate, int n, int is_sigmoid, float* x) {
+  auto opened = [&](Floats gates) { return by_sigmoid(is_sigmoid ? splat(1.0f) : gates, gates); };
   int i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(x + i, load16(x + i) * by_sigmoid(load16(gate + i), load16(gate + i)));
-  const Floats rest = load_some(gate + i, n - i), opened = by_sigmoid(rest, rest);
-  for (int lane = 0; i + lane < n; lane++) x[i + lane] *= opened[lane];
+  for (; i + kLanes <= n; i += kLanes) store(x + i, load16(x + i) * opened(load16(gate + i)));
+  const Floats rest = i < n ? opened(load_some(gate + i, n - i)) : Floats{};
+  for (int lane = 0; i + lane < n; lane++) x[i + lane] *= rest[lane];
 }
 
 inline void run(const Pass& pass, const GatedNorm& op, int t) {
   float* x = pass.at(op.x, t);
   const float* gate = pass.at(op.gate, t) + op.gate_first;
-  if (!op.norms_first) open(gate, op.size, x);
+  if (!op.norms_first) open(gate, op.size, op.is_sigmoid, x);
   NormWeights norm = op.norm;
   for (int i = 0; i < op.size && norm.kind != kNoNorm; i += op.group_size) {
     normalize(norm, x + i, op.group_size, x + i);
     norm.weight += op.weight_step;
   }
-  if (op.norms_first) open(gate, op.size, x);
+  if (op.norms_first) open(gate, op.size, op.is_sigmoid, x);
 }
 
 }  // namespace penstock

@@ -54,7 +54,7 @@ class Heads(ctypes.Structure):
         *numbers("qkv", "num_q_heads", "num_kv_heads", "head_dim", "layer"),
         *numbers("rotary", "norm_size", "norm_step", "norms_follow_rotation"),
         *(("growth_beta", c_float), ("growth_length", c_float), ("growth_shift", c_int32)),
-        *(("k_scale", c_float), ("v_scale", c_float)),
+        *(("k_scale", c_float), ("v_scale", c_float), ("gap", c_int32)),
     )
 
 
@@ -136,7 +136,7 @@ class DeltaScanning(ctypes.Structure):
 class GatedNorm(ctypes.Structure):
     _fields_ = (
         ("norm", NormWeightsStruct),
-        *numbers("x", "gate", "gate_first", "size", "group_size", "weight_step", "norms_first"),
+        *numbers("x", "gate", "gate_first", "size", "group_size", "weight_step", "norms_first", "is_sigmoid"),
     )
 
 

@@ -1,0 +1,119 @@
+"""Mixers that keep a state of a row, as operations of a program for the native CPU kernels."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.recurrent import GatedDelta, Mamba2, Recurrent, ShortConv
+from penstock.gpu_worker.models.blocks.recurrent import GatedDeltaBlock, Mamba2Block, RecurrentBlock, ShortConvBlock
+from penstock.gpu_worker.models.linear import Linear
+from penstock.kernels.native.program import ProgramBuilder
+from penstock.kernels.native.recurrent import (
+    LONGEST_CONVOLUTION,
+    DeltaShape,
+    Mamba2Shape,
+    Part,
+    convolve,
+    norm_gated,
+    scan_gated_delta,
+    scan_mamba2,
+)
+
+Project = Callable[[Linear, int, int], Linear]
+"""(weights, x, to): writes to = weights x; returns what is kept of the weights."""
+
+
+def lacking(mixer: Recurrent) -> str | None:
+    """The part for which there is no native operation; None if there are all."""
+    if not 2 <= mixer.conv_width <= LONGEST_CONVOLUTION:
+        return f"convolutions of {mixer.conv_width} inputs"
+    if isinstance(mixer, Mamba2) and mixer.in_scales is not None:
+        return "multipliers of what a scan gets"
+    return None
+
+
+class RecurrentWriter:
+    """Writes the operations of each layer with a state, but for its last product."""
+
+    def __init__(self, config: Decoder, builder: ProgramBuilder, project: Project) -> None:
+        self._builder, self._project = builder, project
+        self._mixers = [its for layer in config.layers if (its := layer.recurrent) is not None]
+        self._first_states: dict[int, int] = {}  # of each layer, the number of its first tensor
+        count = 0
+        for layer, shape in config.state_layers.items():
+            self._first_states[layer] = count
+            count += len(shape)
+
+    @cached_property
+    def made(self) -> int:
+        """The slot with what a mixer's last product gets."""
+        return self._builder.slot(max(map(_made_size, self._mixers)))
+
+    def write(self, layer: int, block: RecurrentBlock, x: int) -> RecurrentBlock:
+        """made = block(x), without its last product; returns the block with what is kept of its weights."""
+        state = self._first_states[layer]
+        if isinstance(block, Mamba2Block):
+            return self._mamba2(state, block, x)
+        if isinstance(block, GatedDeltaBlock):
+            return self._gated_delta(state, block, x)
+        return self._short_conv(state, block, x)
+
+    def _mamba2(self, state: int, block: Mamba2Block, x: int) -> Mamba2Block:
+        its, builder, projected = block.mixer, self._builder, self._projected
+        kept = self._project(block.projection, x, projected)
+        mixed = Part(projected, its.inner)  # behind z
+        convolve(builder, block.conv, state, mixed, mixed)
+        b = 2 * its.inner
+        c = b + its.num_groups * its.state_size
+        scan_mamba2(
+            *(builder, Mamba2Shape(its.num_heads, its.num_groups, its.head_dim, its.state_size), state + 1),
+            *(projected, its.inner, b, c, its.inner + its.conv_channels, self.made),
+            a=block.a,
+            d=block.skip,
+            dt_bias=block.dt_bias,
+            dt_limit=(its.min_dt, float("inf") if its.max_dt is None else its.max_dt),
+        )
+        norm_gated(builder, block.norm, self.made, Part(projected), its.inner)
+        return block._replace(projection=kept)
+
+    def _gated_delta(self, state: int, block: GatedDeltaBlock, x: int) -> GatedDeltaBlock:
+        its, builder, projected = block.mixer, self._builder, self._projected
+        kept = self._project(block.projection, x, projected)
+        gates = self._project(block.gates, x, self._gates)
+        convolve(builder, block.conv, state, Part(projected), Part(projected))
+        shape = DeltaShape(its.num_value_heads, its.num_key_heads, its.key_dim, its.value_dim)
+        scan_gated_delta(
+            *(builder, shape, state + 1, projected, 0, its.key_size, 2 * its.key_size),
+            *(self._gates, its.num_value_heads, 0, self.made),
+            a=block.a,
+            dt_bias=block.dt_bias,
+        )
+        norm_gated(builder, block.norm, self.made, Part(projected, its.conv_channels), its.value_size)
+        return block._replace(projection=kept, gates=gates)
+
+    def _short_conv(self, state: int, block: ShortConvBlock, x: int) -> ShortConvBlock:
+        size = block.mixer.size
+        kept = self._project(block.projection, x, self._projected)
+        source, to = Part(self._projected, 2 * size), Part(self.made)
+        convolve(self._builder, block.conv, state, source, to, input_gate=0, output_gate=size)
+        return block._replace(projection=kept)
+
+    @cached_property
+    def _projected(self) -> int:
+        return self._builder.slot(max(map(_projected_size, self._mixers)))
+
+    @cached_property
+    def _gates(self) -> int:
+        return self._builder.slot(max(2 * its.num_value_heads for its in self._mixers if isinstance(its, GatedDelta)))
+
+
+def _projected_size(mixer: Recurrent) -> int:
+    if isinstance(mixer, Mamba2):
+        return mixer.num_projected
+    return 3 * mixer.size if isinstance(mixer, ShortConv) else mixer.conv_channels + mixer.value_size
+
+
+def _made_size(mixer: Recurrent) -> int:
+    if isinstance(mixer, Mamba2):
+        return mixer.inner
+    return mixer.size if isinstance(mixer, ShortConv) else mixer.value_size
