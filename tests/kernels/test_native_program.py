@@ -22,6 +22,7 @@ from penstock.kernels.native.program import (
     QueryGrowth,
     RotaryTable,
 )
+from penstock.kernels.native.recurrent import Part, open_gates
 from penstock.kernels.norms import NormWeights, norm_cpu
 from penstock.kernels.qk_norm_rope_write import QKNorms, slot_cells
 from penstock.kernels.quantized.weight import dequantized
@@ -381,3 +382,23 @@ def test_heads_are_quantized_as_the_reference_does(
         expected = torch.zeros_like(stored)
         write_quantized(expected, layout, cells, heads.reshape(-1, dim), scale)
         assert torch.equal(stored, expected)
+
+
+def test_a_gap_between_q_and_k(library: Library) -> None:
+    """What stands there is left alone, and the gates of an output are found there."""
+    q, kv = _Q_HEADS * _DIM, 2 * _KV_HEADS * _DIM
+    shape, found = HeadShape(_Q_HEADS, _KV_HEADS, _DIM), []
+    table, gates = random(_VOCAB, q + kv), random(_VOCAB, q, seed=7)
+    angles = RotaryTable(random(_VOCAB, _DIM, seed=3), is_by_position=True)
+    for gap in (0, q):
+        keys, values = torch.zeros(2, _VOCAB, _KV_HEADS, 1, _DIM)
+        builder = ProgramBuilder(q)
+        qkv, attended = builder.slot(q + gap + kv), builder.slot(q)
+        builder.embed(torch.cat((table[:, :q], gates[:, :gap], table[:, q:]), 1), qkv)
+        builder.heads(qkv, shape, 0, QKNorms(None, None), 0, QueryGrowth(), gap=gap)
+        builder.attend(qkv, attended, shape, 0, scale=0.3)
+        if gap:
+            open_gates(builder, attended, Part(qkv, q), q)
+        builder.norm(None, attended, _OUT, q)
+        found.append(run(finished(builder, library, q), NativePool([LayerPages(keys, values, 0)]), (angles,)))
+    torch.testing.assert_close(found[1], found[0] * gates[ids().long()].sigmoid(), rtol=1e-5, atol=1e-6)
