@@ -54,7 +54,7 @@ def test_only_layers_with_states_have_them() -> None:
     assert conv.shape == (3, 3, 64 + 2 * 5)
     assert scan.shape == (3, 4, 5, 16)
     assert state_bytes(hybrid(), torch.float32) == 2 * 4 * (3 * 74 + 4 * 5 * 16)
-    assert state_bytes(hybrid(), torch.bfloat16) == 2 * (2 * 3 * 74 + 4 * 4 * 5 * 16)
+    assert state_bytes(hybrid(), torch.bfloat16) == state_bytes(hybrid(), torch.float32)  # whatever activations are
 
 
 def test_rows_begin_with_nothing_or_with_a_snapshot() -> None:
