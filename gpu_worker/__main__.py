@@ -74,6 +74,7 @@ def run(config: Config, parent: Parent, rank: Rank, *, is_replacement: bool) -> 
             disk=started.disk,
             handover=started.handover,
             take_expert_tokens=started.take_expert_tokens,
+            images=started.runner.image_store,
         )
         if code == EXIT_FAILED:
             time.sleep(_LAST_WORDS)

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Collection
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -15,8 +15,10 @@ from penstock.gpu_worker.handover.handover import Handover
 from penstock.ipc import process
 from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
+    DropEmbedding,
     DropGrammar,
     DropStoredKV,
+    EncodeImage,
     ExpertTokens,
     Heartbeat,
     LoadKV,
@@ -37,6 +39,9 @@ from penstock.ipc.messages import (
     WorkerHello,
 )
 
+if TYPE_CHECKING:
+    from penstock.gpu_worker.images.store import EmbeddingStore
+
 log = structlog.get_logger()
 
 EXIT_FAILED, EXIT_REFUSED = 1, process.EXIT_CONFIG
@@ -48,6 +53,9 @@ nothing waits or spins."""
 
 _TELL_SECONDS = 2.0
 """Between two messages about the tokens of experts. Reading them waits for the device."""
+
+_ENCODING_SECONDS = 0.005
+"""For an image between two looks at the socket, unless a single layer takes longer."""
 
 _LOOK_MS = 2
 """How long to wait while a thread prepares a grammar, or moves pages, and there is nothing else to do."""
@@ -110,6 +118,7 @@ def run_worker(
     disk: DiskMover | None = None,
     handover: Handover | None = None,
     take_expert_tokens: Callable[[], ExpertTokens | None] | None = None,
+    images: "EmbeddingStore | None" = None,
 ) -> int:
     """Serve one scheduler until it refuses or a step fails; return the exit code. The rank that answers sends results.
 
@@ -118,6 +127,8 @@ def run_worker(
     returns the device's used and total bytes. `disk` moves pages beside the steps, if there is a disk tier, and
     `handover` those of other engines, if this one has a role.
     `take_expert_tokens` returns what its experts have computed since the last call, if they are spread over ranks.
+
+    `images` makes embeddings of images between steps, if the model takes any.
 
     A scheduler sends heartbeats. If it has sent nothing for `max_silence_ms`, while this loop only listened, it may not
     have received the hello: the worker says hello again over a new connection.
@@ -145,6 +156,9 @@ def run_worker(
             if grammars.is_preparing:
                 for prepared in grammars.take_prepared():
                     channel.send(prepared)
+            is_encoding = images is not None and images.is_busy
+            if is_encoding and images is not None and (encoded := images.work(_ENCODING_SECONDS)) is not None:
+                channel.send(encoded)
             is_moving = disk is not None and disk.is_busy
             if is_moving and disk is not None:
                 for moved in disk.take_done():
@@ -154,7 +168,8 @@ def run_worker(
                 for received in handover.take_done():
                     channel.send(received)
             idle_ms = _LOOK_MS if grammars.is_preparing or is_moving else heartbeat_ms
-            message = channel.receive(_look_ms(recent_us, began) if pending else idle_ms)
+            idle_ms = 0 if is_encoding else idle_ms
+            message = channel.receive(_look_ms(recent_us, began) if pending and not is_encoding else idle_ms)
             if message is not None:
                 has_heard, silence_ms = True, 0
             match message:
@@ -181,6 +196,8 @@ def run_worker(
                     grammars.prepare(message)
                 case DropGrammar():
                     grammars.drop(message.grammar_id)
+                case EncodeImage() | DropEmbedding() if images is not None:
+                    images.order(message)
                 case StoreKV() | LoadKV() | DropStoredKV() if disk is not None:
                     disk.order(message)
                 case OfferKV() | WithdrawKV() | ReceiveKV() | StopReceivingKV() if handover is not None:

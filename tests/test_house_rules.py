@@ -29,8 +29,8 @@ FLOORS = {
         "api", "embeddings", "watching", "ollama", "responses", "anthropic", "files", "batches", "web", "http", "cli",
     ),
     "gpu_worker": (
-        "devices", "parallel", "state", "disk", "grammars", "formats", "models", "handover", "drafting", "steps",
-        "startup", "ground",
+        "devices", "parallel", "state", "disk", "grammars", "formats", "models", "images", "handover", "drafting",
+        "steps", "startup", "ground",
     ),
 }  # fmt: skip
 """Folder -> its rooms from the bottom up: each may import those before it. `ground` is the folder's own files."""

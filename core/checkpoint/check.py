@@ -1,6 +1,6 @@
 """Whether a checkpoint can be served: checked in milliseconds, before any process starts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +17,7 @@ from penstock.core.checkpoint.formats.format import FLOATS, MatrixFormat, Part, 
 from penstock.core.checkpoint.kv_formats import kv_format_of
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.parsing.json_fields import shown
-from penstock.core.checkpoint.parsing.text_part import name_in_text_part
+from penstock.core.checkpoint.parsing.text_part import name_in_either_part, name_in_text_part
 from penstock.core.checkpoint.quantization import with_quantization
 from penstock.core.checkpoint.shards.experts import with_experts_spread
 from penstock.core.checkpoint.shards.shard import check_shards
@@ -69,7 +69,9 @@ def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> "ModelTensors"
         LoadError: if tensors are missing, damaged, unexpected, of other shapes or dtypes.
     """
     known_as = family_of(config).known_as
-    of_part = name_in_text_part if config.text_part_of else str
+    of_part: Callable[[str], str | None] = name_in_text_part if config.text_part_of else str
+    if isinstance(config, Decoder) and config.vision is not None:
+        of_part = name_in_either_part
     stored = checkpoint.tensors()
     own_names = {known_as(known): name for name in stored if (known := of_part(name)) is not None}
     found = {known: stored[name] for known, name in own_names.items()}

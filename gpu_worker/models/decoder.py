@@ -1,7 +1,7 @@
 """The decoder, as its description says: blocks over the kernels, on a GPU or with torch's kernels on a CPU."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from penstock.kernels.held_experts import HeldExperts
 from penstock.kernels.norms import NormWeights, add_norm, norm
 from penstock.kernels.qk_norm_rope_write import query_growth
 from penstock.kernels.scan.rows import StateRows
+
+if TYPE_CHECKING:
+    from penstock.gpu_worker.models.vision.tower import Tower
 
 
 class DecoderLayer(NamedTuple):
@@ -98,6 +101,7 @@ class DecoderModel:
         self._begins = config.shard is None or config.shard.place.is_first_stage
         self.head = self.embedding.head() if head is None and config.has_head and self.embedding is not None else head
         self.kernels = "torch"
+        self.tower: Tower | None = None
         self.tapped: Tensor | None = None
         self._taps: tuple[int, ...] = ()
 
@@ -120,6 +124,7 @@ class DecoderModel:
                 rope.set_row(row, num_prompt_tokens)
 
     def forward(self, inputs: ForwardInputs, kv: KVPool) -> Tensor:
+        turns = None if inputs.images is None else inputs.images.turns
         groups = [(i, group) for i, group in enumerate(kv.groups) if group.layers]
         step = Step(
             inputs,
@@ -127,7 +132,7 @@ class DecoderModel:
             {i: self._attention(inputs.of_group(i), group) for i, group in groups if group.has_values},
             {i: LatentPages(inputs.of_group(i), group) for i, group in groups if not group.has_values},
             {
-                config: rope.for_step(inputs.positions, inputs.rows, inputs.query_start_loc)
+                config: rope.for_step(inputs.positions, inputs.rows, inputs.query_start_loc, turns)
                 for config, rope in self.ropes.items()
             },
             {its: query_growth(inputs.positions, its.beta, its.length, its.shift) for its in self._growths},
@@ -209,6 +214,8 @@ class DecoderModel:
         if (scale := self.config.embedding_scale) != 1.0:
             is_rounded = self.config.embedding_scale_is_rounded
             embedded *= torch.tensor(scale, dtype=embedded.dtype).item() if is_rounded else scale
+        if (images := inputs.images) is not None and images.places is not None and images.embeddings is not None:
+            embedded.index_copy_(0, images.places, images.embeddings.to(embedded.dtype))
         if self._positions is not None and self.config.positions is not None:
             embedded += functional.embedding(inputs.positions + self.config.positions.offset, self._positions)
         return embedded

@@ -1,7 +1,7 @@
 """What the runner drives: the interface of models, and their inputs."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ from penstock.gpu_worker.devices.device import Device, IntArray
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.held_experts import HeldExperts
 from penstock.kernels.native.program import ProgramStep
+
+if TYPE_CHECKING:
+    from penstock.gpu_worker.models.vision.tower import Tower
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -24,6 +27,14 @@ class GroupInputs(NamedTuple):
 
     slot_mapping: Tensor  # int64[T]
     page_table: Tensor  # int32[N, max_pages]; entries behind a group's window are arbitrary pages
+
+
+class ImageInputs(NamedTuple):
+    """What pictures are to a step with rows that have some."""
+
+    places: Tensor | None  # int64[E], of the step's tokens those in whose place embeddings come; None: none
+    embeddings: Tensor | None  # [E, H]
+    turns: Tensor | None  # int64[3, T], time, row and column of each token, if positions have them
 
 
 class ForwardInputs(NamedTuple):
@@ -41,6 +52,7 @@ class ForwardInputs(NamedTuple):
     others: tuple[GroupInputs, ...] = ()  # of the page groups after the first
     given: Tensor | None = None  # [T, H], in place of embeddings, or beside them (`Entry`); it is overwritten
     paths: Tensor | None = None  # int32[N, 1 + D], as in `paged_attention`, if some rows are nodes of trees
+    images: ImageInputs | None = None
     host_lens: tuple[IntArray, IntArray] | None = None
     """Of each row, its new tokens and its length with them, on the host; None in captured graphs, which serve any."""
 
@@ -154,6 +166,13 @@ class CountsLayers(Protocol):
 
     def count_layers(self, counter: LayerCounter) -> None:
         """Keep this counter up to date from now on; whoever reads it sets it to 0 before each step."""
+
+
+@runtime_checkable
+class SeesImages(Protocol):
+    """A model whose `forward` takes `ForwardInputs.images`, if it has a tower."""
+
+    tower: "Tower | None"
 
 
 @runtime_checkable

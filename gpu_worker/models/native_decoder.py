@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.gpu_worker.devices.device import Device, IntArray
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
-from penstock.gpu_worker.models.model import ForwardInputs, Int32Array, LayerCounter, WholeStep
+from penstock.gpu_worker.models.model import ForwardInputs, ImageInputs, Int32Array, LayerCounter, WholeStep
 from penstock.gpu_worker.models.native_program import ProgramWriter
 from penstock.gpu_worker.models.rope import Rope
 from penstock.gpu_worker.models.vocabulary import vocabulary_part
@@ -20,6 +21,9 @@ from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.native.library import Library
 from penstock.kernels.native.pool import NativePool
 from penstock.kernels.native.program import GroupPages, Program, RotaryTable
+
+if TYPE_CHECKING:
+    from penstock.gpu_worker.models.vision.tower import Tower
 
 _LONG = 128
 """Tokens in a step from which torch's bf16 products are worth unpacking all weights for, on processors with bf16 matrix
@@ -68,6 +72,7 @@ class NativeDecoderModel:
         self.embedding = unpacking.embedding
         self.tapped: Tensor | None = None
         self._tapped_width = 0
+        self.tower: Tower | None = None
         self._pool: tuple[KVPool, NativePool] | None = None
         self._ropes = {rope: Rope(rope) for rope in writer.ropes}
         self._torch: DecoderModel | None = None
@@ -103,6 +108,8 @@ class NativeDecoderModel:
         if self._torch is not None and inputs.input_ids.shape[0] >= _LONG:
             hidden, self.tapped = self._torch.forward(inputs, kv).float(), self._torch.tapped
             return hidden
+        if inputs.images is not None and inputs.images.places is not None:
+            inputs = self._with_embeddings(inputs, inputs.images)
         if self._tapped_width:
             self.tapped = torch.empty(inputs.input_ids.shape[0], self._tapped_width)
         return self._program.forward(
@@ -155,15 +162,26 @@ class NativeDecoderModel:
 
         return WholeStep(compute, max_tokens)
 
+    def _with_embeddings(self, inputs: ForwardInputs, images: ImageInputs) -> ForwardInputs:
+        """A token without an id begins with what is given for it."""
+        assert images.places is not None
+        assert images.embeddings is not None
+        given = torch.zeros(len(inputs.input_ids), self.config.hidden_size)
+        given[images.places] = images.embeddings.float()
+        return inputs._replace(input_ids=inputs.input_ids.index_fill(0, images.places, -1), given=given)
+
     def _given(self, inputs: ForwardInputs) -> Tensor | None:
+        if inputs.images is not None:
+            return inputs.given
         if self.config.entry is None and (self.config.shard is None or self.config.shard.place.is_first_stage):
             return None
         return torch.zeros(len(inputs.input_ids), self.config.hidden_size) if inputs.given is None else inputs.given
 
     def _rotary(self, rope: Rope, inputs: ForwardInputs) -> RotaryTable:
-        if rope.table is not None:
+        turns = None if inputs.images is None else inputs.images.turns
+        if rope.table is not None and turns is None:
             return RotaryTable(rope.table, is_by_position=True)
-        rotation = rope.for_step(inputs.positions, inputs.rows, inputs.query_start_loc)
+        rotation = rope.for_step(inputs.positions, inputs.rows, inputs.query_start_loc, turns)
         return RotaryTable(rotation.cos_sin, is_by_position=False)
 
     def _pool_of(self, kv: KVPool) -> NativePool:

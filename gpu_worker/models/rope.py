@@ -100,7 +100,9 @@ class Rope:
         frequencies = inverse_frequencies(self._config, num_prompt_tokens)
         self._row_frequencies[row] = self._device.upload(frequencies.numpy())
 
-    def for_step(self, positions: Tensor, rows: Tensor, query_start_loc: Tensor) -> Rotation:
+    def for_step(
+        self, positions: Tensor, rows: Tensor, query_start_loc: Tensor, turns: Tensor | None = None
+    ) -> Rotation:
         """The angles of a step.
 
         On a GPU the kernel reads the shared table by position; on a CPU the rows are gathered once for
@@ -110,12 +112,16 @@ class Rope:
             positions: int64[T].
             rows: int32[N], the row of each batch row.
             query_start_loc: int32[N + 1], where its tokens begin.
+            turns: int64[3, T], as in `ImageInputs`.
         """
         if self.table is None:
             num_new = query_start_loc.diff().long()
             row_of_token = rows.long().repeat_interleave(num_new, output_size=positions.shape[0])
             angles = positions.float()[:, None] * self._row_frequencies[row_of_token]
             return Rotation(None, torch.cat((angles.cos(), angles.sin()), dim=1).mul_(self._config.attention_factor))
+        if turns is not None and self._config.sections:
+            sections = torch.tensor(self._config.section_of_pair * 2, device=turns.device)
+            return Rotation(None, self.table.gather(0, turns[sections].T))
         if positions.is_cuda:
             return Rotation(positions, self.table)
         return Rotation(None, self.table.index_select(0, positions))

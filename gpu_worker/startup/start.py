@@ -35,7 +35,7 @@ from penstock.gpu_worker.handover.handover import Handover
 from penstock.gpu_worker.models.expert_counts import ExpertCounts
 from penstock.gpu_worker.models.loading.loader import dummy_model, load_model
 from penstock.gpu_worker.models.loading.stored import BytesRead
-from penstock.gpu_worker.models.model import Model
+from penstock.gpu_worker.models.model import Model, SeesImages
 from penstock.gpu_worker.parallel.open import open_ranks
 from penstock.gpu_worker.parallel.ranks import Ranks
 from penstock.gpu_worker.startup.disk_tier import open_disk, staging_bytes
@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _GIB = 1 << 30
+_EMBEDDING_BYTES = 512 << 20
+"""Of all images whose embeddings are kept at a time."""
 
 
 class Started(NamedTuple):
@@ -153,6 +155,9 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         beside = None if drafting is None else drafting.computed
         budget = 0 if config.worker.num_pages else pool_budget(config, model, dtype, kv_type, device, beside)
         budget -= 0 if drafting is None else drafting.row_bytes * (scheduler.max_num_seqs + 1)
+    tower = model.tower if isinstance(model, SeesImages) else None
+    if tower is not None and device.torch_device.type == "cuda":
+        budget -= _EMBEDDING_BYTES
     groups = page_groups(model.config, scheduler.page_size)
     if (config.worker.host_kv_gib or config.worker.disk_kv) and device.lanes() is not None:
         budget -= slots_bytes(page_bytes(groups, kv_type))
@@ -217,6 +222,11 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         placement=placement_digest(model_config),
         state_bytes=state_bytes(model_config, dtype),
     )
+    if tower is not None:
+        from penstock.gpu_worker.images.store import EmbeddingStore  # most models take texts only
+
+        runner.image_store = EmbeddingStore(tower)
+        hello = replace(hello, max_embedding_bytes=_EMBEDDING_BYTES, embedding_bytes=tower.embedding_bytes)
     if (host_pages := runner.host_pages) is not None:
         hello = replace(hello, num_host_pages=host_pages.num_pages, host_copy_speed=host_pages.copy_speed())
     elif config.worker.host_kv_gib:

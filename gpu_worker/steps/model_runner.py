@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.gpu_worker.devices.device import Device, Graphs, IntArray, Mark
 from penstock.gpu_worker.drafting.drafter import Drafter
 from penstock.gpu_worker.grammars.masks import Grammars
-from penstock.gpu_worker.models.model import HandsOutLayers, Model
+from penstock.gpu_worker.models.model import HandsOutLayers, ImageInputs, Model
 from penstock.gpu_worker.state.host_pages import HostPages
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
@@ -37,6 +38,8 @@ from penstock.ipc.messages import RowError, StepPlan
 from penstock.kernels.sampling import sample
 
 if TYPE_CHECKING:
+    from penstock.gpu_worker.images.store import EmbeddingStore
+    from penstock.gpu_worker.steps.image_rows import ImageRows
     from penstock.gpu_worker.steps.pooling import Pooler
 
 log = structlog.get_logger()
@@ -52,6 +55,15 @@ def _make_pooler() -> "Pooler":
     from penstock.gpu_worker.steps.pooling import Pooler  # most requests are for text
 
     return Pooler()
+
+
+def _make_image_rows(store: "EmbeddingStore | None", device: Device, config: ModelConfig) -> "ImageRows":
+    from penstock.gpu_worker.steps.image_rows import ImageRows  # most requests are for text
+
+    if store is None:
+        raise ValueError("a prompt has images, but the model takes texts only")
+    ropes = [layer.mixer.rope for layer in config.layers] if isinstance(config, Decoder) else []
+    return ImageRows(store, device, turns=any(rope is not None and rope.sections for rope in ropes))
 
 
 class ModelRunner:
@@ -82,6 +94,8 @@ class ModelRunner:
         self._drafts = Drafts(self._state, num_rows, self._grammars)
         self._drafter: Drafter | None = None
         self._pooler: Pooler | None = None  # made with the first row that pools
+        self.image_store: EmbeddingStore | None = None  # of a model that takes images
+        self._image_rows: ImageRows | None = None  # made with the first row that has some
         self._graphs: DecodeGraphs | None = None
         self._ended: Mark | None = None  # end of the last launched step
         self.host_pages: HostPages | None = None  # a tier below the pool
@@ -114,7 +128,9 @@ class ModelRunner:
         self._state.clear()
         self._grammars.clear()
         self._drafts.clear()
-        self._pooler = None
+        self._pooler = self._image_rows = None
+        if self.image_store is not None:
+            self.image_store.clear()
         if self._drafter is not None:
             self._drafter.clear()
 
@@ -165,6 +181,12 @@ class ModelRunner:
             self._model.enter_row(new.row, new.num_prompt_tokens)
             if new.sampling.pooling is not None and self._pooler is None:
                 self._pooler = _make_pooler()
+            if new.images and self._image_rows is None:
+                self._image_rows = _make_image_rows(self.image_store, self._device, self._model.config)
+        if self._image_rows is not None:
+            self._image_rows.apply(plan)
+            if not self._image_rows.rows:
+                self._image_rows = None
         if self._pooler is not None:
             self._pooler.apply(plan)
             if not self._pooler.rows:
@@ -242,16 +264,16 @@ class ModelRunner:
             return None, ()
         prompt, sampling = None, None
         num_tokens = int(batch.num_new.sum())
-        if self._whole_step is not None and not self._state.has_logprobs and num_tokens <= self._whole_step.max_tokens:
+        images = None if self._image_rows is None else self._image_rows.inputs(batch)
+        whole = self._whole_step if images is None and not self._state.has_logprobs else None
+        if whole is not None and num_tokens <= whole.max_tokens:
             # One call, since no row needs hidden states in between.
             self._begin_masks(batch, drafted)
             room, drawing = self._room_for_drafter(num_tokens), batch.sample_idx
             if self._pooler is not None:
                 room.setdefault("hidden", self._room_for_hidden(num_tokens))
                 drawing = batch.sample_idx[self._pooler.drawing(batch)]
-            logits = self._whole_step.compute(
-                batch.rows, batch.start, batch.num_new, drawing, given, paths=batch.paths, **room
-            )
+            logits = whole.compute(batch.rows, batch.start, batch.num_new, drawing, given, paths=batch.paths, **room)
             if self._pooler is not None:
                 self._pooler.take(batch, room["hidden"])
                 logits = self._pooler.spread(logits, batch)
@@ -259,7 +281,7 @@ class ModelRunner:
                 hidden = room.get("taps" if self._drafter.traits.num_taps else "hidden")
                 self._drafter.computed(batch.rows, batch.start_places, batch.num_new, hidden)
         else:
-            hidden, sampling, prompt = self._forward(batch, drafted, given)
+            hidden, sampling, prompt = self._forward(batch, drafted, given, images)
             if self._pooler is not None and hidden.shape[0]:
                 drawing = self._pooler.drawing(batch)
                 logits = self._pooler.spread(self._logits_of(hidden, drawing), batch)
@@ -306,10 +328,10 @@ class ModelRunner:
             self._grammars.begin(batch.rows[batch.sample_idx], None if drafted is None else drafted.guesses)
 
     def _forward(
-        self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None
+        self, batch: HostBatch, drafted: DraftedStep | None, given: Tensor | None, images: ImageInputs | None
     ) -> tuple[Tensor, SamplingRows, TokenScores | None]:
         """Hidden states [S, H] of the rows that sample, where their tokens go, and scores of prompt tokens."""
-        if self._graphs is not None and self._graphs.covers(batch):
+        if self._graphs is not None and images is None and self._graphs.covers(batch):
             self._begin_masks(batch, drafted)
             hidden, sampling = self._graphs.replay(batch, given)
             self._tell_drafter(batch, hidden)
@@ -318,7 +340,7 @@ class ModelRunner:
             return hidden, sampling, None
         inputs, sampling = make_inputs(batch, self._state, self._device, self._page_size)
         self._begin_masks(batch, drafted)  # not earlier: two Python threads at once are slow
-        hidden = self._model.forward(inputs._replace(given=given), self._kv)
+        hidden = self._model.forward(inputs._replace(given=given, images=images), self._kv)
         self._tell_drafter(batch, hidden)
         if self._pooler is not None:
             self._pooler.take(batch, hidden)

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.bamba import BAMBA
 from penstock.core.checkpoint.families.clockwork import CLOCKWORK
 from penstock.core.checkpoint.families.cohere import COHERE
@@ -50,6 +51,8 @@ from penstock.core.checkpoint.parsing.family import Family, NotDescribed, Shape
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.nearest import nearest, why_not
 from penstock.core.checkpoint.parsing.text_part import text_part
+from penstock.core.checkpoint.parsing.vision import parse_vision
+from penstock.core.checkpoint.vision import vision_tensors
 from penstock.core.config.options import ConfigError, ModelImpl
 
 TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
@@ -131,6 +134,8 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
         if impl == "transformers":
             raise ConfigError(f"the text part of {named[0]} is served by our own code only: --model-impl auto does it")
         config: ModelConfig = known[part[0]].parse(*part)
+        if isinstance(config, Decoder):
+            config = replace(config, vision=parse_vision(named[0], fields, config.hidden_size))
         return replace(config, text_part_of=named[0], **stored)
     if named and named[0] in known and impl != "transformers":
         try:
@@ -154,7 +159,10 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
 def expected_tensors(config: ModelConfig) -> dict[str, Shape] | None:
     """Every tensor that the checkpoint must have, with its shape; None if only the model's builder knows."""
     tensors = family_of(config).tensors
-    return None if tensors is None else tensors(config)
+    found = None if tensors is None else tensors(config)
+    if found and isinstance(config, Decoder) and config.vision is not None:
+        found = found | vision_tensors(config.vision)
+    return found
 
 
 def expected_matrices(config: ModelConfig) -> dict[str, Shape]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.vision import VISION_PREFIX
 
 _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
@@ -49,3 +50,11 @@ def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] |
 def name_in_text_part(name: str) -> str | None:
     """What the text part alone calls a tensor of the whole model; None if it is of another part."""
     return next((new + name.removeprefix(old) for old, new in _RENAMED.items() if name.startswith(old)), None)
+
+
+def name_in_either_part(name: str) -> str | None:
+    """The same, where the vision tower is served, too: its tensors have a prefix of their own."""
+    for prefix in (f"model.{VISION_PREFIX}", VISION_PREFIX):
+        if name.startswith(prefix):
+            return VISION_PREFIX + name.removeprefix(prefix)
+    return name_in_text_part(name)

@@ -60,6 +60,17 @@ log = structlog.get_logger()
 
 def build(config: Decoder, reader: WeightReader) -> Model:
     """As `Family.build`."""
+    model = _decoder(config, reader)
+    if config.vision is not None and reader.ranks.place.is_alone:
+        from penstock.gpu_worker.models.loading.vision import read_tower  # most models take texts only
+
+        model.tower = read_tower(config.vision, reader)
+    elif config.vision is not None:
+        log.warning("images are refused: a model that is spread over workers takes texts only")
+    return model
+
+
+def _decoder(config: Decoder, reader: WeightReader) -> DecoderModel | NativeDecoderModel:
     library = reader.library
     lacks = lacking(config)
     if library is not None and lacks is not None:

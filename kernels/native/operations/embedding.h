@@ -41,6 +41,10 @@ inline float table_value(const void* table, int kind, size_t at) {
 inline void run(const Pass& pass, const Embedding& op, int t) {
   const int id = pass.batch.input_ids[t] - op.first;
   float* to = pass.at(op.to, t);
+  if (pass.batch.input_ids[t] < 0) {  // it has none: it begins with what it is given
+    if (op.to) std::copy_n(pass.at(0, t), op.size, to);
+    return;
+  }
   if (id < 0 || id >= op.num_rows)
     std::fill_n(to, op.size, 0.0f);
   else if (op.table)

@@ -1,0 +1,81 @@
+"""The description of a vision tower: what makes vectors for the decoder's residual stream of a picture's patches.
+
+    patches → layers (attention and an MLP, each after a norm) → norm → neighbours merged → embeddings
+
+The tower that computes it is in `gpu_worker/models/vision/`.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from penstock.core.checkpoint.parsing.family import Shape
+
+VISION_PREFIX = "visual."
+"""What names of its weights begin with, whatever the checkpoint has before that."""
+
+VisionActivation = Literal["silu", "quick_gelu", "gelu", "gelu_tanh"]
+
+
+class Vision(msgspec.Struct, frozen=True, kw_only=True):
+    """A tower of Qwen2-VL's kind: patches of any grid, whose rows and columns rotate queries and keys."""
+
+    image_token: int  # its positions in a prompt get the embeddings
+    patch_shape: tuple[int, ...]  # of the numbers of a patch: channels, frames, rows, columns
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    mlp_size: int
+    mlp_is_gated: bool
+    activation: VisionActivation
+    norm: Literal["rms", "layer"]
+    norm_eps: float = 1e-6
+    theta: float = 10000.0  # of the rotation
+    merge: int  # squares of so many by so many patches become one embedding
+    out_size: int
+    window: int = 0  # embeddings on a side of the squares that see only themselves; 0: all see all
+    whole_layers: tuple[int, ...] = ()  # layers without these windows
+
+    @property
+    def num_inputs(self) -> int:
+        """Numbers of a patch."""
+        count = 1
+        for size in self.patch_shape:
+            count *= size
+        return count
+
+    def num_embeddings(self, grid: tuple[int, ...]) -> int:
+        """Of a picture with so many frames, rows and columns of patches; 0 if there is no such picture."""
+        if len(grid) != 3 or min(grid) < 1 or grid[1] % self.merge or grid[2] % self.merge:
+            return 0
+        return grid[0] * grid[1] * grid[2] // self.merge**2
+
+
+def vision_tensors(vision: Vision) -> dict[str, Shape]:
+    """Every tensor of it, with its shape."""
+    hidden, size, merged = vision.hidden_size, vision.mlp_size, vision.hidden_size * vision.merge**2
+    found: dict[str, Shape] = {"patch_embed.proj.weight": (hidden, *vision.patch_shape)}
+    for i in range(vision.num_layers):
+        layer = f"blocks.{i}."
+        found |= _norm(f"{layer}norm1", vision) | _norm(f"{layer}norm2", vision)
+        found |= _linear(f"{layer}attn.qkv", 3 * hidden, hidden) | _linear(f"{layer}attn.proj", hidden, hidden)
+        for name in mlp_names(vision)[:-1]:
+            found |= _linear(layer + name, size, hidden)
+        found |= _linear(layer + mlp_names(vision)[-1], hidden, size)
+    found |= _norm("merger.ln_q", vision)
+    found |= _linear("merger.mlp.0", merged, merged) | _linear("merger.mlp.2", vision.out_size, merged)
+    return {VISION_PREFIX + name: shape for name, shape in found.items()}
+
+
+def mlp_names(vision: Vision) -> tuple[str, ...]:
+    """The matrices of an MLP; the last one leads back."""
+    return ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj") if vision.mlp_is_gated else ("mlp.fc1", "mlp.fc2")
+
+
+def _linear(name: str, num_outputs: int, num_inputs: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (num_outputs, num_inputs), f"{name}.bias": (num_outputs,)}
+
+
+def _norm(name: str, vision: Vision) -> dict[str, Shape]:
+    kinds = ("weight", "bias") if vision.norm == "layer" else ("weight",)
+    return {f"{name}.{kind}": (vision.hidden_size,) for kind in kinds}

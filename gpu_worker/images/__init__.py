@@ -1,0 +1,1 @@
+"""The embeddings of pictures."""

@@ -1,0 +1,122 @@
+"""The embeddings of pictures: made beside the steps, a slice of the tower at a time, and kept until dropped."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.gpu_worker.models.vision.tower import Tower
+from penstock.ipc import shared_files
+from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, PixelRef
+
+
+class PixelsLostError(Exception):
+    """Whoever made the pixels has ended, or has given the request up."""
+
+
+class _Encoding:
+    """A picture on its way through the tower."""
+
+    def __init__(self, message: EncodeImage) -> None:
+        self.message = message
+        self.parts: Iterator[Tensor | None] | None = None  # None: not begun
+        self.seconds = 0.0
+
+
+class EmbeddingStore:
+    """See above. Nothing is computed but in `work`."""
+
+    def __init__(self, tower: Tower) -> None:
+        self.tower = tower
+        self._made: dict[int, Tensor] = {}
+        self._waiting: deque[_Encoding] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `work` has something to do."""
+        return bool(self._waiting)
+
+    def embeddings(self, embedding_id: int) -> Tensor:
+        """[embeddings, H]. Raises KeyError if they are not ready."""
+        return self._made[embedding_id]
+
+    def order(self, message: EncodeImage | DropEmbedding) -> None:
+        """Make a picture's embeddings, or forget them."""
+        if isinstance(message, EncodeImage):
+            self._waiting.append(_Encoding(message))
+            return
+        self._made.pop(message.embedding_id, None)
+        kept = (each for each in self._waiting if each.message.embedding_id != message.embedding_id)
+        self._waiting = deque(kept)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._made.clear()
+        self._waiting.clear()
+
+    @torch.inference_mode()
+    def work(self, seconds: float) -> ImageEncoded | None:
+        """Go on with the oldest picture for about so long, at least by one part; what has become of it, once it is
+        ready or has failed."""
+        if not self._waiting:
+            return None
+        began, encoding = time.perf_counter(), self._waiting[0]
+        message, made = encoding.message, None
+        try:
+            if encoding.parts is None:
+                pixels = self._checked(message)
+                encoding.parts = self.tower.encode(pixels, message.grid)
+            while (made := next(encoding.parts)) is None and time.perf_counter() - began < seconds:
+                pass
+        except (ValueError, PixelsLostError) as error:
+            self._waiting.popleft()
+            return ImageEncoded(message.embedding_id, error=str(error), is_lost=isinstance(error, PixelsLostError))
+        encoding.seconds += time.perf_counter() - began
+        if made is None:
+            return None
+        self._waiting.popleft()
+        self._made[message.embedding_id] = made
+        return ImageEncoded(message.embedding_id, int(encoding.seconds * 1e6))
+
+    def _checked(self, message: EncodeImage) -> Tensor:
+        """The pixel values [patches, numbers], if they are as many as the grid says.
+
+        Raises:
+            PixelsLostError: they are gone.
+            ValueError: they are not what the tower takes.
+        """
+        vision = self.tower.vision
+        if vision.num_embeddings(message.grid) != message.num_embeddings:
+            raise ValueError("the image's grid does not fit its placeholders")
+        pixels = read_pixels(message.pixels, "pixel_values")
+        wanted = (message.num_embeddings * vision.merge**2, vision.num_inputs)
+        if tuple(pixels.shape) != wanted:
+            raise ValueError(f"pixel_values has shape {list(pixels.shape)}, but the image's grid needs {list(wanted)}")
+        return pixels
+
+
+def read_pixels(pixels: PixelRef, name: str) -> Tensor:
+    """One of the tensors that the processor made, in fp32.
+
+    Raises:
+        PixelsLostError: they are gone.
+        ValueError: there is no such tensor, or it is not within its memory.
+    """
+    its = next((tensor for tensor in pixels.tensors if tensor.name == name), None)
+    if its is None or its.dtype != "float32":
+        raise ValueError(f"the image has no {name} in fp32")
+    count = 1
+    for size in its.shape:
+        count *= size
+    memory: bytes | bytearray = pixels.inline
+    if not memory:
+        try:
+            memory = shared_files.read(pixels.segment, pixels.num_bytes)
+        except OSError:
+            raise PixelsLostError("the image's pixels are gone") from None
+    if not count or its.offset % 4 or its.offset + 4 * count > len(memory):
+        raise ValueError(f"{name} is not within the image's memory")
+    return torch.from_numpy(np.frombuffer(memory, np.float32, count, its.offset).reshape(its.shape).copy())

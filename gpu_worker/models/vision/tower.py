@@ -1,0 +1,158 @@
+"""A vision tower, as its description says, with torch's kernels: one layer at a time, so that steps can go between."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.core.checkpoint.vision import Vision, VisionActivation
+
+
+class Matrix(NamedTuple):
+    """x @ weight^T + bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+class TowerNorm(NamedTuple):
+    """A norm over each vector; with a bias it is a layer norm."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            wide = x.float()
+            return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class TowerLayer(NamedTuple):
+    """Attention and an MLP, each added to what comes in."""
+
+    norm1: TowerNorm
+    qkv: Matrix
+    proj: Matrix
+    norm2: TowerNorm
+    mlp: tuple[Matrix, ...]  # the last one leads back; before it two: the first is a gate
+
+
+class Tower(NamedTuple):
+    """A whole tower."""
+
+    vision: Vision
+    patches: Matrix
+    layers: tuple[TowerLayer, ...]
+    norm: TowerNorm
+    merger: tuple[Matrix, Matrix]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.patches.weight.device
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Of one embedding."""
+        return self.vision.out_size * self.patches.weight.element_size()
+
+    def encode(self, pixels: Tensor, grid: Sequence[int]) -> Iterator[Tensor | None]:
+        """Compute a picture: nothing after each part of the work, at last its embeddings.
+
+        Args:
+            pixels: [patches, numbers of each], in squares that are merged, row by row.
+            grid: frames, rows and columns of patches.
+
+        Yields:
+            None, then [embeddings, out_size].
+        """
+        vision, square = self.vision, self.vision.merge**2
+        order, of_windows = _windows(vision, grid)
+        x = self.patches(pixels.to(self.device, self.patches.weight.dtype))
+        x = x.view(-1, square, vision.hidden_size)[order].view(-1, vision.hidden_size)
+        angles = _angles(vision, grid, self.device)
+        angles = angles.view(-1, square, angles.shape[-1])[order].view(len(x), -1)
+        rotation = angles.cos(), angles.sin()
+        of_frames = [grid[1] * grid[2]] * grid[0]
+        yield None
+        for i, layer in enumerate(self.layers):
+            sees_all = not vision.window or i in vision.whole_layers
+            x = x + layer.proj(self._attend(layer.qkv(layer.norm1(x)), rotation, of_frames if sees_all else of_windows))
+            x = x + _mlp(layer, layer.norm2(x), vision.activation)
+            yield None
+        merged = self.norm(x).view(-1, square * vision.hidden_size)
+        made = self.merger[1](functional.gelu(self.merger[0](merged)))
+        embeddings = torch.empty_like(made)
+        embeddings[order] = made
+        yield embeddings
+
+    def _attend(self, qkv: Tensor, rotation: tuple[Tensor, Tensor], lengths: Sequence[int]) -> Tensor:
+        """[P, 3 * hidden] -> [P, hidden]; neighbours by these lengths see each other, and nobody else."""
+        q, k, v = qkv.view(len(qkv), 3, self.vision.num_heads, -1).unbind(1)
+        q, k = _rotated(q, rotation), _rotated(k, rotation)
+        sizes = torch.tensor(lengths)
+        starts = sizes.cumsum(0) - sizes
+        out = torch.empty_like(v)
+        for length in sorted(set(lengths)):  # all windows but those at the borders have the same
+            places = (starts[sizes == length, None] + torch.arange(length)).to(qkv.device)
+            its_q, its_k, its_v = (part[places].transpose(1, 2) for part in (q, k, v))
+            out[places] = functional.scaled_dot_product_attention(its_q, its_k, its_v).transpose(1, 2)
+        return out.flatten(1)
+
+
+def _mlp(layer: TowerLayer, x: Tensor, kind: VisionActivation) -> Tensor:
+    first, *others = layer.mlp
+    inner = _activated(first(x), kind)
+    if len(others) > 1:
+        inner = inner * others[0](x)
+    return others[-1](inner)
+
+
+def _activated(x: Tensor, kind: VisionActivation) -> Tensor:
+    match kind:
+        case "silu":
+            return functional.silu(x)
+        case "quick_gelu":
+            return x * torch.sigmoid(1.702 * x)
+        case "gelu":
+            return functional.gelu(x)
+        case "gelu_tanh":
+            return functional.gelu(x, approximate="tanh")
+
+
+def _angles(vision: Vision, grid: Sequence[int], device: torch.device) -> Tensor:
+    """fp32[patches, half of a head]: a half of the pairs turns with the row, the other with the column."""
+    frames, rows, columns = grid
+    merge, quarter = vision.merge, vision.hidden_size // vision.num_heads // 4
+    places = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), dim=-1)
+    places = places.view(rows // merge, merge, columns // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
+    frequencies = 1.0 / vision.theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
+    angles = (places[:, :, None].float() * frequencies).flatten(1)
+    return angles.repeat(frames, 1).to(device)
+
+
+def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """[P, heads, D], rotated in fp32; a pair has a number in each half."""
+    cos, sin = (each[:, None] for each in rotation)
+    first, second = heads.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
+
+
+def _windows(vision: Vision, grid: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """The order in which embeddings of a window are neighbours, and how many patches each window has."""
+    frames, rows, columns = grid[0], grid[1] // vision.merge, grid[2] // vision.merge
+    if not vision.window:
+        return torch.arange(frames * rows * columns), []
+    row, column = torch.arange(rows) // vision.window, torch.arange(columns) // vision.window
+    per_frame = row[:, None] * (int(column[-1]) + 1) + column
+    size = int(per_frame[-1, -1]) + 1
+    numbers = (torch.arange(frames)[:, None, None] * size + per_frame).flatten()
+    counts = torch.bincount(numbers) * vision.merge**2
+    return numbers.argsort(stable=True), [int(count) for count in counts]

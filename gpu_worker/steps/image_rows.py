@@ -1,0 +1,100 @@
+"""The rows whose prompts have pictures: which positions take embeddings from where, and how rows and columns count."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.core.checkpoint.vision import Vision
+from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.images.store import EmbeddingStore
+from penstock.gpu_worker.models.model import ImageInputs
+from penstock.gpu_worker.steps.host_step import HostBatch
+from penstock.ipc.messages import NewRow, RowImage, StepPlan
+
+_Places = npt.NDArray[np.int64]
+
+
+class _Row(NamedTuple):
+    """A row with pictures."""
+
+    images: tuple[tuple[RowImage, _Places], ...]  # each with the positions of its embeddings
+    turns: _Places  # int64[3, P], time, row and column of the first positions; later ones count on by one
+    rest: int  # what is added to later positions
+
+
+class ImageRows:
+    """Made with the first such row; steps without any of them do not come here."""
+
+    def __init__(self, store: EmbeddingStore, device: Device, *, turns: bool) -> None:
+        """`turns`: whether positions have three parts."""
+        self._store, self._device, self._turns = store, device, turns
+        self._rows: dict[int, _Row] = {}
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """Those that have pictures now."""
+        return tuple(self._rows)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Forget rows that end, and take those that begin with pictures."""
+        for row in np.frombuffer(plan.freed_rows, np.int32).tolist():
+            self._rows.pop(row, None)
+        for new in plan.new_rows:
+            self._rows.pop(new.row, None)
+            if new.images:
+                self._rows[new.row] = _entered(new, self._store.tower.vision)
+
+    def inputs(self, batch: HostBatch) -> ImageInputs | None:
+        """What the pictures are to a step; None if none of its rows has one."""
+        if not any(row in self._rows for row in batch.rows.tolist()):
+            return None
+        places, embeddings, turns, first = [], [], [], 0
+        for row, start, num_new in zip(batch.rows.tolist(), batch.start.tolist(), batch.num_new.tolist(), strict=True):
+            its, end = self._rows.get(row), start + num_new
+            turns.append(_turns(its, start, end))
+            for image, its_places in () if its is None else its.images:
+                begin, behind = np.searchsorted(its_places, (start, end)).tolist()
+                if begin < behind:
+                    places.append(its_places[begin:behind] - start + first)
+                    embeddings.append(self._store.embeddings(image.embedding_id)[begin:behind])
+            first += num_new
+        upload = self._device.upload
+        return ImageInputs(
+            upload(np.concatenate(places)) if places else None,
+            torch.cat(embeddings) if embeddings else None,
+            upload(np.concatenate(turns, axis=1)) if self._turns else None,
+        )
+
+
+def _turns(row: _Row | None, start: int, end: int) -> _Places:
+    """int64[3, positions]."""
+    later = np.arange(start, end)
+    if row is None:
+        return np.broadcast_to(later, (3, end - start))
+    known = row.turns[:, start:end]
+    return np.concatenate(
+        (known, np.broadcast_to(later[known.shape[1] :] + row.rest, (3, end - start - known.shape[1]))), 1
+    )
+
+
+def _entered(new: NewRow, vision: Vision) -> _Row:
+    """Where the embeddings of each picture go: to the image tokens among its positions, in order."""
+    token_ids = np.frombuffer(new.token_ids, np.int32)
+    images, parts, behind, at = [], [], 0, 0
+    for image in new.images:
+        its = token_ids[image.start : image.start + image.length] == vision.image_token
+        places = np.flatnonzero(its) + image.start
+        if len(places) != image.num_embeddings:
+            raise ValueError(f"an image of {image.num_embeddings} embeddings has {len(places)} placeholders")
+        images.append((image, places))
+        first = int(places[0])
+        frames, rows, columns = image.grid[0], image.grid[1] // vision.merge, image.grid[2] // vision.merge
+        parts.append(np.broadcast_to(np.arange(first - behind) + at, (3, first - behind)))
+        at += first - behind
+        parts.append(np.stack([part.reshape(-1) for part in np.indices((frames, rows, columns))]) + at)
+        at += max(rows, columns)
+        behind = first + len(places)
+    return _Row(tuple(images), np.concatenate(parts, axis=1), at - behind)

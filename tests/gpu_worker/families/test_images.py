@@ -1,0 +1,272 @@
+"""Prompts with images: what transformers makes of the same pixels and prompt, in any chunks, batches and reuse."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from msgspec.structs import replace
+from torch import Tensor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from penstock.gpu_worker.images.store import EmbeddingStore, read_pixels
+from penstock.gpu_worker.steps.host_step import PendingStep
+from penstock.ipc import shared_files
+from penstock.ipc.messages import EncodeImage, NewRow, PixelRef, PixelTensor, RowImage, StepPlan
+from tests.gpu_worker.engine_in_process import schedule
+from tests.gpu_worker.families.case import Case, rope
+from tests.gpu_worker.families.checkpoints import Reference, config_of, spread
+from tests.gpu_worker.families.run import NUM_NEW, Scored
+from tests.gpu_worker.families.schedules import Schedule, schedules
+
+_IMAGE, _BEGIN, _END = 190, 191, 192
+_SECTIONS = rope("default", mrope_section=[2, 3, 3])
+_SMALL = {"depth": 3, "num_heads": 2, "patch_size": 4, "in_channels": 3}
+_TOWERS: dict[str, tuple[str, dict[str, Any], Case]] = {
+    "qwen2-vl": ("qwen2_vl", {**_SMALL, "embed_dim": 32, "hidden_size": 64}, Case("qwen2_vl_text", _SECTIONS)),
+    "qwen2.5-vl": (
+        "qwen2_5_vl",
+        {
+            **_SMALL,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "out_hidden_size": 64,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        Case("qwen2_5_vl_text", _SECTIONS),
+    ),
+}
+_SIZES = ((16, 24), (40, 8), (24, 24))
+"""Of the pictures: rows and columns of pixels."""
+
+
+class Picture(NamedTuple):
+    """What the processor makes of one."""
+
+    pixels: Tensor  # [patches, numbers]
+    grid: tuple[int, int, int]
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2] // 4
+
+
+class Prompt(NamedTuple):
+    """Token ids with placeholders, and the pictures behind these."""
+
+    ids: list[int]
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def starts(self) -> list[int]:
+        return [i for i, token in enumerate(self.ids) if token == _IMAGE and self.ids[i - 1] != _IMAGE]
+
+
+def pictures() -> list[Picture]:
+    processor = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, size={"shortest_edge": 64, "longest_edge": 4096})
+    random = np.random.default_rng(3)
+    made = []
+    for rows, columns in _SIZES:
+        of_one = processor(random.integers(0, 256, (rows, columns, 3), np.uint8), return_tensors="pt")
+        rows, columns = of_one["image_grid_thw"][0, 1:].tolist()
+        made.append(Picture(of_one["pixel_values"].float(), (1, rows, columns)))
+    return made
+
+
+def prompt_of(text: list[int], *shown: Picture) -> Prompt:
+    """The text, with the pictures between its words."""
+    ids = text[:5]
+    for i, picture in enumerate(shown):
+        ids = [*ids, _BEGIN, *[_IMAGE] * picture.num_embeddings, _END, *text[5 + 4 * i : 9 + 4 * i]]
+    return Prompt(ids + text[5 + 4 * len(shown) :], shown)
+
+
+def prompts() -> list[Prompt]:
+    random = np.random.default_rng(5)
+    first, second, third = pictures()
+    texts = [random.integers(5, 180, 24).tolist() for _ in range(4)]
+    return [
+        prompt_of(texts[0], first),
+        prompt_of(texts[1], second, first, third),
+        prompt_of(texts[2]),
+        prompt_of(texts[3], third),
+    ]
+
+
+class SeeingReference(Reference):
+    """What transformers makes of prompts with pictures."""
+
+    def __init__(self, folder: Path, name: str, known: list[Prompt]) -> None:
+        kind, vision, case = _TOWERS[name]
+        parts: dict[str, Any] = {"text_config": config_of(case).to_dict(), "vision_config": vision}
+        parts |= {
+            "tie_word_embeddings": False,
+            "image_token_id": _IMAGE,
+            "vision_start_token_id": _BEGIN,
+            "vision_end_token_id": _END,
+        }
+        config = transformers.CONFIG_MAPPING[kind](**parts)
+        torch.manual_seed(2)
+        model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
+        model = model.float().eval()
+        spread(model, case.wider)
+        super().__init__(folder, case, model)
+        self._prompts = known
+
+    @torch.inference_mode()
+    def logits(self, text: list[int]) -> Tensor:
+        prompt = next(each for each in self._prompts if text[: len(each.ids)] == each.ids)
+        logits: Tensor = self.model(torch.tensor([text]), **self.of_pictures(prompt, text)).logits[0]
+        return logits
+
+    def of_pictures(self, prompt: Prompt, text: list[int]) -> dict[str, Tensor]:
+        if not prompt.pictures:
+            return {}
+        return {
+            "pixel_values": torch.cat([picture.pixels for picture in prompt.pictures]),
+            "image_grid_thw": torch.tensor([picture.grid for picture in prompt.pictures]),
+            "mm_token_type_ids": torch.tensor([[int(token == _IMAGE) for token in text]]),
+        }
+
+
+class Seeing(Scored):
+    """An engine whose worker is told of the pictures behind the placeholders."""
+
+    def __init__(self, folder: Path, known: list[Prompt], **options: Any) -> None:
+        super().__init__(folder, **options)
+        self._known, self._made = known, dict[bytes, int]()
+        launch = self.runner.launch
+
+        def with_pictures(plan: StepPlan) -> PendingStep:
+            return launch(replace(plan, new_rows=tuple(map(self._seeing, plan.new_rows))))
+
+        setattr(self.runner, "launch", with_pictures)  # noqa: B010
+
+    @property
+    def store(self) -> EmbeddingStore:
+        store = self.runner.image_store
+        assert store is not None
+        return store
+
+    def _seeing(self, new: NewRow) -> NewRow:
+        ids = np.frombuffer(new.token_ids, np.int32).tolist()
+        prompt = next(each for each in self._known if ids[: len(each.ids)] == each.ids)
+        return replace(
+            new, images=tuple(self._image(*each) for each in zip(prompt.pictures, prompt.starts, strict=True))
+        )
+
+    def _image(self, picture: Picture, start: int) -> RowImage:
+        key = hashlib.blake2b(picture.pixels.numpy().tobytes(), digest_size=32).digest()
+        if key not in self._made:
+            self._made[key] = len(self._made) + 1
+            self.encode(picture, self._made[key], key)
+        count = picture.num_embeddings
+        return RowImage(key, start, count, count, picture.grid, self._made[key])
+
+    def encode(self, picture: Picture, embedding_id: int, key: bytes) -> None:
+        self.store.order(EncodeImage(embedding_id, key, picture.grid, picture.num_embeddings, inline(picture.pixels)))
+        parts = 1
+        while (encoded := self.store.work(0.0)) is None:
+            parts += 1
+        assert parts > 3  # slices
+        assert not encoded.error
+        assert encoded.embedding_id == embedding_id
+
+
+def inline(pixels: Tensor) -> PixelRef:
+    data = pixels.numpy().tobytes()
+    return PixelRef("", len(data), (PixelTensor("pixel_values", "float32", tuple(pixels.shape), 0),), data)
+
+
+def check(reference: SeeingReference, known: list[Prompt], run: Schedule, **options: Any) -> None:
+    longest = max(len(prompt.ids) for prompt in known) + NUM_NEW
+    shape = schedule(run.budget, run.page_size, run.depth, num_tokens=longest if run.tight else 800, cached=run.cached)
+    engine = Seeing(reference.folder, known, **shape, **options)
+    batches = [known] if run.together else [[prompt] for prompt in known]
+    for _ in range(1 + run.cached):
+        for batch in batches:
+            for prompt, answer in zip(batch, engine.answers([prompt.ids for prompt in batch]), strict=True):
+                assert len(answer.tokens) == NUM_NEW
+                assert not (difference := reference.errors(prompt.ids, answer)), f"{run}: {difference}"
+
+
+def _shared(pixels: PixelRef) -> str:
+    """The name of a file with these, which is gone."""
+    files = shared_files.SharedFiles(1 << 20)
+    name = files.reserve(pixels.num_bytes)
+    shared_files.write(name, [pixels.inline])
+    assert torch.equal(
+        read_pixels(replace(pixels, segment=name, inline=b""), "pixel_values"), read_pixels(pixels, "pixel_values")
+    )
+    files.close()
+    return name
+
+
+@pytest.mark.parametrize("name", _TOWERS)
+def test_greedy(tmp_path: Path, name: str) -> None:
+    known = prompts()
+    reference = SeeingReference(tmp_path, name, known)
+    turn = list(_TOWERS).index(name)
+    for kernels in ("native", "torch"):
+        for run in schedules(turn if kernels == "native" else turn + 2):
+            check(reference, known, run, model_impl="own", cpu_kernels=kernels)
+
+
+def test_generate_agrees(tmp_path: Path) -> None:
+    known = prompts()
+    reference = SeeingReference(tmp_path, "qwen2.5-vl", known)
+    engine = Seeing(reference.folder, known, model_impl="own")
+    prompt = known[1]
+    (answer,) = engine.answers([prompt.ids])
+    ids = torch.tensor([prompt.ids])
+    generate: Any = reference.model.generate
+    made = generate(
+        ids,
+        max_new_tokens=NUM_NEW,
+        min_new_tokens=NUM_NEW,
+        do_sample=False,
+        **reference.of_pictures(prompt, prompt.ids),
+    )
+    assert answer.tokens == made[0, len(prompt.ids) :].tolist()
+
+
+def test_pictures_matter(tmp_path: Path) -> None:
+    """Two pictures of one size, behind the same tokens, have other answers."""
+    first, _, third = pictures()
+    text = np.random.default_rng(5).integers(5, 180, 24).tolist()
+    answers = []
+    other = Picture(first.pixels.flip(0), first.grid)
+    for i, picture in enumerate((first, other)):
+        known = [prompt_of(text, picture)]
+        reference = SeeingReference(tmp_path / str(i), "qwen2.5-vl", known)
+        answers.append(Seeing(reference.folder, known).answers([known[0].ids])[0].logprobs)
+    assert answers[0] != answers[1]
+    assert third.grid != first.grid
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    known = prompts()
+    store = Seeing(SeeingReference(tmp_path, "qwen2.5-vl", known).folder, known).store
+    picture = known[0].pictures[0]
+    key, fitting = bytes(32), inline(picture.pixels)
+    bad = (
+        EncodeImage(1, key, picture.grid, picture.num_embeddings + 1, fitting),
+        EncodeImage(2, key, (1, 3, 3), 2, fitting),
+        EncodeImage(3, key, picture.grid, picture.num_embeddings, inline(picture.pixels[1:])),
+        EncodeImage(4, key, picture.grid, picture.num_embeddings, replace(fitting, inline=fitting.inline[4:])),
+        EncodeImage(5, key, picture.grid, picture.num_embeddings, replace(fitting, tensors=())),
+    )
+    gone = EncodeImage(
+        6, key, picture.grid, picture.num_embeddings, replace(fitting, segment=_shared(fitting), inline=b"")
+    )
+    for message in (*bad, gone):
+        store.order(message)
+        encoded = store.work(1.0)
+        assert encoded is not None
+        assert encoded.error
+        assert encoded.is_lost == (message is gone)
+    assert not store.is_busy
