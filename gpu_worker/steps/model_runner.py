@@ -62,7 +62,7 @@ def _make_image_rows(store: "EmbeddingStore | None", device: Device, config: Mod
 
     if store is None:
         raise ValueError("a prompt has images, but the model takes texts only")
-    ropes = [layer.mixer.rope for layer in config.layers] if isinstance(config, Decoder) else []
+    ropes = [its.rope for _, its in config.attentions] if isinstance(config, Decoder) else []
     return ImageRows(store, device, turns=any(rope is not None and rope.sections for rope in ropes))
 
 

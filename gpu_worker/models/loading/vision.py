@@ -1,7 +1,7 @@
 """From a checkpoint to a vision tower."""
 
 from penstock.core.checkpoint.vision import VISION_PREFIX, Vision, mlp_names, vision_tensors
-from penstock.core.checkpoint.weights import Source
+from penstock.core.checkpoint.weight_sources import Source
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.vision.tower import Matrix, Tower, TowerLayer, TowerNorm
 
