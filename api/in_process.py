@@ -18,6 +18,7 @@ from penstock.core.config import Config, ConfigError
 from penstock.core.config.groups.parallel import ParallelOptions
 from penstock.core.scheduling.scheduler import Refusal, Scheduler
 from penstock.gpu_worker.disk.mover import DiskMover
+from penstock.gpu_worker.images.store import EmbeddingStore
 from penstock.gpu_worker.startup.start import start
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc.codec import deltas_of
@@ -28,6 +29,7 @@ OWNER = b"in process"
 _LOOK_SECONDS = 0.0005  # between looks at what the disk has done
 _MOST_SECONDS = 0.05  # to wait for it while there is nothing to compute
 _LISTING_SECONDS = 5.0  # for what it holds, at the start
+_IMAGE_SECONDS = 0.005  # of each step for images that are being encoded
 _WRITING_SECONDS = 5.0  # for pages that are to be written when all else is done
 
 
@@ -107,6 +109,10 @@ class InProcessEngine:
                 deltas += self.exchange_grammars(wait=is_idle)
                 if is_idle:
                     continue
+            if self.runner.image_store is not None:
+                is_idle = step is None and not self._pending
+                if self._exchange_images(self.runner.image_store, deltas) and is_idle:
+                    continue
             if step is not None:
                 self._pending.append((step.plan, self.runner.launch(step.plan)))
             if self._disk is not None:
@@ -165,6 +171,21 @@ class InProcessEngine:
             if step is not None:
                 self.scheduler.process(self.runner.launch(step.plan).result(), time.monotonic())
             self._exchange_pages(disk, seconds=_MOST_SECONDS)
+
+    def _exchange_images(self, store: EmbeddingStore, deltas: list[SequenceDelta]) -> bool:
+        """Go on with the images that the scheduler asks for; return whether there was anything to do.
+
+        The ends of sequences whose image failed are appended.
+        """
+        images = self.scheduler.images
+        messages = [] if images is None else images.take_messages()
+        for message in messages:
+            store.order(message)
+        was_busy = store.is_busy
+        if (encoded := store.work(_IMAGE_SECONDS)) is not None:
+            for ended in self.scheduler.image_encoded(encoded).values():
+                deltas += ended
+        return was_busy or bool(messages)
 
     def exchange_grammars(self, *, wait: bool = True) -> list[SequenceDelta]:
         """Have the grammars made ready that the scheduler asks for; the ends of sequences whose grammar failed."""

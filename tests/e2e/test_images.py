@@ -1,0 +1,126 @@
+"""Images through real processes: transformers' tokens, encoded once, whatever dies."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+import torch
+import transformers
+
+from penstock import LLM, SamplingParams
+from tests.api.conftest import SMALL
+from tests.e2e.servers import Server, serving, stream
+from tests.frontend.images.image_models import MODELS, data_url, encoded, noise
+
+LENGTH = 40
+FAMILY = MODELS["qwen2.5-vl"]
+PICTURES = [noise(90, 60, seed=1), noise(60, 120, seed=2)]
+URLS = [data_url(encoded(picture)) for picture in PICTURES]
+
+
+class Seeing(NamedTuple):
+    """A checkpoint that takes images, and transformers' model of it."""
+
+    folder: Path
+    model: Any
+
+    def expected(self, prompt: list[int], pictures: list[Any]) -> list[int]:
+        """The likeliest token after the prompt and all before it, again and again."""
+        made = FAMILY.make_image_processor()(pictures, return_tensors="pt")
+        token, ids = self.model.config.image_token_id, prompt[:]
+        with torch.inference_mode():
+            for _ in range(LENGTH):
+                logits = self.model(
+                    torch.tensor([ids]),
+                    pixel_values=made["pixel_values"],
+                    image_grid_thw=made["image_grid_thw"],
+                    mm_token_type_ids=torch.tensor([[int(each == token) for each in ids]]),
+                ).logits
+                ids.append(int(logits[0, -1].argmax()))
+        return ids[len(prompt) :]
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+    folder = FAMILY.write(tmp_path_factory.mktemp("images"))
+    tokenizer = FAMILY.tokenizer()
+    text: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.12,
+        "vocab_size": len(tokenizer),
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    }
+    vision: dict[str, Any] = {
+        "depth": 3, "num_heads": 2, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64,
+        "fullatt_block_indexes": [1], "initializer_range": 0.12,
+    }  # fmt: skip
+    make: Any = transformers.CONFIG_MAPPING["qwen2_5_vl"]
+    config = make(
+        text_config=text,
+        vision_config=vision,
+        tie_word_embeddings=False,
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    model.save_pretrained(folder)
+    return Seeing(folder, model)
+
+
+def messages(*urls: str, question: str = "Which is larger?") -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
+
+
+async def told(
+    http: aiohttp.ClientSession, server: Server, said: list[dict[str, Any]], begun: asyncio.Event | None = None
+) -> tuple[list[int], list[int]]:
+    """The prompt's tokens and those of the answer."""
+    body = {"model": "m", "messages": said, "temperature": 0, "max_tokens": LENGTH, "return_token_ids": True}
+    prompt, ids = list[int](), list[int]()
+    async for event in stream(http, f"{server.url}/v1/chat/completions", body | {"ignore_eos": True}):
+        prompt = event.get("prompt_token_ids") or prompt
+        for choice in event["choices"]:
+            ids += choice.get("token_ids") or []
+        if ids and begun is not None:
+            begun.set()
+    return prompt, ids
+
+
+async def num_encoded(http: aiohttp.ClientSession, server: Server) -> float:
+    await server.settled(http)
+    return sum(value for labels, value in await server.labelled(http, "penstock_images_total") if "encoded" in labels.values())
+
+
+async def test_what_transformers_sees(seeing: Seeing) -> None:
+    flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "32")
+    async with serving(seeing.folder, *flags) as server, aiohttp.ClientSession() as http:
+        both = [messages(*URLS), messages(*reversed(URLS)), messages(URLS[0]), messages(URLS[1], question="And?")]
+        found = await asyncio.gather(*(told(http, server, said) for said in both))
+        shown = [PICTURES, PICTURES[::-1], PICTURES[:1], PICTURES[1:]]
+        wanted = [seeing.expected(prompt, pictures) for (prompt, _), pictures in zip(found, shown, strict=True)]
+        assert [ids for _, ids in found] == wanted
+        assert await num_encoded(http, server) == len(PICTURES)
+        assert await asyncio.gather(*(told(http, server, said) for said in both)) == found
+        assert await num_encoded(http, server) == len(PICTURES)
+        for child in ("penstock-worker-0", "penstock-scheduler"):
+            begun = asyncio.Event()
+            running = [asyncio.create_task(told(http, server, said, begun)) for said in both]
+            await begun.wait()
+            server.children()[child].kill()
+            assert await asyncio.gather(*running) == found
+        await server.settled(http)
+    with LLM(seeing.folder, **SMALL) as llm:
+        params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+        outputs = llm.chat(both, params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == wanted
