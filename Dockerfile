@@ -17,7 +17,7 @@ RUN set -e; cd /build/wheels; \
     if ls torch-*.whl >/dev/null 2>&1; then pip install --find-links . -c constraints.txt torch-*.whl; \
     elif [ -n "$TORCH_INDEX_URL" ]; then pip install --index-url "$TORCH_INDEX_URL" -c constraints.txt torch; \
     else pip install -c constraints.txt torch; fi
-RUN python -c "import pathlib, tomllib; project = tomllib.loads(pathlib.Path('/build/wheels/pyproject.toml').read_text())['project']; print(*project['dependencies'], *project['optional-dependencies']['otel'], sep='\n')" > /build/requirements.txt \
+RUN python -c "import pathlib, tomllib; project = tomllib.loads(pathlib.Path('/build/wheels/pyproject.toml').read_text())['project']; print(*project['dependencies'], *project['optional-dependencies']['otel'], *project['optional-dependencies']['images'], sep='\n')" > /build/requirements.txt \
     && pip install --find-links /build/wheels -c /build/wheels/constraints.txt -r /build/requirements.txt
 # For the CPU kernels; without it a worker on a CPU takes torch's, which are slower.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ || echo "no C++ compiler could be installed"
