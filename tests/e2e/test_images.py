@@ -99,7 +99,9 @@ async def told(
 
 async def num_encoded(http: aiohttp.ClientSession, server: Server) -> float:
     await server.settled(http)
-    return sum(value for labels, value in await server.labelled(http, "penstock_images_total") if "encoded" in labels.values())
+    return sum(
+        value for labels, value in await server.labelled(http, "penstock_images_total") if "encoded" in labels.values()
+    )
 
 
 async def test_what_transformers_sees(seeing: Seeing) -> None:
