@@ -95,6 +95,7 @@ def figures(plan: Plan, load: Load, batch: int | None, context: int, price: floa
         "left_for_kv_bytes": ledger.left,
         "kv_bytes_per_token": costs.kv_bytes_per_token,
         "kv_bytes_per_sequence": costs.kv_bytes(context),
+        "state_bytes_per_sequence": costs.state_bytes,
         "context": context,
         "batch": batch,
         "fits": batch <= max_batch,
@@ -190,6 +191,8 @@ def _print(found: dict[str, Any], plan: Plan) -> None:
         memory.add_row(name.replace("_", " "), f"{found[name + '_bytes'] / _GB:.1f}")
     memory.add_row("KV of a token, KB", f"{found['kv_bytes_per_token'] / 1e3:.1f}")
     memory.add_row(f"KV of {found['context']:,} tokens", f"{found['kv_bytes_per_sequence'] / _GB:.3f}")
+    if found["state_bytes_per_sequence"]:
+        memory.add_row("State of a sequence", f"{found['state_bytes_per_sequence'] / _GB:.3f}")
     console.print(memory)
     least, most = ("about", "about") if plan.is_measured else ("at least", "at most")
     short = "" if found["fits"] else ", which does not fit"

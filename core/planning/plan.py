@@ -132,10 +132,11 @@ class Plan(NamedTuple):
             return False
 
     def max_batch(self, context: int) -> int:
-        """Sequences of this length whose keys and values fit on every rank."""
+        """Sequences of this length whose keys and values, and states, fit on every rank."""
         ledger = self.ledger
         room = (ledger.left + ledger.weight_bytes) / (self.layout.tp * self.layout.pp)
-        of_each = [(room - its.weight_bytes) / its.costs.kv_bytes(context) for its in self.rank_parts]
+        kept = [(its.weight_bytes, its.costs.kv_bytes(context) + its.costs.state_bytes) for its in self.rank_parts]
+        of_each = [(room - weight_bytes) / of_sequence for weight_bytes, of_sequence in kept]
         return max(0, math.floor(min(of_each)))
 
     def max_context(self, batch: int) -> int:
@@ -179,6 +180,7 @@ class Plan(NamedTuple):
         costs, steps = self.costs, self.machine.steps
         num_tokens = sum(count * times for (_, count), times in chunks.items())
         kept = sum(times * costs.kv_bytes(first + count) for (first, count), times in chunks.items())
+        kept += 2 * sum(chunks.values()) * costs.state_bytes  # read, and written
         bound = self.step(num_tokens, costs.weight_bytes_read(num_tokens) + kept, costs.operations(chunks))
         if steps is None or not self.is_measured:
             return bound

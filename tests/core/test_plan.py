@@ -323,3 +323,16 @@ def test_machines_of_one_s_own(tmp_path: Path) -> None:
     file.write_text('[desk]\nname = "Desk"\nmemory = 0\nbandwidth = 1e11\nlink = 1e9\nflops = { fp16 = 1e12 }\n')
     with pytest.raises(ConfigError, match="desk"):
         load_machines(file)
+
+
+def test_states_take_memory_and_time() -> None:
+    """Of Mamba 2, which keeps nothing else, and of layers beside attention."""
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 32768}
+    alone = Plan(Costs(described({"architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", **sizes})), H100)
+    channels = 2 * 4096 + 2 * 8 * 128
+    assert alone.costs.state_bytes == 64 * 4 * (128 * 64 * 128 + 3 * channels)
+    assert alone.costs.kv_bytes(4096) == 0
+    assert alone.max_batch(100) == alone.max_batch(100_000) == math.floor(alone.ledger.left / alone.costs.state_bytes)
+    assert smallest(alone.costs, H100, Load(500, 100, qps=1.0)) is not None
+    faster, slower = (alone.decode_step(batch, 100).seconds for batch in (1, 65))
+    assert slower - faster == pytest.approx(2 * 64 * alone.costs.state_bytes / H100.bandwidth)
