@@ -106,6 +106,7 @@ class _Runner:
     def __init__(self, group: Group) -> None:
         self._group = group
         self.grammar_store = _NoGrammars()
+        self.image_store = None
 
     def launch(self, plan: StepPlan) -> _Launched:
         answers = self._group.ask(plan)

@@ -56,6 +56,8 @@ class _Launched(NamedTuple):
 class Stages:
     """All stages, as the one runner that the scheduler takes them for."""
 
+    image_store = None
+
     def __init__(self, config: Config, folder: Path, seed: int) -> None:
         self.num_stages = num_stages = config.parallel.pipeline_parallel_size
         ways = {(i, j): SimpleQueue[Tensor]() for i in range(num_stages) for j in range(num_stages)}
