@@ -101,9 +101,7 @@ async def _run(asked: SimulationRequest, path: Path) -> bytes:
             with suppress(ProcessLookupError):
                 resource.prlimit(process.pid, resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
         async with asyncio.timeout(MAX_SECONDS):
-            assert process.stdout is not None
-            assert process.stderr is not None
-            told, said = await asyncio.gather(_read(process.stdout, MAX_ANSWER), _read(process.stderr, 1 << 16))
+            told, said = await _answer(process)
             code = await process.wait()
     except TimeoutError:
         raise SimulationFailed(f"the simulation takes longer than {MAX_SECONDS:g} s") from None
@@ -112,9 +110,18 @@ async def _run(asked: SimulationRequest, path: Path) -> bytes:
             with suppress(ProcessLookupError):
                 process.kill()
             await asyncio.shield(process.wait())
+            await _answer(process)  # its pipes are closed when nothing is left in them
     if code or len(told) > MAX_ANSWER:
         raise SimulationFailed(_why(said.decode(errors="replace"), path))
     return told
+
+
+async def _answer(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+    """What it writes until it ends: the answer, and what it says beside it."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    told, said = await asyncio.gather(_read(process.stdout, MAX_ANSWER), _read(process.stderr, 1 << 16))
+    return told, said
 
 
 async def _read(stream: asyncio.StreamReader, most: int) -> bytes:

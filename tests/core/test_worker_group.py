@@ -1,7 +1,7 @@
 """Two fake ranks behind real sockets: one plan for both, one answer, one death."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from random import Random
 
@@ -134,11 +134,17 @@ class Group:
         return Rank(self, 0, pid), Rank(self, 1, pid + 1, **changes)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        for _ in range(2000):
+        for _ in range(12000):
             if condition():
                 return
             await asyncio.sleep(0.005)
         raise AssertionError("it does not come")
+
+    @property
+    def suspects(self) -> Collection[object]:
+        """Requests over which a worker may have died."""
+        scheduler = self.engine._scheduler
+        return scheduler.suspects.requests if scheduler is not None else ()
 
     async def send(self, request: AddRequest) -> None:
         await self.until(lambda: any(isinstance(message, EngineReady) for message in self.news))
@@ -262,6 +268,8 @@ async def test_whatever_happens_to_the_ranks_streams_say_the_same(group: Group, 
         await group.send(make_request(name, PROMPT, NUM_TOKENS))
     for i in range(4):
         await asyncio.sleep(rng.random() / 20)
+        # Whoever is in flight at one death after the other is held guilty, as he should be: each must prove innocent.
+        await group.until(lambda: not group.suspects)
         number = rng.randrange(2)
         rank = ranks[number]
         match rng.choice(["fails", "leaves", "says hello", "both leave"]):
