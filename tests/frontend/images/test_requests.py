@@ -18,6 +18,7 @@ from tests.frontend.http_client import get, post
 from tests.frontend.images.conftest import RACCOON, ImageHost
 from tests.frontend.images.image_models import data_url, encoded, noise
 from tests.frontend.live_server import LiveServer
+from tests.frontend.test_open_responses import ask
 
 PICTURE = encoded(noise(120, 80))
 URL = data_url(PICTURE)
@@ -143,6 +144,14 @@ def test_all_apis_make_the_same_prompt(vision: LiveServer) -> None:
     assert counted.json()["input_tokens"] == len(prompt_ids(requests[0]))
     tokenized = post(vision, "/tokenize", bodies["/v1/chat/completions"])
     assert tokenized.json()["tokens"] == prompt_ids(requests[0])
+
+
+def test_the_conformance_case_of_open_responses(vision: LiveServer) -> None:
+    vision.says("A red circle.")
+    parts = [{"type": "input_text", "text": "What do you see?"}, {"type": "input_image", "image_url": URL}]
+    response = ask(vision, ("user", parts), model="vision")
+    assert [item["type"] for item in response["output"]] == ["message"]
+    assert len(vision.scheduler.added[0].images) == 1
 
 
 def test_a_response_goes_on_with_its_image(vision: LiveServer) -> None:
