@@ -254,6 +254,7 @@ class Bill(Struct, frozen=True):
     recomputed_tokens: int
     guessed_tokens: int | UnsetType = UNSET  # ahead of the model, if there were any
     accepted_tokens: int | UnsetType = UNSET  # those of them that were right
+    cache_miss: str | UnsetType = UNSET  # why its prompt was not found further, where layers keep states
     price: float | UnsetType = UNSET  # of the device seconds, with --price-per-hour
 
 

@@ -192,7 +192,8 @@ def _print(found: dict[str, Any], plan: Plan) -> None:
     memory.add_row("KV of a token, KB", f"{found['kv_bytes_per_token'] / 1e3:.1f}")
     memory.add_row(f"KV of {found['context']:,} tokens", f"{found['kv_bytes_per_sequence'] / _GB:.3f}")
     if found["state_bytes_per_sequence"]:
-        memory.add_row("State of a sequence", f"{found['state_bytes_per_sequence'] / _GB:.3f}")
+        state = found["state_bytes_per_sequence"] / _GB
+        memory.add_row("State of a sequence, or a snapshot", f"{state:.3f}")
     console.print(memory)
     least, most = ("about", "about") if plan.is_measured else ("at least", "at most")
     short = "" if found["fits"] else ", which does not fit"

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from penstock.core.kv.page_pool import CacheNode
 from penstock.core.kv.window_pages import WindowTable
+from penstock.ipc.messages import CacheMiss
 
 
 class Siblings(Protocol):
@@ -57,3 +58,10 @@ class Holder(PageTables, Protocol):
     @property
     def owes_prompt_logprobs(self) -> bool:
         """Whether prompt positions must be computed although they are cached."""
+
+
+class RowHolder(Holder, Protocol):
+    """One that has a row."""
+
+    row: int
+    cache_miss: CacheMiss  # why it did not start later in its prompt

@@ -20,8 +20,8 @@ A fork. P prompt tokens; the sibling S has settled at least positions [0, P), F 
 Sharing waits for *settled*, not only launched, positions: then every shared page is in the prefix
 cache's tree (where there is one), F's cursor holds it there, and the count of evictable pages stays exact.
 
-If some layers see only a window, the sibling has freed what lies behind it. Then no sequence forks, but starts at
-the longest hit after the sibling has settled the prompt.
+If some layers see only a window, the sibling has freed what lies behind it; if some keep a state of each row, the
+sibling's has gone on. Then no sequence forks, but starts at the longest hit after the sibling has settled the prompt.
 """
 
 from collections.abc import Hashable
@@ -30,6 +30,7 @@ from typing import NamedTuple
 from penstock.core.kv.holder import Holder, PageTables, Siblings
 from penstock.core.kv.page_copies import PageCopies
 from penstock.core.kv.page_pool import CacheNode, PagePool, PrefixCache, PrefixHit
+from penstock.core.kv.snapshots import Snapshots
 from penstock.core.kv.tiers import Tiers
 from penstock.core.kv.window_pages import WindowPages
 
@@ -45,7 +46,7 @@ class NewPage(NamedTuple):
 class KVPages:
     """All pages of one worker group's KV pool, where all layers keep all positions: there is one page group."""
 
-    __slots__ = ("cache", "copies", "has_states", "now", "page_size", "pool", "tiers", "windows")
+    __slots__ = ("cache", "can_fork", "copies", "now", "page_size", "pool", "snapshots", "tiers", "windows")
 
     def __init__(self, num_pages: int, page_size: int, *, enable_prefix_caching: bool) -> None:
         self.page_size = page_size
@@ -55,7 +56,8 @@ class KVPages:
         self.now = 0.0  # seconds, for the accounts of pages
         self.copies = PageCopies()  # of the next plan
         self.tiers: Tiers | None = None  # what is below the device
-        self.has_states = False  # whether a sibling's pages are no start, as some layers keep a state of a row
+        self.can_fork = True  # whether a sibling's pages are a start
+        self.snapshots: Snapshots | None = None  # of the states that some layers keep (`state_pages.py`)
 
     def use_tiers(self, tiers: Tiers) -> None:
         """Let what is evicted go to a lower tier, and find it there."""
@@ -197,19 +199,19 @@ def find_start(seq: Holder, kv: KVPages) -> Start | None:
     num_hit_pages = len(hit.page_ids) + len(hit.host_page_ids)
     num_hit_tokens = num_hit_pages * page_size
     # A sibling's prompt saves computing all positions but one: useless if their logits are needed.
-    siblings = () if seq.owes_prompt_logprobs or kv.has_states else seq.request.running
+    can_follow = kv.can_fork or kv.cache is not None
+    siblings = seq.request.running if can_follow and not seq.owes_prompt_logprobs else ()
     last = seq.request.num_prompt_tokens - 1
     num_full_pages = last // page_size
     if siblings and num_hit_tokens < last:
         settled = [sibling for sibling in siblings if sibling.num_settled_tokens > last]
-        if settled and not kv.windows:
+        if settled and kv.can_fork:
             sibling = settled[0]
             pages = hit.page_ids if kv.cache is not None else sibling.page_ids[:num_full_pages]
             copy_src = sibling.page_ids[num_full_pages] if last % page_size else -1
             return Start(last, pages, copy_src, hit._replace(host_page_ids=()), is_fork=True)
         # A sibling that ends with its first token leaves only what the prefix cache gets from it.
-        can_fork = seq.request.can_fork and not kv.windows
-        if not settled and (num_hit_pages < num_full_pages if kv.cache is not None else can_fork):
+        if not settled and (num_hit_pages < num_full_pages if kv.cache is not None else seq.request.can_fork):
             return None
     return Start(num_hit_tokens, hit.page_ids, -1, hit, is_fork=False)
 

@@ -11,6 +11,8 @@ from penstock.core.kv.holder import Holder, PageTables
 from penstock.core.kv.host_tier import HostTier
 from penstock.core.kv.kv_pages import KVPages, NewPage
 from penstock.core.kv.page_pool import CacheNode, PrefixHit, host_ref
+from penstock.core.kv.snapshots import Snapshots
+from penstock.core.kv.state_pages import StatePages
 from penstock.core.kv.tiers import Tiers, TierTotals
 from penstock.core.kv.window_pages import WindowPages, WindowTable
 from penstock.ipc.messages import WindowGroup
@@ -25,16 +27,20 @@ def make_pages(
     num_host_pages: int = 0,
     tier_totals: TierTotals | None = None,
     has_states: bool = False,
+    snapshots: Snapshots | None = None,
 ) -> KVPages:
     """Return the bookkeeping for a pool, and for the host's pages if there are any; less work with a single group.
 
-    With `has_states`, pages alone are no start for a sequence: it begins with its first token.
+    With `has_states`, pages alone are no start for a sequence: it needs one of the snapshots, too.
     """
+    enable_prefix_caching &= not has_states or snapshots is not None
     if windows:
         kv: KVPages = GroupedPages(num_pages, page_size, windows, enable_prefix_caching=enable_prefix_caching)
+    elif snapshots is not None and enable_prefix_caching:
+        kv = StatePages(num_pages, page_size, snapshots)
     else:
         kv = KVPages(num_pages, page_size, enable_prefix_caching=enable_prefix_caching)
-    kv.has_states = has_states
+    kv.can_fork &= not has_states
     if num_host_pages:
         totals = tier_totals or TierTotals()
         kv.use_tiers(Tiers(HostTier(num_host_pages), kv.copies, totals, page_size, kv.windows))
@@ -51,6 +57,7 @@ class GroupedPages(KVPages):
     ) -> None:
         super().__init__(num_pages, page_size, enable_prefix_caching=enable_prefix_caching)
         self.windows = tuple(WindowPages(self.pool, group, page_size) for group in windows)
+        self.can_fork = False
         if self.cache is not None:
             self.cache.given_up = self._given_up
 

@@ -177,6 +177,8 @@ class PrefixHit(NamedTuple):
     window_page_ids: tuple[list[int], ...] = ()
     """For each further group the pages that the next position sees; those of the host as `host_ref`."""
     host_page_ids: Sequence[int] = ()  # what follows `page_ids`, on the host
+    num_lacking: int = 0  # pages that follow, but are no start: they have no snapshot
+    lacks_evicted: bool = False  # one of them had one
 
     @property
     def num_pages(self) -> int:

@@ -111,6 +111,7 @@ class Accounts:
             waited_for=seq.request.waited_for,
             num_guessed_tokens=account.num_guessed,
             num_accepted_tokens=account.num_accepted,
+            cache_miss=seq.cache_miss,
         )
 
     def abort(self, seq: Sequence, now: float) -> None:

@@ -25,6 +25,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_pages(scheduler)
     _check_tree(scheduler)
     _check_windows(scheduler)
+    _check_snapshots(scheduler)
     _check_tiers(scheduler)
     _check_disk(scheduler)
     for seq in scheduler.running:
@@ -175,6 +176,17 @@ def _check_windows(scheduler: Scheduler) -> None:
             num_late = 0 if seq in scheduler.running.prefills else kv.page_size  # it goes when a page is full
             border = max(0, seq.num_settled_tokens - num_late)
             _require(table.first >= group.first_needed(border), f"{name}: frees what is behind its window")
+
+
+def _check_snapshots(scheduler: Scheduler) -> None:
+    if (snapshots := scheduler.kv.snapshots) is None:
+        return
+    of_nodes, of_sequences, free = snapshots.held()
+    places = [*of_nodes.values(), *of_sequences, *free]
+    _require(sorted(places) == list(range(snapshots.num_places)), "each snapshot's place has one owner, or is free")
+    assert scheduler.kv.cache is not None
+    nodes = {node for node in scheduler.kv.cache.nodes() if node.parent is not None}
+    _require(of_nodes.keys() <= nodes, "snapshots belong to nodes of the tree")
 
 
 def _check_tiers(scheduler: Scheduler) -> None:

@@ -17,6 +17,7 @@ from math import inf
 from penstock.core.batching.registry import make_batching
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.kv.page_groups import make_pages
+from penstock.core.kv.snapshots import SnapshotTotals
 from penstock.core.kv.tiers import TierTotals
 from penstock.core.policies.hooks import Hooks
 from penstock.core.policies.levels import Levels
@@ -99,7 +100,7 @@ class Scheduler:
             options.max_prefill_ms, learns=self.policy.overrides("key") or limits.num_host_pages > 0
         )
         self._follow_policy()
-        self.tier_totals = TierTotals()
+        self.tier_totals, self.snapshot_totals = TierTotals(), SnapshotTotals()
         self._disk_totals = DiskTotals()
         self.handovers: Handovers | None = None
         self.grammars = GrammarGate(self.waiting, limits.max_num_seqs)
@@ -134,8 +135,8 @@ class Scheduler:
         )
         self.kv = make_pages(
             limits.num_pages, limits.page_size, limits.window_groups, num_host_pages=limits.num_host_pages,
-            enable_prefix_caching=self._options.enable_prefix_caching and not limits.has_states,
-            tier_totals=self.tier_totals, has_states=limits.has_states,
+            enable_prefix_caching=self._options.enable_prefix_caching, tier_totals=self.tier_totals,
+            has_states=limits.has_states, snapshots=limits.snapshots(self.snapshot_totals),
         )  # fmt: skip
         self._swapping = swapping = make_swapping(self._options.preemption, self.kv.tiers, limits, self._pace)
         self._view.kv, self._view.max_num_seqs = self.kv, limits.max_num_seqs
@@ -414,7 +415,7 @@ class Scheduler:
             return None
         step_id = self.totals.num_steps
         self.totals.num_steps = step_id + 1
-        plan = builder.build(step_id, decodes, starts, running.freed_rows, self.kv.copies)
+        plan = builder.build(step_id, decodes, starts, running.freed_rows, self.kv)
         running.freed_rows.clear()
         if chunks and self.handovers is not None:
             self.handovers.planned(chunks, step_id)

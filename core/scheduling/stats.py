@@ -85,6 +85,7 @@ def engine_stats(
         handover=None if handovers is None else handovers.stats(),
         drafts=drafts.stats(limits.drafter, is_on=has_drafter) if limits.drafter else None,
         images=images,
+        snapshots=None if kv.snapshots is None else kv.snapshots.stats(),
     )
 
 

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from penstock.core.config.options import SchedulerOptions
+from penstock.core.kv.snapshots import Snapshots, SnapshotTotals
 from penstock.core.sequences.drain_rate import DrainRate
 from penstock.core.sequences.waiting_queue import WaitingQueue
 from penstock.ipc.codec import unpack_int32
@@ -42,6 +43,7 @@ class WorkerLimits:
     drafter: str = ""  # who guesses; also one that could not be set up
     draft_page_bytes: int = 0  # that its drafter keeps beside each page
     has_states: bool = False  # whether pages alone are no start: some layers keep a state of a row
+    num_snapshots: int = 0  # of these states at a time
     max_embedding_bytes: int = 0  # of images at a time; 0: the model sees none
     embedding_bytes: int = 0  # of a position of an image
     images_are_whole: bool = False  # computed in one chunk each
@@ -69,6 +71,7 @@ class WorkerLimits:
             drafter=hello.drafter,
             draft_page_bytes=hello.draft_page_bytes,
             has_states=bool(hello.state_bytes),
+            num_snapshots=hello.num_snapshots,
             max_embedding_bytes=hello.max_embedding_bytes,
             embedding_bytes=hello.embedding_bytes,
             images_are_whole=hello.images_are_whole,
@@ -82,6 +85,10 @@ class WorkerLimits:
             2 + -(-(group.window + self.page_size) // group.page_size) for group in self.window_groups
         )
         return min(self.max_model_len, max(0, self.num_pages - num_window_pages) * self.page_size)
+
+    def snapshots(self, totals: SnapshotTotals) -> Snapshots | None:
+        """Return the bookkeeping for snapshots, if the worker has places for them."""
+        return Snapshots(self.num_snapshots, self.page_size, totals) if self.num_snapshots else None
 
     @property
     def longest_image(self) -> int:

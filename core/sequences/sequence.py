@@ -30,6 +30,7 @@ from penstock.core.sequences.acceptance import RowAcceptance
 from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import (
     AddRequest,
+    CacheMiss,
     ErrorCode,
     SamplingParams,
     SequenceBill,
@@ -203,6 +204,7 @@ class Sequence:
         "acceptance",
         "account",
         "append_token",
+        "cache_miss",
         "cache_node",
         "due_step",
         "epoch",
@@ -245,6 +247,7 @@ class Sequence:
         self.token_ids = request.prompt_token_ids
         self.append_token = self.token_ids.append
         self.num_cached_tokens = -1  # prompt tokens not computed at the first admission; -1 before it
+        self.cache_miss: CacheMiss = ""  # kept where layers have states
         self.queued_us = 0  # how long it waited for its first row
         self.account: Account | None = None  # made when it gets its first row
         self.acceptance: RowAcceptance | None = None  # of guesses; made with the first ones

@@ -38,11 +38,19 @@ class Machine(NamedTuple):
     vocab_size: int
     kv_bytes_per_token: float = 0.0  # 0: unknown
     copy_speed: float = 10e9  # bytes per second between device and host
+    state_bytes: int = 0  # of a sequence, where layers keep states; they take memory from the pool
 
     def hello(self, config: Config) -> WorkerHello:
         """What its worker says when it is started with these options."""
         options = config.scheduler
-        num_pages = config.worker.num_pages or self.num_slots // options.page_size
+        num_snapshots = 0
+        if self.state_bytes and options.enable_prefix_caching:
+            num_snapshots = int(config.worker.state_snapshots_gib * _GIB) // self.state_bytes
+        num_slots = self.num_slots
+        if self.kv_bytes_per_token:
+            num_states = options.max_num_seqs + 1 + num_snapshots
+            num_slots -= int(num_states * self.state_bytes / self.kv_bytes_per_token)
+        num_pages = config.worker.num_pages or num_slots // options.page_size
         page_bytes = round(self.kv_bytes_per_token * options.page_size)
         if config.worker.host_kv_gib and not page_bytes:
             raise ConfigError(
@@ -67,6 +75,8 @@ class Machine(NamedTuple):
             num_host_pages=int(config.worker.host_kv_gib * _GIB / page_bytes) if page_bytes else 0,
             host_copy_speed=int(self.copy_speed),
             num_stages=len(self.device.stages),
+            state_bytes=self.state_bytes,
+            num_snapshots=max(0, min(num_snapshots, num_pages)),
         )
 
 
@@ -93,11 +103,22 @@ def planned_machine(plan: Plan, efficiency: float) -> Machine:
         plan.machine.name,
         RooflineDevice(plan, efficiency),
         _TYPICAL,
-        plan.max_batch(1),
+        _num_slots(plan),
         costs.decoder.max_model_len,
         costs.decoder.vocab_size,
         costs.kv_bytes_per_token,
+        state_bytes=int(costs.state_bytes),
     )
+
+
+def _num_slots(plan: Plan) -> int:
+    """Tokens that fit; without states, which `Machine.hello` knows how many there are of."""
+    costs = plan.costs
+    if not costs.state_bytes:
+        return plan.max_batch(1)
+    if not costs.kv_bytes_per_token:  # pages hold nothing: there are as many as anybody can use
+        return 1 << 30
+    return int(plan.ledger.left / costs.kv_bytes_per_token)
 
 
 def measured(path: Path) -> Measured:
@@ -110,18 +131,23 @@ def measured(path: Path) -> Measured:
         trace = read_trace(path)
         page_size = Config().scheduler.page_size  # a trace does not say; sizes are in tokens from here on
         sizes = trace.num_pages * page_size, trace.num_pages * page_size, 1 << 16, 0.0
+        state_bytes = 0
         steps, arrivals, ttft = trace.steps, trace.arrivals, list[float]()
     else:
         run = read_run(path)
         hello = run.hello()
         page_size = hello.page_size
-        per_token = hello.page_bytes / page_size
-        sizes = hello.num_pages * page_size, hello.max_model_len, hello.vocab_size, per_token
+        per_token, state_bytes = hello.page_bytes / page_size, hello.state_bytes
+        num_slots = hello.num_pages * page_size
+        if per_token:
+            num_slots += int((hello.max_num_seqs + 1 + hello.num_snapshots) * state_bytes / per_token)
+        sizes = num_slots, hello.max_model_len, hello.vocab_size, per_token
         steps, (arrivals, ttft) = steps_of(run), arrivals_of(run)
     timing = fit_timing(steps)
     scheduler = timing.scheduler or _TYPICAL.scheduler
     timing = replace(timing, request=_TYPICAL.request, reply=_TYPICAL.reply, scheduler=scheduler)
-    return Measured(Machine(path.name, fit_device(steps), timing, *sizes), steps, arrivals, ttft, page_size)
+    machine = Machine(path.name, fit_device(steps), timing, *sizes, state_bytes=state_bytes)
+    return Measured(machine, steps, arrivals, ttft, page_size)
 
 
 def _is_recording(path: Path) -> bool:

@@ -10,7 +10,6 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.core.kv.kv_pages import KVPages, NewPage
-from penstock.core.kv.page_copies import PageCopies
 from penstock.core.sequences.sequence import Owner, Sequence
 from penstock.core.steps.drafts import DraftLengths, DraftRoom, Drafts
 from penstock.ipc.codec import pack_int32
@@ -242,9 +241,9 @@ class PlanBuilder:
         return counts if any(counts) else []
 
     def build(
-        self, step_id: int, decodes: DecodeBatch, decode_starts: list[int], freed_rows: list[int], copies: PageCopies
+        self, step_id: int, decodes: DecodeBatch, decode_starts: list[int], freed_rows: list[int], kv: KVPages
     ) -> StepPlan:
-        """Return the plan, with these copies. Pages of a sequence preempted later in this step are left out."""
+        """Return the plan, with the copies due. Pages of a sequence preempted later in this step are left out."""
         chunks = self.chunks
         rows, start, num_new, samples = decodes.rows, pack_int32(decode_starts), decodes.num_new, decodes.samples
         num_drafts = start_bounds = b""
@@ -268,7 +267,8 @@ class PlanBuilder:
             page_rows = pack_int32(dict.fromkeys([row for row, _ in pages]))
             page_counts = pack_int32(counts)
             page_ids = pack_int32([page_id for _, page_id in pages])
-        copy_src, copy_dst, copy_tiers = copies.take() if copies.src else (b"", b"", b"")
+        copy_src, copy_dst, copy_tiers = kv.copies.take() if kv.copies.src else (b"", b"", b"")
+        state_loads, state_saves = kv.snapshots.take() if kv.snapshots is not None else (b"", b"")
         return StepPlan(
             step_id,
             rows,
@@ -286,6 +286,8 @@ class PlanBuilder:
             num_drafts,
             start_bounds,
             copy_tiers,
+            state_loads,
+            state_saves,
         )
 
     def _packed_window_pages(self) -> bytes:

@@ -50,5 +50,6 @@ def bill_as_sent(bill: Bill, price_per_hour: float) -> schema.Bill:
         recomputed_tokens=bill.num_recomputed_tokens,
         guessed_tokens=bill.num_guessed_tokens or UNSET,
         accepted_tokens=bill.num_accepted_tokens if bill.num_guessed_tokens else UNSET,
+        cache_miss=bill.cache_miss or UNSET,
         price=round(bill.price(price_per_hour), 12) if price_per_hour else UNSET,
     )

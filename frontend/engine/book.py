@@ -65,7 +65,7 @@ class Bill:
     """
 
     __slots__ = (
-        "_num_due", "_on_complete", "device_seconds", "engine", "kv_byte_seconds", "num_accepted_tokens",
+        "_num_due", "_on_complete", "cache_miss", "device_seconds", "engine", "kv_byte_seconds", "num_accepted_tokens",
         "num_guessed_tokens", "num_preemptions", "num_recomputed_tokens", "num_saved_tokens", "num_steps",
         "queue_seconds", "waited_for",
     )  # fmt: skip
@@ -83,6 +83,7 @@ class Bill:
         self.num_recomputed_tokens = 0
         self.num_guessed_tokens = self.num_accepted_tokens = 0
         self.waited_for = ""  # why it had no row, if it waited for long
+        self.cache_miss = ""  # why its first sequence did not start later in the prompt, where layers keep states
 
     @property
     def is_complete(self) -> bool:
@@ -103,6 +104,7 @@ class Bill:
             self.num_guessed_tokens += bill.num_guessed_tokens
             self.num_accepted_tokens += bill.num_accepted_tokens
             self.waited_for = self.waited_for or bill.waited_for
+            self.cache_miss = self.cache_miss or bill.cache_miss
         self._num_due -= 1
         if self.is_complete:
             callbacks, self._on_complete = self._on_complete, []

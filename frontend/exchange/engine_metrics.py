@@ -66,16 +66,9 @@ def _drafts_at(stats: EngineStats, field: str) -> dict[str, float]:
     return {} if not stats.drafts else {str(i): count for i, count in enumerate(getattr(stats.drafts, field), 1)}
 
 
-def _images(stats: EngineStats, **fields: str) -> dict[str, int]:
-    """These fields of images by label; none where the model sees none."""
-    images = stats.images
-    return {} if not images else {label: getattr(images, field) for label, field in fields.items()}
-
-
-def _handover(stats: EngineStats, **fields: str) -> dict[str, int]:
-    """These fields of an engine with a role by label; none without one."""
-    handover = stats.handover
-    return {} if not handover else {label: getattr(handover, field) for label, field in fields.items()}
+def _fields(part: object | None, **fields: str) -> dict[str, int]:
+    """These fields of a part by label; none of a part that the engine does not have."""
+    return {} if part is None else {label: getattr(part, field) for label, field in fields.items()}
 
 
 _GAUGES: dict[str, tuple[str, _Value]] = {
@@ -185,45 +178,61 @@ _LABELLED: tuple[tuple[_Family, str, str, str, Callable[[EngineStats], Mapping[s
     (
         GaugeMetricFamily, "penstock_image_embeddings",
         "Images that the worker has embedded, and those that it is to embed.", "state",
-        lambda s: _images(s, all="num_embeddings", under_way="num_under_way"),
+        lambda s: _fields(s.images, all="num_embeddings", under_way="num_under_way"),
     ),
     (
         GaugeMetricFamily, "penstock_image_embedding_bytes",
-        "Bytes of these embeddings, and their limit.", "of", lambda s: _images(s, used="num_bytes", most="max_bytes"),
+        "Bytes of these embeddings, and their limit.", "of",
+        lambda s: _fields(s.images, used="num_bytes", most="max_bytes"),
     ),
     (
         CounterMetricFamily, "penstock_images",
         "Images that prompts showed: encoded for them, or found embedded already.", "result",
-        lambda s: _images(s, encoded="num_encoded", found="num_found"),
+        lambda s: _fields(s.images, encoded="num_encoded", found="num_found"),
     ),
     (
         CounterMetricFamily, "penstock_image_encode_us",
-        "Microseconds of the device for encoding images.", "of", lambda s: _images(s, images="num_encode_us"),
+        "Microseconds of the device for encoding images.", "of", lambda s: _fields(s.images, images="num_encode_us"),
+    ),
+    (
+        GaugeMetricFamily, "penstock_state_snapshots",
+        "Copies of rows' states at the ends of cached prefixes, and their limit.", "of",
+        lambda s: _fields(s.snapshots, used="num_used", most="num_places"),
+    ),
+    (
+        CounterMetricFamily, "penstock_state_snapshot_events",
+        "How often one was saved, loaded into a row, or evicted for another.", "event",
+        lambda s: _fields(s.snapshots, saved="num_saved", loaded="num_loaded", evicted="num_evicted"),
+    ),
+    (
+        CounterMetricFamily, "penstock_state_prefix_misses",
+        "Sequences that did not start as late in their prompts as they might have, by reason.", "reason",
+        lambda s: s.snapshots.misses if s.snapshots else {},
     ),
     (
         GaugeMetricFamily, "penstock_handover_requests",
         "Requests whose prompts are computed by another engine now.", "state",
-        lambda s: _handover(s, waiting="num_waiting"),
+        lambda s: _fields(s.handover, waiting="num_waiting"),
     ),
     (
         CounterMetricFamily, "penstock_handover_prompts",
         "Prompts received from other engines, sent to them, or computed here after a handover had failed.", "result",
-        lambda s: _handover(s, received="num_received", sent="num_sent", failed="num_failed"),
+        lambda s: _fields(s.handover, received="num_received", sent="num_sent", failed="num_failed"),
     ),
     (
         CounterMetricFamily, "penstock_handover_pages",
         "KV pages received from other engines, or sent to them.", "direction",
-        lambda s: _handover(s, received="num_received_pages", sent="num_sent_pages"),
+        lambda s: _fields(s.handover, received="num_received_pages", sent="num_sent_pages"),
     ),
     (
         CounterMetricFamily, "penstock_handover_bytes",
         "Bytes of KV read from other engines.", "direction",
-        lambda s: _handover(s, received="num_received_bytes"),
+        lambda s: _fields(s.handover, received="num_received_bytes"),
     ),
     (
         GaugeMetricFamily, "penstock_handover_kept_pages",
         "Pages that are kept until another engine has read them.", "state",
-        lambda s: _handover(s, kept="num_kept_pages"),
+        lambda s: _fields(s.handover, kept="num_kept_pages"),
     ),
     (
         GaugeMetricFamily, "penstock_kv_transport_failed",

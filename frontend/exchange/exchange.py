@@ -306,6 +306,8 @@ class Exchange:
             facts |= {"preemptions": bill.num_preemptions, "recomputed_tokens": bill.num_recomputed_tokens}
         if bill.waited_for:
             facts["waited_for"] = bill.waited_for
+        if bill.cache_miss:
+            facts["cache_miss"] = bill.cache_miss
         if self._metrics.price_per_hour:
             facts["price"] = bill.price(self._metrics.price_per_hour)
         return facts

@@ -37,6 +37,7 @@ class Billed(Protocol):
     num_preemptions: int
     num_recomputed_tokens: int
     waited_for: str
+    cache_miss: str
 
     @property
     def is_complete(self) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.recurrent import StateShape, StateTensor
+from penstock.core.config import Config
 from penstock.gpu_worker.devices.device import Device
 from penstock.ipc.messages import StepPlan
 
@@ -16,6 +17,8 @@ States = Mapping[int, tuple[Tensor, ...]]
 """[rows, ...] of each layer with a state, in the order of its `StateShape`."""
 
 NO_STATES: States = {}
+
+_GIB = 1 << 30
 
 
 class StateSlots:
@@ -51,22 +54,19 @@ class StateSlots:
         }
 
     def begin(self, plan: StepPlan, device: Device) -> None:
-        """Before the forward pass: new rows have the state before a first token, or a snapshot."""
+        """Before the forward pass: snapshots are taken; then new rows have the state before a first token, or one."""
+        if plan.state_saves:
+            rows, places = _index(plan.state_saves, device)
+            for live, kept in zip(self._live, self._kept, strict=True):
+                kept.index_copy_(1, places, live.index_select(1, rows))
         if plan.new_rows:
             index = device.upload(np.array([new.row for new in plan.new_rows], dtype=np.int64))
             for live in self._live:
                 live.index_fill_(1, index, 0)
         if plan.state_loads:
-            rows, snapshots = _index(plan.state_loads, device)
+            rows, places = _index(plan.state_loads, device)
             for live, kept in zip(self._live, self._kept, strict=True):
-                live.index_copy_(1, rows, kept.index_select(1, snapshots))
-
-    def end(self, plan: StepPlan, device: Device) -> None:
-        """After the forward pass: some rows' states become snapshots."""
-        if plan.state_saves:
-            rows, snapshots = _index(plan.state_saves, device)
-            for live, kept in zip(self._live, self._kept, strict=True):
-                kept.index_copy_(1, snapshots, live.index_select(1, rows))
+                live.index_copy_(1, rows, kept.index_select(1, places))
 
 
 def state_slots(
@@ -82,6 +82,13 @@ def state_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
     layers = model.state_layers if isinstance(model, Decoder) else {}
     parts = (part for shape in layers.values() for part in shape)
     return sum(int(np.prod(part.shape)) * _dtype(part, dtype).itemsize for part in parts)
+
+
+def snapshots_within(config: Config, bytes_of_row: int) -> int:
+    """How many snapshots `--state-snapshots-gib` has room for; 0 without states or prefix caching."""
+    if not bytes_of_row or not config.scheduler.enable_prefix_caching:
+        return 0
+    return int(config.worker.state_snapshots_gib * _GIB) // bytes_of_row
 
 
 def _dtype(part: StateTensor, of_activations: torch.dtype) -> torch.dtype:

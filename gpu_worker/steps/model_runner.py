@@ -172,9 +172,8 @@ class ModelRunner:
         if self._drafter is not None and self._drafts.is_busy:
             self._drafts.begin(plan)
         self._state.apply(plan)
-        states = self._kv.states
-        if states is not None:
-            states.begin(plan, self._device)
+        if self._kv.states is not None:
+            self._kv.states.begin(plan, self._device)
         if self._grammars.rows or any(new.grammar_id for new in plan.new_rows):
             self._grammars.apply(plan)
         for new in plan.new_rows:
@@ -210,8 +209,6 @@ class ModelRunner:
             output, row_errors = self._compute(batch, drafted, given)
         else:
             output, row_errors, passed = None, (), self._pass_on(batch, drafted, given)
-        if states is not None:
-            states.end(plan, self._device)
         pooled_sizes = b""
         if self._pooler is not None and output is not None:
             output, pooled_sizes = self._pooler.add_to(output)

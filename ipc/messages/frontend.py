@@ -183,6 +183,10 @@ class CacheEvents(Message, frozen=True):
     is_each_length_special: bool = False
 
 
+CacheMiss = Literal["", "no_pages", "no_snapshot", "snapshot_evicted"]
+"""Why a sequence did not start later in its prompt, where layers keep states (`core/kv/snapshots.py`)."""
+
+
 class SequenceBill(Struct, frozen=True, array_like=True, gc=False):
     """What one sequence has cost; how it is counted is in `core/scheduling/accounts.py`."""
 
@@ -196,6 +200,7 @@ class SequenceBill(Struct, frozen=True, array_like=True, gc=False):
     waited_for: str = ""  # why it had no row, if it waited for long
     num_guessed_tokens: int = 0
     num_accepted_tokens: int = 0  # of these: what they brought
+    cache_miss: CacheMiss = ""
 
 
 RequestState = Literal["", "running", "waiting", "paused"]
@@ -374,6 +379,17 @@ class ExpertLoad(Message, frozen=True):
     layers: tuple[LayerLoad, ...]
 
 
+class SnapshotStats(Struct, frozen=True, array_like=True):
+    """Copies of rows' states, where layers keep some."""
+
+    num_places: int
+    num_used: int
+    num_saved: int  # from here on: totals since the scheduler's start
+    num_loaded: int
+    num_evicted: int  # to make room
+    misses: dict[str, float] = {}  # `CacheMiss` -> sequences that entered a row
+
+
 class EngineStats(Message, frozen=True):
     """The scheduler's counters, for /metrics. Sent with heartbeats, and a few times a second while they change."""
 
@@ -423,3 +439,4 @@ class EngineStats(Message, frozen=True):
     handover: HandoverStats | None = None  # of an engine with a role
     drafts: DraftStats | None = None  # with --speculative-config
     images: ImageStats | None = None  # of a model that sees
+    snapshots: SnapshotStats | None = None  # of a model whose layers keep states

@@ -170,8 +170,8 @@ class StepPlan(Message, frozen=True):
     num_drafts: Buffer = b""  # int32[N]: how many of each row's new tokens may be guesses; empty: none
     start_bounds: Buffer = b""  # uint8[N]: 1 where `start` is an upper bound; empty: all are exact
     copy_tiers: Buffer = b""  # uint8[C]: ON_DEVICE, TO_HOST or FROM_HOST for each copy; empty: all are on the device
-    state_loads: Buffer = b""  # int32[L, 2]: row, snapshot
-    state_saves: Buffer = b""  # int32[S, 2]: row, snapshot
+    state_loads: Buffer = b""  # int32[L, 2]: row, snapshot with which it begins; before the forward pass
+    state_saves: Buffer = b""  # int32[S, 2]: row, snapshot that its state becomes; before new rows and loads
 
 
 class StoreKV(Message, frozen=True):

@@ -52,8 +52,12 @@ def make_limits(
     hands_over: bool = False,
     max_embedding_bytes: int = 0,
     images_are_whole: bool = False,
+    num_snapshots: int = -1,
 ) -> WorkerLimits:
-    """`windows`: tokens of a page and of the window, of each page group beside the first."""
+    """`windows`: tokens of a page and of the window, of each page group beside the first.
+
+    `num_snapshots`: of the states that rows have; -1: they have none.
+    """
     groups = tuple(WindowGroup(page_size, window) for page_size, window in windows)
     return WorkerLimits(
         num_pages,
@@ -70,6 +74,8 @@ def make_limits(
         max_embedding_bytes=max_embedding_bytes,
         embedding_bytes=EMBEDDING_BYTES,
         images_are_whole=images_are_whole,
+        has_states=num_snapshots >= 0,
+        num_snapshots=max(0, num_snapshots),
     )
 
 
@@ -98,6 +104,8 @@ def hello(limits: WorkerLimits) -> WorkerHello:
         max_embedding_bytes=limits.max_embedding_bytes,
         embedding_bytes=limits.embedding_bytes,
         images_are_whole=limits.images_are_whole,
+        num_snapshots=limits.num_snapshots,
+        state_bytes=int(limits.has_states),
         kv_sources=(KVSource("nowhere", (), (), {}),) if limits.hands_over else (),
     )
 

@@ -34,6 +34,9 @@ from penstock.ipc.messages import (
 )
 
 EMPTY = -1
+State = tuple[int, int]
+"""How many tokens it has seen, and a hash of them."""
+NO_STATE: State = (0, 0)
 
 
 class Row:
@@ -49,6 +52,7 @@ class Row:
         self.sampling = sampling
         self.shown: dict[int, tuple[RowImage, int]] = {}  # position of an image -> what is there
         self.next_position = -1  # that it computes, once it has sampled
+        self.state = NO_STATE  # of layers that keep one
 
 
 Guess = Callable[[Row, int, int], list[int]]
@@ -87,6 +91,7 @@ class FakeWorker(Memory):
         self.max_page_size = max((group.page_size for group in limits.window_groups), default=0)
         self.num_window_reads = 0
         self.rows: dict[int, Row] = {}
+        self.snapshots: dict[int, State] = {}
         self.num_computed = 0
         self.num_copies = 0  # on the device
         self.num_to_host = 0
@@ -185,6 +190,9 @@ class FakeWorker(Memory):
         for row, first, count, _, _ in batch:
             self._check_images(row, first, count)
             self._write(row, first, count)
+            if self.limits.has_states:
+                seen = [self.memory[self._slot(row, position)] for position in range(first, first + count)]
+                row.state = next_state(row.state, first, seen)
         self.num_computed += sum(count for _, _, count, _, _ in batch)
         prompts = [
             (row, position, row.sampling.prompt_logprobs)
@@ -237,6 +245,9 @@ class FakeWorker(Memory):
         return score_of(seen, row.token_ids[position + 1], num_best)
 
     def _apply(self, plan: StepPlan) -> None:
+        for row, place in _pairs(plan.state_saves):
+            assert 0 <= place < self.limits.num_snapshots
+            self.snapshots[place] = self.rows[row].state  # also of a row that is given to another one in this plan
         for freed in unpack_int32(plan.freed_rows):
             del self.rows[freed]
         new = {new_row.row for new_row in plan.new_rows}
@@ -255,6 +266,9 @@ class FakeWorker(Memory):
                 for image in new_row.images
                 for offset in range(image.length)
             }
+        for row, place in _pairs(plan.state_loads):
+            assert row in new
+            self.rows[row].state = self.snapshots[place]
         page_ids = iter(unpack_int32(plan.page_ids))
         assert len(set(unpack_int32(plan.page_rows))) == len(unpack_int32(plan.page_rows)), "each row once"
         for row, count in zip(unpack_int32(plan.page_rows), unpack_int32(plan.page_counts), strict=True):
@@ -335,10 +349,23 @@ class FakeWorker(Memory):
         """Draw the token at position `length` from all positions before it, as the pool has them."""
         seen = array("i", [self.memory[self._slot(row, position)] for position in range(length)])
         token = next_token(seen, row.sampling, length - row.num_prompt_tokens, self.limits.vocab_size)
+        assert row.state == next_state(NO_STATE, 0, seen) or not self.limits.has_states
         assert length <= len(row.token_ids)
         del row.token_ids[length:]  # a real row overwrites
         row.token_ids.append(token)
         return token
+
+
+def _pairs(packed: bytes) -> list[tuple[int, int]]:
+    numbers = list(unpack_int32(packed))
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def next_state(state: State, start: int, token_ids: Iterable[int]) -> State:
+    """A state that has seen these tokens, too, of which the first is at `start`."""
+    seen = array("i", token_ids)
+    assert state[0] == start, "a state has seen what comes before"
+    return start + len(seen), zlib.crc32(seen.tobytes(), state[1])
 
 
 def shown_at(key: bytes, offset: int) -> int:

@@ -63,10 +63,10 @@ def test_rows_begin_with_nothing_or_with_a_snapshot() -> None:
         for part in parts:
             part.copy_(torch.randn_like(part))
     before = {layer: [part.clone() for part in parts] for layer, parts in found.layers.items()}
-    found.end(replace(NOTHING, state_saves=pairs((0, 1), (2, 0))), device)
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
     new = tuple(NewRow(row, b"", 0, sampling, b"") for row in (0, 1))
-    found.begin(replace(NOTHING, new_rows=new, state_loads=pairs((1, 1))), device)
+    copies = {"state_saves": pairs((0, 1), (2, 0)), "state_loads": pairs((1, 1))}
+    found.begin(replace(NOTHING, new_rows=new, **copies), device)  # row 0 was another sequence's until now
     for layer, parts in found.layers.items():
         for part, was in zip(parts, before[layer], strict=True):
             assert not part[0].any()

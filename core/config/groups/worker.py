@@ -61,6 +61,14 @@ class WorkerOptions(Options, frozen=True):
     num_pages: Annotated[
         int, Meta(description="Size of the KV pool in pages. 0: as many as the memory allows.", ge=0)
     ] = 0
+    state_snapshots_gib: Annotated[
+        float,
+        Meta(
+            description="Memory beside the KV pool, in GiB, for copies of rows' states, if layers keep any: a cached "
+            "prefix is found where there is one. 0: none, and each request computes its whole prompt.",
+            ge=0.0,
+        ),
+    ] = 1.0
     host_kv_gib: Annotated[
         float,
         Meta(

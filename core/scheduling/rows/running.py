@@ -258,6 +258,8 @@ class Launches:
             builder.add_pages(seq, *kv.grow(seq, seq.launch_limit + 1))
         else:
             builder.append_page(seq, kv.append_page(seq))
+        if kv.snapshots is not None:
+            kv.snapshots.decodes_on(seq, seq.num_computed_tokens)
         return True
 
     def prefills(self, builder: PlanBuilder, room: Room, behind: Room | None, *, is_alone: bool) -> None:
@@ -297,6 +299,8 @@ class Launches:
                 if num_tokens <= 0:
                     self.is_stalled = True
                     break
+            if self._kv.snapshots is not None:
+                num_tokens = self._kv.snapshots.chunk(seq, start, num_tokens)
             num_new = builder.add_next_chunk(seq, num_tokens)
             room.use(start, num_new)
             if behind is not None and is_behind:
@@ -474,6 +478,8 @@ class Admissions:
             budget = min(budget, seq.launch_limit - start_at)
             if self._images_are_whole and seq.request.images:
                 budget = whole_end(seq, start_at, start_at + budget, start_at + budget) - start_at
+            if self._kv.snapshots is not None:
+                budget = self._kv.snapshots.chunk(seq, start_at, budget)
             num_new = builder.add_next_chunk(seq, budget)
             room.use(start_at, num_new)
             if behind is not None and is_behind:
@@ -553,6 +559,8 @@ class Admissions:
         self._accounts.enter(seq, kv.now)
         self._running.enter(seq)
         builder.add_row(seq)
+        if kv.snapshots is not None:
+            kv.snapshots.start(seq, start.hit)
         if start.copy_src >= 0:
             kv.copies.on_device(start.copy_src, seq.page_ids[len(start.page_ids)])
         if self._disk is not None:
