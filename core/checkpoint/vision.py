@@ -17,16 +17,23 @@ VISION_PREFIX = "visual."
 VisionActivation = Literal["silu", "quick_gelu", "gelu", "gelu_tanh"]
 
 
+class VisionNames(msgspec.Struct, frozen=True, kw_only=True):
+    """What the checkpoint calls the parts whose names differ."""
+
+    mlp: tuple[str, ...]  # the last one leads back; before it two: the first is a gate
+    merger: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")  # a norm, and the matrices after it
+
+
 class Vision(msgspec.Struct, frozen=True, kw_only=True):
     """A tower of Qwen2-VL's kind: patches of any grid, whose rows and columns rotate queries and keys."""
 
     image_token: int  # its positions in a prompt get the embeddings
     patch_shape: tuple[int, ...]  # of the numbers of a patch: channels, frames, rows, columns
+    patch_bias: bool = False
     hidden_size: int
     num_layers: int
     num_heads: int
     mlp_size: int
-    mlp_is_gated: bool
     activation: VisionActivation
     norm: Literal["rms", "layer"]
     norm_eps: float = 1e-6
@@ -35,6 +42,15 @@ class Vision(msgspec.Struct, frozen=True, kw_only=True):
     out_size: int
     window: int = 0  # embeddings on a side of the squares that see only themselves; 0: all see all
     whole_layers: tuple[int, ...] = ()  # layers without these windows
+    positions: int = 0  # rows and columns of learned vectors, which are stretched to the picture's; 0: none
+    deep_layers: tuple[int, ...] = ()
+    """What these layers make is merged, too, and added behind the first layers of the decoder, one behind each."""
+    names: VisionNames
+
+    @property
+    def width(self) -> int:
+        """Numbers of an embedding, with those for the decoder's layers."""
+        return self.out_size * (1 + len(self.deep_layers))
 
     @property
     def num_inputs(self) -> int:
@@ -55,27 +71,29 @@ def vision_tensors(vision: Vision) -> dict[str, Shape]:
     """Every tensor of it, with its shape."""
     hidden, size, merged = vision.hidden_size, vision.mlp_size, vision.hidden_size * vision.merge**2
     found: dict[str, Shape] = {"patch_embed.proj.weight": (hidden, *vision.patch_shape)}
+    if vision.patch_bias:
+        found["patch_embed.proj.bias"] = (hidden,)
     for i in range(vision.num_layers):
         layer = f"blocks.{i}."
         found |= _norm(f"{layer}norm1", vision) | _norm(f"{layer}norm2", vision)
         found |= _linear(f"{layer}attn.qkv", 3 * hidden, hidden) | _linear(f"{layer}attn.proj", hidden, hidden)
-        for name in mlp_names(vision)[:-1]:
+        for name in vision.names.mlp[:-1]:
             found |= _linear(layer + name, size, hidden)
-        found |= _linear(layer + mlp_names(vision)[-1], hidden, size)
-    found |= _norm("merger.ln_q", vision)
-    found |= _linear("merger.mlp.0", merged, merged) | _linear("merger.mlp.2", vision.out_size, merged)
+        found |= _linear(layer + vision.names.mlp[-1], hidden, size)
+    if vision.positions:
+        found |= {"pos_embed.weight": (vision.positions**2, hidden)}
+    norm, first, second = vision.names.merger
+    mergers = [("merger.", hidden), *((f"deepstack_merger_list.{i}.", merged) for i in range(len(vision.deep_layers)))]
+    for merger, normed in mergers:
+        found |= _norm(merger + norm, vision, normed)
+        found |= _linear(merger + first, merged, merged) | _linear(merger + second, vision.out_size, merged)
     return {VISION_PREFIX + name: shape for name, shape in found.items()}
-
-
-def mlp_names(vision: Vision) -> tuple[str, ...]:
-    """The matrices of an MLP; the last one leads back."""
-    return ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj") if vision.mlp_is_gated else ("mlp.fc1", "mlp.fc2")
 
 
 def _linear(name: str, num_outputs: int, num_inputs: int) -> dict[str, Shape]:
     return {f"{name}.weight": (num_outputs, num_inputs), f"{name}.bias": (num_outputs,)}
 
 
-def _norm(name: str, vision: Vision) -> dict[str, Shape]:
+def _norm(name: str, vision: Vision, size: int = 0) -> dict[str, Shape]:
     kinds = ("weight", "bias") if vision.norm == "layer" else ("weight",)
-    return {f"{name}.{kind}": (vision.hidden_size,) for kind in kinds}
+    return {f"{name}.{kind}": (size or vision.hidden_size,) for kind in kinds}

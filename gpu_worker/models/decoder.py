@@ -151,8 +151,12 @@ class DecoderModel:
         first = self.layers[0].first_norm
         x = pair if pair is not None else residual if first is None else norm(residual, first)
         tapped: dict[int, Tensor] = {}
+        deep = None if inputs.images is None else inputs.images.deep(self.config.hidden_size)
         next_norms = (*(layer.first_norm for layer in self.layers[1:]), self.final_norm)
         for i, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
+            if deep is not None and 0 < i <= deep[1].shape[1]:
+                residual.index_add_(0, deep[0], deep[1][:, i - 1].to(residual.dtype))
+                x = residual if layer.first_norm is None else norm(residual, layer.first_norm)
             if i in self._taps:
                 tapped[i] = residual.clone()
             scale, mixed = layer.residual_scale, None if layer.mixer is None else layer.mixer(x, step, i)
@@ -215,7 +219,7 @@ class DecoderModel:
             is_rounded = self.config.embedding_scale_is_rounded
             embedded *= torch.tensor(scale, dtype=embedded.dtype).item() if is_rounded else scale
         if (images := inputs.images) is not None and images.places is not None and images.embeddings is not None:
-            embedded.index_copy_(0, images.places, images.embeddings.to(embedded.dtype))
+            embedded.index_copy_(0, images.places, images.embeddings[:, : embedded.shape[1]].to(embedded.dtype))
         if self._positions is not None and self.config.positions is not None:
             embedded += functional.embedding(inputs.positions + self.config.positions.offset, self._positions)
         return embedded

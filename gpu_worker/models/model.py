@@ -33,8 +33,14 @@ class ImageInputs(NamedTuple):
     """What pictures are to a step with rows that have some."""
 
     places: Tensor | None  # int64[E], of the step's tokens those in whose place embeddings come; None: none
-    embeddings: Tensor | None  # [E, H]
+    embeddings: Tensor | None  # [E, H], or wider: then H numbers for each of the first layers follow
     turns: Tensor | None  # int64[3, T], time, row and column of each token, if positions have them
+
+    def deep(self, size: int) -> tuple[Tensor, Tensor] | None:
+        """int64[E] and [E, layers, H]: what is added behind the first layers; None: all have only H, `size`."""
+        if self.places is None or self.embeddings is None or self.embeddings.shape[1] == size:
+            return None
+        return self.places, self.embeddings[:, size:].unflatten(1, (-1, size))
 
 
 class ForwardInputs(NamedTuple):

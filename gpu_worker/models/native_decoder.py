@@ -73,6 +73,7 @@ class NativeDecoderModel:
         self.tapped: Tensor | None = None
         self._tapped_width = 0
         self.tower: Tower | None = None
+        self._deepened: Program | None = None  # of steps whose pictures have something for layers
         self._pool: tuple[KVPool, NativePool] | None = None
         self._ropes = {rope: Rope(rope) for rope in writer.ropes}
         self._torch: DecoderModel | None = None
@@ -95,6 +96,7 @@ class NativeDecoderModel:
     def tap(self, layers: Sequence[int]) -> None:
         """See `HandsOutLayers`."""
         self._program, self._tapped_width = self._writer.tapped(layers)
+        self._deepened = None
         if self._torch is not None:
             self._torch.tap(layers)
 
@@ -108,11 +110,14 @@ class NativeDecoderModel:
         if self._torch is not None and inputs.input_ids.shape[0] >= _LONG:
             hidden, self.tapped = self._torch.forward(inputs, kv).float(), self._torch.tapped
             return hidden
+        program, added = self._program, None
         if inputs.images is not None and inputs.images.places is not None:
+            if (deep := inputs.images.deep(self.config.hidden_size)) is not None:
+                program, added = self._deepening(inputs, *deep)
             inputs = self._with_embeddings(inputs, inputs.images)
         if self._tapped_width:
             self.tapped = torch.empty(inputs.input_ids.shape[0], self._tapped_width)
-        return self._program.forward(
+        return program.forward(
             *(inputs.input_ids, inputs.positions, inputs.query_start_loc, inputs.seq_lens),
             [GroupPages(each.slot_mapping, each.page_table) for each in map(inputs.of_group, range(len(kv.groups)))],
             [self._rotary(rope, inputs) for rope in self._ropes.values()],
@@ -121,6 +126,7 @@ class NativeDecoderModel:
             self.tapped,
             inputs.paths,
             inputs.rows,
+            added,
         )
 
     @property
@@ -167,8 +173,16 @@ class NativeDecoderModel:
         assert images.places is not None
         assert images.embeddings is not None
         given = torch.zeros(len(inputs.input_ids), self.config.hidden_size)
-        given[images.places] = images.embeddings.float()
+        given[images.places] = images.embeddings[:, : self.config.hidden_size].float()
         return inputs._replace(input_ids=inputs.input_ids.index_fill(0, images.places, -1), given=given)
+
+    def _deepening(self, inputs: ForwardInputs, places: Tensor, deep: Tensor) -> tuple[Program, Tensor]:
+        """A program that adds, and what it adds to each token: fp32[T, layers * H]."""
+        if self._deepened is None:
+            self._deepened = self._writer.deepened(deep.shape[1])
+        added = torch.zeros(len(inputs.input_ids), deep.shape[1] * deep.shape[2])
+        added[places] = deep.flatten(1).float()
+        return self._deepened, added
 
     def _given(self, inputs: ForwardInputs) -> Tensor | None:
         if inputs.images is not None:

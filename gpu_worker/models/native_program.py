@@ -178,11 +178,17 @@ class ProgramWriter:
         """The program that was written, handing out what comes to these layers; and how many floats a token that is."""
         places = [self._begins[layer] for layer in layers]
         width = self._builder.tap(places, self._residual, self._config.hidden_size)
+        self._begins = [begin + sum(place < begin for place in places) for begin in self._begins]
         return self._built(), width
 
-    def _built(self) -> Program:
+    def deepened(self, num_layers: int) -> Program:
+        """The program that was written, adding what a batch is given behind each of so many first layers."""
+        places = self._begins[1 : 1 + num_layers]
+        return self._built(self._builder.with_given(places, self._residual, self._config.hidden_size))
+
+    def _built(self, builder: ProgramBuilder | None = None) -> Program:
         config = self._config
-        return self._builder.build(
+        return (builder or self._builder).build(
             self._library, self.head, logit_scale=config.logit_scale, logit_softcap=config.logit_softcap
         )
 

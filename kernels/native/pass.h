@@ -34,6 +34,7 @@ struct Batch {  // T tokens, N rows; as _Batch in program.py
   const Rotary* rotaries;
   float* out;   // [T, H], what slot 0 is
   float* taps;  // [T, .], see Tapping; or null
+  const float* added;  // [T, .], see Adding; or null
   const int32_t* paths;  // as in AttentionRows
   int32_t path_stride;
   const int32_t* state_rows;  // [N]: where their states are, or null

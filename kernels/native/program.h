@@ -19,7 +19,8 @@
 namespace penstock {
 
 enum OperationKind {  // as OPERATIONS in operations/structs.py
-  kEmbedding, kPositions, kNorm, kScaling, kHeads, kGating, kTapping, kKeepingLatents, kGatedNorm,  // on each token alone
+  kEmbedding, kPositions, kNorm, kScaling, kHeads, kGating, kTapping, kAdding,  // on each token alone
+  kKeepingLatents, kGatedNorm,
   kProduct, kAttending, kMixing, kAttendingLatents, kReducing,
   kConvolving, kMamba2Scanning, kDeltaScanning,
 };
@@ -55,6 +56,8 @@ inline void run_of_token(const Pass& pass, const Operation& operation, int t) {
       return run(pass, *static_cast<const Gating*>(operation.what), t);
     case kTapping:
       return run(pass, *static_cast<const Tapping*>(operation.what), t);
+    case kAdding:
+      return run(pass, *static_cast<const Adding*>(operation.what), t);
     case kGatedNorm:
       return run(pass, *static_cast<const GatedNorm*>(operation.what), t);
     default:

@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from copy import copy
 from ctypes import c_float, c_int32, c_void_p
 from typing import Literal, NamedTuple
 
@@ -67,7 +68,7 @@ class _Batch(ctypes.Structure):
     _fields_ = (
         *numbers("num_tokens", "num_rows"),
         *pointers("input_ids", "positions", "query_start_loc", "seq_lens", "table_rows", "groups", "rotaries", "out"),
-        *pointers("taps"),
+        *pointers("taps", "added"),
         *(("paths", c_void_p), ("path_stride", c_int32), ("state_rows", c_void_p)),
     )
 
@@ -318,6 +319,15 @@ class ProgramBuilder:
             self._operations.insert(place, (tapping, size))
         return width
 
+    def with_given(self, places: Sequence[int], to: int, size: int) -> "ProgramBuilder":
+        """The same, and `size` floats that a batch is given are added to a slot before each of these operations."""
+        other = copy(self)
+        other._operations = self._operations[:]
+        for index, place in sorted(enumerate(places), key=lambda each: each[1], reverse=True):
+            adding = structs.Adding(to, size, index * size, size * len(places))
+            other._operations.insert(place, (adding, size))
+        return other
+
     @property
     def num_operations(self) -> int:
         """How many there are so far."""
@@ -391,6 +401,7 @@ class Program:
         taps: Tensor | None = None,
         paths: Tensor | None = None,
         rows: Tensor | None = None,
+        added: Tensor | None = None,
     ) -> Tensor:
         """Compute a ragged batch of T tokens in N rows, and write their keys and values.
 
@@ -406,6 +417,7 @@ class Program:
             taps: fp32[T, .], gets what `ProgramBuilder.tap` hands out.
             paths: as in `paged_attention`.
             rows: int32[N], where their states are; not needed if layers keep none.
+            added: fp32[T, .], contiguous, what `ProgramBuilder.with_given` adds, in the order of places.
 
         Returns:
             fp32[T, H].
@@ -421,6 +433,7 @@ class Program:
         batch.query_start_loc, batch.seq_lens = query_start_loc.data_ptr(), seq_lens.data_ptr()
         batch.groups, batch.rotaries = ctypes.addressof(group_structs), ctypes.addressof(rotary_structs)
         batch.out, batch.taps, batch.paths = out.data_ptr(), address_of(taps), address_of(paths)
+        batch.added = address_of(added)
         batch.path_stride, batch.state_rows = 0 if paths is None else paths.stride(0), address_of(rows)
         self._functions.penstock_forward(ctypes.byref(self.struct), ctypes.byref(pool.struct), ctypes.byref(batch))
         return out

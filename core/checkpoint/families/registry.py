@@ -135,7 +135,7 @@ def parse_model_config(raw: Mapping[str, Any], impl: ModelImpl = "auto") -> Mode
             raise ConfigError(f"the text part of {named[0]} is served by our own code only: --model-impl auto does it")
         config: ModelConfig = known[part[0]].parse(*part)
         if isinstance(config, Decoder):
-            config = replace(config, vision=parse_vision(named[0], fields, config.hidden_size))
+            config = replace(config, vision=parse_vision(named[0], fields, config))
         return replace(config, text_part_of=named[0], **stored)
     if named and named[0] in known and impl != "transformers":
         try:

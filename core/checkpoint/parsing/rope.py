@@ -117,7 +117,7 @@ def parse_rope(
         theta=theta,
         original_max_len=original,
         is_interleaved=is_interleaved,
-        sections=_sections(settings, dim),
+        sections=_sections(settings, dim, alternate=settings.flag("mrope_interleaved")),
         sections_alternate=settings.flag("mrope_interleaved"),
     )
     if kind == "default":
@@ -155,9 +155,10 @@ def parse_rope(
             return rope, max(trained_len, int(original * factor))
 
 
-def _sections(settings: JsonFields, dim: int) -> tuple[int, ...]:
+def _sections(settings: JsonFields, dim: int, *, alternate: bool) -> tuple[int, ...]:
+    """If they alternate, those beyond the head are cut off, as transformers does."""
     sections = tuple(settings.wholes("mrope_section"))
-    if sections and (len(sections) != 3 or 2 * sum(sections) != dim):
+    if sections and (len(sections) != 3 or (2 * sum(sections) != dim and not alternate)):
         raise ConfigError(f"config.json: mrope_section must be three numbers whose sum is {dim // 2}")
     return sections
 

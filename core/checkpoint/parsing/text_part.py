@@ -21,6 +21,8 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
 
 The first Qwen-VL checkpoints have the text part's fields beside the others, and the whole model's type."""
 WHOLE_MODELS = tuple(_TEXT_PARTS)
+_TURNING = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
+_USUAL_SECTIONS = [24, 20, 20]
 _RENAMED = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -44,7 +46,15 @@ def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] |
     if kind not in types:
         return None
     inherited = {name: fields.raw(name) for name in _INHERITED if fields.has(name) and its.raw(name) is None}
-    return types[kind], its.with_fields(inherited)
+    its = its.with_fields(inherited)
+    return types[kind], _turning(its) if architecture in _TURNING else its
+
+
+def _turning(its: JsonFields) -> JsonFields:
+    """Rotary settings of Qwen3-VL, whose pairs alternate whatever they say."""
+    name = next((name for name in ("rope_scaling", "rope_parameters") if its.object(name)), "rope_parameters")
+    said = its.raw(name) or {}
+    return its.with_fields({name: {"mrope_section": _USUAL_SECTIONS, **said, "mrope_interleaved": True}})
 
 
 def name_in_text_part(name: str) -> str | None:

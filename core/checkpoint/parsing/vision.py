@@ -1,9 +1,11 @@
 """From config.json to the vision tower of a model that takes images; of others the text part is served."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypedDict
 
+from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.vision import Vision, VisionActivation
+from penstock.core.checkpoint.vision import Vision, VisionActivation, VisionNames
 from penstock.core.config.options import ConfigError
 
 _MAX_LAYERS = 1024
@@ -13,49 +15,128 @@ _ACTIVATIONS: Mapping[str, VisionActivation] = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-_QWEN2, _QWEN2_5 = "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"
 
 
-def parse_vision(architecture: str, fields: JsonFields, out_size: int) -> Vision | None:
-    """The tower that makes vectors of `out_size` numbers; None if this model is served without its own.
+def parse_vision(architecture: str, fields: JsonFields, text: Decoder) -> Vision | None:
+    """The tower that makes vectors for this text part; None if the model is served without its own.
 
     Raises:
         ConfigError: for a setting that is not supported.
     """
-    if architecture not in (_QWEN2, _QWEN2_5):
+    parse = _TOWERS.get(architecture)
+    if parse is None:
         return None
-    its = fields.object("vision_config") or JsonFields("config.json: vision_config", {})
-    is_first = architecture == _QWEN2
-    name = its.text("hidden_act", "quick_gelu" if is_first else "silu")
-    if name not in _ACTIVATIONS:
-        raise ConfigError(f"config.json: vision_config: hidden_act {name[:64]!r} is not supported")
-    hidden = its.whole("embed_dim", 1280) if is_first else its.whole("hidden_size", 3584)
-    heads, patch, merge = its.whole("num_heads", 16), its.whole("patch_size", 14), its.whole("spatial_merge_size", 2)
-    if hidden % heads or hidden // heads % 4:
-        raise ConfigError(f"config.json: vision_config: {hidden} numbers are not {heads} heads of a multiple of 4")
-    depth = its.whole("depth", 32, most=_MAX_LAYERS)
-    made = its.whole("hidden_size" if is_first else "out_hidden_size", 3584)
-    if made != out_size:
-        raise ConfigError(
-            f"config.json: the vision tower makes vectors of {made} numbers, but the text part has {out_size}"
-        )
+    return parse(fields, fields.object("vision_config") or JsonFields("config.json: vision_config", {}), text)
+
+
+def activation(its: JsonFields, name: str, usual: str) -> VisionActivation:
+    """An activation of the tower."""
+    said = its.text(name, usual)
+    if said not in _ACTIVATIONS:
+        raise ConfigError(f"config.json: vision_config: {name} {said[:64]!r} is not supported")
+    return _ACTIVATIONS[said]
+
+
+class _Grid(TypedDict):
+    """What all Qwen-VL towers have."""
+
+    image_token: int
+    patch_shape: tuple[int, ...]
+    num_layers: int
+    merge: int
+    theta: float
+
+
+class _Heads(TypedDict):
+    hidden_size: int
+    num_heads: int
+
+
+def _grid(fields: JsonFields, its: JsonFields, *, patch: int = 14, depth: int = 32) -> _Grid:
+    size = its.whole("patch_size", patch)
     channels = its.whole("in_channels", its.whole("in_chans", 3))
     rotary = its.object("rope_parameters") or JsonFields("config.json: vision_config: rope_parameters", {})
+    return {
+        "image_token": fields.whole("image_token_id", 151655, least=0),
+        "patch_shape": (channels, its.whole("temporal_patch_size", 2), size, size),
+        "num_layers": its.whole("depth", depth, most=_MAX_LAYERS),
+        "merge": its.whole("spatial_merge_size", 2),
+        "theta": rotary.number("rope_theta", 10000.0),
+    }
+
+
+def _heads(hidden: int, its: JsonFields) -> _Heads:
+    heads = its.whole("num_heads", 16)
+    if hidden % heads or hidden // heads % 4:
+        raise ConfigError(f"config.json: vision_config: {hidden} numbers are not {heads} heads of a multiple of 4")
+    return {"hidden_size": hidden, "num_heads": heads}
+
+
+def _out_size(made: int, text: Decoder) -> int:
+    if made != text.hidden_size:
+        raise ConfigError(
+            f"config.json: the vision tower makes vectors of {made} numbers, but the text part has {text.hidden_size}"
+        )
+    return made
+
+
+def _qwen2(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
+    hidden = its.whole("embed_dim", 1280)
     return Vision(
-        image_token=fields.whole("image_token_id", 151655, least=0),
-        patch_shape=(channels, its.whole("temporal_patch_size", 2), patch, patch),
-        hidden_size=hidden,
-        num_layers=depth,
-        num_heads=heads,
-        mlp_size=int(hidden * its.number("mlp_ratio", 4.0)) if is_first else its.whole("intermediate_size", 3420),
-        mlp_is_gated=not is_first,
-        activation=_ACTIVATIONS[name],
-        norm="layer" if is_first else "rms",
-        theta=rotary.number("rope_theta", 10000.0),
-        merge=merge,
-        out_size=out_size,
-        window=0 if is_first else its.whole("window_size", 112) // merge // patch,
-        whole_layers=()
-        if is_first
-        else tuple(its.wholes("fullatt_block_indexes") if its.has("fullatt_block_indexes") else (7, 15, 23, 31)),
+        **_grid(fields, its),
+        **_heads(hidden, its),
+        out_size=_out_size(its.whole("hidden_size", 3584), text),
+        mlp_size=int(hidden * its.number("mlp_ratio", 4.0)),
+        activation=activation(its, "hidden_act", "quick_gelu"),
+        norm="layer",
+        names=VisionNames(mlp=("mlp.fc1", "mlp.fc2")),
     )
+
+
+def _qwen2_5(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
+    grid = _grid(fields, its)
+    whole = its.wholes("fullatt_block_indexes") if its.has("fullatt_block_indexes") else (7, 15, 23, 31)
+    return Vision(
+        **grid,
+        **_heads(its.whole("hidden_size", 3584), its),
+        out_size=_out_size(its.whole("out_hidden_size", 3584), text),
+        mlp_size=its.whole("intermediate_size", 3420),
+        activation=activation(its, "hidden_act", "silu"),
+        norm="rms",
+        window=its.whole("window_size", 112) // grid["merge"] // grid["patch_shape"][-1],
+        whole_layers=tuple(whole),
+        names=VisionNames(mlp=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")),
+    )
+
+
+def _qwen3(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
+    count, depth = its.whole("num_position_embeddings", 2304), its.whole("depth", 27, most=_MAX_LAYERS)
+    side = round(count**0.5)
+    if side * side != count:
+        raise ConfigError(f"config.json: vision_config: num_position_embeddings {count} is not a square")
+    given = its.has("deepstack_visual_indexes")
+    deep = tuple(its.wholes("deepstack_visual_indexes")) if given else (8, 16, 24)
+    if len(set(deep)) != len(deep) or sorted(deep) != list(deep) or not all(0 <= layer < depth for layer in deep):
+        raise ConfigError("config.json: vision_config: deepstack_visual_indexes must be layers of it, ascending")
+    if len(deep) >= len(text.layers):
+        raise ConfigError("config.json: vision_config: deepstack_visual_indexes are more than the text part has layers")
+    return Vision(
+        **_grid(fields, its, patch=16, depth=27),
+        **_heads(its.whole("hidden_size", 1152), its),
+        out_size=_out_size(its.whole("out_hidden_size", 3584), text),
+        patch_bias=True,
+        mlp_size=its.whole("intermediate_size", 4304),
+        activation=activation(its, "hidden_act", "gelu_pytorch_tanh"),
+        norm="layer",
+        positions=side,
+        deep_layers=deep,
+        names=VisionNames(mlp=("mlp.linear_fc1", "mlp.linear_fc2"), merger=("norm", "linear_fc1", "linear_fc2")),
+    )
+
+
+_TOWERS: Mapping[str, Callable[[JsonFields, JsonFields, Decoder], Vision]] = {
+    "Qwen2VLForConditionalGeneration": _qwen2,
+    "Qwen2_5_VLForConditionalGeneration": _qwen2_5,
+    "Qwen3VLForConditionalGeneration": _qwen3,
+    "Qwen3VLMoeForConditionalGeneration": _qwen3,
+}

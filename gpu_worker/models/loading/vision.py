@@ -1,9 +1,9 @@
 """From a checkpoint to a vision tower."""
 
-from penstock.core.checkpoint.vision import VISION_PREFIX, Vision, mlp_names, vision_tensors
+from penstock.core.checkpoint.vision import VISION_PREFIX, Vision, vision_tensors
 from penstock.core.checkpoint.weight_sources import Source
 from penstock.gpu_worker.models.loading.weights import WeightReader
-from penstock.gpu_worker.models.vision.tower import Matrix, Tower, TowerLayer, TowerNorm
+from penstock.gpu_worker.models.vision.tower import Matrix, Merger, Tower, TowerLayer, TowerNorm
 
 
 def read_tower(vision: Vision, reader: WeightReader) -> Tower:
@@ -33,13 +33,19 @@ def read_tower(vision: Vision, reader: WeightReader) -> Tower:
             matrix(f"{name}attn.qkv"),
             matrix(f"{name}attn.proj"),
             norm(f"{name}norm2"),
-            tuple(matrix(name + its) for its in mlp_names(vision)),
+            tuple(matrix(name + its) for its in vision.names.mlp),
         )
 
+    def merger(name: str) -> Merger:
+        its_norm, first, second = vision.names.merger
+        return Merger(norm(name + its_norm), matrix(name + first), matrix(name + second))
+
+    positions = f"{VISION_PREFIX}pos_embed.weight"
     return Tower(
         vision,
         matrix("patch_embed.proj"),
+        reader.tensor(Source((positions,), (shapes[positions],))) if vision.positions else None,
         tuple(layer(i) for i in range(vision.num_layers)),
-        norm("merger.ln_q"),
-        (matrix("merger.mlp.0"), matrix("merger.mlp.2")),
+        merger("merger."),
+        tuple(merger(f"deepstack_merger_list.{i}.") for i in range(len(vision.deep_layers))),
     )

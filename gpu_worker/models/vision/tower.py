@@ -44,14 +44,29 @@ class TowerLayer(NamedTuple):
     mlp: tuple[Matrix, ...]  # the last one leads back; before it two: the first is a gate
 
 
+class Merger(NamedTuple):
+    """Makes one embedding of the vectors of a square; its norm is over each of them, or over all as one."""
+
+    norm: TowerNorm
+    first: Matrix
+    second: Matrix
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[P, hidden] -> [embeddings, out_size]"""
+        width = self.first.weight.shape[1]
+        normed = self.norm(x.reshape(-1, len(self.norm.weight))).view(-1, width)
+        return self.second(functional.gelu(self.first(normed)))
+
+
 class Tower(NamedTuple):
     """A whole tower."""
 
     vision: Vision
     patches: Matrix
+    positions: Tensor | None  # [rows * columns, hidden]
     layers: tuple[TowerLayer, ...]
-    norm: TowerNorm
-    merger: tuple[Matrix, Matrix]
+    merger: Merger
+    deep_mergers: tuple[Merger, ...]
 
     @property
     def device(self) -> torch.device:
@@ -61,7 +76,7 @@ class Tower(NamedTuple):
     @property
     def embedding_bytes(self) -> int:
         """Of one embedding."""
-        return self.vision.out_size * self.patches.weight.element_size()
+        return self.vision.width * self.patches.weight.element_size()
 
     def encode(self, pixels: Tensor, grid: Sequence[int]) -> Iterator[Tensor | None]:
         """Compute a picture: nothing after each part of the work, at last its embeddings.
@@ -71,26 +86,30 @@ class Tower(NamedTuple):
             grid: frames, rows and columns of patches.
 
         Yields:
-            None, then [embeddings, out_size].
+            None, then [embeddings, width].
         """
         vision, square = self.vision, self.vision.merge**2
         order, of_windows = _windows(vision, grid)
         x = self.patches(pixels.to(self.device, self.patches.weight.dtype))
+        if self.positions is not None:
+            x = x + _stretched(self.positions, vision, grid).to(x.dtype)
         x = x.view(-1, square, vision.hidden_size)[order].view(-1, vision.hidden_size)
         angles = _angles(vision, grid, self.device)
         angles = angles.view(-1, square, angles.shape[-1])[order].view(len(x), -1)
         rotation = angles.cos(), angles.sin()
         of_frames = [grid[1] * grid[2]] * grid[0]
+        made = []
         yield None
         for i, layer in enumerate(self.layers):
             sees_all = not vision.window or i in vision.whole_layers
             x = x + layer.proj(self._attend(layer.qkv(layer.norm1(x)), rotation, of_frames if sees_all else of_windows))
             x = x + _mlp(layer, layer.norm2(x), vision.activation)
+            if i in vision.deep_layers:
+                made.append(self.deep_mergers[vision.deep_layers.index(i)](x))
             yield None
-        merged = self.norm(x).view(-1, square * vision.hidden_size)
-        made = self.merger[1](functional.gelu(self.merger[0](merged)))
-        embeddings = torch.empty_like(made)
-        embeddings[order] = made
+        together = torch.cat((self.merger(x), *made), dim=1)
+        embeddings = torch.empty_like(together)
+        embeddings[order] = together
         yield embeddings
 
     def _attend(self, qkv: Tensor, rotation: tuple[Tensor, Tensor], lengths: Sequence[int]) -> Tensor:
@@ -129,13 +148,32 @@ def _activated(x: Tensor, kind: VisionActivation) -> Tensor:
 
 def _angles(vision: Vision, grid: Sequence[int], device: torch.device) -> Tensor:
     """fp32[patches, half of a head]: a half of the pairs turns with the row, the other with the column."""
-    frames, rows, columns = grid
-    merge, quarter = vision.merge, vision.hidden_size // vision.num_heads // 4
-    places = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), dim=-1)
-    places = places.view(rows // merge, merge, columns // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
+    quarter = vision.hidden_size // vision.num_heads // 4
     frequencies = 1.0 / vision.theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
-    angles = (places[:, :, None].float() * frequencies).flatten(1)
-    return angles.repeat(frames, 1).to(device)
+    angles = (_places(vision, grid)[:, :, None].float() * frequencies).flatten(1)
+    return angles.repeat(grid[0], 1).to(device)
+
+
+def _places(vision: Vision, grid: Sequence[int]) -> Tensor:
+    """int64[patches of a frame, 2]: their rows and columns, square by square."""
+    _, rows, columns = grid
+    merge = vision.merge
+    places = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), dim=-1)
+    return places.view(rows // merge, merge, columns // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
+
+
+def _stretched(table: Tensor, vision: Vision, grid: Sequence[int]) -> Tensor:
+    """[patches, hidden]: the learned vectors at a picture's patches, whose corners are the table's, and between them
+    by the nearest four."""
+    side, places = vision.positions, _places(vision, grid)
+    at = places.float() * (side - 1) / torch.tensor([max(1, size - 1) for size in grid[1:]])
+    first = at.floor().long()
+    behind, share = (first + 1).clamp(max=side - 1), at - first
+    made = torch.zeros(len(places), table.shape[1], device=table.device)
+    for row, of_row in ((first[:, 0], 1 - share[:, 0]), (behind[:, 0], share[:, 0])):
+        for column, of_column in ((first[:, 1], 1 - share[:, 1]), (behind[:, 1], share[:, 1])):
+            made += table[(row * side + column).to(table.device)] * (of_row * of_column)[:, None].to(table.device)
+    return made.repeat(grid[0], 1)
 
 
 def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -77,6 +77,10 @@ class Tapping(ctypes.Structure):
     _fields_ = numbers("from_", "size", "first", "stride")
 
 
+class Adding(ctypes.Structure):
+    _fields_ = numbers("to", "size", "first", "stride")
+
+
 class Reducing(ctypes.Structure):
     _fields_ = (
         ("group", c_void_p),
@@ -142,7 +146,7 @@ class GatedNorm(ctypes.Structure):
 
 # As enum OperationKind in program.h.
 OPERATIONS = (
-    *(Embedding, Positions, Norm, Scaling, Heads, Gating, Tapping, KeepingLatents, GatedNorm),
+    *(Embedding, Positions, Norm, Scaling, Heads, Gating, Tapping, Adding, KeepingLatents, GatedNorm),
     *(Product, Attending, Mixing, AttendingLatents, Reducing),
     *(Convolving, Mamba2Scanning, DeltaScanning),
 )

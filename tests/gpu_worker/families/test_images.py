@@ -39,6 +39,18 @@ _TOWERS: dict[str, tuple[str, dict[str, Any], Case]] = {
         },
         Case("qwen2_5_vl_text", _SECTIONS),
     ),
+    "qwen3-vl": (
+        "qwen3_vl",
+        {
+            **_SMALL,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 25,
+            "deepstack_visual_indexes": [0, 2],
+        },
+        Case("qwen3_vl_text", rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)),
+    ),
 }
 _SIZES = ((16, 24), (40, 8), (24, 24))
 """Of the pictures: rows and columns of pixels."""
@@ -114,6 +126,8 @@ class SeeingReference(Reference):
         model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
         model = model.float().eval()
         spread(model, case.wider)
+        with torch.no_grad():
+            model.get_output_embeddings().weight[_IMAGE] = 0.0  # nothing that is generated is an image's place
         super().__init__(folder, case, model)
         self._prompts = known
 

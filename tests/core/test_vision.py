@@ -1,0 +1,75 @@
+"""Vision towers by config.json: what cannot be served is refused in one line, before weights are read."""
+
+from typing import Any
+
+import pytest
+
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.config.options import ConfigError
+
+_TEXT = {
+    "model_type": "qwen3_vl_text",
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+}
+_QWEN3 = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "text_config": _TEXT,
+    "vision_config": {
+        "depth": 4,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "deepstack_visual_indexes": [0, 2],
+    },
+}
+
+
+def _changed(config: dict[str, Any], part: str, **changes: Any) -> dict[str, Any]:
+    return {**config, part: {**config[part], **changes}}
+
+
+def test_embeddings_are_wider_by_those_for_layers() -> None:
+    config = parse_model_config(_QWEN3)
+    assert isinstance(config, Decoder)
+    assert config.vision is not None
+    assert (config.vision.out_size, config.vision.width) == (64, 192)
+
+
+@pytest.mark.parametrize("said", [None, {"rope_type": "default"}, {"mrope_section": [24, 20, 20], "type": "mrope"}])
+def test_rows_and_columns_turn_pairs_by_turns_as_usual(said: dict[str, Any] | None) -> None:
+    config = parse_model_config(_changed(_QWEN3, "text_config", rope_scaling=said))
+    assert isinstance(config, Decoder)
+    ropes = {attention.rope for _, attention in config.attentions}
+    assert [rope and rope.section_of_pair for rope in ropes] == [(0, 1, 2, 0, 1, 2, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (_changed(_QWEN3, "vision_config", hidden_act="tanh"), "hidden_act 'tanh' is not supported"),
+        (_changed(_QWEN3, "vision_config", num_heads=3), "32 numbers are not 3 heads of a multiple of 4"),
+        (_changed(_QWEN3, "vision_config", out_hidden_size=48), "vectors of 48 numbers, but the text part has 64"),
+        (_changed(_QWEN3, "vision_config", num_position_embeddings=24), "24 is not a square"),
+        (_changed(_QWEN3, "vision_config", deepstack_visual_indexes=[2, 0]), "must be layers of it, ascending"),
+        (_changed(_QWEN3, "vision_config", deepstack_visual_indexes=[4]), "must be layers of it, ascending"),
+        (
+            _changed(_QWEN3, "vision_config", deepstack_visual_indexes=[0, 1, 2, 3]),
+            "more than the text part has layers",
+        ),
+        (_changed(_QWEN3, "vision_config", depth="many"), "depth"),
+    ],
+)
+def test_what_is_not_served_is_refused(raw: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        parse_model_config(raw)
+    assert "\n" not in str(refused.value)
