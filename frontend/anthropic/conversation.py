@@ -204,7 +204,9 @@ def _joined(parts: list[dict[str, Any]]) -> Content:
 
 def _part(found: Conversation, at: str, block: Block, kinds: tuple[str, ...]) -> dict[str, Any]:
     """A block as a part of a chat's message."""
-    if block["type"] != "image" or not found.takes_images:
+    if block["type"] == "image" and not found.takes_images:
+        raise UnsupportedParameter(f"{at}: this model takes no images", param=at)
+    if block["type"] != "image":
         return {"type": "text", "text": _text(at, block, kinds)}
     source, name = block.get("source"), f"{at}.source"
     if not isinstance(source, dict):
@@ -247,7 +249,8 @@ def _text(at: str, block: Block, kinds: tuple[str, ...]) -> str:
     if kind == "tool_reference" and kind in kinds:
         return f"The tool {_string(at, block, 'tool_name')} is available."
     if kind == "image":
-        raise UnsupportedParameter(f"{at}: this model takes no images", param=at)
+        where = "images are read in messages of users, and in results of tools there"
+        raise UnsupportedParameter(f"{at}: {where}", param=at)
     raise UnsupportedParameter(
         f"{at}: blocks of type {kind[:64]!r} are not supported here; supported: {', '.join(kinds)}", param=f"{at}.type"
     )

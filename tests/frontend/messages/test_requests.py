@@ -198,7 +198,10 @@ TOOL = {"name": "look", "input_schema": {"type": "object"}}
         ({"messages": of(("user", [PDF]))}, "messages[0].content[0].source: documents of type 'base64'"),
         ({"messages": of(("user", [{"type": "server_tool_use"}]))}, "blocks of type 'server_tool_use'"),
         ({"messages": of(("assistant", [{"type": "web_search_tool_result"}]))}, "type 'web_search_tool_result'"),
-        ({"messages": of(("system", [IMAGE]), ("user", "A"))}, "messages[0].content[0]: this model takes no images"),
+        (
+            {"messages": of(("system", [IMAGE]), ("user", "A"))},
+            "messages[0].content[0]: images are read in messages of users",
+        ),
         ({"messages": CALLED}, "messages[1]: a tool_result must follow"),
         (
             {"messages": of(("assistant", [{"type": "tool_use", "id": "a", "name": "b", "input": "c"}]))},
