@@ -26,8 +26,21 @@ MODEL = "scripted"
 def scripted_server(folder: Path, family: Family, *flags: str) -> Iterator[str]:
     """The server's base URL; its processes end with the block."""
     write_folder(folder, family, rules(family))
-    command = [PYTHON, "-m", "tests.agents.scripted_serve", str(folder), "--port", "0", "--num-threads", "1"]
-    command += ["--served-model-name", MODEL, "--cpu-kv-cache-gib", "1", *flags]
+    with _serving("tests.agents.scripted_serve", folder, "--served-model-name", MODEL, *flags) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def demo_server() -> Iterator[str]:
+    """The base URL of a server with the demo model."""
+    with _serving("penstock.core.cli", "serve", ROOT / "demo" / "model") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _serving(module: str, *arguments: str | Path) -> Iterator[str]:
+    command = [PYTHON, "-m", module, *map(str, arguments), "--port", "0", "--num-threads", "1"]
+    command += ["--cpu-kv-cache-gib", "1"]
     settings = {"PENSTOCK_LOG_FORMAT": "json", "PENSTOCK_TEST_MODELS": "1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, stderr=subprocess.PIPE) as process:
         log = _Log(process)
