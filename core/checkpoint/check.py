@@ -1,6 +1,7 @@
 """Whether a checkpoint can be served: checked in milliseconds, before any process starts."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -71,7 +72,7 @@ def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> "ModelTensors"
     known_as = family_of(config).known_as
     of_part: Callable[[str], str | None] = name_in_text_part if config.text_part_of else str
     if isinstance(config, Decoder) and config.vision is not None:
-        of_part = name_in_either_part
+        of_part = partial(name_in_either_part, config.vision)
     stored = checkpoint.tensors()
     own_names = {known_as(known): name for name in stored if (known := of_part(name)) is not None}
     found = {known: stored[name] for known, name in own_names.items()}

@@ -5,13 +5,13 @@
 The tower that computes it is in `gpu_worker/models/vision/`.
 """
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
 from penstock.core.checkpoint.parsing.family import Shape
 
-VISION_PREFIX = "visual."
+GRID_PREFIX = "visual."
 """What names of its weights begin with, whatever the checkpoint has before that."""
 
 VisionActivation = Literal["silu", "quick_gelu", "gelu", "gelu_tanh"]
@@ -22,6 +22,31 @@ class VisionNames(msgspec.Struct, frozen=True, kw_only=True):
 
     mlp: tuple[str, ...]  # the last one leads back; before it two: the first is a gate
     merger: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")  # a norm, and the matrices after it
+
+
+class VisionTower(Protocol):
+    """What all descriptions of towers tell."""
+
+    @property
+    def image_token(self) -> int:
+        """Its positions in a prompt get the embeddings."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of an embedding, with those for the decoder's layers."""
+
+    @property
+    def tensors(self) -> dict[str, Shape]:
+        """Every tensor that is needed, with its shape."""
+
+    def name_of(self, name: str) -> str | None:
+        """Our name of a checkpoint's tensor; None if it is not of the tower, or not needed."""
+
+    def num_embeddings(self, grid: tuple[int, ...]) -> int:
+        """Of a picture, by its grid as the processor tells it; 0 if there is no such picture."""
+
+    def pixel_shape(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+        """Of its pixel values."""
 
 
 class Vision(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,9 +91,22 @@ class Vision(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         return grid[0] * grid[1] * grid[2] // self.merge**2
 
+    def pixel_shape(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+        """Of its pixel values."""
+        return self.num_embeddings(grid) * self.merge**2, self.num_inputs
 
-def vision_tensors(vision: Vision) -> dict[str, Shape]:
-    """Every tensor of it, with its shape."""
+    @property
+    def tensors(self) -> dict[str, Shape]:
+        """Every tensor of it, with its shape."""
+        return _tensors(self)
+
+    def name_of(self, name: str) -> str | None:
+        """Our name of a checkpoint's tensor; None if it is not of the tower, or not needed."""
+        bare = name.removeprefix("model.")
+        return bare if bare.startswith(GRID_PREFIX) else None
+
+
+def _tensors(vision: Vision) -> dict[str, Shape]:
     hidden, size, merged = vision.hidden_size, vision.mlp_size, vision.hidden_size * vision.merge**2
     found: dict[str, Shape] = {"patch_embed.proj.weight": (hidden, *vision.patch_shape)}
     if vision.patch_bias:
@@ -76,21 +114,22 @@ def vision_tensors(vision: Vision) -> dict[str, Shape]:
     for i in range(vision.num_layers):
         layer = f"blocks.{i}."
         found |= _norm(f"{layer}norm1", vision) | _norm(f"{layer}norm2", vision)
-        found |= _linear(f"{layer}attn.qkv", 3 * hidden, hidden) | _linear(f"{layer}attn.proj", hidden, hidden)
+        found |= linear(f"{layer}attn.qkv", 3 * hidden, hidden) | linear(f"{layer}attn.proj", hidden, hidden)
         for name in vision.names.mlp[:-1]:
-            found |= _linear(layer + name, size, hidden)
-        found |= _linear(layer + vision.names.mlp[-1], hidden, size)
+            found |= linear(layer + name, size, hidden)
+        found |= linear(layer + vision.names.mlp[-1], hidden, size)
     if vision.positions:
         found |= {"pos_embed.weight": (vision.positions**2, hidden)}
     norm, first, second = vision.names.merger
     mergers = [("merger.", hidden), *((f"deepstack_merger_list.{i}.", merged) for i in range(len(vision.deep_layers)))]
     for merger, normed in mergers:
         found |= _norm(merger + norm, vision, normed)
-        found |= _linear(merger + first, merged, merged) | _linear(merger + second, vision.out_size, merged)
-    return {VISION_PREFIX + name: shape for name, shape in found.items()}
+        found |= linear(merger + first, merged, merged) | linear(merger + second, vision.out_size, merged)
+    return {GRID_PREFIX + name: shape for name, shape in found.items()}
 
 
-def _linear(name: str, num_outputs: int, num_inputs: int) -> dict[str, Shape]:
+def linear(name: str, num_outputs: int, num_inputs: int) -> dict[str, Shape]:
+    """A matrix with a bias."""
     return {f"{name}.weight": (num_outputs, num_inputs), f"{name}.bias": (num_outputs,)}
 
 

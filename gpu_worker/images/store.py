@@ -82,7 +82,7 @@ class EmbeddingStore:
         return ImageEncoded(message.embedding_id, int(encoding.seconds * 1e6))
 
     def _checked(self, message: EncodeImage) -> Tensor:
-        """The pixel values [patches, numbers], if they are as many as the grid says.
+        """The pixel values, if they are as many as the grid says.
 
         Raises:
             PixelsLostError: they are gone.
@@ -92,7 +92,7 @@ class EmbeddingStore:
         if vision.num_embeddings(message.grid) != message.num_embeddings:
             raise ValueError("the image's grid does not fit its placeholders")
         pixels = read_pixels(message.pixels, "pixel_values")
-        wanted = (message.num_embeddings * vision.merge**2, vision.num_inputs)
+        wanted = vision.pixel_shape(message.grid)
         if tuple(pixels.shape) != wanted:
             raise ValueError(f"pixel_values has shape {list(pixels.shape)}, but the image's grid needs {list(wanted)}")
         return pixels

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.core.checkpoint.vision import Vision
+from penstock.core.checkpoint.vision import Vision, VisionTower
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.images.store import EmbeddingStore
 from penstock.gpu_worker.models.model import ImageInputs
@@ -21,7 +21,7 @@ class _Row(NamedTuple):
     """A row with pictures."""
 
     images: tuple[tuple[RowImage, _Places], ...]  # each with the positions of its embeddings
-    turns: _Places  # int64[3, P], time, row and column of the first positions; later ones count on by one
+    turns: _Places  # int64[3, P], time, row and column of the first positions, if they have some; later ones count on
     rest: int  # what is added to later positions
 
 
@@ -45,7 +45,7 @@ class ImageRows:
         for new in plan.new_rows:
             self._rows.pop(new.row, None)
             if new.images:
-                self._rows[new.row] = _entered(new, self._store.tower.vision)
+                self._rows[new.row] = _entered(new, self._store.tower.vision, self._turns)
 
     def inputs(self, batch: HostBatch) -> ImageInputs | None:
         """What the pictures are to a step; None if none of its rows has one."""
@@ -54,7 +54,8 @@ class ImageRows:
         places, embeddings, turns, first = [], [], [], 0
         for row, start, num_new in zip(batch.rows.tolist(), batch.start.tolist(), batch.num_new.tolist(), strict=True):
             its, end = self._rows.get(row), start + num_new
-            turns.append(_turns(its, start, end))
+            if self._turns:
+                turns.append(_turns(its, start, end))
             for image, its_places in () if its is None else its.images:
                 begin, behind = np.searchsorted(its_places, (start, end)).tolist()
                 if begin < behind:
@@ -80,16 +81,25 @@ def _turns(row: _Row | None, start: int, end: int) -> _Places:
     )
 
 
-def _entered(new: NewRow, vision: Vision) -> _Row:
+def _entered(new: NewRow, vision: VisionTower, turns: bool) -> _Row:
     """Where the embeddings of each picture go: to the image tokens among its positions, in order."""
     token_ids = np.frombuffer(new.token_ids, np.int32)
-    images, parts, behind, at = [], [], 0, 0
+    images = []
     for image in new.images:
         its = token_ids[image.start : image.start + image.length] == vision.image_token
         places = np.flatnonzero(its) + image.start
         if len(places) != image.num_embeddings:
             raise ValueError(f"an image of {image.num_embeddings} embeddings has {len(places)} placeholders")
         images.append((image, places))
+    if not turns or not isinstance(vision, Vision):
+        return _Row(tuple(images), np.empty((3, 0), np.int64), 0)
+    return _Row(tuple(images), *_counted(images, vision))
+
+
+def _counted(images: Sequence[tuple[RowImage, _Places]], vision: Vision) -> tuple[_Places, int]:
+    """Time, row and column of all positions up to the last picture's end, and what is added to later ones."""
+    parts, behind, at = [], 0, 0
+    for image, places in images:
         first = int(places[0])
         frames, rows, columns = image.grid[0], image.grid[1] // vision.merge, image.grid[2] // vision.merge
         parts.append(np.broadcast_to(np.arange(first - behind) + at, (3, first - behind)))
@@ -97,4 +107,4 @@ def _entered(new: NewRow, vision: Vision) -> _Row:
         parts.append(np.stack([part.reshape(-1) for part in np.indices((frames, rows, columns))]) + at)
         at += max(rows, columns)
         behind = first + len(places)
-    return _Row(tuple(images), np.concatenate(parts, axis=1), at - behind)
+    return np.concatenate(parts, axis=1), at - behind

@@ -32,6 +32,19 @@ _QWEN3 = {
         "deepstack_visual_indexes": [0, 2],
     },
 }
+_LLAVA = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "image_token_index": 190,
+    "text_config": {**_TEXT, "model_type": "llama", "rope_scaling": None},
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        "image_size": 28,
+        "patch_size": 14,
+        "num_hidden_layers": 3,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+    },
+}
 
 
 def _changed(config: dict[str, Any], part: str, **changes: Any) -> dict[str, Any]:
@@ -67,6 +80,13 @@ def test_rows_and_columns_turn_pairs_by_turns_as_usual(said: dict[str, Any] | No
             "more than the text part has layers",
         ),
         (_changed(_QWEN3, "vision_config", depth="many"), "depth"),
+        (_changed(_LLAVA, "vision_config", hidden_act="tanh"), "hidden_act 'tanh' is not supported"),
+        (_changed(_LLAVA, "vision_config", num_attention_heads=3), "32 numbers are not 3 heads"),
+        (_changed(_LLAVA, "vision_config", patch_size=29), "patches of 29 pixels in images of 28"),
+        ({**_LLAVA, "vision_feature_layer": -5}, "vision_feature_layer must be of 3 layers"),
+        ({**_LLAVA, "vision_feature_layer": "last"}, "vision_feature_layer must be of 3 layers"),
+        ({**_LLAVA, "vision_feature_select_strategy": "some"}, "strategy 'some' is not supported"),
+        ({**_LLAVA, "projector_hidden_act": "tanh"}, "projector_hidden_act 'tanh' is not supported"),
     ],
 )
 def test_what_is_not_served_is_refused(raw: dict[str, Any], said: str) -> None:

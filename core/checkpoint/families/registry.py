@@ -52,7 +52,6 @@ from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.nearest import nearest, why_not
 from penstock.core.checkpoint.parsing.text_part import text_part
 from penstock.core.checkpoint.parsing.vision import parse_vision
-from penstock.core.checkpoint.vision import vision_tensors
 from penstock.core.config.options import ConfigError, ModelImpl
 
 TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"
@@ -161,7 +160,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape] | None:
     tensors = family_of(config).tensors
     found = None if tensors is None else tensors(config)
     if found and isinstance(config, Decoder) and config.vision is not None:
-        found = found | vision_tensors(config.vision)
+        found = found | config.vision.tensors
     return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.vision import VISION_PREFIX
+from penstock.core.checkpoint.vision import VisionTower
 
 _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
@@ -62,9 +62,6 @@ def name_in_text_part(name: str) -> str | None:
     return next((new + name.removeprefix(old) for old, new in _RENAMED.items() if name.startswith(old)), None)
 
 
-def name_in_either_part(name: str) -> str | None:
-    """The same, where the vision tower is served, too: its tensors have a prefix of their own."""
-    for prefix in (f"model.{VISION_PREFIX}", VISION_PREFIX):
-        if name.startswith(prefix):
-            return VISION_PREFIX + name.removeprefix(prefix)
-    return name_in_text_part(name)
+def name_in_either_part(vision: VisionTower, name: str) -> str | None:
+    """The same, where the vision tower is served, too."""
+    return vision.name_of(name) or name_in_text_part(name)

@@ -5,19 +5,14 @@ from typing import TypedDict
 
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.vision import Vision, VisionActivation, VisionNames
+from penstock.core.checkpoint.parsing.tile_vision import llava
+from penstock.core.checkpoint.parsing.tower_fields import MAX_LAYERS, activation
+from penstock.core.checkpoint.tile_vision import TileVision
+from penstock.core.checkpoint.vision import Vision, VisionNames
 from penstock.core.config.options import ConfigError
 
-_MAX_LAYERS = 1024
-_ACTIVATIONS: Mapping[str, VisionActivation] = {
-    "silu": "silu",
-    "quick_gelu": "quick_gelu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
 
-
-def parse_vision(architecture: str, fields: JsonFields, text: Decoder) -> Vision | None:
+def parse_vision(architecture: str, fields: JsonFields, text: Decoder) -> Vision | TileVision | None:
     """The tower that makes vectors for this text part; None if the model is served without its own.
 
     Raises:
@@ -27,14 +22,6 @@ def parse_vision(architecture: str, fields: JsonFields, text: Decoder) -> Vision
     if parse is None:
         return None
     return parse(fields, fields.object("vision_config") or JsonFields("config.json: vision_config", {}), text)
-
-
-def activation(its: JsonFields, name: str, usual: str) -> VisionActivation:
-    """An activation of the tower."""
-    said = its.text(name, usual)
-    if said not in _ACTIVATIONS:
-        raise ConfigError(f"config.json: vision_config: {name} {said[:64]!r} is not supported")
-    return _ACTIVATIONS[said]
 
 
 class _Grid(TypedDict):
@@ -59,7 +46,7 @@ def _grid(fields: JsonFields, its: JsonFields, *, patch: int = 14, depth: int = 
     return {
         "image_token": fields.whole("image_token_id", 151655, least=0),
         "patch_shape": (channels, its.whole("temporal_patch_size", 2), size, size),
-        "num_layers": its.whole("depth", depth, most=_MAX_LAYERS),
+        "num_layers": its.whole("depth", depth, most=MAX_LAYERS),
         "merge": its.whole("spatial_merge_size", 2),
         "theta": rotary.number("rope_theta", 10000.0),
     }
@@ -110,7 +97,7 @@ def _qwen2_5(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
 
 
 def _qwen3(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
-    count, depth = its.whole("num_position_embeddings", 2304), its.whole("depth", 27, most=_MAX_LAYERS)
+    count, depth = its.whole("num_position_embeddings", 2304), its.whole("depth", 27, most=MAX_LAYERS)
     side = round(count**0.5)
     if side * side != count:
         raise ConfigError(f"config.json: vision_config: num_position_embeddings {count} is not a square")
@@ -134,7 +121,12 @@ def _qwen3(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
     )
 
 
-_TOWERS: Mapping[str, Callable[[JsonFields, JsonFields, Decoder], Vision]] = {
+def _llava(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | None:
+    return llava(fields, its, text.hidden_size)
+
+
+_TOWERS: Mapping[str, Callable[[JsonFields, JsonFields, Decoder], Vision | TileVision | None]] = {
+    "LlavaForConditionalGeneration": _llava,
     "Qwen2VLForConditionalGeneration": _qwen2,
     "Qwen2_5_VLForConditionalGeneration": _qwen2_5,
     "Qwen3VLForConditionalGeneration": _qwen3,

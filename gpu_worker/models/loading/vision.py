@@ -1,51 +1,96 @@
 """From a checkpoint to a vision tower."""
 
-from penstock.core.checkpoint.vision import VISION_PREFIX, Vision, vision_tensors
+from torch import Tensor
+
+from penstock.core.checkpoint.tile_vision import TOWER_PREFIX, TileVision
+from penstock.core.checkpoint.vision import GRID_PREFIX, Vision
 from penstock.core.checkpoint.weight_sources import Source
 from penstock.gpu_worker.models.loading.weights import WeightReader
-from penstock.gpu_worker.models.vision.tower import Matrix, Merger, Tower, TowerLayer, TowerNorm
+from penstock.gpu_worker.models.vision.grid import GridTower, Merger
+from penstock.gpu_worker.models.vision.tiles import TileMLPBlock, TileTower
+from penstock.gpu_worker.models.vision.tower import Matrix, Tower, TowerLayer, TowerNorm
 
 
-def read_tower(vision: Vision, reader: WeightReader) -> Tower:
+def read_tower(vision: Vision | TileVision, reader: WeightReader) -> Tower:
     """The tower, with its weights as floats."""
-    shapes = vision_tensors(vision)
     reader = reader._replace(library=None, are_packed=False)
+    return _grid_tower(vision, reader) if isinstance(vision, Vision) else _tile_tower(vision, reader)
 
-    def matrix(name: str) -> Matrix:
-        weight, bias = (f"{VISION_PREFIX}{name}.{kind}" for kind in ("weight", "bias"))
-        return Matrix(
-            reader.tensor(Source((weight,), (shapes[weight],))).flatten(1),
-            reader.tensor(Source((bias,), (shapes[bias],))) if bias in shapes else None,
-        )
 
-    def norm(name: str) -> TowerNorm:
-        weight, bias = (f"{VISION_PREFIX}{name}.{kind}" for kind in ("weight", "bias"))
-        return TowerNorm(
-            reader.tensor(Source((weight,), (shapes[weight],))),
-            reader.tensor(Source((bias,), (shapes[bias],))) if bias in shapes else None,
-            vision.norm_eps,
-        )
+class _Reader:
+    """Reads a tower's weights by their names."""
+
+    def __init__(self, vision: Vision | TileVision, prefix: str, reader: WeightReader) -> None:
+        self._shapes, self._prefix, self._reader, self._eps = vision.tensors, prefix, reader, vision.norm_eps
+
+    def tensor(self, *names: str) -> Tensor:
+        """One of them, or several, stacked."""
+        names = tuple(self._prefix + name for name in names)
+        return self._reader.tensor(Source(names, tuple(self._shapes[name] for name in names)))
+
+    def if_there(self, *names: str) -> Tensor | None:
+        """The same, if it has them."""
+        return self.tensor(*names) if self._prefix + names[0] in self._shapes else None
+
+    def matrix(self, *names: str) -> Matrix:
+        """Of the outputs of all that are named."""
+        weights, biases = ([f"{name}.{kind}" for name in names] for kind in ("weight", "bias"))
+        return Matrix(self.tensor(*weights).flatten(1), self.if_there(*biases))
+
+    def norm(self, name: str) -> TowerNorm:
+        return TowerNorm(self.tensor(f"{name}.weight"), self.if_there(f"{name}.bias"), self._eps)
+
+
+def _grid_tower(vision: Vision, reader: WeightReader) -> GridTower:
+    its = _Reader(vision, GRID_PREFIX, reader)
 
     def layer(i: int) -> TowerLayer:
         name = f"blocks.{i}."
         return TowerLayer(
-            norm(f"{name}norm1"),
-            matrix(f"{name}attn.qkv"),
-            matrix(f"{name}attn.proj"),
-            norm(f"{name}norm2"),
-            tuple(matrix(name + its) for its in vision.names.mlp),
+            its.norm(f"{name}norm1"),
+            its.matrix(f"{name}attn.qkv"),
+            its.matrix(f"{name}attn.proj"),
+            its.norm(f"{name}norm2"),
+            tuple(its.matrix(name + part) for part in vision.names.mlp),
         )
 
     def merger(name: str) -> Merger:
-        its_norm, first, second = vision.names.merger
-        return Merger(norm(name + its_norm), matrix(name + first), matrix(name + second))
+        norm, first, second = vision.names.merger
+        return Merger(its.norm(name + norm), its.matrix(name + first), its.matrix(name + second))
 
-    positions = f"{VISION_PREFIX}pos_embed.weight"
-    return Tower(
+    return GridTower(
         vision,
-        matrix("patch_embed.proj"),
-        reader.tensor(Source((positions,), (shapes[positions],))) if vision.positions else None,
+        its.matrix("patch_embed.proj"),
+        its.if_there("pos_embed.weight"),
         tuple(layer(i) for i in range(vision.num_layers)),
         merger("merger."),
         tuple(merger(f"deepstack_merger_list.{i}.") for i in range(len(vision.deep_layers))),
+    )
+
+
+def _tile_tower(vision: TileVision, reader: WeightReader) -> TileTower:
+    its, others = _Reader(vision, TOWER_PREFIX, reader), _Reader(vision, "", reader)
+
+    def layer(i: int) -> TowerLayer:
+        name = f"encoder.layers.{i}."
+        return TowerLayer(
+            its.norm(f"{name}layer_norm1"),
+            its.matrix(*(f"{name}self_attn.{part}_proj" for part in "qkv")),
+            its.matrix(f"{name}self_attn.out_proj"),
+            its.norm(f"{name}layer_norm2"),
+            (its.matrix(f"{name}mlp.fc1"), its.matrix(f"{name}mlp.fc2")),
+        )
+
+    return TileTower(
+        vision,
+        its.matrix("embeddings.patch_embedding"),
+        its.if_there("embeddings.class_embedding"),
+        its.tensor("embeddings.position_embedding.weight"),
+        its.norm("pre_layrnorm") if vision.has_class else None,
+        tuple(layer(i) for i in range(vision.num_layers)),
+        TileMLPBlock(
+            others.matrix("multi_modal_projector.linear_1"),
+            others.matrix("multi_modal_projector.linear_2"),
+            vision.made.activation,
+        ),
     )

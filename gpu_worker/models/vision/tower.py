@@ -1,13 +1,40 @@
-"""A vision tower, as its description says, with torch's kernels: one layer at a time, so that steps can go between."""
+"""What a vision tower is to others, and what towers are made of."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.vision import Vision, VisionActivation
+from penstock.core.checkpoint.vision import VisionActivation, VisionTower
+
+
+class Tower(Protocol):
+    """Makes the embeddings of pictures, one layer at a time, so that steps can go between."""
+
+    @property
+    def vision(self) -> VisionTower:
+        """What it is."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Of one embedding."""
+
+    def encode(self, pixels: Tensor, grid: Sequence[int]) -> Iterator[Tensor | None]:
+        """Compute a picture: nothing after each part of the work, at last its embeddings.
+
+        Args:
+            pixels: of the shape that `vision` says.
+            grid: as the processor tells it.
+
+        Yields:
+            None, then [embeddings, width].
+        """
 
 
 class Matrix(NamedTuple):
@@ -44,97 +71,15 @@ class TowerLayer(NamedTuple):
     mlp: tuple[Matrix, ...]  # the last one leads back; before it two: the first is a gate
 
 
-class Merger(NamedTuple):
-    """Makes one embedding of the vectors of a square; its norm is over each of them, or over all as one."""
-
-    norm: TowerNorm
-    first: Matrix
-    second: Matrix
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[P, hidden] -> [embeddings, out_size]"""
-        width = self.first.weight.shape[1]
-        normed = self.norm(x.reshape(-1, len(self.norm.weight))).view(-1, width)
-        return self.second(functional.gelu(self.first(normed)))
-
-
-class Tower(NamedTuple):
-    """A whole tower."""
-
-    vision: Vision
-    patches: Matrix
-    positions: Tensor | None  # [rows * columns, hidden]
-    layers: tuple[TowerLayer, ...]
-    merger: Merger
-    deep_mergers: tuple[Merger, ...]
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.patches.weight.device
-
-    @property
-    def embedding_bytes(self) -> int:
-        """Of one embedding."""
-        return self.vision.width * self.patches.weight.element_size()
-
-    def encode(self, pixels: Tensor, grid: Sequence[int]) -> Iterator[Tensor | None]:
-        """Compute a picture: nothing after each part of the work, at last its embeddings.
-
-        Args:
-            pixels: [patches, numbers of each], in squares that are merged, row by row.
-            grid: frames, rows and columns of patches.
-
-        Yields:
-            None, then [embeddings, width].
-        """
-        vision, square = self.vision, self.vision.merge**2
-        order, of_windows = _windows(vision, grid)
-        x = self.patches(pixels.to(self.device, self.patches.weight.dtype))
-        if self.positions is not None:
-            x = x + _stretched(self.positions, vision, grid).to(x.dtype)
-        x = x.view(-1, square, vision.hidden_size)[order].view(-1, vision.hidden_size)
-        angles = _angles(vision, grid, self.device)
-        angles = angles.view(-1, square, angles.shape[-1])[order].view(len(x), -1)
-        rotation = angles.cos(), angles.sin()
-        of_frames = [grid[1] * grid[2]] * grid[0]
-        made = []
-        yield None
-        for i, layer in enumerate(self.layers):
-            sees_all = not vision.window or i in vision.whole_layers
-            x = x + layer.proj(self._attend(layer.qkv(layer.norm1(x)), rotation, of_frames if sees_all else of_windows))
-            x = x + _mlp(layer, layer.norm2(x), vision.activation)
-            if i in vision.deep_layers:
-                made.append(self.deep_mergers[vision.deep_layers.index(i)](x))
-            yield None
-        together = torch.cat((self.merger(x), *made), dim=1)
-        embeddings = torch.empty_like(together)
-        embeddings[order] = together
-        yield embeddings
-
-    def _attend(self, qkv: Tensor, rotation: tuple[Tensor, Tensor], lengths: Sequence[int]) -> Tensor:
-        """[P, 3 * hidden] -> [P, hidden]; neighbours by these lengths see each other, and nobody else."""
-        q, k, v = qkv.view(len(qkv), 3, self.vision.num_heads, -1).unbind(1)
-        q, k = _rotated(q, rotation), _rotated(k, rotation)
-        sizes = torch.tensor(lengths)
-        starts = sizes.cumsum(0) - sizes
-        out = torch.empty_like(v)
-        for length in sorted(set(lengths)):  # all windows but those at the borders have the same
-            places = (starts[sizes == length, None] + torch.arange(length)).to(qkv.device)
-            its_q, its_k, its_v = (part[places].transpose(1, 2) for part in (q, k, v))
-            out[places] = functional.scaled_dot_product_attention(its_q, its_k, its_v).transpose(1, 2)
-        return out.flatten(1)
-
-
-def _mlp(layer: TowerLayer, x: Tensor, kind: VisionActivation) -> Tensor:
+def mlp(layer: TowerLayer, x: Tensor, kind: VisionActivation) -> Tensor:
     first, *others = layer.mlp
-    inner = _activated(first(x), kind)
+    inner = activated(first(x), kind)
     if len(others) > 1:
         inner = inner * others[0](x)
     return others[-1](inner)
 
 
-def _activated(x: Tensor, kind: VisionActivation) -> Tensor:
+def activated(x: Tensor, kind: VisionActivation) -> Tensor:
     match kind:
         case "silu":
             return functional.silu(x)
@@ -144,53 +89,3 @@ def _activated(x: Tensor, kind: VisionActivation) -> Tensor:
             return functional.gelu(x)
         case "gelu_tanh":
             return functional.gelu(x, approximate="tanh")
-
-
-def _angles(vision: Vision, grid: Sequence[int], device: torch.device) -> Tensor:
-    """fp32[patches, half of a head]: a half of the pairs turns with the row, the other with the column."""
-    quarter = vision.hidden_size // vision.num_heads // 4
-    frequencies = 1.0 / vision.theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
-    angles = (_places(vision, grid)[:, :, None].float() * frequencies).flatten(1)
-    return angles.repeat(grid[0], 1).to(device)
-
-
-def _places(vision: Vision, grid: Sequence[int]) -> Tensor:
-    """int64[patches of a frame, 2]: their rows and columns, square by square."""
-    _, rows, columns = grid
-    merge = vision.merge
-    places = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), dim=-1)
-    return places.view(rows // merge, merge, columns // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
-
-
-def _stretched(table: Tensor, vision: Vision, grid: Sequence[int]) -> Tensor:
-    """[patches, hidden]: the learned vectors at a picture's patches, whose corners are the table's, and between them
-    by the nearest four."""
-    side, places = vision.positions, _places(vision, grid)
-    at = places.float() * (side - 1) / torch.tensor([max(1, size - 1) for size in grid[1:]])
-    first = at.floor().long()
-    behind, share = (first + 1).clamp(max=side - 1), at - first
-    made = torch.zeros(len(places), table.shape[1], device=table.device)
-    for row, of_row in ((first[:, 0], 1 - share[:, 0]), (behind[:, 0], share[:, 0])):
-        for column, of_column in ((first[:, 1], 1 - share[:, 1]), (behind[:, 1], share[:, 1])):
-            made += table[(row * side + column).to(table.device)] * (of_row * of_column)[:, None].to(table.device)
-    return made.repeat(grid[0], 1)
-
-
-def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """[P, heads, D], rotated in fp32; a pair has a number in each half."""
-    cos, sin = (each[:, None] for each in rotation)
-    first, second = heads.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
-
-
-def _windows(vision: Vision, grid: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """The order in which embeddings of a window are neighbours, and how many patches each window has."""
-    frames, rows, columns = grid[0], grid[1] // vision.merge, grid[2] // vision.merge
-    if not vision.window:
-        return torch.arange(frames * rows * columns), []
-    row, column = torch.arange(rows) // vision.window, torch.arange(columns) // vision.window
-    per_frame = row[:, None] * (int(column[-1]) + 1) + column
-    size = int(per_frame[-1, -1]) + 1
-    numbers = (torch.arange(frames)[:, None, None] * size + per_frame).flatten()
-    counts = torch.bincount(numbers) * vision.merge**2
-    return numbers.argsort(stable=True), [int(count) for count in counts]

@@ -10,61 +10,16 @@ import torch
 import transformers
 from msgspec.structs import replace
 from torch import Tensor
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from penstock.gpu_worker.images.store import EmbeddingStore, read_pixels
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc import shared_files
 from penstock.ipc.messages import EncodeImage, NewRow, PixelRef, PixelTensor, RowImage, StepPlan
 from tests.gpu_worker.engine_in_process import schedule
-from tests.gpu_worker.families.case import Case, rope
 from tests.gpu_worker.families.checkpoints import Reference, config_of, spread
+from tests.gpu_worker.families.eyes import BEGIN, END, EYES, IMAGE, Picture
 from tests.gpu_worker.families.run import NUM_NEW, Scored
 from tests.gpu_worker.families.schedules import Schedule, schedules
-
-_IMAGE, _BEGIN, _END = 190, 191, 192
-_SECTIONS = rope("default", mrope_section=[2, 3, 3])
-_SMALL = {"depth": 3, "num_heads": 2, "patch_size": 4, "in_channels": 3}
-_TOWERS: dict[str, tuple[str, dict[str, Any], Case]] = {
-    "qwen2-vl": ("qwen2_vl", {**_SMALL, "embed_dim": 32, "hidden_size": 64}, Case("qwen2_vl_text", _SECTIONS)),
-    "qwen2.5-vl": (
-        "qwen2_5_vl",
-        {
-            **_SMALL,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "out_hidden_size": 64,
-            "window_size": 16,
-            "fullatt_block_indexes": [1],
-        },
-        Case("qwen2_5_vl_text", _SECTIONS),
-    ),
-    "qwen3-vl": (
-        "qwen3_vl",
-        {
-            **_SMALL,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "out_hidden_size": 64,
-            "num_position_embeddings": 25,
-            "deepstack_visual_indexes": [0, 2],
-        },
-        Case("qwen3_vl_text", rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)),
-    ),
-}
-_SIZES = ((16, 24), (40, 8), (24, 24))
-"""Of the pictures: rows and columns of pixels."""
-
-
-class Picture(NamedTuple):
-    """What the processor makes of one."""
-
-    pixels: Tensor  # [patches, numbers]
-    grid: tuple[int, int, int]
-
-    @property
-    def num_embeddings(self) -> int:
-        return self.grid[0] * self.grid[1] * self.grid[2] // 4
 
 
 class Prompt(NamedTuple):
@@ -75,31 +30,20 @@ class Prompt(NamedTuple):
 
     @property
     def starts(self) -> list[int]:
-        return [i for i, token in enumerate(self.ids) if token == _IMAGE and self.ids[i - 1] != _IMAGE]
-
-
-def pictures() -> list[Picture]:
-    processor = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, size={"shortest_edge": 64, "longest_edge": 4096})
-    random = np.random.default_rng(3)
-    made = []
-    for rows, columns in _SIZES:
-        of_one = processor(random.integers(0, 256, (rows, columns, 3), np.uint8), return_tensors="pt")
-        rows, columns = of_one["image_grid_thw"][0, 1:].tolist()
-        made.append(Picture(of_one["pixel_values"].float(), (1, rows, columns)))
-    return made
+        return [i for i, token in enumerate(self.ids) if token == IMAGE and self.ids[i - 1] != IMAGE]
 
 
 def prompt_of(text: list[int], *shown: Picture) -> Prompt:
     """The text, with the pictures between its words."""
     ids = text[:5]
     for i, picture in enumerate(shown):
-        ids = [*ids, _BEGIN, *[_IMAGE] * picture.num_embeddings, _END, *text[5 + 4 * i : 9 + 4 * i]]
+        ids = [*ids, BEGIN, *[IMAGE] * picture.num_embeddings, END, *text[5 + 4 * i : 9 + 4 * i]]
     return Prompt(ids + text[5 + 4 * len(shown) :], shown)
 
 
-def prompts() -> list[Prompt]:
+def prompts(name: str) -> list[Prompt]:
     random = np.random.default_rng(5)
-    first, second, third = pictures()
+    first, second, third = EYES[name].pictures()
     texts = [random.integers(5, 180, 24).tolist() for _ in range(4)]
     return [
         prompt_of(texts[0], first),
@@ -113,21 +57,24 @@ class SeeingReference(Reference):
     """What transformers makes of prompts with pictures."""
 
     def __init__(self, folder: Path, name: str, known: list[Prompt]) -> None:
-        kind, vision, case = _TOWERS[name]
-        parts: dict[str, Any] = {"text_config": config_of(case).to_dict(), "vision_config": vision}
+        self._eyes = eyes = EYES[name]
+        case = eyes.case
+        text = config_of(case)
+        parts: dict[str, Any] = {"text_config": text.to_dict(), "vision_config": dict(eyes.vision), **eyes.more}
         parts |= {
-            "tie_word_embeddings": False,
-            "image_token_id": _IMAGE,
-            "vision_start_token_id": _BEGIN,
-            "vision_end_token_id": _END,
+            "tie_word_embeddings": getattr(text, "tie_word_embeddings", False),
+            "image_token_id": IMAGE,
+            "image_token_index": IMAGE,
+            "vision_start_token_id": BEGIN,
+            "vision_end_token_id": END,
         }
-        config = transformers.CONFIG_MAPPING[kind](**parts)
+        config = transformers.CONFIG_MAPPING[eyes.kind](**parts)
         torch.manual_seed(2)
         model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
         model = model.float().eval()
         spread(model, case.wider)
         with torch.no_grad():
-            model.get_output_embeddings().weight[_IMAGE] = 0.0  # nothing that is generated is an image's place
+            model.get_output_embeddings().weight[IMAGE] = 0.0  # nothing that is generated is an image's place
         super().__init__(folder, case, model)
         self._prompts = known
 
@@ -140,11 +87,7 @@ class SeeingReference(Reference):
     def of_pictures(self, prompt: Prompt, text: list[int]) -> dict[str, Tensor]:
         if not prompt.pictures:
             return {}
-        return {
-            "pixel_values": torch.cat([picture.pixels for picture in prompt.pictures]),
-            "image_grid_thw": torch.tensor([picture.grid for picture in prompt.pictures]),
-            "mm_token_type_ids": torch.tensor([[int(token == _IMAGE) for token in text]]),
-        }
+        return self._eyes.inputs(prompt.pictures, text)
 
 
 class Seeing(Scored):
@@ -220,18 +163,18 @@ def _shared(pixels: PixelRef) -> str:
     return name
 
 
-@pytest.mark.parametrize("name", _TOWERS)
+@pytest.mark.parametrize("name", EYES)
 def test_greedy(tmp_path: Path, name: str) -> None:
-    known = prompts()
+    known = prompts(name)
     reference = SeeingReference(tmp_path, name, known)
-    turn = list(_TOWERS).index(name)
+    turn = list(EYES).index(name)
     for kernels in ("native", "torch"):
         for run in schedules(turn if kernels == "native" else turn + 2):
             check(reference, known, run, model_impl="own", cpu_kernels=kernels)
 
 
 def test_generate_agrees(tmp_path: Path) -> None:
-    known = prompts()
+    known = prompts("qwen2.5-vl")
     reference = SeeingReference(tmp_path, "qwen2.5-vl", known)
     engine = Seeing(reference.folder, known, model_impl="own")
     prompt = known[1]
@@ -250,10 +193,10 @@ def test_generate_agrees(tmp_path: Path) -> None:
 
 def test_pictures_matter(tmp_path: Path) -> None:
     """Two pictures of one size, behind the same tokens, have other answers."""
-    first, _, third = pictures()
+    first, _, third = EYES["qwen2.5-vl"].pictures()
     text = np.random.default_rng(5).integers(5, 180, 24).tolist()
     answers = []
-    other = Picture(first.pixels.flip(0), first.grid)
+    other = first._replace(pixels=first.pixels.flip(0))
     for i, picture in enumerate((first, other)):
         known = [prompt_of(text, picture)]
         reference = SeeingReference(tmp_path / str(i), "qwen2.5-vl", known)
@@ -263,7 +206,7 @@ def test_pictures_matter(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    known = prompts()
+    known = prompts("qwen2.5-vl")
     store = Seeing(SeeingReference(tmp_path, "qwen2.5-vl", known).folder, known).store
     picture = known[0].pictures[0]
     key, fitting = bytes(32), inline(picture.pixels)

@@ -67,6 +67,7 @@ def test_rules_are_for_the_names_of_the_whole_model(tmp_path: Path) -> None:
         "targets": ["language_model.model.layers.0.self_attn.q_proj", r"re:model\.layers\..*"], "weights": GROUPS,
     }}}  # fmt: skip
     whole = {"architectures": ["LlavaForConditionalGeneration"], "text_config": config, "quantization_config": said}
+    whole["vision_config"] = {"model_type": "a tower that is not served"}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     with pytest.raises(LoadError, match=r"lacks model\.layers\.0\.self_attn\.k_proj\.weight"):  # no rule is for it
         model_tensors(open_checkpoint(tmp_path), load_model_config(tmp_path))

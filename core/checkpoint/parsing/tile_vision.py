@@ -1,0 +1,85 @@
+"""From config.json to the vision tower of a model that sees pictures of one size, or tiles of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.tower_fields import MAX_LAYERS, activation
+from penstock.core.checkpoint.tile_vision import TileMLP, TileVision
+from penstock.core.config.options import ConfigError
+
+_KINDS: Mapping[str, Mapping[str, Any]] = {
+    "clip_vision_model": {"patch": 32, "hidden": 768, "mlp": 3072, "depth": 12, "heads": 12, "act": "quick_gelu"},
+    "siglip_vision_model": {
+        "patch": 16,
+        "hidden": 768,
+        "mlp": 3072,
+        "depth": 12,
+        "heads": 12,
+        "act": "gelu_pytorch_tanh",
+    },
+}
+"""What a tower has of which its own configuration says nothing."""
+_OF_LLAVA = {"patch_size": 14, "image_size": 336, "hidden_size": 1024, "intermediate_size": 4096}
+_OF_LLAVA |= {"num_hidden_layers": 24, "num_attention_heads": 16}
+
+
+def llava(fields: JsonFields, its: JsonFields, out_size: int) -> TileVision | None:
+    """LLaVA 1.5, and others like it; None if its tower is of another kind (Pixtral)."""
+    kind = its.text("model_type", "clip_vision_model")
+    if kind not in _KINDS:
+        return None
+    if not its.has("model_type") and not its.names():
+        its = its.with_fields(_OF_LLAVA)
+    depth = its.whole("num_hidden_layers", _KINDS[kind]["depth"], most=MAX_LAYERS)
+    strategy = fields.text("vision_feature_select_strategy", "default")
+    if strategy not in ("default", "full"):
+        raise ConfigError(f"config.json: vision_feature_select_strategy {strategy[:64]!r} is not supported")
+    return tower(
+        fields,
+        its,
+        kind,
+        drops_first=strategy == "default",
+        features=_features(fields, depth),
+        out_size=out_size,
+        made=TileMLP(
+            activation=activation(fields, "projector_hidden_act", "gelu"),
+            has_bias=fields.flag("multimodal_projector_bias", True),
+        ),
+    )
+
+
+def tower(fields: JsonFields, its: JsonFields, kind: str, *, features: tuple[int, ...], **others: Any) -> TileVision:
+    """A tower of this kind; `others` are what does not follow from its own configuration."""
+    usual = _KINDS[kind]
+    hidden, heads = its.whole("hidden_size", usual["hidden"]), its.whole("num_attention_heads", usual["heads"])
+    tile, patch = its.whole("image_size", 224), its.whole("patch_size", usual["patch"])
+    if hidden % heads:
+        raise ConfigError(f"config.json: vision_config: {hidden} numbers are not {heads} heads")
+    if patch > tile:
+        raise ConfigError(f"config.json: vision_config: patches of {patch} pixels in images of {tile}")
+    return TileVision(
+        image_token=fields.whole("image_token_index", fields.whole("image_token_id", 32000, least=0), least=0),
+        tile=tile,
+        patch=patch,
+        num_channels=its.whole("num_channels", 3),
+        hidden_size=hidden,
+        num_layers=max(features),
+        num_heads=heads,
+        mlp_size=its.whole("intermediate_size", usual["mlp"]),
+        activation=activation(its, "hidden_act", usual["act"]),
+        norm_eps=its.number("layer_norm_eps", 1e-5 if kind == "clip_vision_model" else 1e-6),
+        has_class=kind == "clip_vision_model",
+        features=features,
+        **others,
+    )
+
+
+def _features(fields: JsonFields, depth: int) -> tuple[int, ...]:
+    """After how many layers outputs are taken: 0 is what comes to the first, -1 what the last one makes."""
+    said = fields.raw("vision_feature_layer")
+    said = -2 if said is None else said
+    listed = said if isinstance(said, list) else [said]
+    if not listed or not all(type(number) is int and -depth - 1 <= number <= depth for number in listed):
+        raise ConfigError(f"config.json: vision_feature_layer must be of {depth} layers")
+    return tuple(number % (depth + 1) for number in listed)

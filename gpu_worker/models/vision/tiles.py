@@ -1,0 +1,71 @@
+"""The tower for pictures of one size, or tiles of it, as its description says, with torch's kernels."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.core.checkpoint.tile_vision import TileVision
+from penstock.core.checkpoint.vision import VisionActivation
+from penstock.gpu_worker.models.vision.tower import Matrix, TowerLayer, TowerNorm, activated, mlp
+
+
+class TileMLPBlock(NamedTuple):
+    """See `TileMLP`."""
+
+    first: Matrix
+    second: Matrix
+    activation: VisionActivation
+
+    def __call__(self, x: Tensor, grid: Sequence[int]) -> Tensor:
+        """[tiles, P, features] -> [embeddings, out_size]"""
+        return self.second(activated(self.first(x), self.activation)).flatten(0, 1)
+
+
+class TileTower(NamedTuple):
+    """See `Tower`."""
+
+    vision: TileVision
+    patches: Matrix
+    begin: Tensor | None  # [hidden], before the patches
+    positions: Tensor  # [P, hidden]
+    first_norm: TowerNorm | None
+    layers: tuple[TowerLayer, ...]
+    made: TileMLPBlock
+
+    @property
+    def device(self) -> torch.device:
+        return self.positions.device
+
+    @property
+    def embedding_bytes(self) -> int:
+        return self.vision.width * self.positions.element_size()
+
+    def encode(self, pixels: Tensor, grid: Sequence[int]) -> Iterator[Tensor | None]:
+        """`pixels`: [.., tiles, channels, rows, columns]"""
+        vision, size = self.vision, self.vision.patch
+        x = pixels.to(self.device, self.positions.dtype).flatten(0, -4)
+        x = functional.unfold(x, size, stride=size).transpose(1, 2)  # [tiles, patches, numbers]
+        x = self.patches(x)
+        if self.begin is not None:
+            x = torch.cat((self.begin.expand(len(x), 1, -1), x), dim=1)
+        x = x + self.positions
+        if self.first_norm is not None:
+            x = self.first_norm(x)
+        features = {0: x}
+        yield None
+        for i, layer in enumerate(self.layers):
+            x = x + layer.proj(self._attend(layer.qkv(layer.norm1(x))))
+            x = x + mlp(layer, layer.norm2(x), vision.activation)
+            if i + 1 in vision.features:
+                features[i + 1] = x
+            yield None
+        x = torch.cat([features[number] for number in vision.features], dim=-1)
+        yield self.made(x[:, 1:] if vision.drops_first else x, grid)
+
+    def _attend(self, qkv: Tensor) -> Tensor:
+        """[tiles, P, 3 * hidden] -> [tiles, P, hidden]; patches of a tile see each other."""
+        q, k, v = qkv.unflatten(-1, (3, self.vision.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

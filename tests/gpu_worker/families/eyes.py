@@ -1,0 +1,109 @@
+"""Small models that take images: their configurations, what their processors make of pictures, and what they get."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from tests.gpu_worker.families.case import Case, rope
+
+IMAGE, BEGIN, END = 190, 191, 192
+_SIZES = ((16, 24), (40, 8), (24, 24))
+"""Of the pictures: rows and columns of pixels."""
+
+
+class Picture(NamedTuple):
+    """What the processor makes of one."""
+
+    pixels: Tensor
+    grid: tuple[int, ...]
+    num_embeddings: int
+
+
+def _drawn() -> list[np.ndarray]:
+    random = np.random.default_rng(3)
+    return [random.integers(0, 256, (*size, 3), np.uint8) for size in _SIZES]
+
+
+def _qwen_pictures() -> list[Picture]:
+    processor = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, size={"shortest_edge": 64, "longest_edge": 4096})
+    made = []
+    for drawn in _drawn():
+        of_one = processor(drawn, return_tensors="pt")
+        rows, columns = of_one["image_grid_thw"][0, 1:].tolist()
+        made.append(Picture(of_one["pixel_values"].float(), (1, rows, columns), rows * columns // 4))
+    return made
+
+
+def _qwen_inputs(pictures: tuple[Picture, ...], text: list[int]) -> dict[str, Tensor]:
+    return {
+        "pixel_values": torch.cat([picture.pixels for picture in pictures]),
+        "image_grid_thw": torch.tensor([picture.grid for picture in pictures]),
+        "mm_token_type_ids": torch.tensor([[int(token == IMAGE) for token in text]]),
+    }
+
+
+def _clip_pictures() -> list[Picture]:
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12})
+    made = [processor(drawn, return_tensors="pt")["pixel_values"].float() for drawn in _drawn()]
+    return [Picture(pixels, (12, 12), 9) for pixels in made]
+
+
+def _whole_inputs(pictures: tuple[Picture, ...], text: list[int]) -> dict[str, Tensor]:
+    return {"pixel_values": torch.cat([picture.pixels for picture in pictures])}
+
+
+class Eyes(NamedTuple):
+    """A family."""
+
+    kind: str  # transformers' name
+    vision: Mapping[str, Any]
+    case: Case  # of the text part
+    pictures: Callable[[], list[Picture]] = _qwen_pictures
+    inputs: Callable[[tuple[Picture, ...], list[int]], dict[str, Tensor]] = _qwen_inputs
+    more: Mapping[str, Any] = MappingProxyType({})  # of the whole model's configuration
+
+
+_SECTIONS = rope("default", mrope_section=[2, 3, 3])
+_SMALL = {"depth": 3, "num_heads": 2, "patch_size": 4, "in_channels": 3}
+_TILE = {"image_size": 12, "patch_size": 4, "hidden_size": 32, "intermediate_size": 48}
+_TILE |= {"num_hidden_layers": 4, "num_attention_heads": 2}
+_CLIP = {**_TILE, "model_type": "clip_vision_model"}
+
+EYES: dict[str, Eyes] = {
+    "qwen2-vl": Eyes("qwen2_vl", {**_SMALL, "embed_dim": 32, "hidden_size": 64}, Case("qwen2_vl_text", _SECTIONS)),
+    "qwen2.5-vl": Eyes(
+        "qwen2_5_vl",
+        {
+            **_SMALL,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "out_hidden_size": 64,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        Case("qwen2_5_vl_text", _SECTIONS),
+    ),
+    "qwen3-vl": Eyes(
+        "qwen3_vl",
+        {
+            **_SMALL,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 25,
+            "deepstack_visual_indexes": [0, 2],
+        },
+        Case("qwen3_vl_text", rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)),
+    ),
+    "llava": Eyes("llava", _CLIP, Case("llama"), _clip_pictures, _whole_inputs),
+    "llava-two-layers": Eyes(
+        *("llava", _CLIP, Case("llama"), _clip_pictures, _whole_inputs),
+        {"vision_feature_layer": [0, -3], "multimodal_projector_bias": False},
+    ),
+}
