@@ -9,6 +9,7 @@ from penstock.core.checkpoint.parsing.family import Shape
 from penstock.core.checkpoint.vision import VisionActivation, linear
 
 TOWER_PREFIX = "vision_tower."
+NEWLINE = "image_newline"
 _INNER_PREFIX = f"{TOWER_PREFIX}vision_model."
 
 
@@ -37,6 +38,9 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
     features: tuple[int, ...]  # after how many layers their outputs are taken, side by side
     out_size: int
     made: TileMLP
+    resolutions: tuple[tuple[int, int], ...] = ()
+    """Rows and columns of pixels that are cut into tiles behind a small view of all, one for the picture (LLaVA-NeXT):
+    their embeddings are put together again without what the picture was padded with, each row with a learned end."""
 
     @property
     def width(self) -> int:
@@ -49,14 +53,33 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
         return (self.tile // self.patch) ** 2
 
     def num_embeddings(self, grid: tuple[int, ...]) -> int:
-        """As in `VisionTower`; the grid is the size of what the tower gets."""
+        """As in `VisionTower`; the grid is the size of what the tower gets, or with resolutions that of the picture."""
+        if self.resolutions and len(grid) == 2 and min(grid) > 0:
+            _, _, rows, columns = self.layout(*grid)
+            return rows * (columns + 1) + self.num_patches if rows and columns else 0
         if grid != (self.tile, self.tile):
             return 0
         return self.num_patches + self.has_class - self.drops_first
 
+    def layout(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Rows and columns of tiles for a picture of this size; rows and columns of their embeddings that are kept."""
+        best = max(self.resolutions, key=lambda resolution: _merit(height, width, *resolution))
+        side = self.tile // self.patch
+        of_tiles = (best[0] // self.tile, best[1] // self.tile)
+        rows, columns = of_tiles[0] * side, of_tiles[1] * side
+        if width / height > columns / rows:
+            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        return *of_tiles, rows, columns
+
     def pixel_shape(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         """As in `VisionTower`."""
-        return 1, self.num_channels, self.tile, self.tile
+        shape = (self.num_channels, self.tile, self.tile)
+        if not self.resolutions:
+            return 1, *shape
+        rows, columns, _, _ = self.layout(*grid)
+        return 1, 1 + rows * columns, *shape
 
     @property
     def tensors(self) -> dict[str, Shape]:
@@ -69,7 +92,7 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
         if bare.startswith(TOWER_PREFIX):
             bare = TOWER_PREFIX + bare.removeprefix(_INNER_PREFIX).removeprefix(TOWER_PREFIX)
             return None if _is_left(bare.removeprefix(TOWER_PREFIX), self) else bare
-        return bare if bare.startswith("multi_modal_projector.") else None
+        return bare if bare.startswith("multi_modal_projector.") or bare == NEWLINE else None
 
 
 def _is_left(name: str, vision: TileVision) -> bool:
@@ -102,7 +125,15 @@ def _tensors(vision: TileVision) -> dict[str, Shape]:
 def _made(vision: TileVision) -> dict[str, Shape]:
     out, features = vision.out_size, vision.hidden_size * len(vision.features)
     found = linear("multi_modal_projector.linear_1", out, features) | linear("multi_modal_projector.linear_2", out, out)
-    return {name: shape for name, shape in found.items() if vision.made.has_bias or not name.endswith(".bias")}
+    found = {name: shape for name, shape in found.items() if vision.made.has_bias or not name.endswith(".bias")}
+    return found | {NEWLINE: (out,)} if vision.resolutions else found
+
+
+def _merit(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
+    """Of a resolution for a picture: how many of its pixels it keeps; then, how few of its own it wastes."""
+    scale = min(columns / width, rows / height)
+    kept = min(int(width * scale) * int(height * scale), width * height)
+    return kept, kept - rows * columns
 
 
 def _norm(name: str, size: int) -> dict[str, Shape]:

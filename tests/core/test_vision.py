@@ -45,6 +45,11 @@ _LLAVA = {
         "num_attention_heads": 2,
     },
 }
+_NEXT = {
+    **_LLAVA,
+    "architectures": ["LlavaNextForConditionalGeneration"],
+    "image_grid_pinpoints": [[28, 56], [56, 28]],
+}
 
 
 def _changed(config: dict[str, Any], part: str, **changes: Any) -> dict[str, Any]:
@@ -86,6 +91,10 @@ def test_rows_and_columns_turn_pairs_by_turns_as_usual(said: dict[str, Any] | No
         ({**_LLAVA, "vision_feature_layer": -5}, "vision_feature_layer must be of 3 layers"),
         ({**_LLAVA, "vision_feature_layer": "last"}, "vision_feature_layer must be of 3 layers"),
         ({**_LLAVA, "vision_feature_select_strategy": "some"}, "strategy 'some' is not supported"),
+        ({**_NEXT, "image_grid_pinpoints": [[28, 57]]}, "sizes of whole tiles of 28 pixels"),
+        ({**_NEXT, "image_grid_pinpoints": [28, 56]}, "sizes of whole tiles of 28 pixels"),
+        ({**_NEXT, "image_grid_pinpoints": []}, "sizes of whole tiles of 28 pixels"),
+        ({**_NEXT, "vision_feature_select_strategy": "full"}, "tiles need all patches"),
         ({**_LLAVA, "projector_hidden_act": "tanh"}, "projector_hidden_act 'tanh' is not supported"),
     ],
 )

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.tower_fields import MAX_LAYERS, activation
 from penstock.core.checkpoint.tile_vision import TileMLP, TileVision
@@ -20,6 +22,8 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """What a tower has of which its own configuration says nothing."""
+_USUAL_RESOLUTIONS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+_MAX_TILES = 64  # on a side
 _OF_LLAVA = {"patch_size": 14, "image_size": 336, "hidden_size": 1024, "intermediate_size": 4096}
 _OF_LLAVA |= {"num_hidden_layers": 24, "num_attention_heads": 16}
 
@@ -47,6 +51,26 @@ def llava(fields: JsonFields, its: JsonFields, out_size: int) -> TileVision | No
             has_bias=fields.flag("multimodal_projector_bias", True),
         ),
     )
+
+
+def llava_next(fields: JsonFields, its: JsonFields, out_size: int) -> TileVision | None:
+    """LLaVA-NeXT: a picture is seen as a whole, and in tiles."""
+    one = llava(fields, its, out_size)
+    if one is None:
+        return None
+    if one.drops_first != one.has_class:
+        raise ConfigError("config.json: vision_feature_select_strategy does not fit the tower: tiles need all patches")
+    said = fields.raw("image_grid_pinpoints")
+    said = _USUAL_RESOLUTIONS if said is None else said
+    if not isinstance(said, list) or not said or not all(_is_in_tiles(each, one.tile) for each in said):
+        raise ConfigError(f"config.json: image_grid_pinpoints must be sizes of whole tiles of {one.tile} pixels")
+    return replace(one, resolutions=tuple((rows, columns) for rows, columns in said))
+
+
+def _is_in_tiles(said: Any, tile: int) -> bool:
+    if not isinstance(said, list) or len(said) != 2:
+        return False
+    return all(type(size) is int and 0 < size <= _MAX_TILES * tile and size % tile == 0 for size in said)
 
 
 def tower(fields: JsonFields, its: JsonFields, kind: str, *, features: tuple[int, ...], **others: Any) -> TileVision:

@@ -5,7 +5,7 @@ from typing import TypedDict
 
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.parsing.tile_vision import llava
+from penstock.core.checkpoint.parsing.tile_vision import llava, llava_next
 from penstock.core.checkpoint.parsing.tower_fields import MAX_LAYERS, activation
 from penstock.core.checkpoint.tile_vision import TileVision
 from penstock.core.checkpoint.vision import Vision, VisionNames
@@ -125,8 +125,13 @@ def _llava(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | N
     return llava(fields, its, text.hidden_size)
 
 
+def _llava_next(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | None:
+    return llava_next(fields, its, text.hidden_size)
+
+
 _TOWERS: Mapping[str, Callable[[JsonFields, JsonFields, Decoder], Vision | TileVision | None]] = {
     "LlavaForConditionalGeneration": _llava,
+    "LlavaNextForConditionalGeneration": _llava_next,
     "Qwen2VLForConditionalGeneration": _qwen2,
     "Qwen2_5_VLForConditionalGeneration": _qwen2_5,
     "Qwen3VLForConditionalGeneration": _qwen3,

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from penstock.core.checkpoint.tile_vision import TOWER_PREFIX, TileVision
+from penstock.core.checkpoint.tile_vision import NEWLINE, TOWER_PREFIX, TileVision
 from penstock.core.checkpoint.vision import GRID_PREFIX, Vision
 from penstock.core.checkpoint.weight_sources import Source
 from penstock.gpu_worker.models.loading.weights import WeightReader
@@ -93,4 +93,5 @@ def _tile_tower(vision: TileVision, reader: WeightReader) -> TileTower:
             others.matrix("multi_modal_projector.linear_2"),
             vision.made.activation,
         ),
+        others.if_there(NEWLINE),
     )

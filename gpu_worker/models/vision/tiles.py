@@ -19,9 +19,9 @@ class TileMLPBlock(NamedTuple):
     second: Matrix
     activation: VisionActivation
 
-    def __call__(self, x: Tensor, grid: Sequence[int]) -> Tensor:
-        """[tiles, P, features] -> [embeddings, out_size]"""
-        return self.second(activated(self.first(x), self.activation)).flatten(0, 1)
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tiles, P, features] -> [tiles, P, out_size]"""
+        return self.second(activated(self.first(x), self.activation))
 
 
 class TileTower(NamedTuple):
@@ -34,6 +34,7 @@ class TileTower(NamedTuple):
     first_norm: TowerNorm | None
     layers: tuple[TowerLayer, ...]
     made: TileMLPBlock
+    newline: Tensor | None  # [out_size], ends rows of embeddings
 
     @property
     def device(self) -> torch.device:
@@ -63,7 +64,19 @@ class TileTower(NamedTuple):
                 features[i + 1] = x
             yield None
         x = torch.cat([features[number] for number in vision.features], dim=-1)
-        yield self.made(x[:, 1:] if vision.drops_first else x, grid)
+        made = self.made(x[:, 1:] if vision.drops_first else x)
+        yield made.flatten(0, 1) if self.newline is None else self._together(made, self.newline, *grid)
+
+    def _together(self, made: Tensor, newline: Tensor, height: int, width: int) -> Tensor:
+        """[1 + tiles, P, out_size] -> [embeddings, out_size]: the view of all, then rows through all tiles."""
+        side = self.vision.tile // self.vision.patch
+        tile_rows, tile_columns, rows, columns = self.vision.layout(height, width)
+        whole = made[1:].view(tile_rows, tile_columns, side, side, -1).transpose(1, 2)
+        whole = whole.reshape(tile_rows * side, tile_columns * side, -1)
+        top, left = (whole.shape[0] - rows) // 2, (whole.shape[1] - columns) // 2
+        whole = whole[top : top + rows, left : left + columns]
+        ended = torch.cat((whole, newline.expand(rows, 1, -1)), dim=1)
+        return torch.cat((made[0], ended.flatten(0, 1)))
 
     def _attend(self, qkv: Tensor) -> Tensor:
         """[tiles, P, 3 * hidden] -> [tiles, P, hidden]; patches of a tile see each other."""

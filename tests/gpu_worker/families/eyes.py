@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tests.gpu_worker.families.case import Case, rope
@@ -58,6 +60,27 @@ def _whole_inputs(pictures: tuple[Picture, ...], text: list[int]) -> dict[str, T
     return {"pixel_values": torch.cat([picture.pixels for picture in pictures])}
 
 
+_RESOLUTIONS = [[12, 24], [24, 12], [24, 24]]
+
+
+def _llava_next_pictures() -> list[Picture]:
+    processor = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12}, image_grid_pinpoints=_RESOLUTIONS
+    )
+    made = [processor(drawn, return_tensors="pt") for drawn in _drawn()]
+    counts = (4 * 7 + 9, 6 * 2 + 9, 6 * 7 + 9)
+    return [
+        Picture(of_one["pixel_values"].float(), tuple(of_one["image_sizes"][0].tolist()), count)
+        for of_one, count in zip(made, counts, strict=True)
+    ]
+
+
+def _llava_next_inputs(pictures: tuple[Picture, ...], text: list[int]) -> dict[str, Tensor]:
+    most = max(picture.pixels.shape[1] for picture in pictures)
+    padded = [functional.pad(its.pixels, (0, 0) * 3 + (0, most - its.pixels.shape[1])) for its in pictures]
+    return {"pixel_values": torch.cat(padded), "image_sizes": torch.tensor([picture.grid for picture in pictures])}
+
+
 class Eyes(NamedTuple):
     """A family."""
 
@@ -102,6 +125,10 @@ EYES: dict[str, Eyes] = {
         Case("qwen3_vl_text", rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)),
     ),
     "llava": Eyes("llava", _CLIP, Case("llama"), _clip_pictures, _whole_inputs),
+    "llava-next": Eyes(
+        *("llava_next", _CLIP, Case("llama"), _llava_next_pictures, _llava_next_inputs),
+        {"image_grid_pinpoints": _RESOLUTIONS},
+    ),
     "llava-two-layers": Eyes(
         *("llava", _CLIP, Case("llama"), _clip_pictures, _whole_inputs),
         {"vision_feature_layer": [0, -3], "multimodal_projector_bias": False},

@@ -29,6 +29,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Case]] = {
     "gemma4": ("gemma4", {}, Case("gemma4_text", {**_FOUR, "num_hidden_layers": 6})),
     "llama4": ("llama4", {**_SEEN, **_SEEN_BY_LLAMA4}, Case("llama4_text")),
     "llava": ("llava", {**_SEEN, "patch_size": 14}, Case("llama")),
+    "llava-next": ("llava_next", {**_SEEN, "patch_size": 14}, Case("llama")),
     "mistral3": ("mistral3", {**_SEEN, "head_dim": 16}, Case("mistral")),
     "mistral3-ministral3": ("mistral3", {**_SEEN, "head_dim": 16}, Case("ministral3")),
     "qwen2-vl": ("qwen2_vl", _SEEN_BY_QWEN2, Case("qwen2_vl_text", _IN_SECTIONS)),
