@@ -30,6 +30,7 @@ from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.native.program import (
     ACTIVATIONS,
+    Finish,
     HeadShape,
     Program,
     ProgramBuilder,
@@ -45,8 +46,10 @@ def lacking(decoder: Decoder) -> str | None:
     for layer in decoder.layers:
         if layer.recurrent is not None and (part := native_recurrent.lacking(layer.recurrent)) is not None:
             return part
-        if isinstance(layer.mlp, DenseMLP) and (layer.mlp.gate_scale, layer.mlp.out_scale) != (1.0, 1.0):
-            return "an MLP with multipliers in it"
+        if isinstance(layer.mlp, DenseMLP) and layer.mlp.gate_scale != 1.0 and not layer.mlp.is_gated:
+            return "a multiplier of an MLP without a gate"
+        if isinstance(layer.mlp, DenseMLP) and layer.mlp.out_scale != 1.0 and layer.post_mlp_norm is not None:
+            return "a norm of what an MLP with a multiplier makes"
         if isinstance(layer.mixer, SideBySide) and layer.post_mixer_norm is not None:
             return "a norm of what two mixers make"
         if layer.is_parallel and (layer.recurrent is not None or layer.mixer is None or layer.mlp is None):
@@ -300,10 +303,10 @@ class ProgramWriter:
     def _mlp(self, block: MLPBlock, x: int, scale: float, post: NormWeights | None, *, is_joint: bool) -> MLPBlock:
         gate_up, down = self._activated(block, x), self._pack(block.down)
         if is_joint:
-            self._builder.product(down, self._inner, self._added, "add")
+            self._builder.product(down, self._inner, self._added, "add", scale=block.mlp.out_scale)
             self._add_up(scale, post)
         else:
-            self._add(down, self._inner, scale, post)
+            self._add(down, self._inner, scale * block.mlp.out_scale, post)
         return block._replace(gate_up=gate_up, down=self._kept(down))
 
     def _activated(self, block: MLPBlock, x: int) -> Linear:
@@ -312,10 +315,11 @@ class ProgramWriter:
         if isinstance(gate_up, JoinedLinear):
             gate, up = map(self._pack, gate_up.parts)
             builder.product(gate, x, self._inner)
-            builder.product(up, x, self._inner, "gate_stored", activation=mlp.activation)
+            builder.product(up, x, self._inner, "gate_stored", activation=mlp.activation, scale=mlp.gate_scale)
             return JoinedLinear((self._kept(gate), self._kept(up)))
         packed = self._pack(gate_up, interleaved=mlp.is_gated)
-        builder.product(packed, x, self._inner, "gate" if mlp.is_gated else "activate", activation=mlp.activation)
+        finish: Finish = "gate" if mlp.is_gated else "activate"
+        builder.product(packed, x, self._inner, finish, activation=mlp.activation, scale=mlp.gate_scale)
         return self._kept(packed)
 
     def _joined_product(self, linear: Linear, x: int, to: int) -> Linear:

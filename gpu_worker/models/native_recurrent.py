@@ -27,8 +27,6 @@ def lacking(mixer: Recurrent) -> str | None:
     """The part for which there is no native operation; None if there are all."""
     if not 2 <= mixer.conv_width <= LONGEST_CONVOLUTION:
         return f"convolutions of {mixer.conv_width} inputs"
-    if isinstance(mixer, Mamba2) and mixer.in_scales is not None:
-        return "multipliers of what a scan gets"
     return None
 
 
@@ -61,6 +59,10 @@ class RecurrentWriter:
     def _mamba2(self, state: int, block: Mamba2Block, x: int) -> Mamba2Block:
         its, builder, projected = block.mixer, self._builder, self._projected
         kept = self._project(block.projection, x, projected)
+        begin, groups = 0, its.num_groups * its.state_size
+        for size, by in zip((its.inner, its.inner, groups, groups, its.num_heads), its.in_scales or (), strict=False):
+            builder.scale(projected, size, by, begin=begin)
+            begin += size
         mixed = Part(projected, its.inner)  # behind z
         convolve(builder, block.conv, state, mixed, mixed)
         b = 2 * its.inner

@@ -174,9 +174,11 @@ class ProgramBuilder:
         operation = structs.Norm(self._norm(norm), size, count, source, to, first, added is not None, added or 0.0)
         self.append(operation, size * count)
 
-    def scale(self, to: int, size: int, by: float, source: int | None = None, first: int = 0) -> None:
-        """to *= by, of `size` floats; with a source, each is also multiplied by its number there, after `first`."""
-        self.append(structs.Scaling(size, -1 if source is None else source, first, to, by), size)
+    def scale(
+        self, to: int, size: int, by: float, source: int | None = None, first: int = 0, *, begin: int = 0
+    ) -> None:
+        """to *= by, of `size` floats after `begin`; with a source, each also by its number there, after `first`."""
+        self.append(structs.Scaling(size, -1 if source is None else source, first, to, begin, by), size)
 
     def heads(
         self,
@@ -250,10 +252,10 @@ class ProgramBuilder:
         scale: float = 1.0,
         first: int = 0,
     ) -> None:
-        """to = sums, to += scale * sums, to = act(sums), or, of gates and ups interleaved, to = act(gate) * up.
+        """to = sums, to += scale * sums, to = act(sums), or, of gates and ups interleaved, to = act(scale * gate) * up.
 
-        With "gate_stored" the gates are in `to` already: to = act(to) * sums. Outputs begin at `first` in `to`; they
-        come in whole units, so what lies behind them there is computed later.
+        With "gate_stored" the gates are in `to` already: to = act(scale * to) * sums. Outputs begin at `first` in `to`;
+        they come in whole units, so what lies behind them there is computed later.
         """
         if linear.interleaved != (finish == "gate"):
             raise ValueError("gates and ups are packed interleaved, other weights are not")

@@ -71,13 +71,13 @@ inline void run(const Pass& pass, const NormOperation& op, int t) {
   for (int i = 0; op.is_added && i < end; i++) to[i] += from[i] * op.scale;
 }
 
-struct Scaling {  // to *= scale * from[first ..], or to *= scale if there is no slot `from`
-  int32_t size, from, first, to;
+struct Scaling {  // to[begin ..] *= scale * from[first ..], or *= scale if there is no slot `from`
+  int32_t size, from, first, to, begin;
   float scale;
 };
 
 inline void run(const Pass& pass, const Scaling& op, int t) {
-  float* to = pass.at(op.to, t);
+  float* to = pass.at(op.to, t) + op.begin;
   const float* by = op.from < 0 ? nullptr : pass.at(op.from, t) + op.first;
   for (int i = 0; i < op.size; i++) to[i] *= by ? op.scale * by[i] : op.scale;
 }

@@ -12,7 +12,7 @@ struct Product {  // as Product in structs.py
   Linear linear;
   int32_t from, to, first, finish;  // first: where in the slot its outputs begin
   int32_t activation;  // of kActivate, kGate and kGateStored
-  float scale;         // of kAdd
+  float scale;         // of kAdd; of gates, before they are activated
 };
 
 inline void run(const Pass& pass, const Product& op) {
@@ -35,15 +35,15 @@ inline void run(const Pass& pass, const Product& op) {
         store(out + size_t(t) * stride + output, activated(activation, sum));
       });
     case kGateStored:  // the gates are there, not activated yet
-      return multiply([=, activation = op.activation](int t, int output, Floats sum) {
+      return multiply([=, activation = op.activation, scale = op.scale](int t, int output, Floats sum) {
         float* at = out + size_t(t) * stride + output;
-        store(at, gated(activation, load16(at), sum));
+        store(at, gated(activation, load16(at) * scale, sum));
       });
     default:
       // The gate and the up of an output are adjacent: the up, which comes second, finishes both.
-      return multiply([=, activation = op.activation](int t, int output, Floats sum) {
+      return multiply([=, activation = op.activation, scale = op.scale](int t, int output, Floats sum) {
         float* at = out + size_t(t) * stride + output / 2 / kLanes * kLanes;
-        store(at, output / kLanes % 2 == 0 ? sum : gated(activation, load16(at), sum));
+        store(at, output / kLanes % 2 == 0 ? sum : gated(activation, load16(at) * scale, sum));
       });
   }
 }

@@ -45,7 +45,7 @@ class Norm(ctypes.Structure):
 
 
 class Scaling(ctypes.Structure):
-    _fields_ = (*numbers("size", "from_", "first", "to"), ("scale", c_float))
+    _fields_ = (*numbers("size", "from_", "first", "to", "begin"), ("scale", c_float))
 
 
 class Heads(ctypes.Structure):
