@@ -19,6 +19,7 @@ from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import Row, next_token, solo_run
 from tests.core.test_scheduler_traces import random_limits, random_trace
 from tests.core.test_window_pages import window_limits
+from tests.faults.soak import sized
 
 PROMPT = [5, 6, 7]
 
@@ -39,7 +40,7 @@ class Oracle:
         return [self.rng.randrange(1000) if self.rng.random() < self.wrong else t for t in tokens[first:]]
 
 
-@pytest.mark.parametrize("first_seed", range(0, 240, 40))
+@pytest.mark.parametrize("first_seed", range(0, sized(120, 240), 40))
 def test_every_sequence_has_its_solo_output(first_seed: int) -> None:
     """Whatever is guessed and accepted, preempted, aborted or lost with its worker."""
     for seed in range(first_seed, first_seed + 40):

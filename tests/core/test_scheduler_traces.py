@@ -13,6 +13,7 @@ from penstock.ipc.codec import unpack_int32
 from penstock.ipc.messages import AddRequest
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import Guess, score_of, shown_prompt, solo_run
+from tests.faults.soak import sized
 
 NUM_SEEDS = 240
 OWNERS = (b"frontend-0", b"frontend-1")
@@ -168,7 +169,7 @@ def check_logprobs(driver: Driver, request: AddRequest, sequence_idx: int) -> No
     assert told == (expected if output else expected[: len(told)])
 
 
-@pytest.mark.parametrize("first_seed", range(0, NUM_SEEDS, 40))
+@pytest.mark.parametrize("first_seed", range(0, sized(120, NUM_SEEDS), 40))
 def test_every_sequence_has_its_solo_output(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 40):
         try:

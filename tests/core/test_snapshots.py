@@ -7,6 +7,7 @@ import pytest
 from penstock.core.sequences.intake import WorkerLimits
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.test_scheduler_traces import random_limits, random_trace
+from tests.faults.soak import sized
 
 PAGE = 4
 
@@ -19,7 +20,7 @@ def random_states(rng: Random) -> WorkerLimits:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(sized(40, 400)))
 def test_whatever_happens_sequences_start_with_their_own_states(seed: int) -> None:
     random_trace(seed, random_states)
 
