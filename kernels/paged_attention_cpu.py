@@ -322,6 +322,48 @@ def _prefill(
         out[tokens] = result
 
 
+class SeenWhole(NamedTuple):
+    """Neighbouring tokens of a row that see all positions up to the last of them."""
+
+    first_token: int  # index into q
+    begin: int  # its position
+    end: int  # the position behind the last one
+    pages: Tensor  # int64, of the row
+
+
+def attend_whole(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    seen: SeenWhole,
+    scale: float,
+    window: int | None,
+    softcap: float,
+    sinks: Tensor | None,
+    out: Tensor,
+    layout: PageLayout | None,
+) -> None:
+    """Attention of these tokens over their row, into `out`; a window ends it in front, but not behind.
+
+    The other arguments are as in `paged_attention`.
+    """
+    if window is not None and window < 0:
+        raise ValueError("chunks of positions do not see those behind them")
+    _, begin, end, pages = seen
+    tokens = slice(seen.first_token, seen.first_token + end - begin)
+    first = first_seen(begin, window)
+    mask = None
+    if window is not None:
+        distance = torch.arange(begin, end)[:, None] - torch.arange(first, end)
+        mask = torch.zeros(distance.shape, dtype=q.dtype).masked_fill_(distance >= window, -torch.inf)
+    k, v = (_gather_row(of, pages, first, end, layout, q.dtype) for of in (k_pages, v_pages))
+    attended, lse = attend(q[tokens].transpose(0, 1)[None], k, v, mask, False, scale, softcap)
+    result = attended[0].transpose(0, 1)
+    if sinks is not None:
+        _apply_sinks(result, lse[0].transpose(0, 1), sinks)
+    out[tokens] = result
+
+
 def _pieces(begin: int, end: int) -> list[tuple[int, int]]:
     return [(piece, min(piece + CONTEXT_PIECE, end)) for piece in range(begin, end, CONTEXT_PIECE)]
 

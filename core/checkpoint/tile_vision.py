@@ -9,6 +9,8 @@ from penstock.core.checkpoint.parsing.family import Shape
 from penstock.core.checkpoint.vision import VisionActivation, linear
 
 TOWER_PREFIX = "vision_tower."
+POOL_MATRIX = "multi_modal_projector.mm_input_projection_weight"
+POOL_NORM = "multi_modal_projector.mm_soft_emb_norm"
 NEWLINE = "image_newline"
 _INNER_PREFIX = f"{TOWER_PREFIX}vision_model."
 
@@ -18,6 +20,12 @@ class TileMLP(msgspec.Struct, frozen=True, kw_only=True):
 
     activation: VisionActivation
     has_bias: bool
+
+
+class TilePool(msgspec.Struct, frozen=True, kw_only=True):
+    """The mean of each square of patches, a norm and a matrix make an embedding (Gemma 3)."""
+
+    side: int  # of the embeddings, which are a square
 
 
 class TileVision(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +45,10 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
     drops_first: bool  # the first of the layers' outputs, which is that vector's
     features: tuple[int, ...]  # after how many layers their outputs are taken, side by side
     out_size: int
-    made: TileMLP
+    has_last_norm: bool = False  # of what the last layer makes
+    made: TileMLP | TilePool
+    is_whole: bool = False
+    """As in `VisionTower`."""
     resolutions: tuple[tuple[int, int], ...] = ()
     """Rows and columns of pixels that are cut into tiles behind a small view of all, one for the picture (LLaVA-NeXT):
     their embeddings are put together again without what the picture was padded with, each row with a learned end."""
@@ -53,7 +64,12 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
         return (self.tile // self.patch) ** 2
 
     def num_embeddings(self, grid: tuple[int, ...]) -> int:
-        """As in `VisionTower`; the grid is the size of what the tower gets, or with resolutions that of the picture."""
+        """As in `VisionTower`; the grid is the size of what the tower gets, or with resolutions that of the picture.
+
+        With a pool it is the number of further views, of which none is served.
+        """
+        if isinstance(self.made, TilePool):
+            return self.made.side**2 if grid == (0,) else 0
         if self.resolutions and len(grid) == 2 and min(grid) > 0:
             _, _, rows, columns = self.layout(*grid)
             return rows * (columns + 1) + self.num_patches if rows and columns else 0
@@ -100,7 +116,9 @@ def _is_left(name: str, vision: TileVision) -> bool:
     if name.startswith("encoder.layers."):
         number = name.removeprefix("encoder.layers.").partition(".")[0]
         return number.isdecimal() and int(number) >= vision.num_layers
-    return name == "embeddings.position_ids" or name.startswith(("post_layernorm.", "head."))
+    if name.startswith("post_layernorm."):
+        return not vision.has_last_norm
+    return name == "embeddings.position_ids" or name.startswith("head.")
 
 
 def _tensors(vision: TileVision) -> dict[str, Shape]:
@@ -119,13 +137,18 @@ def _tensors(vision: TileVision) -> dict[str, Shape]:
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
             found |= linear(f"{layer}self_attn.{name}", hidden, hidden)
         found |= linear(f"{layer}mlp.fc1", size, hidden) | linear(f"{layer}mlp.fc2", hidden, size)
+    if vision.has_last_norm:
+        found |= _norm("post_layernorm", hidden)
     return found
 
 
 def _made(vision: TileVision) -> dict[str, Shape]:
+    made = vision.made
+    if isinstance(made, TilePool):
+        return {POOL_MATRIX: (vision.hidden_size, vision.out_size), f"{POOL_NORM}.weight": (vision.hidden_size,)}
     out, features = vision.out_size, vision.hidden_size * len(vision.features)
     found = linear("multi_modal_projector.linear_1", out, features) | linear("multi_modal_projector.linear_2", out, out)
-    found = {name: shape for name, shape in found.items() if vision.made.has_bias or not name.endswith(".bias")}
+    found = {name: shape for name, shape in found.items() if made.has_bias or not name.endswith(".bias")}
     return found | {NEWLINE: (out,)} if vision.resolutions else found
 
 

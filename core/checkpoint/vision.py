@@ -42,6 +42,10 @@ class VisionTower(Protocol):
     def name_of(self, name: str) -> str | None:
         """Our name of a checkpoint's tensor; None if it is not of the tower, or not needed."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the positions of a picture see each other in the decoder, those behind them, too."""
+
     def num_embeddings(self, grid: tuple[int, ...]) -> int:
         """Of a picture, by its grid as the processor tells it; 0 if there is no such picture."""
 
@@ -90,6 +94,11 @@ class Vision(msgspec.Struct, frozen=True, kw_only=True):
         if len(grid) != 3 or min(grid) < 1 or grid[1] % self.merge or grid[2] % self.merge:
             return 0
         return grid[0] * grid[1] * grid[2] // self.merge**2
+
+    @property
+    def is_whole(self) -> bool:
+        """As in `VisionTower`."""
+        return False
 
     def pixel_shape(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         """Of its pixel values."""

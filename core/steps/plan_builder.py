@@ -151,6 +151,10 @@ def _row_images(seq: Sequence) -> tuple[RowImage, ...]:
     )  # fmt: skip
 
 
+Pages = tuple[list[int], list[NewPage]]
+"""As `KVPages.grow` returns them."""
+
+
 class PlanBuilder:
     """Collects the parts of one plan besides its decodes."""
 
@@ -174,6 +178,14 @@ class PlanBuilder:
         """Pages of all groups for a sequence, as `KVPages.grow` returns them."""
         self._new_pages += [(seq, page_id) for page_id in page_ids]
         self._window_pages += [(seq, seq.epoch, page) for page in window_pages]
+
+    def take_pages(self, seq: Sequence) -> Pages:
+        """Take back what `add_pages` got for a sequence."""
+        mine = [page_id for its, page_id in self._new_pages if its is seq]
+        windows = [page for its, _, page in self._window_pages if its is seq]
+        self._new_pages = [each for each in self._new_pages if each[0] is not seq]
+        self._window_pages = [each for each in self._window_pages if each[0] is not seq]
+        return mine, windows
 
     def add_row(self, seq: Sequence) -> None:
         """A sequence enters a row with all tokens known now, and its pages."""

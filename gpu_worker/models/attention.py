@@ -9,7 +9,7 @@ from penstock.gpu_worker.models.model import ForwardInputs
 from penstock.gpu_worker.state.kv_pool import LayerPages, PageGroup
 from penstock.kernels.kv_quantization import KVScales
 from penstock.kernels.paged_attention import paged_attention
-from penstock.kernels.paged_attention_cpu import paged_attention_cpu, plan_cpu_attention
+from penstock.kernels.paged_attention_cpu import SeenWhole, attend_whole, paged_attention_cpu, plan_cpu_attention
 from penstock.kernels.qk_norm_rope_write import QKNorms, qk_norm_rope_write, qk_norm_rope_write_cpu, slot_cells
 
 
@@ -148,6 +148,11 @@ class TorchAttention:
         )
         self._cells = slot_cells(inputs.slot_mapping, group.num_kv_heads, group.page_size)
         self._max_seq_len = inputs.max_seq_len
+        self._wholes: list[SeenWhole] = []
+        if inputs.images is not None:
+            for its in inputs.images.wholes:
+                pages = inputs.page_table[its.row].long()
+                self._wholes.append(SeenWhole(its.first_token, its.begin, its.end, pages))
 
     def write(
         self,
@@ -186,6 +191,9 @@ class TorchAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         window = None if window is not None and abs(window) >= self._max_seq_len else window
-        return paged_attention_cpu(
+        out = paged_attention_cpu(
             *(q, pages.keys, pages.values, self._plan, scale, window, softcap, sinks), layout=pages.layout
         )
+        for its in self._wholes:
+            attend_whole(q, pages.keys, pages.values, its, scale, window, softcap, sinks, out, pages.layout)
+        return out

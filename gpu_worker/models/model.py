@@ -29,12 +29,22 @@ class GroupInputs(NamedTuple):
     page_table: Tensor  # int32[N, max_pages]; entries behind a group's window are arbitrary pages
 
 
+class WholeImage(NamedTuple):
+    """The tokens of a picture that sees all of itself."""
+
+    row: int  # of the batch
+    first_token: int  # of the step
+    begin: int  # its position
+    end: int  # the position behind the picture, all of which is computed by now
+
+
 class ImageInputs(NamedTuple):
     """What pictures are to a step with rows that have some."""
 
     places: Tensor | None  # int64[E], of the step's tokens those in whose place embeddings come; None: none
     embeddings: Tensor | None  # [E, H], or wider: then H numbers for each of the first layers follow
     turns: Tensor | None  # int64[3, T], time, row and column of each token, if positions have them
+    wholes: tuple[WholeImage, ...] = ()  # whose positions see each other
 
     def deep(self, size: int) -> tuple[Tensor, Tensor] | None:
         """int64[E] and [E, layers, H]: what is added behind the first layers; None: all have only H, `size`."""

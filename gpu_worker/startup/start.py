@@ -233,6 +233,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
 
         runner.image_store = EmbeddingStore(tower)
         hello = replace(hello, max_embedding_bytes=_EMBEDDING_BYTES, embedding_bytes=tower.embedding_bytes)
+        hello = replace(hello, images_are_whole=tower.vision.is_whole)
     if (host_pages := runner.host_pages) is not None:
         hello = replace(hello, num_host_pages=host_pages.num_pages, host_copy_speed=host_pages.copy_speed())
     elif config.worker.host_kv_gib:

@@ -10,7 +10,7 @@ import torch
 from penstock.core.checkpoint.vision import Vision, VisionTower
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.images.store import EmbeddingStore
-from penstock.gpu_worker.models.model import ImageInputs
+from penstock.gpu_worker.models.model import ImageInputs, WholeImage
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.ipc.messages import NewRow, RowImage, StepPlan
 
@@ -51,14 +51,17 @@ class ImageRows:
         """What the pictures are to a step; None if none of its rows has one."""
         if not any(row in self._rows for row in batch.rows.tolist()):
             return None
-        places, embeddings, turns, first = [], [], [], 0
-        for row, start, num_new in zip(batch.rows.tolist(), batch.start.tolist(), batch.num_new.tolist(), strict=True):
+        places, embeddings, turns, wholes, first = [], [], [], [], 0
+        rows = zip(batch.rows.tolist(), batch.start.tolist(), batch.num_new.tolist(), strict=True)
+        for i, (row, start, num_new) in enumerate(rows):
             its, end = self._rows.get(row), start + num_new
             if self._turns:
                 turns.append(_turns(its, start, end))
             for image, its_places in () if its is None else its.images:
                 begin, behind = np.searchsorted(its_places, (start, end)).tolist()
                 if begin < behind:
+                    if self._store.tower.vision.is_whole:
+                        wholes.append(_whole(i, int(its_places[begin]), int(its_places[-1]) + 1, start, end, first))
                     places.append(its_places[begin:behind] - start + first)
                     embeddings.append(self._store.embeddings(image.embedding_id)[begin:behind])
             first += num_new
@@ -67,7 +70,15 @@ class ImageRows:
             upload(np.concatenate(places)) if places else None,
             torch.cat(embeddings) if embeddings else None,
             upload(np.concatenate(turns, axis=1)) if self._turns else None,
+            tuple(wholes),
         )
+
+
+def _whole(row: int, begin: int, behind: int, start: int, end: int, first_token: int) -> WholeImage:
+    """Of a picture up to `behind`, in a chunk from `start` to `end`."""
+    if behind > end:
+        raise RuntimeError(f"a chunk ends at {end}, inside of a picture that ends at {behind}")
+    return WholeImage(row, first_token + begin - start, begin, behind)
 
 
 def _turns(row: _Row | None, start: int, end: int) -> _Places:

@@ -32,7 +32,7 @@ _QWEN3 = {
         "deepstack_visual_indexes": [0, 2],
     },
 }
-_LLAVA = {
+_LLAVA: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"],
     "image_token_index": 190,
     "text_config": {**_TEXT, "model_type": "llama", "rope_scaling": None},
@@ -49,6 +49,12 @@ _NEXT = {
     **_LLAVA,
     "architectures": ["LlavaNextForConditionalGeneration"],
     "image_grid_pinpoints": [[28, 56], [56, 28]],
+}
+_GEMMA = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "mm_tokens_per_image": 4,
+    "text_config": {**_TEXT, "model_type": "gemma3_text", "rope_scaling": None},
+    "vision_config": {**_LLAVA["vision_config"], "model_type": "siglip_vision_model"},
 }
 
 
@@ -91,6 +97,8 @@ def test_rows_and_columns_turn_pairs_by_turns_as_usual(said: dict[str, Any] | No
         ({**_LLAVA, "vision_feature_layer": -5}, "vision_feature_layer must be of 3 layers"),
         ({**_LLAVA, "vision_feature_layer": "last"}, "vision_feature_layer must be of 3 layers"),
         ({**_LLAVA, "vision_feature_select_strategy": "some"}, "strategy 'some' is not supported"),
+        ({**_GEMMA, "mm_tokens_per_image": 3}, "3 does not divide 4 patches evenly"),
+        ({**_GEMMA, "mm_tokens_per_image": 16}, "16 does not divide 4 patches evenly"),
         ({**_NEXT, "image_grid_pinpoints": [[28, 57]]}, "sizes of whole tiles of 28 pixels"),
         ({**_NEXT, "image_grid_pinpoints": [28, 56]}, "sizes of whole tiles of 28 pixels"),
         ({**_NEXT, "image_grid_pinpoints": []}, "sizes of whole tiles of 28 pixels"),

@@ -1,5 +1,6 @@
 """From config.json to the vision tower of a model that sees pictures of one size, or tiles of it."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ from msgspec.structs import replace
 
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.tower_fields import MAX_LAYERS, activation
-from penstock.core.checkpoint.tile_vision import TileMLP, TileVision
+from penstock.core.checkpoint.tile_vision import TileMLP, TilePool, TileVision
 from penstock.core.config.options import ConfigError
 
 _KINDS: Mapping[str, Mapping[str, Any]] = {
@@ -67,13 +68,41 @@ def llava_next(fields: JsonFields, its: JsonFields, out_size: int) -> TileVision
     return replace(one, resolutions=tuple((rows, columns) for rows, columns in said))
 
 
+def gemma3(fields: JsonFields, its: JsonFields, out_size: int) -> TileVision:
+    """Gemma 3."""
+    depth = its.whole("num_hidden_layers", 12, most=MAX_LAYERS)
+    count = fields.whole("mm_tokens_per_image", 256)
+    side = math.isqrt(count)
+    made = tower(
+        *(fields, its, "siglip_vision_model"),
+        usual_token=262144,
+        drops_first=False,
+        features=(depth,),
+        out_size=out_size,
+        has_last_norm=True,
+        made=TilePool(side=side),
+        is_whole=True,
+    )
+    if side * side != count or made.tile // made.patch % side:
+        raise ConfigError(f"config.json: mm_tokens_per_image {count} does not divide {made.num_patches} patches evenly")
+    return made
+
+
 def _is_in_tiles(said: Any, tile: int) -> bool:
     if not isinstance(said, list) or len(said) != 2:
         return False
     return all(type(size) is int and 0 < size <= _MAX_TILES * tile and size % tile == 0 for size in said)
 
 
-def tower(fields: JsonFields, its: JsonFields, kind: str, *, features: tuple[int, ...], **others: Any) -> TileVision:
+def tower(
+    fields: JsonFields,
+    its: JsonFields,
+    kind: str,
+    *,
+    features: tuple[int, ...],
+    usual_token: int = 32000,
+    **others: Any,
+) -> TileVision:
     """A tower of this kind; `others` are what does not follow from its own configuration."""
     usual = _KINDS[kind]
     hidden, heads = its.whole("hidden_size", usual["hidden"]), its.whole("num_attention_heads", usual["heads"])
@@ -83,7 +112,7 @@ def tower(fields: JsonFields, its: JsonFields, kind: str, *, features: tuple[int
     if patch > tile:
         raise ConfigError(f"config.json: vision_config: patches of {patch} pixels in images of {tile}")
     return TileVision(
-        image_token=fields.whole("image_token_index", fields.whole("image_token_id", 32000, least=0), least=0),
+        image_token=fields.whole("image_token_index", fields.whole("image_token_id", usual_token, least=0), least=0),
         tile=tile,
         patch=patch,
         num_channels=its.whole("num_channels", 3),

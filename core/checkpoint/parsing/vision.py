@@ -5,7 +5,7 @@ from typing import TypedDict
 
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.parsing.tile_vision import llava, llava_next
+from penstock.core.checkpoint.parsing.tile_vision import gemma3, llava, llava_next
 from penstock.core.checkpoint.parsing.tower_fields import MAX_LAYERS, activation
 from penstock.core.checkpoint.tile_vision import TileVision
 from penstock.core.checkpoint.vision import Vision, VisionNames
@@ -121,6 +121,10 @@ def _qwen3(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
     )
 
 
+def _gemma3(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision:
+    return gemma3(fields, its, text.hidden_size)
+
+
 def _llava(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | None:
     return llava(fields, its, text.hidden_size)
 
@@ -130,6 +134,7 @@ def _llava_next(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVisio
 
 
 _TOWERS: Mapping[str, Callable[[JsonFields, JsonFields, Decoder], Vision | TileVision | None]] = {
+    "Gemma3ForConditionalGeneration": _gemma3,
     "LlavaForConditionalGeneration": _llava,
     "LlavaNextForConditionalGeneration": _llava_next,
     "Qwen2VLForConditionalGeneration": _qwen2,

@@ -24,7 +24,7 @@ from penstock.core.scheduling.suspects import Suspects
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.core.sequences.sequence import Request, Sequence
 from penstock.core.sequences.waiting_queue import WaitingQueue
-from penstock.core.steps.plan_builder import DecodeBatch, PlanBuilder
+from penstock.core.steps.plan_builder import DecodeBatch, Pages, PlanBuilder
 from penstock.core.steps.prefill_pace import MIN_TOKENS, Room
 from penstock.core.steps.whole_images import whole_end
 
@@ -167,7 +167,7 @@ class Launches:
 
     __slots__ = (
         "_has_drafts", "_images_are_whole", "_kv", "_last", "_num_parts", "_policy", "_preempt", "_running", "_totals",
-        "is_stalled", "num_context", "takes_all",
+        "_unsent", "is_stalled", "num_context", "takes_all",
     )  # fmt: skip
 
     def __init__(
@@ -194,6 +194,8 @@ class Launches:
         """Sum of the positions of the decodes launched last."""
         self._has_drafts = has_drafts
         self._images_are_whole = images_are_whole
+        self._unsent: list[tuple[Sequence, int, Pages]] = []
+        """Pages, too few for an image, of a sequence in an epoch: they go with its next chunk."""
         self.takes_all = num_parts == 1
         """Whether each step is to have all decodes."""
         self.is_stalled = False
@@ -291,20 +293,34 @@ class Launches:
                     continue  # until a step has room for all of the image
             if end > seq.launch_limit:  # only for groups with a window: they get pages chunk by chunk
                 least = whole_end(seq, start, start + 1, end) if is_whole else start + 1
+                self._send_pages(seq, builder)
                 num_tokens = min(end, self._grow(seq, end, least, builder, is_alone and not builder.chunks)) - start
                 if seq.row < 0:
+                    if is_whole:
+                        builder.take_pages(seq)
                     continue
                 if is_whole:
                     num_tokens = whole_end(seq, start, start + num_tokens, start + num_tokens) - start
                 if num_tokens <= 0:
+                    if is_whole:
+                        self._unsent.append((seq, seq.epoch, builder.take_pages(seq)))
                     self.is_stalled = True
                     break
+            else:
+                self._send_pages(seq, builder)
             if self._kv.snapshots is not None:
                 num_tokens = self._kv.snapshots.chunk(seq, start, num_tokens)
             num_new = builder.add_next_chunk(seq, num_tokens)
             room.use(start, num_new)
             if behind is not None and is_behind:
                 behind.use(start, num_new)
+
+    def _send_pages(self, seq: Sequence, builder: PlanBuilder) -> None:
+        if self._unsent:
+            for its, epoch, pages in self._unsent:
+                if its is seq and epoch == seq.epoch:
+                    builder.add_pages(seq, *pages)
+            self._unsent = [each for each in self._unsent if each[0] is not seq and each[0].row >= 0]
 
     def _grow(self, seq: Sequence, end: int, least: int, builder: PlanBuilder, is_alone: bool) -> int:
         """Give a prefill pages for positions before `end`, or as many as there are; return how many positions.

@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from penstock.core.checkpoint.tile_vision import NEWLINE, TOWER_PREFIX, TileVision
+from penstock.core.checkpoint.tile_vision import NEWLINE, POOL_MATRIX, POOL_NORM, TOWER_PREFIX, TilePool, TileVision
 from penstock.core.checkpoint.vision import GRID_PREFIX, Vision
 from penstock.core.checkpoint.weight_sources import Source
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.vision.grid import GridTower, Merger
-from penstock.gpu_worker.models.vision.tiles import TileMLPBlock, TileTower
+from penstock.gpu_worker.models.vision.tiles import TileMLPBlock, TilePoolBlock, TileTower
 from penstock.gpu_worker.models.vision.tower import Matrix, Tower, TowerLayer, TowerNorm
 
 
@@ -88,10 +88,17 @@ def _tile_tower(vision: TileVision, reader: WeightReader) -> TileTower:
         its.tensor("embeddings.position_embedding.weight"),
         its.norm("pre_layrnorm") if vision.has_class else None,
         tuple(layer(i) for i in range(vision.num_layers)),
-        TileMLPBlock(
-            others.matrix("multi_modal_projector.linear_1"),
-            others.matrix("multi_modal_projector.linear_2"),
-            vision.made.activation,
-        ),
+        its.norm("post_layernorm") if vision.has_last_norm else None,
+        _made(vision, others),
         others.if_there(NEWLINE),
     )
+
+
+def _made(vision: TileVision, its: _Reader) -> TileMLPBlock | TilePoolBlock:
+    made = vision.made
+    if isinstance(made, TilePool):
+        norm = its.norm(POOL_NORM)
+        norm = norm._replace(weight=norm.weight.float() + 1.0)  # what is stored is its distance from 1
+        return TilePoolBlock(made.side, norm, Matrix(its.tensor(POOL_MATRIX).T.contiguous(), None))
+    first, second = (its.matrix(f"multi_modal_projector.linear_{i}") for i in (1, 2))
+    return TileMLPBlock(first, second, made.activation)

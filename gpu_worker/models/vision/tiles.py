@@ -1,5 +1,6 @@
 """The tower for pictures of one size, or tiles of it, as its description says, with torch's kernels."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,20 @@ class TileMLPBlock(NamedTuple):
         return self.second(activated(self.first(x), self.activation))
 
 
+class TilePoolBlock(NamedTuple):
+    """See `TilePool`."""
+
+    side: int
+    norm: TowerNorm
+    matrix: Matrix
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tiles, P, hidden] -> [tiles, side * side, out_size]"""
+        square = math.isqrt(x.shape[1]) // self.side
+        pooled = x.unflatten(1, (self.side, square, self.side, square)).mean((2, 4)).flatten(1, 2)
+        return self.matrix(self.norm(pooled).to(x.dtype))
+
+
 class TileTower(NamedTuple):
     """See `Tower`."""
 
@@ -33,7 +48,8 @@ class TileTower(NamedTuple):
     positions: Tensor  # [P, hidden]
     first_norm: TowerNorm | None
     layers: tuple[TowerLayer, ...]
-    made: TileMLPBlock
+    last_norm: TowerNorm | None
+    made: TileMLPBlock | TilePoolBlock
     newline: Tensor | None  # [out_size], ends rows of embeddings
 
     @property
@@ -64,6 +80,8 @@ class TileTower(NamedTuple):
                 features[i + 1] = x
             yield None
         x = torch.cat([features[number] for number in vision.features], dim=-1)
+        if self.last_norm is not None:
+            x = self.last_norm(x)
         made = self.made(x[:, 1:] if vision.drops_first else x)
         yield made.flatten(0, 1) if self.newline is None else self._together(made, self.newline, *grid)
 

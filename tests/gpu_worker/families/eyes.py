@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -81,6 +82,17 @@ def _llava_next_inputs(pictures: tuple[Picture, ...], text: list[int]) -> dict[s
     return {"pixel_values": torch.cat(padded), "image_sizes": torch.tensor([picture.grid for picture in pictures])}
 
 
+def _gemma3_pictures() -> list[Picture]:
+    processor = Gemma3ImageProcessorPil(size={"height": 12, "width": 12})
+    made = [processor(drawn, return_tensors="pt")["pixel_values"].float() for drawn in _drawn()]
+    return [Picture(pixels, (0,), 4) for pixels in made]
+
+
+def _gemma3_inputs(pictures: tuple[Picture, ...], text: list[int]) -> dict[str, Tensor]:
+    types = torch.tensor([[int(token == IMAGE) for token in text]])
+    return {"pixel_values": torch.cat([picture.pixels for picture in pictures]), "token_type_ids": types}
+
+
 class Eyes(NamedTuple):
     """A family."""
 
@@ -90,6 +102,7 @@ class Eyes(NamedTuple):
     pictures: Callable[[], list[Picture]] = _qwen_pictures
     inputs: Callable[[tuple[Picture, ...], list[int]], dict[str, Tensor]] = _qwen_inputs
     more: Mapping[str, Any] = MappingProxyType({})  # of the whole model's configuration
+    kernels: tuple[str, ...] = ("native", "torch")  # that let it see
 
 
 _SECTIONS = rope("default", mrope_section=[2, 3, 3])
@@ -125,6 +138,15 @@ EYES: dict[str, Eyes] = {
         Case("qwen3_vl_text", rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)),
     ),
     "llava": Eyes("llava", _CLIP, Case("llama"), _clip_pictures, _whole_inputs),
+    "gemma3": Eyes(
+        "gemma3",
+        {**_TILE, "patch_size": 3, "model_type": "siglip_vision_model", "vision_use_head": False},
+        Case("gemma3_text", {"num_hidden_layers": 6}),
+        _gemma3_pictures,
+        _gemma3_inputs,
+        {"mm_tokens_per_image": 4},
+        ("torch",),
+    ),
     "llava-next": Eyes(
         *("llava_next", _CLIP, Case("llama"), _llava_next_pictures, _llava_next_inputs),
         {"image_grid_pinpoints": _RESOLUTIONS},

@@ -11,14 +11,15 @@ import transformers
 from msgspec.structs import replace
 from torch import Tensor
 
+from penstock.core.sequences.intake import Refusal
 from penstock.gpu_worker.images.store import EmbeddingStore, read_pixels
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc import shared_files
-from penstock.ipc.messages import EncodeImage, NewRow, PixelRef, PixelTensor, RowImage, StepPlan
+from penstock.ipc.messages import AddRequest, EncodeImage, ImageRef, NewRow, PixelRef, PixelTensor, RowImage, StepPlan
 from tests.gpu_worker.engine_in_process import schedule
 from tests.gpu_worker.families.checkpoints import Reference, config_of, spread
 from tests.gpu_worker.families.eyes import BEGIN, END, EYES, IMAGE, Picture
-from tests.gpu_worker.families.run import NUM_NEW, Scored
+from tests.gpu_worker.families.run import GREEDY, NUM_NEW, Scored
 from tests.gpu_worker.families.schedules import Schedule, schedules
 
 
@@ -109,15 +110,27 @@ class Seeing(Scored):
         assert store is not None
         return store
 
+    def add_request(self, request: AddRequest) -> Refusal | None:
+        if self.hello.images_are_whole:  # then the scheduler must know of them, and asks for them itself
+            prompt = self._prompt(request.prompt_token_ids)
+            refs = tuple(map(_ref, prompt.pictures, prompt.starts))
+            request = replace(request, images=refs)
+        return super().add_request(request)
+
+    def _prompt(self, token_ids: bytes | memoryview) -> Prompt:
+        ids = np.frombuffer(token_ids, np.int32).tolist()
+        return next(each for each in self._known if ids[: len(each.ids)] == each.ids)
+
     def _seeing(self, new: NewRow) -> NewRow:
-        ids = np.frombuffer(new.token_ids, np.int32).tolist()
-        prompt = next(each for each in self._known if ids[: len(each.ids)] == each.ids)
+        if new.images:
+            return new
+        prompt = self._prompt(new.token_ids)
         return replace(
             new, images=tuple(self._image(*each) for each in zip(prompt.pictures, prompt.starts, strict=True))
         )
 
     def _image(self, picture: Picture, start: int) -> RowImage:
-        key = hashlib.blake2b(picture.pixels.numpy().tobytes(), digest_size=32).digest()
+        key = _key(picture)
         if key not in self._made:
             self._made[key] = len(self._made) + 1
             self.encode(picture, self._made[key], key)
@@ -134,6 +147,15 @@ class Seeing(Scored):
         assert encoded.embedding_id == embedding_id
 
 
+def _key(picture: Picture) -> bytes:
+    return hashlib.blake2b(picture.pixels.numpy().tobytes(), digest_size=32).digest()
+
+
+def _ref(picture: Picture, start: int) -> ImageRef:
+    count = picture.num_embeddings
+    return ImageRef(_key(picture), start, count, count, picture.grid, inline(picture.pixels))
+
+
 def inline(pixels: Tensor) -> PixelRef:
     data = pixels.numpy().tobytes()
     return PixelRef("", len(data), (PixelTensor("pixel_values", "float32", tuple(pixels.shape), 0),), data)
@@ -143,6 +165,10 @@ def check(reference: SeeingReference, known: list[Prompt], run: Schedule, **opti
     longest = max(len(prompt.ids) for prompt in known) + NUM_NEW
     shape = schedule(run.budget, run.page_size, run.depth, num_tokens=longest if run.tight else 800, cached=run.cached)
     engine = Seeing(reference.folder, known, **shape, **options)
+    if groups := engine.hello.window_groups:  # as many pages more as the scheduler counts with for each window
+        for_windows = sum(2 + -(-(group.window + run.page_size) // group.page_size) for group in groups)
+        shape["num_pages"] += for_windows if run.tight else len(groups) * shape["num_pages"]
+        engine = Seeing(reference.folder, known, **shape, **options)
     batches = [known] if run.together else [[prompt] for prompt in known]
     for _ in range(1 + run.cached):
         for batch in batches:
@@ -168,9 +194,27 @@ def test_greedy(tmp_path: Path, name: str) -> None:
     known = prompts(name)
     reference = SeeingReference(tmp_path, name, known)
     turn = list(EYES).index(name)
-    for kernels in ("native", "torch"):
+    for kernels in EYES[name].kernels:
         for run in schedules(turn if kernels == "native" else turn + 2):
-            check(reference, known, run, model_impl="own", cpu_kernels=kernels)
+            check(reference, known, run, model_impl="own", cpu_kernels=kernels, max_num_seqs=4)
+
+
+def test_pages_that_come_without_a_chunk_are_not_lost(tmp_path: Path) -> None:
+    """Of those that an image needs at once, a full pool may give some, in a step that computes nothing."""
+    known = prompts("gemma3")
+    run = Schedule(budget=8, page_size=1, depth=1, cached=False, tight=True, together=True)
+    check(SeeingReference(tmp_path, "gemma3", known), known, run, model_impl="own", cpu_kernels="torch", max_num_seqs=4)
+
+
+def test_who_lets_no_position_see_ahead_refuses_what_must(tmp_path: Path) -> None:
+    known = prompts("gemma3")
+    engine = Scored(SeeingReference(tmp_path, "gemma3", known).folder, model_impl="own", cpu_kernels="native")
+    assert engine.runner.image_store is None
+    assert not engine.hello.max_embedding_bytes
+    request = AddRequest("r", np.array(known[0].ids, np.int32).tobytes(), GREEDY, 1)
+    refused = engine.add_request(replace(request, images=tuple(map(_ref, known[0].pictures, known[0].starts))))
+    assert refused is not None
+    assert "computes none" in refused.reason
 
 
 def test_generate_agrees(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ _IN_SECTIONS = rope("default", mrope_section=[2, 3, 3])
 _SEEN_BY_LLAMA4 = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
 _FOUR = {"global_head_dim": 32, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 199}
 CASES: dict[str, tuple[str, dict[str, Any], Case]] = {
-    "gemma3": ("gemma3", {**_SEEN, "patch_size": 14}, Case("gemma3_text", {"num_hidden_layers": 6})),
+    "gemma3": ("gemma3", {**_SEEN, "image_size": 16, "patch_size": 1}, Case("gemma3_text", {"num_hidden_layers": 6})),
     "gemma4": ("gemma4", {}, Case("gemma4_text", {**_FOUR, "num_hidden_layers": 6})),
     "llama4": ("llama4", {**_SEEN, **_SEEN_BY_LLAMA4}, Case("llama4_text")),
     "llava": ("llava", {**_SEEN, "patch_size": 14}, Case("llama")),
