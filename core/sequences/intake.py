@@ -94,7 +94,8 @@ class WorkerLimits:
     def longest_image(self) -> int:
         """Positions of an image that fit a chunk beside a token of each row, and what these may guess."""
         num_tokens = self.max_num_batched_tokens - self.max_num_seqs
-        return num_tokens - self.max_num_batched_tokens // PART_BESIDE_PROMPTS if self.max_drafts else num_tokens
+        num_tokens -= self.max_num_batched_tokens // PART_BESIDE_PROMPTS if self.max_drafts else 0
+        return max(0, num_tokens)
 
     def namespace(self, salt: str, num_prompt_tokens: int) -> Hashable:
         """Of cached pages: those that were computed for prompts which understand positions in the same way."""
