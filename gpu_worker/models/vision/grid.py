@@ -1,6 +1,7 @@
 """The tower of patches of any grid, as its description says, with torch's kernels."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.core.checkpoint.vision import Vision
-from penstock.gpu_worker.models.vision.tower import Matrix, TowerLayer, TowerNorm, mlp
+from penstock.gpu_worker.models.vision.tower import Matrix, Parts, TowerLayer, TowerNorm, attended, compute, in_parts
 
 
 class Merger(NamedTuple):
@@ -23,6 +24,12 @@ class Merger(NamedTuple):
         width = self.first.weight.shape[1]
         normed = self.norm(x.reshape(-1, len(self.norm.weight))).view(-1, width)
         return self.second(functional.gelu(self.first(normed)))
+
+    def merged(self, x: Tensor, square: int) -> Parts:
+        """The same in parts; `square`: vectors of an embedding."""
+        hidden = x.shape[1]
+        size = self.first.weight.numel() + self.second.weight.numel()
+        return in_parts(lambda part: self(part.reshape(-1, hidden)), x.reshape(-1, square * hidden), size)
 
 
 class GridTower(NamedTuple):
@@ -47,7 +54,8 @@ class GridTower(NamedTuple):
         """`pixels`: [patches, numbers], in squares that are merged, row by row; `grid`: frames, rows, columns."""
         vision, square = self.vision, self.vision.merge**2
         order, of_windows = _windows(vision, grid)
-        x = self.patches(pixels.to(self.device, self.patches.weight.dtype))
+        pixels = pixels.to(self.device, self.patches.weight.dtype)
+        x = yield from in_parts(lambda part: self.patches(part), pixels, self.patches.weight.numel())
         if self.positions is not None:
             x = x + _stretched(self.positions, vision, grid).to(x.dtype)
         x = x.view(-1, square, vision.hidden_size)[order].view(-1, vision.hidden_size)
@@ -56,20 +64,18 @@ class GridTower(NamedTuple):
         rotation = angles.cos(), angles.sin()
         of_frames = [grid[1] * grid[2]] * grid[0]
         made = []
-        yield None
         for i, layer in enumerate(self.layers):
             sees_all = not vision.window or i in vision.whole_layers
-            x = x + layer.proj(self._attend(layer.qkv(layer.norm1(x)), rotation, of_frames if sees_all else of_windows))
-            x = x + mlp(layer, layer.norm2(x), vision.activation)
+            attend = partial(self._attend, rotation, of_frames if sees_all else of_windows)
+            x = yield from compute(layer, x, vision.activation, attend)
             if i in vision.deep_layers:
-                made.append(self.deep_mergers[vision.deep_layers.index(i)](x))
-            yield None
-        together = torch.cat((self.merger(x), *made), dim=1)
+                made.append((yield from self.deep_mergers[vision.deep_layers.index(i)].merged(x, square)))
+        together = torch.cat(((yield from self.merger.merged(x, square)), *made), dim=1)
         embeddings = torch.empty_like(together)
         embeddings[order] = together
         yield embeddings
 
-    def _attend(self, qkv: Tensor, rotation: tuple[Tensor, Tensor], lengths: Sequence[int]) -> Tensor:
+    def _attend(self, rotation: tuple[Tensor, Tensor], lengths: Sequence[int], qkv: Tensor) -> Parts:
         """[P, 3 * hidden] -> [P, hidden]; neighbours by these lengths see each other, and nobody else."""
         q, k, v = qkv.view(len(qkv), 3, self.vision.num_heads, -1).unbind(1)
         q, k = _rotated(q, rotation), _rotated(k, rotation)
@@ -79,7 +85,7 @@ class GridTower(NamedTuple):
         for length in sorted(set(lengths)):  # all windows but those at the borders have the same
             places = (starts[sizes == length, None] + torch.arange(length)).to(qkv.device)
             its_q, its_k, its_v = (part[places].transpose(1, 2) for part in (q, k, v))
-            out[places] = functional.scaled_dot_product_attention(its_q, its_k, its_v).transpose(1, 2)
+            out[places] = (yield from attended(its_q, its_k, its_v)).transpose(1, 2)
         return out.flatten(1)
 
 

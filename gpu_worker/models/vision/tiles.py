@@ -10,7 +10,16 @@ from torch.nn import functional
 
 from penstock.core.checkpoint.tile_vision import TileVision
 from penstock.core.checkpoint.vision import VisionActivation
-from penstock.gpu_worker.models.vision.tower import Matrix, TowerLayer, TowerNorm, activated, mlp
+from penstock.gpu_worker.models.vision.tower import (
+    Matrix,
+    Parts,
+    TowerLayer,
+    TowerNorm,
+    activated,
+    attended,
+    compute,
+    in_parts,
+)
 
 
 class TileMLPBlock(NamedTuple):
@@ -65,20 +74,17 @@ class TileTower(NamedTuple):
         vision, size = self.vision, self.vision.patch
         x = pixels.to(self.device, self.positions.dtype).flatten(0, -4)
         x = functional.unfold(x, size, stride=size).transpose(1, 2)  # [tiles, patches, numbers]
-        x = self.patches(x)
+        x = yield from in_parts(lambda part: self.patches(part), x, self.patches.weight.numel())
         if self.begin is not None:
             x = torch.cat((self.begin.expand(len(x), 1, -1), x), dim=1)
         x = x + self.positions
         if self.first_norm is not None:
             x = self.first_norm(x)
         features = {0: x}
-        yield None
         for i, layer in enumerate(self.layers):
-            x = x + layer.proj(self._attend(layer.qkv(layer.norm1(x))))
-            x = x + mlp(layer, layer.norm2(x), vision.activation)
+            x = yield from compute(layer, x, vision.activation, self._attend)
             if i + 1 in vision.features:
                 features[i + 1] = x
-            yield None
         x = torch.cat([features[number] for number in vision.features], dim=-1)
         if self.last_norm is not None:
             x = self.last_norm(x)
@@ -96,7 +102,7 @@ class TileTower(NamedTuple):
         ended = torch.cat((whole, newline.expand(rows, 1, -1)), dim=1)
         return torch.cat((made[0], ended.flatten(0, 1)))
 
-    def _attend(self, qkv: Tensor) -> Tensor:
+    def _attend(self, qkv: Tensor) -> Parts:
         """[tiles, P, 3 * hidden] -> [tiles, P, hidden]; patches of a tile see each other."""
         q, k, v = qkv.unflatten(-1, (3, self.vision.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return (yield from attended(q, k, v)).transpose(1, 2).flatten(2)

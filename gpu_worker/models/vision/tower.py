@@ -1,6 +1,6 @@
 """What a vision tower is to others, and what towers are made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -9,9 +9,15 @@ from torch.nn import functional
 
 from penstock.core.checkpoint.vision import VisionActivation, VisionTower
 
+_PART = 1 << 29
+"""Multiplications between which steps may go on: some ten milliseconds of a core or two."""
+
+Parts = Generator[None, None, Tensor]
+"""Computes a tensor, and stops after each part."""
+
 
 class Tower(Protocol):
-    """Makes the embeddings of pictures, one layer at a time, so that steps can go between."""
+    """Makes the embeddings of pictures, part by part, so that steps can go between."""
 
     @property
     def vision(self) -> VisionTower:
@@ -69,6 +75,43 @@ class TowerLayer(NamedTuple):
     proj: Matrix
     norm2: TowerNorm
     mlp: tuple[Matrix, ...]  # the last one leads back; before it two: the first is a gate
+
+
+def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, num_multiplications: int) -> Parts:
+    """function(x), some vectors of `x` at a time: each takes so many multiplications. A GPU takes them all at once."""
+    rows = x.flatten(0, -2)
+    size = max(16, _PART // num_multiplications) if x.device.type == "cpu" else len(rows)
+    made = []
+    for part in rows.split(size):
+        made.append(function(part))
+        yield
+    out: Tensor = torch.cat(made).unflatten(0, x.shape[:-1])
+    return out
+
+
+def compute(layer: TowerLayer, x: Tensor, kind: VisionActivation, attend: Callable[[Tensor], Parts]) -> Parts:
+    """[.., P, hidden] -> the same, behind a layer."""
+    qkv = yield from in_parts(lambda part: layer.qkv(layer.norm1(part)), x, layer.qkv.weight.numel())
+    seen = yield from attend(qkv)
+    x = x + (yield from in_parts(lambda part: layer.proj(part), seen, layer.proj.weight.numel()))
+    size = sum(matrix.weight.numel() for matrix in layer.mlp)
+    return x + (yield from in_parts(lambda part: mlp(layer, layer.norm2(part), kind), x, size))
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor) -> Parts:
+    """Scaled dot products of [groups, heads, P, D]; positions of a group see each other."""
+    num_groups, num_heads, length, width = q.shape
+    of_query = 2 * num_heads * length * width
+    rows = max(16, _PART // of_query) if q.device.type == "cpu" else num_groups * length
+    out = torch.empty_like(q)
+    groups = max(1, rows // length)
+    for group in range(0, num_groups, groups):
+        its = slice(group, group + groups)
+        for row in range(0, length, rows):
+            some = q[its, :, row : row + rows]
+            out[its, :, row : row + rows] = functional.scaled_dot_product_attention(some, k[its], v[its])
+            yield
+    return out
 
 
 def mlp(layer: TowerLayer, x: Tensor, kind: VisionActivation) -> Tensor:

@@ -189,6 +189,12 @@ def _shared(pixels: PixelRef) -> str:
     return name
 
 
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Towers stop within layers, as they do with pictures of a usual size."""
+    monkeypatch.setattr("penstock.gpu_worker.models.vision.tower._PART", 1)
+
+
 @pytest.mark.parametrize("name", EYES)
 def test_greedy(tmp_path: Path, name: str) -> None:
     known = prompts(name)
