@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,8 @@ from bench.server_process import free_port, running
 
 _MODEL = Path(__file__).parents[1] / "demo" / "model"
 _MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_NUMBER_BITS = 16
+_EACH_SECONDS = 5.0
 _TEMPLATE = (
     "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
@@ -75,7 +78,9 @@ def pictures(size: int) -> Iterator[str]:
     """Data URLs of images that are all different, with little for this side to compute."""
     noise = np.random.default_rng(0).integers(0, 255, (size, size, 3), dtype=np.uint8)
     for number in itertools.count():
-        noise[0, 0] = number & 255, number >> 8 & 255, number >> 16 & 255
+        # A bit for each of JPEG's blocks, black or white: less than that is rounded away, and the images are the same.
+        for bit in range(_NUMBER_BITS):
+            noise[:16, 16 * bit : 16 * bit + 16] = 255 * (number >> bit & 1)
         out = io.BytesIO()
         Image.fromarray(noise).save(out, "JPEG", quality=60)
         yield f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
@@ -118,6 +123,8 @@ class Memory:
     def __init__(self) -> None:
         self.most = 0
         self.most_segments = 0
+        self.over_time: list[tuple[float, float, float]] = []  # seconds, MiB of processes, MiB of segments
+        self._began = time.monotonic()
         self._task = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
@@ -128,7 +135,11 @@ class Memory:
                 with suppress(psutil.Error):
                     total += process.memory_full_info().pss
             self.most = max(self.most, total)
-            self.most_segments = max(self.most_segments, num_segment_bytes())
+            segments = num_segment_bytes()
+            self.most_segments = max(self.most_segments, segments)
+            seconds = time.monotonic() - self._began
+            if not self.over_time or seconds - self.over_time[-1][0] >= _EACH_SECONDS:
+                self.over_time.append((round(seconds, 1), round(total / 2**20, 1), round(segments / 2**20, 1)))
             await asyncio.sleep(0.25)
 
     def take(self) -> dict[str, float]:
@@ -161,7 +172,7 @@ async def measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
     memory.stop()
     result: dict[str, Any] = {name: percentiles(gaps) | {"tokens": len(gaps)} for name, gaps in found.items()}
     result["p99_ratio"] = round(result["with_images"]["p99"] / result["alone"]["p99"], 3)
-    return result | {"answers_by_status": statuses, "MiB": memory_of}
+    return result | {"answers_by_status": statuses, "MiB": memory_of, "MiB_over_time": memory.over_time}
 
 
 def main() -> None:
@@ -188,10 +199,10 @@ def main() -> None:
             str(port),
             *options.flags.split(),
         ]
-        url = f"http://127.0.0.1:{port}"
+        url, facts = f"http://127.0.0.1:{port}", machine()  # its load is that before this one
         with running(command, f"{url}/ready", dict(os.environ), START_SECONDS):
             result = asyncio.run(measure(url, options))
-    result = {"commit": commit(), **machine(), "options": vars(options) | {"out": str(options.out)}, **result}
+    result = {"commit": commit(), **facts, "options": vars(options) | {"out": str(options.out)}, **result}
     print(json.dumps(result, indent=1))
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
