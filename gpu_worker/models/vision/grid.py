@@ -19,17 +19,14 @@ class Merger(NamedTuple):
     first: Matrix
     second: Matrix
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Parts:
         """[P, hidden] -> [embeddings, out_size]"""
-        width = self.first.weight.shape[1]
-        normed = self.norm(x.reshape(-1, len(self.norm.weight))).view(-1, width)
-        return self.second(functional.gelu(self.first(normed)))
-
-    def merged(self, x: Tensor, square: int) -> Parts:
-        """The same in parts; `square`: vectors of an embedding."""
-        hidden = x.shape[1]
         size = self.first.weight.numel() + self.second.weight.numel()
-        return in_parts(lambda part: self(part.reshape(-1, hidden)), x.reshape(-1, square * hidden), size)
+        return in_parts(self._merged, x.reshape(-1, self.first.weight.shape[1]), size)
+
+    def _merged(self, squares: Tensor) -> Tensor:
+        normed = self.norm(squares.reshape(-1, len(self.norm.weight))).view(squares.shape)
+        return self.second(functional.gelu(self.first(normed)))
 
 
 class GridTower(NamedTuple):
@@ -69,8 +66,8 @@ class GridTower(NamedTuple):
             attend = partial(self._attend, rotation, of_frames if sees_all else of_windows)
             x = yield from compute(layer, x, vision.activation, attend)
             if i in vision.deep_layers:
-                made.append((yield from self.deep_mergers[vision.deep_layers.index(i)].merged(x, square)))
-        together = torch.cat(((yield from self.merger.merged(x, square)), *made), dim=1)
+                made.append((yield from self.deep_mergers[vision.deep_layers.index(i)](x)))
+        together = torch.cat(((yield from self.merger(x)), *made), dim=1)
         embeddings = torch.empty_like(together)
         embeddings[order] = together
         yield embeddings

@@ -29,9 +29,10 @@ class TileMLPBlock(NamedTuple):
     second: Matrix
     activation: VisionActivation
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Parts:
         """[tiles, P, features] -> [tiles, P, out_size]"""
-        return self.second(activated(self.first(x), self.activation))
+        size = self.first.weight.numel() + self.second.weight.numel()
+        return in_parts(lambda part: self.second(activated(self.first(part), self.activation)), x, size)
 
 
 class TilePoolBlock(NamedTuple):
@@ -41,11 +42,11 @@ class TilePoolBlock(NamedTuple):
     norm: TowerNorm
     matrix: Matrix
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Parts:
         """[tiles, P, hidden] -> [tiles, side * side, out_size]"""
         square = math.isqrt(x.shape[1]) // self.side
         pooled = x.unflatten(1, (self.side, square, self.side, square)).mean((2, 4)).flatten(1, 2)
-        return self.matrix(self.norm(pooled).to(x.dtype))
+        return in_parts(lambda part: self.matrix(self.norm(part).to(x.dtype)), pooled, self.matrix.weight.numel())
 
 
 class TileTower(NamedTuple):
@@ -88,7 +89,7 @@ class TileTower(NamedTuple):
         x = torch.cat([features[number] for number in vision.features], dim=-1)
         if self.last_norm is not None:
             x = self.last_norm(x)
-        made = self.made(x[:, 1:] if vision.drops_first else x)
+        made = yield from self.made(x[:, 1:] if vision.drops_first else x)
         yield made.flatten(0, 1) if self.newline is None else self._together(made, self.newline, *grid)
 
     def _together(self, made: Tensor, newline: Tensor, height: int, width: int) -> Tensor:

@@ -10,9 +10,11 @@ import torch
 import transformers
 from msgspec.structs import replace
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from penstock.core.sequences.intake import Refusal
 from penstock.gpu_worker.images.store import EmbeddingStore, read_pixels
+from penstock.gpu_worker.models.vision.tower import Matrix
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc import shared_files
 from penstock.ipc.messages import AddRequest, EncodeImage, ImageRef, NewRow, PixelRef, PixelTensor, RowImage, StepPlan
@@ -139,12 +141,28 @@ class Seeing(Scored):
 
     def encode(self, picture: Picture, embedding_id: int, key: bytes) -> None:
         self.store.order(EncodeImage(embedding_id, key, picture.grid, picture.num_embeddings, inline(picture.pixels)))
-        parts = 1
-        while (encoded := self.store.work(0.0)) is None:
-            parts += 1
-        assert parts > 3  # slices
+        encoded, most = None, 16 * 2 * _largest_products(self.store.tower)
+        while encoded is None:
+            with FlopCounterMode(display=False) as counted:
+                encoded = self.store.work(0.0)
+            assert counted.get_total_flops() <= most, "a part is of 16 vectors here"
         assert not encoded.error
         assert encoded.embedding_id == embedding_id
+
+
+def _largest_products(tower: Any) -> int:
+    """Weights of the three largest matrices, which is at least what one part has."""
+    found: list[int] = []
+
+    def look(part: Any) -> None:
+        if isinstance(part, Matrix):
+            found.append(part.weight.numel())
+        elif isinstance(part, tuple):
+            for each in part:
+                look(each)
+
+    look(tower)
+    return sum(sorted(found)[-3:])
 
 
 def _key(picture: Picture) -> bytes:
