@@ -13,8 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from docs.written_parts import with_parts, write_or_check
 from penstock.core.checkpoint import families
 from penstock.core.checkpoint.decoder import (
@@ -35,7 +33,6 @@ from penstock.core.checkpoint.weights import decoder_tensors
 from penstock.frontend.parsing.reasoning import REASONING_FORMATS
 from penstock.frontend.parsing.tool_formats.registry import TOOL_FORMATS
 from penstock.gpu_worker.models.native_program import lacking
-from penstock.gpu_worker.state.state_slots import state_bytes
 from tests.core.published_models import PUBLISHED, Published
 from tests.core.test_published_models import decoder_of, kv_bytes
 from tests.gpu_worker.families.table import CASES
@@ -292,7 +289,7 @@ def published_table() -> str:
     for model in sorted(PUBLISHED, key=lambda model: model.name.lower()):
         decoder = decoder_of(model)
         count = sum(math.prod(shape) for shape in decoder_tensors(decoder).values())
-        state = state_bytes(decoder, torch.bfloat16) / 2**20
+        state = decoder.state_bytes / 2**20
         of_row = f"{state:.3g} MiB" if state else ""
         rows.append(_row(model.name, _billions(count), model.active, f"{kv_bytes(decoder) / 1024:g} KiB", of_row))
     return "\n".join(rows) + "\n"

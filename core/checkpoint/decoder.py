@@ -347,6 +347,10 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
         return {i: its.state for i, layer in enumerate(self.layers) if (its := layer.recurrent) is not None}
 
     @property
+    def state_bytes(self) -> int:
+        return sum(part.num_bytes for shape in self.state_layers.values() for part in shape)
+
+    @property
     def prompt_classes(self) -> PromptClasses | None:
         ropes = {its.rope for _, its in self.attentions if its.rope is not None}
         found = [rope for rope in ropes if rope.depends_on_length]

@@ -41,6 +41,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     @property
+    def state_bytes(self) -> int:
+        """Of what layers keep of a row whatever its length, all together."""
+        return 0
+
+    @property
     def num_layers(self) -> int:
         return len(self.kv)
 

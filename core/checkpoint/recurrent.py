@@ -3,17 +3,21 @@
 What a state is made of does not grow with the row: the last inputs of a short convolution, and a matrix for each head.
 """
 
-from typing import Literal, NamedTuple
+import math
+from typing import NamedTuple
 
 import msgspec
 
 
 class StateTensor(NamedTuple):
-    """A part of what a layer keeps of a row."""
+    """A part of what a layer keeps of a row, in fp32."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: Literal["activations", "float32"]
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * math.prod(self.shape)
 
 
 StateShape = tuple[StateTensor, ...]
@@ -59,8 +63,8 @@ class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
     def state(self) -> StateShape:
         """What it keeps of a row."""
         return (
-            StateTensor("conv", (self.conv_width - 1, self.conv_channels), "float32"),
-            StateTensor("scan", (self.num_heads, self.state_size, self.head_dim), "float32"),
+            StateTensor("conv", (self.conv_width - 1, self.conv_channels)),
+            StateTensor("scan", (self.num_heads, self.state_size, self.head_dim)),
         )
 
     @property
@@ -104,8 +108,8 @@ class GatedDelta(msgspec.Struct, frozen=True, kw_only=True):
     def state(self) -> StateShape:
         """What it keeps of a row."""
         return (
-            StateTensor("conv", (self.conv_width - 1, self.conv_channels), "float32"),
-            StateTensor("delta", (self.num_value_heads, self.key_dim, self.value_dim), "float32"),
+            StateTensor("conv", (self.conv_width - 1, self.conv_channels)),
+            StateTensor("delta", (self.num_value_heads, self.key_dim, self.value_dim)),
         )
 
     @property
@@ -124,7 +128,7 @@ class ShortConv(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> StateShape:
         """What it keeps of a row."""
-        return (StateTensor("conv", (self.conv_width - 1, self.size), "float32"),)
+        return (StateTensor("conv", (self.conv_width - 1, self.size)),)
 
     @property
     def width(self) -> int:

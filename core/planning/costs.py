@@ -17,7 +17,6 @@ Chunks = Mapping[Chunk, int]
 BYTES = {"fp32": 4.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 """Bytes of a number; of weights, formats of 4 bits also have scales, which are left out."""
 _KV_GROUP, _KV_GROUP_BYTES, _KV_SCALE_BYTES = 32, 20, 2
-_STATE_BYTES = 4
 
 
 class Costs(NamedTuple):
@@ -57,10 +56,9 @@ class Costs(NamedTuple):
         return sum(self.kv_bytes_of(shape) * min(context, shape.window or context) for shape in self.decoder.kv)
 
     @property
-    def state_bytes(self) -> float:
-        """Of a sequence of any length: what layers with a state keep of it, in fp32."""
-        tensors = (tensor for state in self.decoder.state_layers.values() for tensor in state)
-        return sum(_STATE_BYTES * math.prod(tensor.shape) for tensor in tensors)
+    def state_bytes(self) -> int:
+        """Of a sequence of any length: what layers with a state keep of it."""
+        return self.decoder.state_bytes
 
     def kv_bytes_of(self, shape: KVShape) -> float:
         """Of a position in a layer, with its scales as the worker keeps them."""

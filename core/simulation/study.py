@@ -1,11 +1,13 @@
 """A study: one load on one machine, under any number of configurations."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from penstock.core.checkpoint.state_limits import num_empty_pages, num_snapshots
 from penstock.core.config import Config, ConfigError
 from penstock.core.engine.step_trace import StepTrace
 from penstock.core.planning.plan import Plan
@@ -43,21 +45,17 @@ class Machine(NamedTuple):
     def hello(self, config: Config) -> WorkerHello:
         """What its worker says when it is started with these options."""
         options = config.scheduler
-        num_snapshots = 0
-        if self.state_bytes and options.enable_prefix_caching:
-            num_snapshots = int(config.worker.state_snapshots_gib * _GIB) // self.state_bytes
-        num_slots = self.num_slots
-        if self.kv_bytes_per_token:
-            num_states = options.max_num_seqs + 1 + num_snapshots
-            num_slots -= int(num_states * self.state_bytes / self.kv_bytes_per_token)
-        num_pages = config.worker.num_pages or num_slots // options.page_size
+        max_model_len = min(config.model.max_model_len or self.max_model_len, self.max_model_len)
+        num_pages = config.worker.num_pages or self._num_pages(config, max_model_len)
         page_bytes = round(self.kv_bytes_per_token * options.page_size)
         if config.worker.host_kv_gib and not page_bytes:
             raise ConfigError(
                 "--host-kv-gib: the size of a page is unknown; a step trace does not say, a recording does"
             )
         if num_pages < 1:
-            raise ConfigError("no page of keys and values fits; a smaller --page-size or --num-pages may help")
+            less = "--page-size or --num-pages"
+            less += ", or less --max-num-seqs or --state-snapshots-gib," if self.state_bytes else ""
+            raise ConfigError(f"no page of keys and values fits; a smaller {less} may help")
         return WorkerHello(
             protocol_version=PROTOCOL_VERSION,
             name="simulated",
@@ -66,7 +64,7 @@ class Machine(NamedTuple):
             device=self.name,
             dtype="",
             vocab_size=self.vocab_size,
-            max_model_len=min(config.model.max_model_len or self.max_model_len, self.max_model_len),
+            max_model_len=max_model_len,
             page_size=options.page_size,
             num_pages=num_pages,
             max_num_seqs=options.max_num_seqs,
@@ -76,8 +74,17 @@ class Machine(NamedTuple):
             host_copy_speed=int(self.copy_speed),
             num_stages=len(self.device.stages),
             state_bytes=self.state_bytes,
-            num_snapshots=max(0, min(num_snapshots, num_pages)),
+            num_snapshots=num_snapshots(config, self.state_bytes, num_pages),
         )
+
+    def _num_pages(self, config: Config, max_model_len: int) -> int:
+        most = self.num_slots // config.scheduler.page_size
+        if not self.state_bytes:
+            return most
+        if not self.kv_bytes_per_token:
+            return num_empty_pages(config, max_model_len)
+        places = config.scheduler.max_num_seqs + 1 + num_snapshots(config, self.state_bytes, most)
+        return most - ceil(places * self.state_bytes / (self.kv_bytes_per_token * config.scheduler.page_size))
 
 
 class Measured(NamedTuple):
@@ -107,18 +114,16 @@ def planned_machine(plan: Plan, efficiency: float) -> Machine:
         costs.decoder.max_model_len,
         costs.decoder.vocab_size,
         costs.kv_bytes_per_token,
-        state_bytes=int(costs.state_bytes),
+        state_bytes=costs.state_bytes,
     )
 
 
 def _num_slots(plan: Plan) -> int:
-    """Tokens that fit; without states, which `Machine.hello` knows how many there are of."""
+    """Tokens whose keys and values fit if no state is kept."""
     costs = plan.costs
     if not costs.state_bytes:
         return plan.max_batch(1)
-    if not costs.kv_bytes_per_token:  # pages hold nothing: there are as many as anybody can use
-        return 1 << 30
-    return int(plan.ledger.left / costs.kv_bytes_per_token)
+    return int(plan.ledger.left / costs.kv_bytes_per_token) if costs.kv_bytes_per_token else 0
 
 
 def measured(path: Path) -> Measured:

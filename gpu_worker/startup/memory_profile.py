@@ -16,7 +16,7 @@ from penstock.gpu_worker.models.latent_attention import scratch_numbers
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool, KVType, cpu_budget, page_groups
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.gpu_worker.state.state_slots import state_bytes, state_slots
+from penstock.gpu_worker.state.state_slots import state_slots
 from penstock.gpu_worker.steps.host_step import HostBatch
 from penstock.gpu_worker.steps.input_batch import make_inputs
 
@@ -42,7 +42,7 @@ def pool_budget(
         return cpu_budget(config, device)
     total, in_use, activations = measured  # in use: weights, the context, and whatever else runs on this GPU
     rows = row_state_bytes(config, model.config)
-    rows += (config.scheduler.max_num_seqs + 1) * state_bytes(model.config, dtype)
+    rows += (config.scheduler.max_num_seqs + 1) * model.config.state_bytes
     if draft is not None:
         rows += 4 * (longest_sequence(config, model.config) + 1) * max(its.key_dim for its in draft.model.config.kv)
     latents = max((shape.key_dim for shape in model.config.kv if not shape.value_dim), default=0)
@@ -84,7 +84,7 @@ def _run_largest_batch(config: Config, computed: Computed, dtype: torch.dtype, d
     model.prepare(device, num_rows, int(lens[0]))
     batch = HostBatch(np.arange(num_rows, dtype=np.int32), np.zeros_like(lens), lens, np.arange(num_rows))
     inputs, _ = make_inputs(batch, state, device, page_size)
-    states = state_slots(model.config, num_rows, dtype, device.torch_device)
+    states = state_slots(model.config, num_rows, device.torch_device)
     hidden = model.forward(inputs, KVPool(groups, 1, kv, device.torch_device, states=states))
     if isinstance(model.config, Decoder) and not model.config.has_head:
         return

@@ -20,7 +20,7 @@ from penstock.core.checkpoint.registry import open_model
 from penstock.core.checkpoint.shards.experts import placement_digest
 from penstock.core.checkpoint.shards.rank_part import rank_part
 from penstock.core.checkpoint.source import fingerprint
-from penstock.core.checkpoint.state_limits import check_states
+from penstock.core.checkpoint.state_limits import check_states, num_snapshots
 from penstock.core.config import Config, channel_keys
 from penstock.core.config.ranks import ONLY_RANK, Rank
 from penstock.core.config.speculative import speculative_config
@@ -55,7 +55,7 @@ from penstock.gpu_worker.state.kv_pool import (
     plan_pool,
 )
 from penstock.gpu_worker.state.row_state import RowState
-from penstock.gpu_worker.state.state_slots import snapshots_within, state_bytes, state_slots
+from penstock.gpu_worker.state.state_slots import state_slots
 from penstock.gpu_worker.state.transfers import slots_bytes
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.ipc.messages import PROTOCOL_VERSION, ExpertTokens, WindowGroup, WorkerHello
@@ -159,13 +159,13 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
     if tower is not None and device.torch_device.type == "cuda":
         budget -= _EMBEDDING_BYTES
     groups = page_groups(model.config, scheduler.page_size)
-    bytes_of_row = state_bytes(model_config, dtype)
-    num_snapshots = snapshots_within(config, bytes_of_row) if len(groups) == 1 else 0
-    budget -= num_snapshots * bytes_of_row if device.torch_device.type == "cuda" else 0
+    takes_snapshots = model_config.state_bytes > 0 and len(groups) == 1 and scheduler.enable_prefix_caching
+    if takes_snapshots and device.torch_device.type == "cuda":
+        budget -= int(config.worker.state_snapshots_gib * _GIB)
     if (config.worker.host_kv_gib or config.worker.disk_kv) and device.lanes() is not None:
         budget -= slots_bytes(page_bytes(groups, kv_type))
     size = plan_pool(config, model_config, groups, kv_type, budget, draft_page_bytes=draft_page_bytes)
-    num_snapshots = min(num_snapshots, size.num_pages)  # each belongs to a page
+    snapshots = num_snapshots(config, model_config.state_bytes, size.num_pages) if takes_snapshots else 0
     graphs = None if config.worker.enforce_eager else device.graphs
     with _no_memory_for(
         f"{size.num_pages} KV pages and {scheduler.max_num_seqs} rows of {size.max_model_len} tokens",
@@ -181,7 +181,7 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
             device.torch_device,
             has_dummy_page=has_dummy_page,
             is_shared=is_shared,
-            states=state_slots(model_config, scheduler.max_num_seqs + 1, dtype, device.torch_device, num_snapshots),
+            states=state_slots(model_config, scheduler.max_num_seqs + 1, device.torch_device, snapshots),
         )
         runner = ModelRunner(model, kv, device, scheduler.max_num_seqs, size.max_model_len, checkpoint)
         runner.host_pages = _host_pages(config, kv, device, size.max_model_len)
@@ -225,8 +225,8 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         arithmetic=arithmetic(device, model),
         is_batch_invariant=model.is_batch_invariant,
         placement=placement_digest(model_config),
-        num_snapshots=num_snapshots,
-        state_bytes=bytes_of_row,
+        num_snapshots=snapshots,
+        state_bytes=model_config.state_bytes,
     )
     if tower is not None:
         from penstock.gpu_worker.images.store import EmbeddingStore  # most models take texts only

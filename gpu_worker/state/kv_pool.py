@@ -10,6 +10,7 @@ from torch import Tensor
 from penstock.core.checkpoint.decoder import Attention, Decoder
 from penstock.core.checkpoint.model_config import KVShape, ModelConfig
 from penstock.core.checkpoint.shards.shard import shard_of
+from penstock.core.checkpoint.state_limits import num_empty_pages
 from penstock.core.config import Config, ConfigError
 from penstock.gpu_worker.devices.cpu import host_zeros, shared_zeros
 from penstock.gpu_worker.devices.device import Device
@@ -290,9 +291,8 @@ def plan_pool(
         raise ConfigError(f"--max-model-len {wanted} exceeds the model's {model.max_model_len} positions")
     one = page_bytes(groups, kv) + draft_page_bytes
     num_pages = config.worker.num_pages or budget // one
-    if not model.kv and not config.worker.num_pages:  # as many as all rows can use, and as many again
-        most = -(-(wanted or model.max_model_len) // page_size)
-        num_pages = min(num_pages, 2 * config.scheduler.max_num_seqs * most)
+    if not model.kv and not config.worker.num_pages:
+        num_pages = min(num_pages, num_empty_pages(config, wanted or model.max_model_len))
     raisers = "--num-pages, --cpu-kv-cache-gib or --gpu-memory-utilization"
     if num_pages < 1:
         raise NoMemoryError(

@@ -9,7 +9,6 @@ from torch import Tensor
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.recurrent import StateShape, StateTensor
-from penstock.core.config import Config
 from penstock.gpu_worker.devices.device import Device
 from penstock.ipc.messages import StepPlan
 
@@ -17,8 +16,6 @@ States = Mapping[int, tuple[Tensor, ...]]
 """[rows, ...] of each layer with a state, in the order of its `StateShape`."""
 
 NO_STATES: States = {}
-
-_GIB = 1 << 30
 
 
 class StateSlots:
@@ -28,22 +25,17 @@ class StateSlots:
         self,
         layers: Mapping[int, StateShape],
         num_rows: int,
-        dtype: torch.dtype,
         device: torch.device,
         num_snapshots: int = 0,
     ) -> None:
-        """`dtype` is that of activations. All states begin as zeros."""
+        """All states begin as zeros."""
         having: dict[StateTensor, list[int]] = {}
         for layer, shape in layers.items():
             for part in shape:
                 having.setdefault(part, []).append(layer)
-        dtypes = {part: _dtype(part, dtype) for part in having}
 
         def memory(count: int) -> dict[StateTensor, Tensor]:
-            return {
-                part: torch.zeros(len(its), count, *part.shape, dtype=dtypes[part], device=device)
-                for part, its in having.items()
-            }
+            return {part: torch.zeros(len(its), count, *part.shape, device=device) for part, its in having.items()}
 
         live = memory(num_rows)
         self._live = tuple(live.values())
@@ -69,30 +61,10 @@ class StateSlots:
                 live.index_copy_(1, rows, kept.index_select(1, places))
 
 
-def state_slots(
-    model: ModelConfig, num_rows: int, dtype: torch.dtype, device: torch.device, num_snapshots: int = 0
-) -> StateSlots | None:
+def state_slots(model: ModelConfig, num_rows: int, device: torch.device, num_snapshots: int = 0) -> StateSlots | None:
     """The memory that a model needs; None if its layers keep no states."""
     layers = model.state_layers if isinstance(model, Decoder) else {}
-    return StateSlots(layers, num_rows, dtype, device, num_snapshots) if layers else None
-
-
-def state_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
-    """Of the states of one row, over all layers; 0 if there are none."""
-    layers = model.state_layers if isinstance(model, Decoder) else {}
-    parts = (part for shape in layers.values() for part in shape)
-    return sum(int(np.prod(part.shape)) * _dtype(part, dtype).itemsize for part in parts)
-
-
-def snapshots_within(config: Config, bytes_of_row: int) -> int:
-    """How many snapshots `--state-snapshots-gib` has room for; 0 without states or prefix caching."""
-    if not bytes_of_row or not config.scheduler.enable_prefix_caching:
-        return 0
-    return int(config.worker.state_snapshots_gib * _GIB) // bytes_of_row
-
-
-def _dtype(part: StateTensor, of_activations: torch.dtype) -> torch.dtype:
-    return torch.float32 if part.dtype == "float32" else of_activations
+    return StateSlots(layers, num_rows, device, num_snapshots) if layers else None
 
 
 def _index(pairs: bytes, device: Device) -> tuple[Tensor, Tensor]:

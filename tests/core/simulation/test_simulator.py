@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.batching.registry import KINDS
+from penstock.core.config import Config, ConfigError, WorkerOptions
 from penstock.core.policies.registry import POLICIES
 from penstock.core.scheduling.invariants import check_invariants
 from penstock.core.simulation.arrivals import Arrival, Targets
@@ -46,6 +47,26 @@ def test_shared_prefixes_are_hits_and_nothing_else_is() -> None:
     others = [Arrival(time=4.0 + i, input_len=100, output_len=5) for i in range(4)]
     run = simulator([*shared, *others]).run()
     assert [outcome.num_cached for outcome in run.outcomes] == [0, 64, 64, 64, 0, 0, 0, 0]
+
+
+def test_states_take_memory_and_prefixes_need_snapshots_of_them() -> None:
+    shared = [Arrival(time=float(i), input_len=100, output_len=5, prefix_id="a", prefix_len=64) for i in range(4)]
+    run = simulator(shared, machine()._replace(state_bytes=64)).run()
+    assert [outcome.num_cached for outcome in run.outcomes] == [0, 0, 64, 64], "the second finds out where they part"
+    stateful = machine()._replace(state_bytes=4096)
+    config = Config(worker=WorkerOptions(state_snapshots_gib=4096 * 100 / 2**30))
+    plain, hello = machine().hello(config), stateful.hello(config)
+    assert (hello.num_snapshots, plain.num_snapshots) == (100, 0)
+    taken = (config.scheduler.max_num_seqs + 1 + 100) * 4096
+    assert plain.num_pages - hello.num_pages == -(-taken // (64 * config.scheduler.page_size))
+    with pytest.raises(ConfigError, match="less --max-num-seqs or --state-snapshots-gib"):
+        stateful._replace(state_bytes=1 << 30).hello(config)
+
+
+def test_pages_that_hold_nothing_are_bounded() -> None:
+    alone = machine()._replace(state_bytes=4096, kv_bytes_per_token=0.0, max_model_len=1 << 20)
+    assert alone.hello(Config()).num_pages == 1 << 19
+    assert alone._replace(max_model_len=1 << 10).hello(Config()).num_pages == 2 * 64 * Config().scheduler.max_num_seqs
 
 
 def test_pages_of_a_recording_are_shared_as_far_as_they_begin_alike() -> None:
