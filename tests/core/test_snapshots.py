@@ -1,6 +1,7 @@
 """Prefixes of models whose layers keep states: where sequences start, what is kept, and why they do not start later."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -33,9 +34,9 @@ def test_random_traces_load_and_evict() -> None:
     assert sum(each.num_evicted for each in totals) > 10
 
 
-def driver_of(num_snapshots: int, num_pages: int = 64, **options: object) -> Driver:
-    limits = make_limits(num_pages, PAGE, max_num_batched_tokens=40, num_snapshots=num_snapshots)
-    return Driver(limits, **options)  # type: ignore[arg-type]
+def driver_of(num_snapshots: int, **options: Any) -> Driver:
+    limits = make_limits(64, PAGE, max_num_batched_tokens=40, num_snapshots=num_snapshots)
+    return Driver(limits, **options)
 
 
 def ask(driver: Driver, name: str, prompt: list[int], max_tokens: int = 6) -> tuple[int, list[int], str]:
