@@ -37,6 +37,8 @@ _RENAMED = {
 }
 """How tensors of the text part begin, before and since transformers 5, and without the rest of the model."""
 _INHERITED = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+_OF_THE_WHOLE = ("tie_word_embeddings",)
+"""What the whole model says counts, whatever the text part says: the output matrix is the whole model's."""
 
 
 def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] | None:
@@ -50,7 +52,11 @@ def text_part(architecture: str, fields: JsonFields) -> tuple[str, JsonFields] |
     kind = its.text("model_type") or next(iter(types))
     if kind not in types:
         return None
-    inherited = {name: fields.raw(name) for name in _INHERITED if fields.has(name) and its.raw(name) is None}
+    inherited = {
+        name: fields.raw(name)
+        for name in _INHERITED
+        if fields.has(name) and (its.raw(name) is None or name in _OF_THE_WHOLE)
+    }
     its = its.with_fields(inherited)
     return types[kind], _turning(its) if architecture in _TURNING else its
 
