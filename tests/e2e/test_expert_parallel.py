@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,17 @@ async def complete(http: aiohttp.ClientSession, server: Server) -> str:
     return str(answer["choices"][0]["text"])
 
 
-async def load_of(http: aiohttp.ClientSession, server: Server) -> dict[str, Any]:
-    async with asyncio.timeout(60):
-        while True:
-            async with http.get(f"{server.url}/debug/expert_load") as response:
-                if response.status == 200:
-                    found: dict[str, Any] = await response.json()
-                    return found
-            await asyncio.sleep(0.5)
+async def load_of(http: aiohttp.ClientSession, server: Server, tokens: int) -> dict[str, Any]:
+    """Wait until so many tokens of each layer are told: a worker tells of them now and then."""
+    found: dict[str, Any] = {}
+    with suppress(TimeoutError):
+        async with asyncio.timeout(60):
+            while {sum(counts) for counts in found.get("layers", {}).values()} != {tokens}:
+                async with http.get(f"{server.url}/debug/expert_load") as response:
+                    found = await response.json()
+                await asyncio.sleep(0.2)
+    assert {layer: sum(counts) for layer, counts in found["layers"].items()} == dict.fromkeys(("0", "1"), tokens)
+    return found
 
 
 async def metrics_with(http: aiohttp.ClientSession, server: Server, *names: str) -> None:
@@ -60,11 +64,8 @@ async def test_loads_are_told_and_place_experts(tmp_path: Path) -> None:
     make_mixture(folder)
     async with serving(folder, *SPREAD) as server, aiohttp.ClientSession() as http:
         text = await complete(http, server)
-        load = await load_of(http, server)
         # Each position but that of the last token goes to two experts of each layer.
-        assert {layer: sum(counts) for layer, counts in load["layers"].items()} == dict.fromkeys(
-            ("0", "1"), 2 * (len(PROMPT) + NUM_TOKENS - 1)
-        )
+        load = await load_of(http, server, 2 * (len(PROMPT) + NUM_TOKENS - 1))
         await metrics_with(
             http, server, 'penstock_expert_tokens_total{rank="1"}', 'penstock_expert_imbalance{layer="0"}'
         )

@@ -105,7 +105,9 @@ def test_memory_for_expanded_contexts_is_kept_free(tmp_path: Path) -> None:
 
     def budget(kv: KVShape) -> int:
         config = make_config(tmp_path, max_model_len=64, gpu_memory_utilization=0.5)
-        model = cast(Model, SimpleNamespace(config=SimpleNamespace(kv=(kv,), max_model_len=64, num_layers=1)))
+        model = cast(
+            Model, SimpleNamespace(config=SimpleNamespace(kv=(kv,), max_model_len=64, num_layers=1, state_bytes=0))
+        )
         return pool_budget(config, model, torch.bfloat16, torch.bfloat16, Measured(1))
 
     latent, plain = KVShape(1, 576, 0, None), KVShape(1, 576, 576, None)
