@@ -13,8 +13,7 @@ from penstock.core.checkpoint.model_config import KVShape, ModelConfig, PromptCl
 from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.parsing.rope import RopeConfig
 from penstock.core.checkpoint.recurrent import Recurrent, StateShape
-from penstock.core.checkpoint.tile_vision import TileVision
-from penstock.core.checkpoint.vision import Vision
+from penstock.core.checkpoint.vision.kinds import Vision
 from penstock.core.config.ranks import Place
 
 Range = tuple[int, int]
@@ -321,7 +320,7 @@ class Decoder(ModelConfig, frozen=True, kw_only=True):
     shard: Shard | None = None  # None: this is the whole model
     has_embedding: bool = True  # False for later stages of a pipeline
     has_head: bool = True  # and a final norm; False for earlier stages
-    vision: Vision | TileVision | None = None  # what makes vectors of pictures; None: it takes texts only
+    vision: Vision | None = None  # what makes vectors of pictures; None: it takes texts only
 
     @property
     def kv(self) -> tuple[KVShape, ...]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.core.checkpoint.source import Checkpoint
+from penstock.core.checkpoint.vision.views import WholeThenTiles
 from penstock.core.config import ConfigError
 
 Outputs = Mapping[str, np.ndarray]
@@ -37,7 +38,6 @@ class ImageFamily:
     settings: Mapping[str, Any]  # of this class, as the checkpoint has them
     placeholder: Callable[[Outputs], Placeholder]
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of each call
-    tensors: tuple[str, ...] = ("pixel_values",)  # what the tower gets of the outputs
 
 
 class _Said:
@@ -118,36 +118,16 @@ def _llava_next(said: _Said) -> ImageFamily:
     token, patch = said.token("image_token", "<image>"), said.patch_size()
     num_more = said.number("num_additional_image_tokens", 0) - said.leaves_out_class()
     resolutions = said.image.get("image_grid_pinpoints") or said.config.get("image_grid_pinpoints") or []
+    resolutions = tuple((rows, columns) for rows, columns in resolutions)
 
     def placeholder(outputs: Outputs) -> Placeholder:
         height, width = (int(size) for size in outputs["image_sizes"][0])
-        tile_height, tile_width = outputs["pixel_values"].shape[-2:]
-        rows, columns = tile_height // patch, tile_width // patch
-        best_height, best_width = _best_resolution(height, width, resolutions)
-        whole_rows, whole_columns = rows * (best_height // tile_height), columns * (best_width // tile_width)
-        if width / height > whole_columns / whole_rows:  # what the image was padded with is left out
-            kept = int(round(height * (whole_columns / width), 7))
-            whole_rows -= (whole_rows - kept) // 2 * 2
-        else:
-            kept = int(round(width * (whole_rows / height), 7))
-            whole_columns -= (whole_columns - kept) // 2 * 2
-        num_tokens = whole_rows * (whole_columns + 1) + rows * columns + num_more  # each row ends with a token
-        return Placeholder(token, (num_tokens,), (height, width))
+        tile = outputs["pixel_values"].shape[-1]
+        side = tile // patch
+        views = WholeThenTiles(tile, side, resolutions)
+        return Placeholder(token, (views.num_embeddings((height, width), side**2 + num_more),), (height, width))
 
     return ImageFamily(token, token, "LlavaNextImageProcessor", said.image, placeholder, {"do_pad": True})
-
-
-def _best_resolution(height: int, width: int, resolutions: list[list[int]]) -> tuple[int, int]:
-    """The one that keeps most of the image's pixels, and wastes the fewest of its own."""
-
-    def merit(resolution: list[int]) -> tuple[int, int]:
-        high, wide = resolution
-        scale = min(wide / width, high / height)
-        kept = min(int(width * scale) * int(height * scale), width * height)
-        return kept, kept - high * wide
-
-    high, wide = max(resolutions, key=merit)
-    return high, wide
 
 
 def _gemma3(said: _Said) -> ImageFamily:
@@ -188,8 +168,7 @@ def _idefics3(said: _Said) -> ImageFamily:
         return Placeholder(text, (length,) * (1 + rows * columns), (rows, columns))
 
     arguments = {"return_row_col_info": True}
-    tensors = ("pixel_values", "pixel_attention_mask")
-    return ImageFamily(token, token, "Idefics3ImageProcessor", said.image, placeholder, arguments, tensors)
+    return ImageFamily(token, token, "Idefics3ImageProcessor", said.image, placeholder, arguments)
 
 
 def _pixtral(said: _Said) -> ImageFamily:

@@ -74,9 +74,7 @@ class ImageProcessor:
             raise ImageRefusedError(f"the model takes no image of {width} x {height} pixels: {said}") from None
         if not all(count > 0 for count in placeholder.runs):
             raise ImageRefusedError("it is too small: the model would see nothing of it")
-        tensors = {name: _plain(arrays[name]) for name in self._family.tensors if name in arrays}
-        if tensors.get("pixel_attention_mask", np.zeros(1)).all():
-            del tensors["pixel_attention_mask"]  # all of the image is to be seen, as ever
+        tensors = {"pixel_values": _plain(arrays["pixel_values"])}
         return ProcessedImage(_key(tensors, placeholder.grid), placeholder, tensors)
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.core.checkpoint.vision import Vision, VisionTower
+from penstock.core.checkpoint.vision.grid import GridVision
+from penstock.core.checkpoint.vision.tower import VisionTower
 from penstock.gpu_worker.devices.device import Device
 from penstock.gpu_worker.images.store import EmbeddingStore
 from penstock.gpu_worker.models.model import ImageInputs, WholeImage
@@ -102,12 +103,12 @@ def _entered(new: NewRow, vision: VisionTower, turns: bool) -> _Row:
         if len(places) != image.num_embeddings:
             raise ValueError(f"an image of {image.num_embeddings} embeddings has {len(places)} placeholders")
         images.append((image, places))
-    if not turns or not isinstance(vision, Vision):
+    if not turns or not isinstance(vision, GridVision):
         return _Row(tuple(images), np.empty((3, 0), np.int64), 0)
     return _Row(tuple(images), *_counted(images, vision))
 
 
-def _counted(images: Sequence[tuple[RowImage, _Places]], vision: Vision) -> tuple[_Places, int]:
+def _counted(images: Sequence[tuple[RowImage, _Places]], vision: GridVision) -> tuple[_Places, int]:
     """Time, row and column of all positions up to the last picture's end, and what is added to later ones."""
     parts, behind, at = [], 0, 0
     for image, places in images:

@@ -50,6 +50,17 @@ _NEXT = {
     "architectures": ["LlavaNextForConditionalGeneration"],
     "image_grid_pinpoints": [[28, 56], [56, 28]],
 }
+_PIXTRAL = {
+    **_LLAVA,
+    "text_config": {**_LLAVA["text_config"], "model_type": "mistral"},
+    "vision_config": {"model_type": "pixtral", "num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 2},
+}
+_MISTRAL3 = {**_PIXTRAL, "architectures": ["Mistral3ForConditionalGeneration"]}
+_IDEFICS3 = {
+    **_LLAVA,
+    "architectures": ["Idefics3ForConditionalGeneration"],
+    "vision_config": {"image_size": 28, "patch_size": 14, "hidden_size": 32, "num_attention_heads": 2},
+}
 _GEMMA = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "mm_tokens_per_image": 4,
@@ -67,6 +78,15 @@ def test_embeddings_are_wider_by_those_for_layers() -> None:
     assert isinstance(config, Decoder)
     assert config.vision is not None
     assert (config.vision.out_size, config.vision.width) == (64, 192)
+
+
+def test_towers_of_another_kind_are_left_and_the_text_part_is_served() -> None:
+    config = parse_model_config(_changed(_MISTRAL3, "vision_config", model_type="siglip_vision_model"))
+    assert isinstance(config, Decoder)
+    assert config.vision is None
+    config = parse_model_config(_MISTRAL3)
+    assert isinstance(config, Decoder)
+    assert config.vision is not None
 
 
 @pytest.mark.parametrize("said", [None, {"rope_type": "default"}, {"mrope_section": [24, 20, 20], "type": "mrope"}])
@@ -103,6 +123,9 @@ def test_rows_and_columns_turn_pairs_by_turns_as_usual(said: dict[str, Any] | No
         ({**_NEXT, "image_grid_pinpoints": [28, 56]}, "sizes of whole tiles of 28 pixels"),
         ({**_NEXT, "image_grid_pinpoints": []}, "sizes of whole tiles of 28 pixels"),
         ({**_NEXT, "vision_feature_select_strategy": "full"}, "tiles need all patches"),
+        (_changed(_PIXTRAL, "vision_config", num_attention_heads=16), "32 numbers are not 16 heads of a multiple of 4"),
+        ({**_MISTRAL3, "vision_feature_layer": [0, 1]}, "must be one layer where neighbours are merged"),
+        ({**_IDEFICS3, "scale_factor": 3}, "scale_factor 3 does not divide 4 patches into squares"),
         ({**_LLAVA, "projector_hidden_act": "tanh"}, "projector_hidden_act 'tanh' is not supported"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -30,6 +31,8 @@ _TILE: dict[str, Any] = {
 }  # fmt: skip
 _CLIP = {**_TILE, "model_type": "clip_vision_model"}
 _SIGLIP = {**_TILE, "model_type": "siglip_vision_model", "vision_use_head": False}
+_SQUARES: dict[str, Any] = {**_TILE, "image_size": 64, "patch_size": 8}
+_PIXTRAL: dict[str, Any] = {**_TILE, "model_type": "pixtral", "image_size": 168}
 _GRID: dict[str, Any] = {
     "depth": 3, "num_heads": 2, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "patch_size": 16,
     "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2], "initializer_range": 0.12,
@@ -45,11 +48,21 @@ class Family(NamedTuple):
     more: Callable[[ImageModel, Any], Mapping[str, Any]] = lambda family, tokenizer: {}  # of the configuration
     inputs: Callable[[Any, Tensor, Tensor], dict[str, Any]] = lambda made, ids, is_image: {}  # beside pixel values
     flags: tuple[str, ...] = ()
+    kind: str = ""  # transformers' name of the model, if the processor has another one
+    arguments: Mapping[str, Any] = MappingProxyType({})  # with which its processor calls that of images
 
 
 def _qwen3_tokens(family: ImageModel, tokenizer: Any) -> Mapping[str, Any]:
     named = {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
     return {name: tokenizer.convert_tokens_to_ids(text) for name, text in named.items()}
+
+
+def _scale(family: ImageModel, tokenizer: Any) -> Mapping[str, Any]:
+    return {"scale_factor": 4, "pad_token_id": tokenizer.pad_token_id}
+
+
+def _sizes(made: Any, ids: Tensor, is_image: Tensor) -> dict[str, Any]:
+    return {"image_sizes": made["image_sizes"]}
 
 
 FAMILIES = {
@@ -73,12 +86,26 @@ FAMILIES = {
         lambda made, ids, is_image: {"token_type_ids": is_image},
         ("--cpu-kernels", "torch"),
     ),
+    "idefics3": Family({**_TEXT, "model_type": "llama"}, _SQUARES, _scale),
+    "smolvlm": Family({**_TEXT, "model_type": "llama"}, _SQUARES, _scale),
+    "pixtral": Family(
+        {**_TEXT, "model_type": "mistral"},
+        {**_PIXTRAL, "patch_size": 16},
+        lambda family, tokenizer: {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        _sizes,
+        kind="llava",
+    ),
+    "mistral3": Family(
+        {**_TEXT, "model_type": "mistral"}, _PIXTRAL, inputs=_sizes, kind="mistral3", arguments={"patch_size": 28}
+    ),
 }
 PLACEHOLDERS = {
     "qwen3-vl": "<|image_pad|>",
     "llava": "<image>",
     "llava-next": "<image>",
     "gemma3": "<image_soft_token>",
+    "pixtral": "[IMG]",
+    "mistral3": "[IMG]",
 }
 
 
@@ -90,8 +117,8 @@ def make_model(folder: Path, name: str) -> tuple[Any, int]:
     token = tokenizer.convert_tokens_to_ids(PLACEHOLDERS.get(name, "<image>"))
     eos = tokenizer.convert_tokens_to_ids("<|im_end|>")
     text = {**its.text, "vocab_size": len(tokenizer), "eos_token_id": eos}
-    make: Any = transformers.CONFIG_MAPPING[family.module]
-    image = {"image_token_index" if "llava" in name else "image_token_id": token}
+    make: Any = transformers.CONFIG_MAPPING[its.kind or family.module]
+    image = {"image_token_id" if name in ("qwen3-vl", "gemma3", "idefics3", "smolvlm") else "image_token_index": token}
     config = make(
         text_config=text, vision_config=dict(its.vision), tie_word_embeddings=False, eos_token_id=eos, **image,
         **its.more(family, tokenizer),
@@ -107,14 +134,15 @@ class Seen:
 
     def __init__(self, name: str, model: Any, token: int, pictures: list[Image.Image]) -> None:
         self._inputs, self._model, self._token = FAMILIES[name].inputs, model, token
-        self._made = MODELS[name].make_image_processor()(pictures, return_tensors="pt")
+        given = [pictures] if name in ("idefics3", "smolvlm") else pictures  # those of each text in a list
+        self._made = MODELS[name].make_image_processor()(given, return_tensors="pt", **FAMILIES[name].arguments)
 
     def __call__(self, ids: Tensor) -> Any:
         more = self._inputs(self._made, ids, (ids == self._token).long())
         return self._model(ids, pixel_values=self._made["pixel_values"], **more)
 
 
-@pytest.mark.parametrize("name", FAMILIES if IS_SOAK else ["llava-next", "gemma3"])
+@pytest.mark.parametrize("name", FAMILIES if IS_SOAK else ["gemma3", "mistral3"])
 async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     model, token = make_model(tmp_path / "m", name)
     flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "128", *FAMILIES[name].flags)

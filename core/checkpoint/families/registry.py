@@ -51,7 +51,7 @@ from penstock.core.checkpoint.parsing.family import Family, NotDescribed, Shape
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
 from penstock.core.checkpoint.parsing.nearest import nearest, why_not
 from penstock.core.checkpoint.parsing.text_part import text_part
-from penstock.core.checkpoint.parsing.vision import parse_vision
+from penstock.core.checkpoint.parsing.vision.towers import parse_vision
 from penstock.core.config.options import ConfigError, ModelImpl
 
 TEST_MODELS_VARIABLE = "PENSTOCK_TEST_MODELS"

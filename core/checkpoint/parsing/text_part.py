@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.vision import VisionTower
+from penstock.core.checkpoint.vision.tower import VisionTower
 
 _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
     "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
+    "Idefics3ForConditionalGeneration": {"llama": "LlamaForCausalLM"},
     "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
     "LlavaForConditionalGeneration": {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"},
     "LlavaNextForConditionalGeneration": {
@@ -21,6 +22,7 @@ _TEXT_PARTS: Mapping[str, Mapping[str, str]] = {
     "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3ForCausalLM"},
     "Qwen3VLMoeForConditionalGeneration": {"qwen3_vl_moe_text": "Qwen3VLMoeTextModel"},
+    "SmolVLMForConditionalGeneration": {"llama": "LlamaForCausalLM"},
 }
 """By architecture, and by the model type of its `text_config`: the architecture of the text part.
 
@@ -30,6 +32,7 @@ _TURNING = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGenerati
 _USUAL_SECTIONS = [24, 20, 20]
 _RENAMED = {
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "lm_head.": "lm_head.",

@@ -1,26 +1,47 @@
 """From a checkpoint to a vision tower."""
 
+import torch
 from torch import Tensor
 
-from penstock.core.checkpoint.tile_vision import NEWLINE, POOL_MATRIX, POOL_NORM, TOWER_PREFIX, TilePool, TileVision
-from penstock.core.checkpoint.vision import GRID_PREFIX, Vision
+from penstock.core.checkpoint.vision.grid import GRID_PREFIX, GridVision
+from penstock.core.checkpoint.vision.kinds import Vision
+from penstock.core.checkpoint.vision.patches import PatchVision
+from penstock.core.checkpoint.vision.tiles import (
+    NEWLINE,
+    POOL_MATRIX,
+    POOL_NORM,
+    PROJECTOR_PREFIX,
+    SQUARES_MATRIX,
+    TOWER_PREFIX,
+    TilePool,
+    TileSquares,
+    TileVision,
+)
+from penstock.core.checkpoint.vision.tower import PatchMLP
 from penstock.core.checkpoint.weight_sources import Source
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.vision.grid import GridTower, Merger
-from penstock.gpu_worker.models.vision.tiles import TileMLPBlock, TilePoolBlock, TileTower
-from penstock.gpu_worker.models.vision.tower import Matrix, Tower, TowerLayer, TowerNorm
+from penstock.gpu_worker.models.vision.patches import PatchTower, SquareMergeBlock
+from penstock.gpu_worker.models.vision.tiles import TilePoolBlock, TileSquaresBlock, TileTower
+from penstock.gpu_worker.models.vision.tower import Matrix, PatchMLPBlock, Tower, TowerLayer, TowerNorm
 
 
-def read_tower(vision: Vision | TileVision, reader: WeightReader) -> Tower:
+def read_tower(vision: Vision, reader: WeightReader) -> Tower:
     """The tower, with its weights as floats."""
     reader = reader._replace(library=None, are_packed=False)
-    return _grid_tower(vision, reader) if isinstance(vision, Vision) else _tile_tower(vision, reader)
+    match vision:
+        case GridVision():
+            return _grid_tower(vision, reader)
+        case TileVision():
+            return _tile_tower(vision, reader)
+        case PatchVision():
+            return _patch_tower(vision, reader)
 
 
 class _Reader:
     """Reads a tower's weights by their names."""
 
-    def __init__(self, vision: Vision | TileVision, prefix: str, reader: WeightReader) -> None:
+    def __init__(self, vision: Vision, prefix: str, reader: WeightReader) -> None:
         self._shapes, self._prefix, self._reader, self._eps = vision.tensors, prefix, reader, vision.norm_eps
 
     def tensor(self, *names: str) -> Tensor:
@@ -41,7 +62,7 @@ class _Reader:
         return TowerNorm(self.tensor(f"{name}.weight"), self.if_there(f"{name}.bias"), self._eps)
 
 
-def _grid_tower(vision: Vision, reader: WeightReader) -> GridTower:
+def _grid_tower(vision: GridVision, reader: WeightReader) -> GridTower:
     its = _Reader(vision, GRID_PREFIX, reader)
 
     def layer(i: int) -> TowerLayer:
@@ -81,11 +102,12 @@ def _tile_tower(vision: TileVision, reader: WeightReader) -> TileTower:
             (its.matrix(f"{name}mlp.fc1"), its.matrix(f"{name}mlp.fc2")),
         )
 
+    positions = its.tensor("embeddings.position_embedding.weight")
     return TileTower(
         vision,
         its.matrix("embeddings.patch_embedding"),
         its.if_there("embeddings.class_embedding"),
-        its.tensor("embeddings.position_embedding.weight"),
+        positions_by_share(positions, vision.tile // vision.patch) if vision.shares_positions else positions,
         its.norm("pre_layrnorm") if vision.has_class else None,
         tuple(layer(i) for i in range(vision.num_layers)),
         its.norm("post_layernorm") if vision.has_last_norm else None,
@@ -94,11 +116,55 @@ def _tile_tower(vision: TileVision, reader: WeightReader) -> TileTower:
     )
 
 
-def _made(vision: TileVision, its: _Reader) -> TileMLPBlock | TilePoolBlock:
+def positions_by_share(table: Tensor, side: int) -> Tensor:
+    """[side * side, hidden]: the learned vector at each patch's share of the side, in the arithmetic of Idefics3.
+
+    It rounds: not every patch gets its own.
+    """
+    shares = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1 - 1e-6)
+    nearest = torch.bucketize(shares, torch.arange(1 / side, 1.0, 1 / side), right=True)
+    return table[(nearest[:, None] * side + nearest).flatten().to(table.device)]
+
+
+def _made(vision: TileVision, its: _Reader) -> PatchMLPBlock | TilePoolBlock | TileSquaresBlock:
     made = vision.made
     if isinstance(made, TilePool):
         norm = its.norm(POOL_NORM)
         norm = norm._replace(weight=norm.weight.float() + 1.0)  # what is stored is its distance from 1
         return TilePoolBlock(made.side, norm, Matrix(its.tensor(POOL_MATRIX).T.contiguous(), None))
-    first, second = (its.matrix(f"multi_modal_projector.linear_{i}") for i in (1, 2))
-    return TileMLPBlock(first, second, made.activation)
+    if isinstance(made, TileSquares):
+        return TileSquaresBlock(made.square, its.matrix(SQUARES_MATRIX))
+    return _mlp(made, its)
+
+
+def _mlp(made: PatchMLP, its: _Reader) -> PatchMLPBlock:
+    first, second = (its.matrix(f"{PROJECTOR_PREFIX}linear_{i}") for i in (1, 2))
+    return PatchMLPBlock(first, second, made.activation)
+
+
+def _patch_tower(vision: PatchVision, reader: WeightReader) -> PatchTower:
+    its, others = _Reader(vision, TOWER_PREFIX, reader), _Reader(vision, "", reader)
+
+    def layer(i: int) -> TowerLayer:
+        name = f"transformer.layers.{i}."
+        return TowerLayer(
+            its.norm(f"{name}attention_norm"),
+            its.matrix(*(f"{name}attention.{part}_proj" for part in "qkv")),
+            its.matrix(f"{name}attention.o_proj"),
+            its.norm(f"{name}ffn_norm"),
+            tuple(its.matrix(f"{name}feed_forward.{part}_proj") for part in ("gate", "up", "down")),
+        )
+
+    merge = None
+    if vision.merge is not None:
+        norm = others.norm(f"{PROJECTOR_PREFIX}norm")._replace(eps=vision.merge.norm_eps)
+        matrix = others.matrix(f"{PROJECTOR_PREFIX}patch_merger.merging_layer")
+        merge = SquareMergeBlock(vision.merge.square, norm, matrix)
+    return PatchTower(
+        vision,
+        its.matrix("patch_conv"),
+        its.norm("ln_pre"),
+        tuple(layer(i) for i in range(vision.num_layers)),
+        merge,
+        _mlp(vision.made, others),
+    )

@@ -8,8 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.vision import Vision
-from penstock.gpu_worker.models.vision.tower import Matrix, Parts, TowerLayer, TowerNorm, attended, compute, in_parts
+from penstock.core.checkpoint.vision.grid import GridVision
+from penstock.gpu_worker.models.vision.tower import (
+    Matrix,
+    Parts,
+    Rotation,
+    TowerLayer,
+    TowerNorm,
+    attended,
+    compute,
+    in_parts,
+    rotated,
+)
 
 
 class Merger(NamedTuple):
@@ -32,7 +42,7 @@ class Merger(NamedTuple):
 class GridTower(NamedTuple):
     """See `Tower`."""
 
-    vision: Vision
+    vision: GridVision
     patches: Matrix
     positions: Tensor | None  # [rows * columns, hidden]
     layers: tuple[TowerLayer, ...]
@@ -72,10 +82,10 @@ class GridTower(NamedTuple):
         embeddings[order] = together
         yield embeddings
 
-    def _attend(self, rotation: tuple[Tensor, Tensor], lengths: Sequence[int], qkv: Tensor) -> Parts:
+    def _attend(self, rotation: Rotation, lengths: Sequence[int], qkv: Tensor) -> Parts:
         """[P, 3 * hidden] -> [P, hidden]; neighbours by these lengths see each other, and nobody else."""
         q, k, v = qkv.view(len(qkv), 3, self.vision.num_heads, -1).unbind(1)
-        q, k = _rotated(q, rotation), _rotated(k, rotation)
+        q, k = rotated(q, rotation), rotated(k, rotation)
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
         out = torch.empty_like(v)
@@ -86,7 +96,7 @@ class GridTower(NamedTuple):
         return out.flatten(1)
 
 
-def _angles(vision: Vision, grid: Sequence[int], device: torch.device) -> Tensor:
+def _angles(vision: GridVision, grid: Sequence[int], device: torch.device) -> Tensor:
     """fp32[patches, half of a head]: a half of the pairs turns with the row, the other with the column."""
     quarter = vision.hidden_size // vision.num_heads // 4
     frequencies = 1.0 / vision.theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
@@ -94,7 +104,7 @@ def _angles(vision: Vision, grid: Sequence[int], device: torch.device) -> Tensor
     return angles.repeat(grid[0], 1).to(device)
 
 
-def _places(vision: Vision, grid: Sequence[int]) -> Tensor:
+def _places(vision: GridVision, grid: Sequence[int]) -> Tensor:
     """int64[patches of a frame, 2]: their rows and columns, square by square."""
     _, rows, columns = grid
     merge = vision.merge
@@ -102,7 +112,7 @@ def _places(vision: Vision, grid: Sequence[int]) -> Tensor:
     return places.view(rows // merge, merge, columns // merge, merge, 2).transpose(1, 2).reshape(-1, 2)
 
 
-def _stretched(table: Tensor, vision: Vision, grid: Sequence[int]) -> Tensor:
+def _stretched(table: Tensor, vision: GridVision, grid: Sequence[int]) -> Tensor:
     """[patches, hidden]: the learned vectors at a picture's patches, whose corners are the table's, and between them
     by the nearest four."""
     side, places = vision.positions, _places(vision, grid)
@@ -116,14 +126,7 @@ def _stretched(table: Tensor, vision: Vision, grid: Sequence[int]) -> Tensor:
     return made.repeat(grid[0], 1)
 
 
-def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """[P, heads, D], rotated in fp32; a pair has a number in each half."""
-    cos, sin = (each[:, None] for each in rotation)
-    first, second = heads.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
-
-
-def _windows(vision: Vision, grid: Sequence[int]) -> tuple[Tensor, list[int]]:
+def _windows(vision: GridVision, grid: Sequence[int]) -> tuple[Tensor, list[int]]:
     """The order in which embeddings of a window are neighbours, and how many patches each window has."""
     frames, rows, columns = grid[0], grid[1] // vision.merge, grid[2] // vision.merge
     if not vision.window:

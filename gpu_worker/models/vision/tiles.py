@@ -8,31 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.tile_vision import TileVision
-from penstock.core.checkpoint.vision import VisionActivation
+from penstock.core.checkpoint.vision.tiles import TileVision
+from penstock.core.checkpoint.vision.views import WholeThenTiles
 from penstock.gpu_worker.models.vision.tower import (
     Matrix,
     Parts,
+    PatchMLPBlock,
     TowerLayer,
     TowerNorm,
-    activated,
     attended,
     compute,
     in_parts,
 )
-
-
-class TileMLPBlock(NamedTuple):
-    """See `TileMLP`."""
-
-    first: Matrix
-    second: Matrix
-    activation: VisionActivation
-
-    def __call__(self, x: Tensor) -> Parts:
-        """[tiles, P, features] -> [tiles, P, out_size]"""
-        size = self.first.weight.numel() + self.second.weight.numel()
-        return in_parts(lambda part: self.second(activated(self.first(part), self.activation)), x, size)
 
 
 class TilePoolBlock(NamedTuple):
@@ -49,6 +36,20 @@ class TilePoolBlock(NamedTuple):
         return in_parts(lambda part: self.matrix(self.norm(part).to(x.dtype)), pooled, self.matrix.weight.numel())
 
 
+class TileSquaresBlock(NamedTuple):
+    """See `TileSquares`."""
+
+    square: int
+    matrix: Matrix
+
+    def __call__(self, x: Tensor) -> Parts:
+        """[tiles, P, hidden] -> [tiles, squares, out_size]"""
+        side = math.isqrt(x.shape[1]) // self.square
+        squares = x.unflatten(1, (side, self.square, side, self.square)).transpose(2, 3)
+        squares = squares.flatten(3).flatten(1, 2)
+        return in_parts(lambda part: self.matrix(part), squares, self.matrix.weight.numel())
+
+
 class TileTower(NamedTuple):
     """See `Tower`."""
 
@@ -59,7 +60,7 @@ class TileTower(NamedTuple):
     first_norm: TowerNorm | None
     layers: tuple[TowerLayer, ...]
     last_norm: TowerNorm | None
-    made: TileMLPBlock | TilePoolBlock
+    made: PatchMLPBlock | TilePoolBlock | TileSquaresBlock
     newline: Tensor | None  # [out_size], ends rows of embeddings
 
     @property
@@ -90,20 +91,23 @@ class TileTower(NamedTuple):
         if self.last_norm is not None:
             x = self.last_norm(x)
         made = yield from self.made(x[:, 1:] if vision.drops_first else x)
-        yield made.flatten(0, 1) if self.newline is None else self._together(made, self.newline, *grid)
-
-    def _together(self, made: Tensor, newline: Tensor, height: int, width: int) -> Tensor:
-        """[1 + tiles, P, out_size] -> [embeddings, out_size]: the view of all, then rows through all tiles."""
-        side = self.vision.tile // self.vision.patch
-        tile_rows, tile_columns, rows, columns = self.vision.layout(height, width)
-        whole = made[1:].view(tile_rows, tile_columns, side, side, -1).transpose(1, 2)
-        whole = whole.reshape(tile_rows * side, tile_columns * side, -1)
-        top, left = (whole.shape[0] - rows) // 2, (whole.shape[1] - columns) // 2
-        whole = whole[top : top + rows, left : left + columns]
-        ended = torch.cat((whole, newline.expand(rows, 1, -1)), dim=1)
-        return torch.cat((made[0], ended.flatten(0, 1)))
+        if self.newline is not None and isinstance(vision.views, WholeThenTiles):
+            yield _together(made, vision.views, self.newline, *grid)
+        else:
+            yield made.flatten(0, 1)
 
     def _attend(self, qkv: Tensor) -> Parts:
         """[tiles, P, 3 * hidden] -> [tiles, P, hidden]; patches of a tile see each other."""
         q, k, v = qkv.unflatten(-1, (3, self.vision.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return (yield from attended(q, k, v)).transpose(1, 2).flatten(2)
+
+
+def _together(made: Tensor, views: WholeThenTiles, newline: Tensor, height: int, width: int) -> Tensor:
+    """[1 + tiles, P, out_size] -> [embeddings, out_size]: the view of all, then rows through all tiles."""
+    side, (tile_rows, tile_columns, rows, columns) = views.side, views.layout(height, width)
+    whole = made[1:].view(tile_rows, tile_columns, side, side, -1).transpose(1, 2)
+    whole = whole.reshape(tile_rows * side, tile_columns * side, -1)
+    top, left = (whole.shape[0] - rows) // 2, (whole.shape[1] - columns) // 2
+    whole = whole[top : top + rows, left : left + columns]
+    ended = torch.cat((whole, newline.expand(rows, 1, -1)), dim=1)
+    return torch.cat((made[0], ended.flatten(0, 1)))

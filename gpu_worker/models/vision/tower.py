@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.core.checkpoint.vision import VisionActivation, VisionTower
+from penstock.core.checkpoint.vision.tower import VisionActivation, VisionTower
 
 _PART = 1 << 29
 """Multiplications between which steps may go on: some ten milliseconds of a core or two."""
+
+Rotation = tuple[Tensor, Tensor]
+"""fp32[patches, half of a head], twice: cosine and sine of the angles by which a patch's pairs are turned."""
 
 Parts = Generator[None, None, Tensor]
 """Computes a tensor, and stops after each part."""
@@ -77,6 +80,19 @@ class TowerLayer(NamedTuple):
     mlp: tuple[Matrix, ...]  # the last one leads back; before it two: the first is a gate
 
 
+class PatchMLPBlock(NamedTuple):
+    """See `PatchMLP`."""
+
+    first: Matrix
+    second: Matrix
+    activation: VisionActivation
+
+    def __call__(self, x: Tensor) -> Parts:
+        """[.., P, features] -> [.., P, out_size]"""
+        size = self.first.weight.numel() + self.second.weight.numel()
+        return in_parts(lambda part: self.second(activated(self.first(part), self.activation)), x, size)
+
+
 def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, num_multiplications: int) -> Parts:
     """function(x), some vectors of `x` at a time: each takes so many multiplications. A GPU takes them all at once."""
     rows = x.flatten(0, -2)
@@ -132,3 +148,10 @@ def activated(x: Tensor, kind: VisionActivation) -> Tensor:
             return functional.gelu(x)
         case "gelu_tanh":
             return functional.gelu(x, approximate="tanh")
+
+
+def rotated(heads: Tensor, rotation: Rotation) -> Tensor:
+    """[P, heads, D], rotated in fp32; a pair has a number in each half."""
+    cos, sin = (each[:, None] for each in rotation)
+    first, second = heads.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)

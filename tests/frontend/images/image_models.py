@@ -137,7 +137,7 @@ _IDEFICS: dict[str, Any] = {
     "image": {"size": {"longest_edge": 256}, "max_image_size": {"longest_edge": 64}},
     "tokens": _IDEFICS_TOKENS,
     "mark": "<image>",
-    "settings": {"image_seq_len": 5},
+    "settings": {"image_seq_len": 4},
 }
 _PIXTRAL: dict[str, Any] = {
     "module": "pixtral",

@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tests.gpu_worker.families.case import Case, rope
 
-IMAGE, BEGIN, END = 190, 191, 192
+IMAGE, BEGIN, END, BETWEEN = 190, 191, 192, 193
 _SIZES = ((16, 24), (40, 8), (24, 24))
 """Of the pictures: rows and columns of pixels."""
 
@@ -26,6 +28,13 @@ class Picture(NamedTuple):
     pixels: Tensor
     grid: tuple[int, ...]
     num_embeddings: int
+    num_runs: int = 1  # of placeholders, with a token between two of them
+
+    @property
+    def places(self) -> list[int]:
+        """Its part of a prompt."""
+        run = [IMAGE] * (self.num_embeddings // self.num_runs)
+        return [*run, *[BETWEEN, *run] * (self.num_runs - 1)]
 
 
 def _drawn() -> list[np.ndarray]:
@@ -68,8 +77,10 @@ def _llava_next_pictures() -> list[Picture]:
     processor = LlavaNextImageProcessorPil(
         size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12}, image_grid_pinpoints=_RESOLUTIONS
     )
-    made = [processor(drawn, return_tensors="pt") for drawn in _drawn()]
-    counts = (4 * 7 + 9, 6 * 2 + 9, 6 * 7 + 9)
+    first, second, third = _drawn()
+    narrow = second[:, :2]  # so that of its tiles nothing is kept but the ends of rows
+    made = [processor(drawn, return_tensors="pt") for drawn in (first, narrow, third)]
+    counts = (6 * 9 + 16, 8 * 1 + 16, 8 * 9 + 16)
     return [
         Picture(of_one["pixel_values"].float(), tuple(of_one["image_sizes"][0].tolist()), count)
         for of_one, count in zip(made, counts, strict=True)
@@ -93,6 +104,39 @@ def _gemma3_inputs(pictures: tuple[Picture, ...], text: list[int]) -> dict[str, 
     return {"pixel_values": torch.cat([picture.pixels for picture in pictures]), "token_type_ids": types}
 
 
+def _idefics3_pictures() -> list[Picture]:
+    made = []
+    for drawn, longest in zip(_drawn(), (24, 24, 12), strict=True):
+        processor = Idefics3ImageProcessorPil(size={"longest_edge": longest}, max_image_size={"longest_edge": 12})
+        of_one = processor.preprocess([[drawn]], return_tensors="pt", return_row_col_info=True)
+        rows, columns = of_one["rows"][0][0], of_one["cols"][0][0]
+        num_tiles = rows * columns + 1
+        made.append(Picture(of_one["pixel_values"].float(), (rows, columns), 4 * num_tiles, num_tiles))
+    return made
+
+
+def _idefics3_inputs(pictures: tuple[Picture, ...], text: list[int]) -> dict[str, Tensor]:
+    return {"pixel_values": torch.cat([picture.pixels for picture in pictures], dim=1)}
+
+
+def _pixtral_pictures(patch: int) -> list[Picture]:
+    """`patch`: pixels on the side of what becomes one embedding."""
+    processor = PixtralImageProcessorPil(size={"longest_edge": 32}, patch_size=patch)
+    made = []
+    for drawn in _drawn():
+        of_one = processor(drawn, return_tensors="pt")
+        height, width = (int(size) for size in of_one["image_sizes"][0])
+        rows, columns = height // patch, width // patch
+        made.append(Picture(of_one["pixel_values"].float(), (height, width), rows * columns, rows))
+    return made
+
+
+def _pixtral_inputs(pictures: tuple[Picture, ...], text: list[int]) -> dict[str, Tensor]:
+    height, width = (max(picture.grid[side] for picture in pictures) for side in (0, 1))
+    padded = [functional.pad(its.pixels, (0, width - its.grid[1], 0, height - its.grid[0])) for its in pictures]
+    return {"pixel_values": torch.cat(padded), "image_sizes": torch.tensor([picture.grid for picture in pictures])}
+
+
 class Eyes(NamedTuple):
     """A family."""
 
@@ -109,6 +153,8 @@ _SECTIONS = rope("default", mrope_section=[2, 3, 3])
 _SMALL = {"depth": 3, "num_heads": 2, "patch_size": 4, "in_channels": 3}
 _TILE = {"image_size": 12, "patch_size": 4, "hidden_size": 32, "intermediate_size": 48}
 _TILE |= {"num_hidden_layers": 4, "num_attention_heads": 2}
+_SQUARES = {**_TILE, "patch_size": 3, "num_hidden_layers": 3}
+_PIXTRAL = {**_TILE, "model_type": "pixtral", "image_size": 32, "hidden_act": "silu"}
 _CLIP = {**_TILE, "model_type": "clip_vision_model"}
 
 EYES: dict[str, Eyes] = {
@@ -148,8 +194,20 @@ EYES: dict[str, Eyes] = {
         ("torch",),
     ),
     "llava-next": Eyes(
-        *("llava_next", _CLIP, Case("llama"), _llava_next_pictures, _llava_next_inputs),
+        *("llava_next", {**_CLIP, "patch_size": 3}, Case("llama"), _llava_next_pictures, _llava_next_inputs),
         {"image_grid_pinpoints": _RESOLUTIONS},
+    ),
+    "idefics3": Eyes("idefics3", _SQUARES, Case("llama"), _idefics3_pictures, _idefics3_inputs),
+    "smolvlm": Eyes(
+        *("smolvlm", _SQUARES, Case("llama", {"tie_word_embeddings": True}), _idefics3_pictures, _idefics3_inputs),
+    ),
+    "pixtral": Eyes(
+        *("llava", _PIXTRAL, Case("mistral"), lambda: _pixtral_pictures(4), _pixtral_inputs),
+        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    ),
+    "mistral3": Eyes(
+        *("mistral3", {**_PIXTRAL, "hidden_act": "gelu"}, Case("mistral"), lambda: _pixtral_pictures(8)),
+        *(_pixtral_inputs, {"vision_feature_layer": -2}),
     ),
     "llava-two-layers": Eyes(
         *("llava", _CLIP, Case("llama"), _clip_pictures, _whole_inputs),

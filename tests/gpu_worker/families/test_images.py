@@ -11,9 +11,11 @@ import transformers
 from msgspec.structs import replace
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
 from penstock.core.sequences.intake import Refusal
 from penstock.gpu_worker.images.store import EmbeddingStore, read_pixels
+from penstock.gpu_worker.models.loading.vision import positions_by_share
 from penstock.gpu_worker.models.vision.tower import Matrix
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.ipc import shared_files
@@ -30,18 +32,16 @@ class Prompt(NamedTuple):
 
     ids: list[int]
     pictures: tuple[Picture, ...] = ()
-
-    @property
-    def starts(self) -> list[int]:
-        return [i for i, token in enumerate(self.ids) if token == IMAGE and self.ids[i - 1] != IMAGE]
+    starts: tuple[int, ...] = ()  # of their placeholders
 
 
 def prompt_of(text: list[int], *shown: Picture) -> Prompt:
     """The text, with the pictures between its words."""
-    ids = text[:5]
+    ids, starts = text[:5], []
     for i, picture in enumerate(shown):
-        ids = [*ids, BEGIN, *[IMAGE] * picture.num_embeddings, END, *text[5 + 4 * i : 9 + 4 * i]]
-    return Prompt(ids + text[5 + 4 * len(shown) :], shown)
+        starts.append(len(ids) + 1)
+        ids = [*ids, BEGIN, *picture.places, END, *text[5 + 4 * i : 9 + 4 * i]]
+    return Prompt(ids + text[5 + 4 * len(shown) :], shown, tuple(starts))
 
 
 def prompts(name: str) -> list[Prompt]:
@@ -136,8 +136,7 @@ class Seeing(Scored):
         if key not in self._made:
             self._made[key] = len(self._made) + 1
             self.encode(picture, self._made[key], key)
-        count = picture.num_embeddings
-        return RowImage(key, start, count, count, picture.grid, self._made[key])
+        return RowImage(key, start, len(picture.places), picture.num_embeddings, picture.grid, self._made[key])
 
     def encode(self, picture: Picture, embedding_id: int, key: bytes) -> None:
         self.store.order(EncodeImage(embedding_id, key, picture.grid, picture.num_embeddings, inline(picture.pixels)))
@@ -170,8 +169,8 @@ def _key(picture: Picture) -> bytes:
 
 
 def _ref(picture: Picture, start: int) -> ImageRef:
-    count = picture.num_embeddings
-    return ImageRef(_key(picture), start, count, count, picture.grid, inline(picture.pixels))
+    length, count = len(picture.places), picture.num_embeddings
+    return ImageRef(_key(picture), start, length, count, picture.grid, inline(picture.pixels))
 
 
 def inline(pixels: Tensor) -> PixelRef:
@@ -239,6 +238,19 @@ def test_who_lets_no_position_see_ahead_refuses_what_must(tmp_path: Path) -> Non
     refused = engine.add_request(replace(request, images=tuple(map(_ref, known[0].pictures, known[0].starts))))
     assert refused is not None
     assert "computes none" in refused.reason
+
+
+def test_patches_of_idefics3_are_where_transformers_has_them(tmp_path: Path) -> None:
+    """Of 25 in a row, rounding gives ten their neighbour's place."""
+    config = transformers.Idefics3VisionConfig(hidden_size=8, num_attention_heads=1, image_size=25, patch_size=1)
+    theirs = Idefics3VisionEmbeddings(config)
+    with torch.no_grad():
+        for parameter in theirs.patch_embedding.parameters():
+            parameter.zero_()
+    expected = theirs(torch.zeros(1, 3, 25, 25), torch.ones(1, 25, 25, dtype=torch.bool))[0]
+    made = positions_by_share(theirs.position_embedding.weight, 25)
+    torch.testing.assert_close(made, expected)
+    assert not torch.equal(made, theirs.position_embedding.weight)
 
 
 def test_generate_agrees(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ _FOUR = {"global_head_dim": 32, "hidden_size_per_layer_input": 16, "vocab_size_p
 CASES: dict[str, tuple[str, dict[str, Any], Case]] = {
     "gemma3": ("gemma3", {**_SEEN, "image_size": 16, "patch_size": 1}, Case("gemma3_text", {"num_hidden_layers": 6})),
     "gemma4": ("gemma4", {}, Case("gemma4_text", {**_FOUR, "num_hidden_layers": 6})),
+    "idefics3": ("idefics3", {**_SEEN, "patch_size": 14}, Case("llama")),
     "llama4": ("llama4", {**_SEEN, **_SEEN_BY_LLAMA4}, Case("llama4_text")),
     "llava": ("llava", {**_SEEN, "patch_size": 14}, Case("llama")),
     "llava-next": ("llava_next", {**_SEEN, "patch_size": 14}, Case("llama")),
@@ -41,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Case]] = {
         {**_SEEN_BY_QWEN, "deepstack_visual_indexes": [0]},
         Case("qwen3_vl_moe_text", {"num_experts": 8}),
     ),
+    "smolvlm": ("smolvlm", {**_SEEN, "patch_size": 14}, Case("llama")),
 }
 """The whole model's type, its eyes, and its text part."""
 

@@ -6,26 +6,37 @@ patches + positions → layers (attention and an MLP, each after a norm) → som
 import msgspec
 
 from penstock.core.checkpoint.parsing.family import Shape
-from penstock.core.checkpoint.vision import VisionActivation, linear
+from penstock.core.checkpoint.vision.tower import PatchMLP, VisionActivation, linear, mlp_tensors
+from penstock.core.checkpoint.vision.views import TileViews, WholeThenTiles
 
 TOWER_PREFIX = "vision_tower."
+PROJECTOR_PREFIX = "multi_modal_projector."
 POOL_MATRIX = "multi_modal_projector.mm_input_projection_weight"
 POOL_NORM = "multi_modal_projector.mm_soft_emb_norm"
+SQUARES_MATRIX = "connector.modality_projection.proj"
 NEWLINE = "image_newline"
-_INNER_PREFIX = f"{TOWER_PREFIX}vision_model."
+_PREFIXES = (f"{TOWER_PREFIX}vision_model.", TOWER_PREFIX, "vision_model.")
+_BEHIND = (PROJECTOR_PREFIX, "connector.", NEWLINE)
 
 
-class TileMLP(msgspec.Struct, frozen=True, kw_only=True):
-    """Two matrices make an embedding of each patch (LLaVA)."""
+class TileSquares(msgspec.Struct, frozen=True, kw_only=True):
+    """A matrix makes an embedding of each square of patches, side by side (Idefics3)."""
 
-    activation: VisionActivation
-    has_bias: bool
+    square: int  # patches on its side
+
+    def num_embeddings(self, num_patches: int) -> int:
+        """As in `PatchMLP`."""
+        return num_patches // self.square**2
 
 
 class TilePool(msgspec.Struct, frozen=True, kw_only=True):
     """The mean of each square of patches, a norm and a matrix make an embedding (Gemma 3)."""
 
     side: int  # of the embeddings, which are a square
+
+    def num_embeddings(self, num_patches: int) -> int:
+        """As in `PatchMLP`."""
+        return self.side**2
 
 
 class TileVision(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,12 +57,12 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
     features: tuple[int, ...]  # after how many layers their outputs are taken, side by side
     out_size: int
     has_last_norm: bool = False  # of what the last layer makes
-    made: TileMLP | TilePool
+    made: PatchMLP | TilePool | TileSquares
+    views: TileViews
+    shares_positions: bool = False
+    """A patch has the learned vector at its share of the tile's side: with rounding, not always its own (Idefics3)."""
     is_whole: bool = False
     """As in `VisionTower`."""
-    resolutions: tuple[tuple[int, int], ...] = ()
-    """Rows and columns of pixels that are cut into tiles behind a small view of all, one for the picture (LLaVA-NeXT):
-    their embeddings are put together again without what the picture was padded with, each row with a learned end."""
 
     @property
     def width(self) -> int:
@@ -64,38 +75,17 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
         return (self.tile // self.patch) ** 2
 
     def num_embeddings(self, grid: tuple[int, ...]) -> int:
-        """As in `VisionTower`; the grid is the size of what the tower gets, or with resolutions that of the picture.
+        """As in `VisionTower`."""
+        return self.views.num_embeddings(grid, self.made.num_embeddings(self.num_patches + self._num_more))
 
-        With a pool it is the number of further views, of which none is served.
-        """
-        if isinstance(self.made, TilePool):
-            return self.made.side**2 if grid == (0,) else 0
-        if self.resolutions and len(grid) == 2 and min(grid) > 0:
-            _, _, rows, columns = self.layout(*grid)
-            return rows * (columns + 1) + self.num_patches if rows and columns else 0
-        if grid != (self.tile, self.tile):
-            return 0
-        return self.num_patches + self.has_class - self.drops_first
-
-    def layout(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Rows and columns of tiles for a picture of this size; rows and columns of their embeddings that are kept."""
-        best = max(self.resolutions, key=lambda resolution: _merit(height, width, *resolution))
-        side = self.tile // self.patch
-        of_tiles = (best[0] // self.tile, best[1] // self.tile)
-        rows, columns = of_tiles[0] * side, of_tiles[1] * side
-        if width / height > columns / rows:
-            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
-        else:
-            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
-        return *of_tiles, rows, columns
+    @property
+    def _num_more(self) -> int:
+        """Embeddings of a tile beside those of its patches."""
+        return self.has_class - self.drops_first
 
     def pixel_shape(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         """As in `VisionTower`."""
-        shape = (self.num_channels, self.tile, self.tile)
-        if not self.resolutions:
-            return 1, *shape
-        rows, columns, _, _ = self.layout(*grid)
-        return 1, 1 + rows * columns, *shape
+        return *self.views.pictures, self.views.num_tiles(grid), self.num_channels, self.tile, self.tile
 
     @property
     def tensors(self) -> dict[str, Shape]:
@@ -105,10 +95,10 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
     def name_of(self, name: str) -> str | None:
         """As in `VisionTower`."""
         bare = name.removeprefix("model.")
-        if bare.startswith(TOWER_PREFIX):
-            bare = TOWER_PREFIX + bare.removeprefix(_INNER_PREFIX).removeprefix(TOWER_PREFIX)
-            return None if _is_left(bare.removeprefix(TOWER_PREFIX), self) else bare
-        return bare if bare.startswith("multi_modal_projector.") or bare == NEWLINE else None
+        if (prefix := next(filter(bare.startswith, _PREFIXES), None)) is not None:
+            its = bare.removeprefix(prefix)
+            return None if _is_left(its, self) else TOWER_PREFIX + its
+        return bare if bare.startswith(_BEHIND) else None
 
 
 def _is_left(name: str, vision: TileVision) -> bool:
@@ -146,17 +136,11 @@ def _made(vision: TileVision) -> dict[str, Shape]:
     made = vision.made
     if isinstance(made, TilePool):
         return {POOL_MATRIX: (vision.hidden_size, vision.out_size), f"{POOL_NORM}.weight": (vision.hidden_size,)}
-    out, features = vision.out_size, vision.hidden_size * len(vision.features)
-    found = linear("multi_modal_projector.linear_1", out, features) | linear("multi_modal_projector.linear_2", out, out)
-    found = {name: shape for name, shape in found.items() if made.has_bias or not name.endswith(".bias")}
-    return found | {NEWLINE: (out,)} if vision.resolutions else found
-
-
-def _merit(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-    """Of a resolution for a picture: how many of its pixels it keeps; then, how few of its own it wastes."""
-    scale = min(columns / width, rows / height)
-    kept = min(int(width * scale) * int(height * scale), width * height)
-    return kept, kept - rows * columns
+    if isinstance(made, TileSquares):
+        return {f"{SQUARES_MATRIX}.weight": (vision.out_size, vision.hidden_size * made.square**2)}
+    found = mlp_tensors(made, vision.hidden_size * len(vision.features), vision.out_size)
+    found = {PROJECTOR_PREFIX + name: shape for name, shape in found.items()}
+    return found | {NEWLINE: (vision.out_size,)} if isinstance(vision.views, WholeThenTiles) else found
 
 
 def _norm(name: str, size: int) -> dict[str, Shape]:

@@ -1,27 +1,12 @@
-"""From config.json to the vision tower of a model that takes images; of others the text part is served."""
+"""From config.json to the vision tower of a Qwen-VL model."""
 
-from collections.abc import Callable, Mapping
 from typing import TypedDict
 
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.parsing.tile_vision import gemma3, llava, llava_next
-from penstock.core.checkpoint.parsing.tower_fields import MAX_LAYERS, activation
-from penstock.core.checkpoint.tile_vision import TileVision
-from penstock.core.checkpoint.vision import Vision, VisionNames
+from penstock.core.checkpoint.parsing.vision.fields import MAX_LAYERS, activation
+from penstock.core.checkpoint.vision.grid import GridVision, VisionNames
 from penstock.core.config.options import ConfigError
-
-
-def parse_vision(architecture: str, fields: JsonFields, text: Decoder) -> Vision | TileVision | None:
-    """The tower that makes vectors for this text part; None if the model is served without its own.
-
-    Raises:
-        ConfigError: for a setting that is not supported.
-    """
-    parse = _TOWERS.get(architecture)
-    if parse is None:
-        return None
-    return parse(fields, fields.object("vision_config") or JsonFields("config.json: vision_config", {}), text)
 
 
 class _Grid(TypedDict):
@@ -67,9 +52,10 @@ def _out_size(made: int, text: Decoder) -> int:
     return made
 
 
-def _qwen2(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
+def qwen2(fields: JsonFields, its: JsonFields, text: Decoder) -> GridVision:
+    """Qwen2-VL."""
     hidden = its.whole("embed_dim", 1280)
-    return Vision(
+    return GridVision(
         **_grid(fields, its),
         **_heads(hidden, its),
         out_size=_out_size(its.whole("hidden_size", 3584), text),
@@ -80,10 +66,11 @@ def _qwen2(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
     )
 
 
-def _qwen2_5(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
+def qwen2_5(fields: JsonFields, its: JsonFields, text: Decoder) -> GridVision:
+    """Qwen2.5-VL."""
     grid = _grid(fields, its)
     whole = its.wholes("fullatt_block_indexes") if its.has("fullatt_block_indexes") else (7, 15, 23, 31)
-    return Vision(
+    return GridVision(
         **grid,
         **_heads(its.whole("hidden_size", 3584), its),
         out_size=_out_size(its.whole("out_hidden_size", 3584), text),
@@ -96,7 +83,8 @@ def _qwen2_5(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
     )
 
 
-def _qwen3(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
+def qwen3(fields: JsonFields, its: JsonFields, text: Decoder) -> GridVision:
+    """Qwen3-VL."""
     count, depth = its.whole("num_position_embeddings", 2304), its.whole("depth", 27, most=MAX_LAYERS)
     side = round(count**0.5)
     if side * side != count:
@@ -107,7 +95,7 @@ def _qwen3(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
         raise ConfigError("config.json: vision_config: deepstack_visual_indexes must be layers of it, ascending")
     if len(deep) >= len(text.layers):
         raise ConfigError("config.json: vision_config: deepstack_visual_indexes are more than the text part has layers")
-    return Vision(
+    return GridVision(
         **_grid(fields, its, patch=16, depth=27),
         **_heads(its.whole("hidden_size", 1152), its),
         out_size=_out_size(its.whole("out_hidden_size", 3584), text),
@@ -119,26 +107,3 @@ def _qwen3(fields: JsonFields, its: JsonFields, text: Decoder) -> Vision:
         deep_layers=deep,
         names=VisionNames(mlp=("mlp.linear_fc1", "mlp.linear_fc2"), merger=("norm", "linear_fc1", "linear_fc2")),
     )
-
-
-def _gemma3(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision:
-    return gemma3(fields, its, text.hidden_size)
-
-
-def _llava(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | None:
-    return llava(fields, its, text.hidden_size)
-
-
-def _llava_next(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | None:
-    return llava_next(fields, its, text.hidden_size)
-
-
-_TOWERS: Mapping[str, Callable[[JsonFields, JsonFields, Decoder], Vision | TileVision | None]] = {
-    "Gemma3ForConditionalGeneration": _gemma3,
-    "LlavaForConditionalGeneration": _llava,
-    "LlavaNextForConditionalGeneration": _llava_next,
-    "Qwen2VLForConditionalGeneration": _qwen2,
-    "Qwen2_5_VLForConditionalGeneration": _qwen2_5,
-    "Qwen3VLForConditionalGeneration": _qwen3,
-    "Qwen3VLMoeForConditionalGeneration": _qwen3,
-}

@@ -6,21 +6,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
-from penstock.core.checkpoint.parsing.tower_fields import MAX_LAYERS, activation
-from penstock.core.checkpoint.tile_vision import TileMLP, TilePool, TileVision
+from penstock.core.checkpoint.parsing.vision.fields import MAX_LAYERS, activation, features, projector
+from penstock.core.checkpoint.vision.tiles import TilePool, TileSquares, TileVision
+from penstock.core.checkpoint.vision.views import OneTile, TilesThenWhole, WholeThenTiles
 from penstock.core.config.options import ConfigError
 
+_SIGLIP = {"mlp": 3072, "depth": 12, "act": "gelu_pytorch_tanh"}
 _KINDS: Mapping[str, Mapping[str, Any]] = {
     "clip_vision_model": {"patch": 32, "hidden": 768, "mlp": 3072, "depth": 12, "heads": 12, "act": "quick_gelu"},
-    "siglip_vision_model": {
-        "patch": 16,
-        "hidden": 768,
-        "mlp": 3072,
-        "depth": 12,
-        "heads": 12,
-        "act": "gelu_pytorch_tanh",
-    },
+    "siglip_vision_model": {**_SIGLIP, "patch": 16, "hidden": 768, "heads": 12},
+    "idefics3_vision": {**_SIGLIP, "patch": 32, "hidden": 1152, "heads": 16},
 }
 """What a tower has of which its own configuration says nothing."""
 _USUAL_RESOLUTIONS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
@@ -29,8 +26,8 @@ _OF_LLAVA = {"patch_size": 14, "image_size": 336, "hidden_size": 1024, "intermed
 _OF_LLAVA |= {"num_hidden_layers": 24, "num_attention_heads": 16}
 
 
-def llava(fields: JsonFields, its: JsonFields, out_size: int) -> TileVision | None:
-    """LLaVA 1.5, and others like it; None if its tower is of another kind (Pixtral)."""
+def llava(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | None:
+    """LLaVA 1.5, and others like it; None if its tower is of another kind."""
     kind = its.text("model_type", "clip_vision_model")
     if kind not in _KINDS:
         return None
@@ -45,18 +42,15 @@ def llava(fields: JsonFields, its: JsonFields, out_size: int) -> TileVision | No
         its,
         kind,
         drops_first=strategy == "default",
-        features=_features(fields, depth),
-        out_size=out_size,
-        made=TileMLP(
-            activation=activation(fields, "projector_hidden_act", "gelu"),
-            has_bias=fields.flag("multimodal_projector_bias", True),
-        ),
+        features=features(fields, depth, usual=-2),
+        out_size=text.hidden_size,
+        made=projector(fields, has_bias=True),
     )
 
 
-def llava_next(fields: JsonFields, its: JsonFields, out_size: int) -> TileVision | None:
+def llava_next(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | None:
     """LLaVA-NeXT: a picture is seen as a whole, and in tiles."""
-    one = llava(fields, its, out_size)
+    one = llava(fields, its, text)
     if one is None:
         return None
     if one.drops_first != one.has_class:
@@ -65,10 +59,31 @@ def llava_next(fields: JsonFields, its: JsonFields, out_size: int) -> TileVision
     said = _USUAL_RESOLUTIONS if said is None else said
     if not isinstance(said, list) or not said or not all(_is_in_tiles(each, one.tile) for each in said):
         raise ConfigError(f"config.json: image_grid_pinpoints must be sizes of whole tiles of {one.tile} pixels")
-    return replace(one, resolutions=tuple((rows, columns) for rows, columns in said))
+    resolutions = tuple((rows, columns) for rows, columns in said)
+    return replace(one, views=WholeThenTiles(one.tile, one.tile // one.patch, resolutions))
 
 
-def gemma3(fields: JsonFields, its: JsonFields, out_size: int) -> TileVision:
+def idefics3(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision:
+    """Idefics3 and SmolVLM."""
+    depth = its.whole("num_hidden_layers", 12, most=MAX_LAYERS)
+    square = fields.whole("scale_factor", 2)
+    made = tower(
+        *(fields, its, "idefics3_vision"),
+        usual_token=128257,
+        drops_first=False,
+        features=(depth,),
+        out_size=text.hidden_size,
+        has_last_norm=True,
+        made=TileSquares(square=square),
+        views=TilesThenWhole(),
+        shares_positions=True,
+    )
+    if made.tile // made.patch % square:
+        raise ConfigError(f"config.json: scale_factor {square} does not divide {made.num_patches} patches into squares")
+    return made
+
+
+def gemma3(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision:
     """Gemma 3."""
     depth = its.whole("num_hidden_layers", 12, most=MAX_LAYERS)
     count = fields.whole("mm_tokens_per_image", 256)
@@ -78,7 +93,7 @@ def gemma3(fields: JsonFields, its: JsonFields, out_size: int) -> TileVision:
         usual_token=262144,
         drops_first=False,
         features=(depth,),
-        out_size=out_size,
+        out_size=text.hidden_size,
         has_last_norm=True,
         made=TilePool(side=side),
         is_whole=True,
@@ -111,6 +126,7 @@ def tower(
         raise ConfigError(f"config.json: vision_config: {hidden} numbers are not {heads} heads")
     if patch > tile:
         raise ConfigError(f"config.json: vision_config: patches of {patch} pixels in images of {tile}")
+    others.setdefault("views", OneTile(tile))
     return TileVision(
         image_token=fields.whole("image_token_index", fields.whole("image_token_id", usual_token, least=0), least=0),
         tile=tile,
@@ -126,13 +142,3 @@ def tower(
         features=features,
         **others,
     )
-
-
-def _features(fields: JsonFields, depth: int) -> tuple[int, ...]:
-    """After how many layers outputs are taken: 0 is what comes to the first, -1 what the last one makes."""
-    said = fields.raw("vision_feature_layer")
-    said = -2 if said is None else said
-    listed = said if isinstance(said, list) else [said]
-    if not listed or not all(type(number) is int and -depth - 1 <= number <= depth for number in listed):
-        raise ConfigError(f"config.json: vision_feature_layer must be of {depth} layers")
-    return tuple(number % (depth + 1) for number in listed)

@@ -1,20 +1,17 @@
-"""The description of a vision tower: what makes vectors for the decoder's residual stream of a picture's patches.
+"""The description of a tower of Qwen-VL's kind.
 
-    patches → layers (attention and an MLP, each after a norm) → norm → neighbours merged → embeddings
-
-The tower that computes it is in `gpu_worker/models/vision/`.
+patches → layers (attention and an MLP, each after a norm) → norm → neighbours merged → embeddings
 """
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
 from penstock.core.checkpoint.parsing.family import Shape
+from penstock.core.checkpoint.vision.tower import VisionActivation, linear
 
 GRID_PREFIX = "visual."
 """What names of its weights begin with, whatever the checkpoint has before that."""
-
-VisionActivation = Literal["silu", "quick_gelu", "gelu", "gelu_tanh"]
 
 
 class VisionNames(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,37 +21,8 @@ class VisionNames(msgspec.Struct, frozen=True, kw_only=True):
     merger: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")  # a norm, and the matrices after it
 
 
-class VisionTower(Protocol):
-    """What all descriptions of towers tell."""
-
-    @property
-    def image_token(self) -> int:
-        """Its positions in a prompt get the embeddings."""
-
-    @property
-    def width(self) -> int:
-        """Numbers of an embedding, with those for the decoder's layers."""
-
-    @property
-    def tensors(self) -> dict[str, Shape]:
-        """Every tensor that is needed, with its shape."""
-
-    def name_of(self, name: str) -> str | None:
-        """Our name of a checkpoint's tensor; None if it is not of the tower, or not needed."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the positions of a picture see each other in the decoder, those behind them, too."""
-
-    def num_embeddings(self, grid: tuple[int, ...]) -> int:
-        """Of a picture, by its grid as the processor tells it; 0 if there is no such picture."""
-
-    def pixel_shape(self, grid: tuple[int, ...]) -> tuple[int, ...]:
-        """Of its pixel values."""
-
-
-class Vision(msgspec.Struct, frozen=True, kw_only=True):
-    """A tower of Qwen2-VL's kind: patches of any grid, whose rows and columns rotate queries and keys."""
+class GridVision(msgspec.Struct, frozen=True, kw_only=True):
+    """Patches of any grid, whose rows and columns rotate queries and keys."""
 
     image_token: int  # its positions in a prompt get the embeddings
     patch_shape: tuple[int, ...]  # of the numbers of a patch: channels, frames, rows, columns
@@ -115,7 +83,7 @@ class Vision(msgspec.Struct, frozen=True, kw_only=True):
         return bare if bare.startswith(GRID_PREFIX) else None
 
 
-def _tensors(vision: Vision) -> dict[str, Shape]:
+def _tensors(vision: GridVision) -> dict[str, Shape]:
     hidden, size, merged = vision.hidden_size, vision.mlp_size, vision.hidden_size * vision.merge**2
     found: dict[str, Shape] = {"patch_embed.proj.weight": (hidden, *vision.patch_shape)}
     if vision.patch_bias:
@@ -137,11 +105,6 @@ def _tensors(vision: Vision) -> dict[str, Shape]:
     return {GRID_PREFIX + name: shape for name, shape in found.items()}
 
 
-def linear(name: str, num_outputs: int, num_inputs: int) -> dict[str, Shape]:
-    """A matrix with a bias."""
-    return {f"{name}.weight": (num_outputs, num_inputs), f"{name}.bias": (num_outputs,)}
-
-
-def _norm(name: str, vision: Vision, size: int = 0) -> dict[str, Shape]:
+def _norm(name: str, vision: GridVision, size: int = 0) -> dict[str, Shape]:
     kinds = ("weight", "bias") if vision.norm == "layer" else ("weight",)
     return {f"{name}.{kind}": (size or vision.hidden_size,) for kind in kinds}

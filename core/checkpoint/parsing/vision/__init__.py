@@ -1,0 +1,1 @@
+"""From config.json to the descriptions of vision towers."""

@@ -1,0 +1,42 @@
+"""From config.json to the vision tower of a model that takes images; of others the text part is served."""
+
+from collections.abc import Callable, Mapping
+
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.parsing.json_fields import JsonFields
+from penstock.core.checkpoint.parsing.vision.grid import qwen2, qwen2_5, qwen3
+from penstock.core.checkpoint.parsing.vision.patches import KIND, mistral3, pixtral
+from penstock.core.checkpoint.parsing.vision.tiles import gemma3, idefics3, llava, llava_next
+from penstock.core.checkpoint.vision.kinds import Vision
+from penstock.core.checkpoint.vision.patches import PatchVision
+from penstock.core.checkpoint.vision.tiles import TileVision
+
+
+def parse_vision(architecture: str, fields: JsonFields, text: Decoder) -> Vision | None:
+    """The tower that makes vectors for this text part; None if the model is served without its own.
+
+    Raises:
+        ConfigError: for a setting that is not supported.
+    """
+    parse = _TOWERS.get(architecture)
+    if parse is None:
+        return None
+    return parse(fields, fields.object("vision_config") or JsonFields("config.json: vision_config", {}), text)
+
+
+def _llava(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | PatchVision | None:
+    return pixtral(fields, its, text) if its.text("model_type") == KIND else llava(fields, its, text)
+
+
+_TOWERS: Mapping[str, Callable[[JsonFields, JsonFields, Decoder], Vision | None]] = {
+    "Gemma3ForConditionalGeneration": gemma3,
+    "Idefics3ForConditionalGeneration": idefics3,
+    "LlavaForConditionalGeneration": _llava,
+    "LlavaNextForConditionalGeneration": llava_next,
+    "Mistral3ForConditionalGeneration": mistral3,
+    "Qwen2VLForConditionalGeneration": qwen2,
+    "Qwen2_5_VLForConditionalGeneration": qwen2_5,
+    "Qwen3VLForConditionalGeneration": qwen3,
+    "Qwen3VLMoeForConditionalGeneration": qwen3,
+    "SmolVLMForConditionalGeneration": idefics3,
+}
