@@ -14,6 +14,7 @@ from penstock.ipc.messages import AddRequest, SamplingParams
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
 from tests.core.test_preemption import preempted
+from tests.faults.soak import sized
 
 EDF, FAIR = f"{__name__}:EarliestDeadline", f"{__name__}:FairShare"
 
@@ -124,7 +125,7 @@ def test_keys_that_time_changes_are_looked_at_again() -> None:
 
 
 @pytest.mark.parametrize("policy", [EDF, FAIR])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(sized(4, 16)))
 def test_random_loads_end_and_change_no_token(policy: str, seed: int) -> None:
     rng = Random(seed)
     driver = Driver(

@@ -8,6 +8,7 @@ import pytest
 from tests.core.driver import Driver, make_limits, make_request
 from tests.core.fake_worker import solo_run
 from tests.core.test_preemption import preempted
+from tests.faults.soak import sized
 
 PROMPT = list(range(8))
 
@@ -129,7 +130,7 @@ def test_all_of_a_large_request_get_on_beside_newcomers() -> None:
     check_outputs(driver)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(sized(6, 24)))
 def test_random_loads_of_all_priorities_end_and_change_no_token(seed: int) -> None:
     rng = Random(seed)
     driver = Driver(

@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.servers import START_SECONDS
 from tests.faults.clockwork import expected_tokens, make_clockwork
-from tests.faults.soak import IS_SOAK
+from tests.faults.soak import IS_SOAK, only_in_soak
 
 PROMPT = [40, 41, 42]
 KILLED = ("penstock-worker-0", "penstock-scheduler", "penstock-frontend-0")
@@ -120,6 +120,7 @@ async def test_nobody_reads_the_pipe(folder: Path) -> None:
         os.close(read_end)
 
 
+@only_in_soak
 async def test_the_reader_has_left(folder: Path) -> None:
     read_end, write_end = os.pipe()
     try:
@@ -139,6 +140,7 @@ async def test_the_disk_is_full(folder: Path) -> None:
         os.close(full)
 
 
+@only_in_soak
 async def test_the_terminal_is_gone(folder: Path) -> None:
     ours, theirs = pty.openpty()
     try:

@@ -17,8 +17,9 @@ TEXT = "It goes on behind the scenes. " * 3
 
 
 @pytest.fixture
-def client(live: LiveServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+def client(live: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def finished(client: openai.OpenAI, response_id: str) -> OpenAIResponse:

@@ -58,7 +58,19 @@ def tell_stats(live: LiveServer) -> None:
 
 
 def client_of(live: LiveServer, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{live.url}/v1", api_key=key, max_retries=0, timeout=60)
+    _clients.append(openai.OpenAI(base_url=f"{live.url}/v1", api_key=key, max_retries=0, timeout=60))
+    return _clients[-1]
+
+
+_clients: list[openai.OpenAI] = []
+
+
+@pytest.fixture(autouse=True)
+def no_client_left() -> Iterator[None]:
+    """Their sockets are closed with the test, not when somebody else's garbage is collected."""
+    yield
+    while _clients:
+        _clients.pop().close()
 
 
 def line(custom_id: Any, content: str = "Hello", url: str = CHAT, **fields: Any) -> dict[str, Any]:

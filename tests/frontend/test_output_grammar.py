@@ -19,6 +19,7 @@ from penstock.frontend.schema import ChatRequest, JsonSchemaFormat, ResponseForm
 from penstock.frontend.text.chat_template import ChatTemplate
 from penstock.frontend.text.tokenizer import load_tokenizer
 from penstock.frontend.validation.common import Rules, SamplingDefaults, ValidRequest, validate_common
+from tests.faults.soak import sized
 from tests.frontend.checkpoint_folder import byte_level_tokenizer, write_checkpoint
 from tests.frontend.pieces import collected
 from tests.frontend.tool_templates import TEMPLATES
@@ -300,7 +301,7 @@ def random_schema(rng: random.Random, depth: int = 0) -> Any:
 def test_schemas_that_are_none(models: Models, name: str) -> None:
     """Whatever a client sends as a schema, the rules of its calls can be written, and its calls be read."""
     is_open = TOOL_FORMATS[name].is_opened_by_prompt
-    for seed in range(25):
+    for seed in range(sized(8, 25)):
         rng = random.Random(f"{name} {seed}")
         schema = random_schema(rng)
         if not isinstance(schema, dict):

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from penstock.ipc.messages import SamplingParams
+from tests.faults.soak import sized
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
@@ -15,8 +16,13 @@ ROOMY, TIGHT = 3200, 300  # tokens in pages of one group
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
-@pytest.mark.parametrize("name", ["qwen3-layer-types", "mistral-window"])
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    sized(
+        [("qwen3-layer-types", "native"), ("mistral-window", "torch")],
+        list(product(("qwen3-layer-types", "mistral-window"), ("native", "torch"))),
+    ),
+)
 @pytest.mark.parametrize(
     ("budget", "page_size", "depth", "cached", "num_tokens"),
     [*product((16, 4096), (1, 16), (1,), (False, True), (TIGHT,)), (64, 4, 0, True, ROOMY), (64, 4, 2, True, TIGHT)],

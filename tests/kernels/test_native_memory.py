@@ -16,6 +16,7 @@ from penstock.gpu_worker.models.native_decoder import NativeDecoderModel
 from penstock.kernels.native import build
 from penstock.kernels.native.library import Library, NativeSampler
 from penstock.kernels.sampling import SamplingNeeds, sample
+from tests.faults.soak import sized
 from tests.kernels.test_cpu_sampling import make_state
 from tests.kernels.test_native import World, dense_config, in_chunks, weights
 
@@ -80,7 +81,7 @@ def run_draw(library: Library) -> None:
         assert torch.equal(sampler.draw(logits.clone(), rows, positions), expected)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_threads", [2, 1][: sized(1, 2)])
 def test_no_memory_is_an_exception(num_threads: int) -> None:
     """In a child process, whose memory is limited."""
     try:

@@ -71,7 +71,7 @@ def case_of(name: str, writer: Writer) -> Case:
 def test_greedy(find: Callable[[str], QuantizedReference], name: str, kernels: str) -> None:
     reference, runs = find(name), schedules(list(FORMATS).index(name))
     reference.first_answers = {} if kernels == "native" else None
-    for run in runs if IS_LONG or kernels == "native" else runs[:1]:
+    for run in runs if IS_LONG else runs[:1]:
         check(reference, run, cpu_kernels=kernels)
 
 

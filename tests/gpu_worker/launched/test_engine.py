@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from penstock.gpu_worker.steps import logprobs
 from penstock.ipc.messages import SamplingParams
+from tests.faults.soak import sized
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.engine_in_process import Engine, schedule
@@ -42,7 +43,7 @@ def without_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.gpu_worker.startup.start.warm_up", lambda runner, limits: 0)
 
 
-@pytest.mark.parametrize(("name", "eager"), [("llama-dynamic", False), ("qwen3", True)])
+@pytest.mark.parametrize(("name", "eager"), [("llama-dynamic", False), ("qwen3", True)][: sized(1, 2)])
 def test_greedy_equals_transformers(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, name: str, eager: bool) -> None:
     """Chunked prefill beside decodes, a pool that preempts; graphs with padded rows."""
     folder, model = checkpoint(name)
@@ -112,7 +113,7 @@ def test_warm_up_meets_every_kind_of_launch(checkpoint: Make, monkeypatch: pytes
     assert not new, "\n".join(new)
 
 
-@pytest.mark.parametrize(("name", "eager"), [("qwen2-some-windows", False), ("mistral-window", True)])
+@pytest.mark.parametrize(("name", "eager"), [("qwen2-some-windows", False), ("mistral-window", True)][: sized(1, 2)])
 def test_page_groups(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, name: str, eager: bool) -> None:
     """Layers with a window in a group of their own; a prompt longer than it, and pages that were behind it."""
     folder, model = checkpoint(name)
