@@ -12,6 +12,7 @@ from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_
 from penstock.gpu_worker.disk.mover import DiskMover
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.handover.handover import Handover
+from penstock.gpu_worker.images.turns import Turns
 from penstock.ipc import process
 from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
@@ -55,10 +56,11 @@ _TELL_SECONDS = 2.0
 """Between two messages about the tokens of experts. Reading them waits for the device."""
 
 _ENCODING_SECONDS = 0.005
-"""For an image between two looks at the socket, unless a single layer takes longer."""
+"""For an image between two looks at the socket, unless a single part of the tower takes longer."""
 
 _LOOK_MS = 2
-"""How long to wait while a thread prepares a grammar, or moves pages, and there is nothing else to do."""
+"""How long to wait while a thread prepares a grammar or moves pages, and there is nothing else to do; or for a step
+before a tower goes on."""
 
 
 class Channel(Protocol):
@@ -136,6 +138,7 @@ def run_worker(
     pending: deque[PendingResult] = deque()
     grammars = runner.grammar_store
     recent_us: deque[int] = deque(maxlen=_NUM_RECENT)  # durations of recent steps
+    turns = Turns()
     beat_at = told_at = began = monotonic()
     has_heard, silence_ms = False, 0
     channel.send(hello)
@@ -145,6 +148,7 @@ def run_worker(
                 result = pending.popleft().result()
                 began = monotonic()  # of the next step, if there is one
                 recent_us.append(result.num_forward_us)
+                turns.stepped(result.num_forward_us / 1e6)
                 if handover is not None:
                     handover.end_step(result.step_id)
                 if hello.answers:
@@ -157,8 +161,11 @@ def run_worker(
                 for prepared in grammars.take_prepared():
                     channel.send(prepared)
             is_encoding = images is not None and images.is_busy
-            if is_encoding and images is not None and (encoded := images.work(_ENCODING_SECONDS)) is not None:
-                channel.send(encoded)
+            if images is not None and is_encoding and turns.is_towers:
+                began_encoding = monotonic()
+                if (encoded := images.work(_ENCODING_SECONDS)) is not None:
+                    channel.send(encoded)
+                turns.encoded(monotonic() - began_encoding)
             is_moving = disk is not None and disk.is_busy
             if is_moving and disk is not None:
                 for moved in disk.take_done():
@@ -167,9 +174,9 @@ def run_worker(
                 is_moving = True
                 for received in handover.take_done():
                     channel.send(received)
-            idle_ms = _LOOK_MS if grammars.is_preparing or is_moving else heartbeat_ms
-            idle_ms = 0 if is_encoding else idle_ms
-            message = channel.receive(_look_ms(recent_us, began) if pending and not is_encoding else idle_ms)
+            idle_ms = _LOOK_MS if grammars.is_preparing or is_moving or is_encoding else heartbeat_ms
+            idle_ms = 0 if is_encoding and turns.is_towers else idle_ms
+            message = channel.receive(_look_ms(recent_us, began) if pending and idle_ms else idle_ms)
             if message is not None:
                 has_heard, silence_ms = True, 0
             match message:
@@ -182,6 +189,7 @@ def run_worker(
                     if on_step is not None:
                         on_step()
                 case None if not pending:
+                    turns.idle()
                     silence_ms += idle_ms
                     if silence_ms >= max_silence_ms:
                         if has_heard:

@@ -3,6 +3,7 @@
 import base64
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,11 +11,12 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from tests.frontend.http_client import post
+from tests.frontend.http_client import chat, chat_text, events, post
 from tests.frontend.images.conftest import ImageHost
 from tests.frontend.images.image_models import data_url, encoded, noise
 from tests.frontend.live_server import LiveServer
 
+GOES_ON = "This is told from beginning to end. " * 20
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -108,6 +110,17 @@ def check_serves(live: LiveServer) -> None:
 
 
 def test_files(vision: LiveServer) -> None:
+    """While another client's stream goes on, too."""
+    vision.says(GOES_ON, delay=0.02)
+    with ThreadPoolExecutor() as threads:
+        streamed = threads.submit(chat, vision, stream=True)
+        vision.wait_until(lambda: vision.scheduler.num_running == 1)
+        _check_files(vision)
+        assert chat_text(events(streamed.result())) == GOES_ON
+    check_serves(vision)
+
+
+def _check_files(vision: LiveServer) -> None:
     before: set[int] = set()
     for name, (file, why) in HOSTILE_FILES.items():
         answer = asked(vision, data_url(file))
@@ -117,7 +130,6 @@ def test_files(vision: LiveServer) -> None:
         now = set(images.reader._children.process_ids)
         assert before <= now, name  # no file has ended a process that reads them
         before = now
-    check_serves(vision)
 
 
 @pytest.mark.parametrize(

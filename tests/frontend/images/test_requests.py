@@ -16,8 +16,8 @@ from penstock.ipc.shared_files import read, shared_folder
 from tests.frontend.fake_scheduler import Script, prompt_ids
 from tests.frontend.http_client import get, post
 from tests.frontend.images.conftest import RACCOON, ImageHost
-from tests.frontend.images.image_models import data_url, encoded, noise
-from tests.frontend.live_server import LiveServer
+from tests.frontend.images.image_models import MODELS, data_url, encoded, noise
+from tests.frontend.live_server import LiveServer, live_server
 from tests.frontend.test_open_responses import ask
 
 PICTURE = encoded(noise(120, 80))
@@ -239,6 +239,20 @@ def test_16_bits_cmyk_and_transparency(vision: LiveServer) -> None:
         assert chat(vision, {"type": "image_url", "image_url": {"url": data_url(file)}}).status == 200, name
     for name, found in zip(files, values, strict=True):
         assert np.allclose(found, values[1], atol=0.05), name
+
+
+def test_without_pillow_the_answer_says_what_to_install(
+    tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts are answered."""
+    (tmp_path / "without" / "PIL").mkdir(parents=True)
+    (tmp_path / "without" / "PIL" / "__init__.py").write_text("raise ModuleNotFoundError(name='PIL')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "without"))
+    with live_server(MODELS["qwen2-vl"].write(tmp_path / "model"), sockets, takes_images=True) as live:
+        refused = chat(live, PART)
+        assert refused.status == 400, refused.text
+        assert "images need the Python package PIL: pip install 'penstock[images]'" in refused.text
+        assert chat(live, {"type": "text", "text": "Hello"}).status == 200
 
 
 def test_the_model_is_said_to_take_images(vision: LiveServer, live: LiveServer) -> None:
