@@ -12,6 +12,7 @@ import transformers
 from penstock import LLM, SamplingParams
 from tests.api.conftest import SMALL
 from tests.e2e.servers import Server, serving, stream
+from tests.faults.soak import sized
 from tests.frontend.images.image_models import MODELS, data_url, encoded, noise
 
 LENGTH = 40
@@ -104,6 +105,26 @@ async def num_encoded(http: aiohttp.ClientSession, server: Server) -> float:
     )
 
 
+async def check_nothing_is_left(http: aiohttp.ClientSession, server: Server) -> None:
+    """Neither descriptors after many images, nor files after the death of the frontend that wrote them."""
+    frontend, worker = (server.children()[name] for name in ("penstock-frontend-0", "penstock-worker-0"))
+    before = [each.num_fds() for each in (frontend, worker)]
+    urls = [data_url(encoded(noise(30, 40, seed=seed))) for seed in range(sized(12, 200))]
+    async with aiohttp.ClientSession() as others, asyncio.TaskGroup() as group:
+        for url in urls:
+            group.create_task(told(others, server, messages(url)))
+    await server.settled(http)
+    async with asyncio.timeout(60):
+        while any(each.num_fds() > few + 2 for each, few in zip((frontend, worker), before, strict=True)):  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+    [folder] = {Path(file.path).parent for file in frontend.open_files() if "penstock-shared" in file.path}
+    assert len(list(folder.iterdir())) > len(urls)  # what is kept for the next turn of a conversation
+    frontend.kill()
+    async with asyncio.timeout(60):
+        while folder.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+
+
 async def test_what_transformers_sees(seeing: Seeing) -> None:
     flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "32")
     async with serving(seeing.folder, *flags) as server, aiohttp.ClientSession() as http:
@@ -122,6 +143,7 @@ async def test_what_transformers_sees(seeing: Seeing) -> None:
             server.children()[child].kill()
             assert await asyncio.gather(*running) == found
         await server.settled(http)
+        await check_nothing_is_left(http, server)
     with LLM(seeing.folder, **SMALL) as llm:
         params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
         outputs = llm.chat(both, params, use_tqdm=False)
