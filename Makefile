@@ -6,8 +6,8 @@ MODEL ?=
 FLAGS ?=
 MINUTES ?= 30
 # Tests run by file in this many processes, with one thread each. Each waits for others a quarter of its time, or more:
-# four keep two cores busy.
-JOBS ?= 4
+# three keep two cores busy.
+JOBS ?= 3
 SOURCES := api bench/load bench/quality core demo deploy/ray frontend gpu_worker ipc kernels
 # A folder's time stamp changes when a file in it comes or goes: then the editable install is made again.
 FOLDERS := $(shell find $(SOURCES) -type d -not -name __pycache__)
