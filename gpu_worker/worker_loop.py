@@ -59,8 +59,8 @@ _ENCODING_SECONDS = 0.005
 """For an image between two looks at the socket, unless a single part of the tower takes longer."""
 
 _LOOK_MS = 2
-"""How long to wait while a thread prepares a grammar or moves pages, and there is nothing else to do; or for a step
-before a tower goes on."""
+"""How long to wait while a thread prepares a grammar or moves pages, and there is nothing else to do; or until a
+tower goes on."""
 
 
 class Channel(Protocol):
@@ -148,7 +148,7 @@ def run_worker(
                 result = pending.popleft().result()
                 began = monotonic()  # of the next step, if there is one
                 recent_us.append(result.num_forward_us)
-                turns.stepped(result.num_forward_us / 1e6)
+                turns.stepped()
                 if handover is not None:
                     handover.end_step(result.step_id)
                 if hello.answers:
@@ -161,11 +161,10 @@ def run_worker(
                 for prepared in grammars.take_prepared():
                     channel.send(prepared)
             is_encoding = images is not None and images.is_busy
-            if images is not None and is_encoding and turns.is_towers:
-                began_encoding = monotonic()
+            if images is not None and is_encoding and turns.is_towers(began_turn := monotonic()):
                 if (encoded := images.work(_ENCODING_SECONDS)) is not None:
                     channel.send(encoded)
-                turns.encoded(monotonic() - began_encoding)
+                turns.encoded(began_turn, monotonic())
             is_moving = disk is not None and disk.is_busy
             if is_moving and disk is not None:
                 for moved in disk.take_done():
@@ -175,7 +174,7 @@ def run_worker(
                 for received in handover.take_done():
                     channel.send(received)
             idle_ms = _LOOK_MS if grammars.is_preparing or is_moving or is_encoding else heartbeat_ms
-            idle_ms = 0 if is_encoding and turns.is_towers else idle_ms
+            idle_ms = 0 if is_encoding and turns.is_towers(monotonic()) else idle_ms
             message = channel.receive(_look_ms(recent_us, began) if pending and idle_ms else idle_ms)
             if message is not None:
                 has_heard, silence_ms = True, 0
@@ -189,7 +188,6 @@ def run_worker(
                     if on_step is not None:
                         on_step()
                 case None if not pending:
-                    turns.idle()
                     silence_ms += idle_ms
                     if silence_ms >= max_silence_ms:
                         if has_heard:

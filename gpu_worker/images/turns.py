@@ -1,33 +1,26 @@
-"""Whose turn it is on a device that steps and a vision tower share."""
+"""When a vision tower goes on, on a device that it shares with steps."""
 
 _STEPS_SHARE = 2.0
-"""While there are steps, they get so many times the time that the tower has had: beside a flood of images streams go on
-at two thirds of their speed."""
+"""While there are steps, the tower stays away for so many times the time that it has just had: beside a flood of images
+streams go on at about two thirds of their speed."""
 
 
 class Turns:
-    """The tower goes on when steps have had their share, or when there are none."""
+    """The tower's. Times are in seconds, of one clock."""
 
     def __init__(self) -> None:
-        self._owed = 0.0  # seconds of steps that come before the tower
-        self._is_alone = True
+        self._not_before = 0.0
+        self._are_shared = False  # whether there has been a step since the tower's last turn
 
-    @property
-    def is_towers(self) -> bool:
+    def is_towers(self, now: float) -> bool:
         """Whether the tower may go on."""
-        return self._owed <= 0
+        return now >= self._not_before
 
-    def encoded(self, seconds: float) -> None:
-        """The tower has had so much."""
-        if not self._is_alone:
-            self._owed = seconds * _STEPS_SHARE
+    def stepped(self) -> None:
+        """A step has been computed."""
+        self._are_shared = True
 
-    def stepped(self, seconds: float) -> None:
-        """A step has taken so much."""
-        self._owed -= seconds
-        self._is_alone = False
-
-    def idle(self) -> None:
-        """No step has come in time."""
-        self._owed = 0.0
-        self._is_alone = True
+    def encoded(self, began: float, ended: float) -> None:
+        """The tower has had its turn."""
+        self._not_before = ended + (ended - began) * _STEPS_SHARE if self._are_shared else ended
+        self._are_shared = False
