@@ -12,7 +12,6 @@ from penstock.gpu_worker.devices.out_of_memory import failure_reason, is_out_of_
 from penstock.gpu_worker.disk.mover import DiskMover
 from penstock.gpu_worker.grammars.store import GrammarStore
 from penstock.gpu_worker.handover.handover import Handover
-from penstock.gpu_worker.images.turns import Turns
 from penstock.ipc import process
 from penstock.ipc.logs import num_dropped_log_lines
 from penstock.ipc.messages import (
@@ -138,7 +137,6 @@ def run_worker(
     pending: deque[PendingResult] = deque()
     grammars = runner.grammar_store
     recent_us: deque[int] = deque(maxlen=_NUM_RECENT)  # durations of recent steps
-    turns = Turns()
     beat_at = told_at = began = monotonic()
     has_heard, silence_ms = False, 0
     channel.send(hello)
@@ -148,7 +146,8 @@ def run_worker(
                 result = pending.popleft().result()
                 began = monotonic()  # of the next step, if there is one
                 recent_us.append(result.num_forward_us)
-                turns.stepped()
+                if images is not None:
+                    images.stepped()
                 if handover is not None:
                     handover.end_step(result.step_id)
                 if hello.answers:
@@ -161,10 +160,8 @@ def run_worker(
                 for prepared in grammars.take_prepared():
                     channel.send(prepared)
             is_encoding = images is not None and images.is_busy
-            if images is not None and is_encoding and turns.is_towers(began_turn := monotonic()):
-                if (encoded := images.work(_ENCODING_SECONDS)) is not None:
-                    channel.send(encoded)
-                turns.encoded(began_turn, monotonic())
+            if images is not None and images.is_due and (encoded := images.work(_ENCODING_SECONDS)) is not None:
+                channel.send(encoded)
             is_moving = disk is not None and disk.is_busy
             if is_moving and disk is not None:
                 for moved in disk.take_done():
@@ -174,7 +171,7 @@ def run_worker(
                 for received in handover.take_done():
                     channel.send(received)
             idle_ms = _LOOK_MS if grammars.is_preparing or is_moving or is_encoding else heartbeat_ms
-            idle_ms = 0 if is_encoding and turns.is_towers(monotonic()) else idle_ms
+            idle_ms = 0 if images is not None and images.is_due else idle_ms
             message = channel.receive(_look_ms(recent_us, began) if pending and idle_ms else idle_ms)
             if message is not None:
                 has_heard, silence_ms = True, 0

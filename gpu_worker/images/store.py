@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.gpu_worker.images.turns import Turns
 from penstock.gpu_worker.models.vision.tower import Tower
 from penstock.ipc import shared_files
 from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, PixelRef
@@ -33,11 +34,21 @@ class EmbeddingStore:
         self.tower = tower
         self._made: dict[int, Tensor] = {}
         self._waiting: deque[_Encoding] = deque()
+        self._turns = Turns()
 
     @property
     def is_busy(self) -> bool:
-        """Whether `work` has something to do."""
+        """Whether `work` has something to do, now or soon."""
         return bool(self._waiting)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it should be done now."""
+        return bool(self._waiting) and self._turns.is_towers(time.perf_counter())
+
+    def stepped(self) -> None:
+        """A step has been computed on the same device."""
+        self._turns.stepped()
 
     def embeddings(self, embedding_id: int) -> Tensor:
         """[embeddings, H]. Raises KeyError if they are not ready."""
@@ -63,13 +74,19 @@ class EmbeddingStore:
         ready or has failed."""
         if not self._waiting:
             return None
-        began, encoding = time.perf_counter(), self._waiting[0]
+        began = time.perf_counter()
+        try:
+            return self._work(self._waiting[0], began, began + seconds)
+        finally:
+            self._turns.encoded(began, time.perf_counter())
+
+    def _work(self, encoding: _Encoding, began: float, until: float) -> ImageEncoded | None:
         message, made = encoding.message, None
         try:
             if encoding.parts is None:
                 pixels = self._checked(message)
                 encoding.parts = self.tower.encode(pixels, message.grid)
-            while (made := next(encoding.parts)) is None and time.perf_counter() - began < seconds:
+            while (made := next(encoding.parts)) is None and time.perf_counter() < until:
                 pass
         except (ValueError, PixelsLostError) as error:
             self._waiting.popleft()

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,17 +11,23 @@ from typing import Any, cast
 import msgspec
 import pytest
 import structlog
+from torch import Tensor
 
 from penstock.core.checkpoint.folder import HuggingFaceFolder
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.grammars.store import GrammarStore
+from penstock.gpu_worker.images.store import EmbeddingStore
 from penstock.gpu_worker.steps.host_step import PendingStep
 from penstock.gpu_worker.steps.model_runner import ModelRunner
 from penstock.gpu_worker.worker_loop import _LOOK_MS, EXIT_REFUSED, run_worker
 from penstock.ipc.messages import (
+    EncodeImage,
     GrammarPrepared,
     Heartbeat,
+    ImageEncoded,
     Message,
+    PixelRef,
+    PixelTensor,
     PrepareGrammar,
     Refused,
     SayHello,
@@ -134,34 +141,36 @@ class QuickDevice(SlowDevice):
 
 
 class Pictures:
-    """A store with work for so many turns, each of at least 5 ms; it notes when they began and ended."""
+    """A tower that takes at least 5 ms for each of so many parts of a picture; it notes when they began and ended."""
 
-    def __init__(self, events: list[str], num_turns: int) -> None:
-        self.turns: list[tuple[float, float]] = []
-        self._events, self._num_turns = events, num_turns
+    def __init__(self, events: list[str], num_parts: int) -> None:
+        self.parts: list[tuple[float, float]] = []
+        self.vision = SimpleNamespace(num_embeddings=lambda grid: 1, pixel_shape=lambda grid: (1,))
+        self._events, self._num_parts = events, num_parts
 
-    @property
-    def is_busy(self) -> bool:
-        return len(self.turns) < self._num_turns
-
-    def work(self, seconds: float) -> None:
-        began = time.monotonic()
-        time.sleep(0.005)
-        self.turns.append((began, time.monotonic()))
-        self._events.append("image")
+    def encode(self, pixels: Tensor, grid: tuple[int, ...]) -> Iterator[Tensor | None]:
+        for i in range(self._num_parts):
+            began = time.perf_counter()
+            time.sleep(0.005)
+            self.parts.append((began, time.perf_counter()))
+            self._events.append("image")
+            yield None if i + 1 < self._num_parts else pixels
 
 
 def test_images_leave_steps_two_thirds_of_the_time_and_take_all_when_there_are_none() -> None:
     device = QuickDevice()
-    channel = Scripted(None, *(plan(i) for i in range(40)), *[None] * 2000, END)
+    pixels = PixelRef("", 4, (PixelTensor("pixel_values", "float32", (1,), 0),), bytes(4))
+    picture = EncodeImage(1, bytes(32), (1, 1), 1, pixels)
+    channel = Scripted(picture, None, *(plan(i) for i in range(40)), *[None] * 300, END)
     pictures: Any = Pictures(device.events, 12)
-    run_worker(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, images=pictures)
+    run_worker(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, images=EmbeddingStore(pictures))
+    assert [message.embedding_id for message in channel.sent if isinstance(message, ImageEncoded)] == [1]
     before, *between, after = " ".join(device.events).split("step")
     assert before.split() == ["image"] * 2
     assert "image image" not in " ".join(between)
     beside = sum("image" in turn for turn in between)
     assert beside >= 1
-    for (began, ended), (goes_on, _) in pairwise(pictures.turns[2 : 2 + beside]):
+    for (began, ended), (goes_on, _) in pairwise(pictures.parts[2 : 2 + beside]):
         assert goes_on - ended >= 2 * (ended - began)
     assert after.split() == ["image"] * (12 - 2 - beside)
 
