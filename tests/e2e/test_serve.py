@@ -49,12 +49,11 @@ async def complete(http: aiohttp.ClientSession, server: Server, request: dict[st
 @pytest.mark.parametrize(
     "flags",
     [
-        (),
         ("--pipeline-depth", "0", "--page-size", "1", "--max-num-batched-tokens", "16"),
         # 24 pages of 16 tokens for six sequences of up to 364, each of which grows by four pages: preemption for sure
         ("--pipeline-depth", "2", "--num-pages", "24", "--no-enable-prefix-caching", "--max-model-len", "380"),
     ],
-    ids=["defaults", "depth0-pages1-budget16", "depth2-tiny-pool"],
+    ids=["depth0-pages1-budget16", "depth2-tiny-pool"],
 )
 async def test_greedy_output_equals_transformers(checkpoint: Checkpoint, flags: tuple[str, ...]) -> None:
     rng = random.Random(1)

@@ -16,7 +16,7 @@ from tests.faults.soak import IS_SOAK
 from tests.faults.streams import client
 from tests.frontend.test_tools import TEMPLATE
 
-PHASES, SECONDS = ("examples,coverage,fuzzing,stateful", 900) if IS_SOAK else ("coverage,fuzzing", 15)
+PHASES, SECONDS = ("examples,coverage,fuzzing,stateful", 900) if IS_SOAK else ("coverage,fuzzing", 10)
 KEPT = Path(__file__).parents[2] / "build" / "fuzz"
 
 
