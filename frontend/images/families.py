@@ -86,6 +86,14 @@ class _Said:
     def patch_size(self) -> int:
         return self.number("patch_size", self.vision.get("patch_size"))
 
+    def resolutions(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of pixels that are cut into tiles."""
+        found = self.image.get("image_grid_pinpoints") or self.config.get("image_grid_pinpoints") or []
+        try:
+            return tuple((int(rows), int(columns)) for rows, columns in found)
+        except (TypeError, ValueError):
+            raise ConfigError(f"image_grid_pinpoints must be pairs of sizes, got {str(found)[:64]}") from None
+
     def leaves_out_class(self) -> bool:
         """Whether the first of the tower's outputs is left out."""
         said = self.processor.get("vision_feature_select_strategy") or self.config.get("vision_feature_select_strategy")
@@ -117,8 +125,7 @@ def _llava(said: _Said) -> ImageFamily:
 def _llava_next(said: _Said) -> ImageFamily:
     token, patch = said.token("image_token", "<image>"), said.patch_size()
     num_more = said.number("num_additional_image_tokens", 0) - said.leaves_out_class()
-    resolutions = said.image.get("image_grid_pinpoints") or said.config.get("image_grid_pinpoints") or []
-    resolutions = tuple((rows, columns) for rows, columns in resolutions)
+    resolutions = said.resolutions()
 
     def placeholder(outputs: Outputs) -> Placeholder:
         height, width = (int(size) for size in outputs["image_sizes"][0])

@@ -81,9 +81,10 @@ def test_embeddings_are_wider_by_those_for_layers() -> None:
 
 
 def test_towers_of_another_kind_are_left_and_the_text_part_is_served() -> None:
-    config = parse_model_config(_changed(_MISTRAL3, "vision_config", model_type="siglip_vision_model"))
-    assert isinstance(config, Decoder)
-    assert config.vision is None
+    for whole, kind in ((_MISTRAL3, "siglip_vision_model"), (_LLAVA, "idefics3_vision")):
+        config = parse_model_config(_changed(whole, "vision_config", model_type=kind))
+        assert isinstance(config, Decoder)
+        assert config.vision is None
     config = parse_model_config(_MISTRAL3)
     assert isinstance(config, Decoder)
     assert config.vision is not None

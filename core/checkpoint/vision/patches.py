@@ -6,10 +6,14 @@ patches → norm → layers (attention and an MLP, each after a norm) → neighb
 import msgspec
 
 from penstock.core.checkpoint.parsing.family import Shape
-from penstock.core.checkpoint.vision.tower import PatchMLP, VisionActivation, mlp_tensors
+from penstock.core.checkpoint.vision.tower import (
+    PROJECTOR_PREFIX,
+    TOWER_PREFIX,
+    PatchMLP,
+    VisionActivation,
+    mlp_tensors,
+)
 
-TOWER_PREFIX = "vision_tower."
-PROJECTOR_PREFIX = "multi_modal_projector."
 NORM_EPS = 1e-5  # of the tower, whatever the configuration says
 
 

@@ -6,13 +6,18 @@ patches + positions → layers (attention and an MLP, each after a norm) → som
 import msgspec
 
 from penstock.core.checkpoint.parsing.family import Shape
-from penstock.core.checkpoint.vision.tower import PatchMLP, VisionActivation, linear, mlp_tensors
+from penstock.core.checkpoint.vision.tower import (
+    PROJECTOR_PREFIX,
+    TOWER_PREFIX,
+    PatchMLP,
+    VisionActivation,
+    linear,
+    mlp_tensors,
+)
 from penstock.core.checkpoint.vision.views import TileViews, WholeThenTiles
 
-TOWER_PREFIX = "vision_tower."
-PROJECTOR_PREFIX = "multi_modal_projector."
-POOL_MATRIX = "multi_modal_projector.mm_input_projection_weight"
-POOL_NORM = "multi_modal_projector.mm_soft_emb_norm"
+POOL_MATRIX = f"{PROJECTOR_PREFIX}mm_input_projection_weight"
+POOL_NORM = f"{PROJECTOR_PREFIX}mm_soft_emb_norm"
 SQUARES_MATRIX = "connector.modality_projection.proj"
 NEWLINE = "image_newline"
 _PREFIXES = (f"{TOWER_PREFIX}vision_model.", TOWER_PREFIX, "vision_model.")

@@ -10,6 +10,8 @@ import msgspec
 
 from penstock.core.checkpoint.parsing.family import Shape
 
+TOWER_PREFIX = "vision_tower."
+PROJECTOR_PREFIX = "multi_modal_projector."
 VisionActivation = Literal["silu", "quick_gelu", "gelu", "gelu_tanh"]
 
 

@@ -4,10 +4,9 @@ import msgspec
 
 
 class OneTile(msgspec.Struct, frozen=True):
-    """The whole picture as one tile. The grid is the tile's size, or how many further views there are (Gemma 3), of
-    which none is served."""
+    """The whole picture as one tile."""
 
-    tile: int  # pixels on a side
+    grid: tuple[int, ...]  # of all: the tile's size, or that there is no further view (Gemma 3)
 
     @property
     def pictures(self) -> tuple[int, ...]:
@@ -16,7 +15,7 @@ class OneTile(msgspec.Struct, frozen=True):
 
     def num_tiles(self, grid: tuple[int, ...]) -> int:
         """Of a picture; 0 if there is no such picture."""
-        return int(grid in ((self.tile, self.tile), (0,)))
+        return int(grid == self.grid)
 
     def num_embeddings(self, grid: tuple[int, ...], of_tile: int) -> int:
         """Of a picture, with so many for each tile."""

@@ -10,14 +10,12 @@ from penstock.core.checkpoint.vision.tiles import (
     NEWLINE,
     POOL_MATRIX,
     POOL_NORM,
-    PROJECTOR_PREFIX,
     SQUARES_MATRIX,
-    TOWER_PREFIX,
     TilePool,
     TileSquares,
     TileVision,
 )
-from penstock.core.checkpoint.vision.tower import PatchMLP
+from penstock.core.checkpoint.vision.tower import PROJECTOR_PREFIX, TOWER_PREFIX, PatchMLP
 from penstock.core.checkpoint.weight_sources import Source
 from penstock.gpu_worker.models.loading.weights import WeightReader
 from penstock.gpu_worker.models.vision.grid import GridTower, Merger

@@ -17,9 +17,9 @@ from penstock.gpu_worker.models.vision.tower import (
     TowerLayer,
     TowerNorm,
     attended,
-    compute,
     in_parts,
     rotated,
+    through,
 )
 
 
@@ -64,12 +64,7 @@ class PatchTower(NamedTuple):
         x = self.first_norm(x)
         rows, columns = (pixels_of_side // size for pixels_of_side in grid)
         attend = partial(self._attend, _rotation(vision, rows, columns, self.device))
-        features = {0: x}
-        for i, layer in enumerate(self.layers):
-            x = yield from compute(layer, x, vision.activation, attend)
-            if i + 1 in vision.features:
-                features[i + 1] = x
-        x = torch.cat([features[number] for number in vision.features], dim=-1)
+        x = yield from through(self.layers, x, vision.activation, attend, vision.features)
         if self.merge is not None:
             x = yield from self.merge(x, rows, columns)
         yield (yield from self.made(x))

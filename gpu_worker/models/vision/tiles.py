@@ -17,8 +17,8 @@ from penstock.gpu_worker.models.vision.tower import (
     TowerLayer,
     TowerNorm,
     attended,
-    compute,
     in_parts,
+    through,
 )
 
 
@@ -82,12 +82,7 @@ class TileTower(NamedTuple):
         x = x + self.positions
         if self.first_norm is not None:
             x = self.first_norm(x)
-        features = {0: x}
-        for i, layer in enumerate(self.layers):
-            x = yield from compute(layer, x, vision.activation, self._attend)
-            if i + 1 in vision.features:
-                features[i + 1] = x
-        x = torch.cat([features[number] for number in vision.features], dim=-1)
+        x = yield from through(self.layers, x, vision.activation, self._attend, vision.features)
         if self.last_norm is not None:
             x = self.last_norm(x)
         made = yield from self.made(x[:, 1:] if vision.drops_first else x)

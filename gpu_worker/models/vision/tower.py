@@ -114,6 +114,22 @@ def compute(layer: TowerLayer, x: Tensor, kind: VisionActivation, attend: Callab
     return x + (yield from in_parts(lambda part: mlp(layer, layer.norm2(part), kind), x, size))
 
 
+def through(
+    layers: Sequence[TowerLayer],
+    x: Tensor,
+    kind: VisionActivation,
+    attend: Callable[[Tensor], Parts],
+    features: Sequence[int],
+) -> Parts:
+    """[.., P, hidden] -> [.., P, hidden * features]: what comes out behind so many layers each, side by side."""
+    found = {0: x}
+    for i, layer in enumerate(layers):
+        x = yield from compute(layer, x, kind, attend)
+        if i + 1 in features:
+            found[i + 1] = x
+    return torch.cat([found[number] for number in features], dim=-1)
+
+
 def attended(q: Tensor, k: Tensor, v: Tensor) -> Parts:
     """Scaled dot products of [groups, heads, P, D]; positions of a group see each other."""
     num_groups, num_heads, length, width = q.shape

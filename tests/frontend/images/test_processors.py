@@ -1,13 +1,17 @@
 """Placeholders and pixel values are those of transformers' processors, for images of any size."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch  # noqa: F401 (before transformers' processors: in this process others need it)
 
 from penstock.core.checkpoint.folder import HuggingFaceFolder
+from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.config import ConfigError
 from penstock.frontend.images.families import image_family_of
 from penstock.frontend.images.processor import ImageProcessor
 from penstock.frontend.images.prompt import expanded, with_placeholders
@@ -53,3 +57,11 @@ def test_images_are_told_apart_by_what_the_tower_sees(tmp_path: Path) -> None:
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
     assert {len(key) for key in keys} == {32}
+
+
+@pytest.mark.parametrize("said", [[56, 112], [[56]], "all", [["wide", 56]]])
+def test_resolutions_that_are_none_are_told_at_the_start(tmp_path: Path, said: Any) -> None:
+    family = MODELS["llava-next"]
+    folder = replace(family, image={**family.image, "image_grid_pinpoints": said}).write(tmp_path)
+    with pytest.raises(ConfigError, match="image_grid_pinpoints must be pairs of sizes"):
+        image_family_of(open_checkpoint(folder))

@@ -29,7 +29,7 @@ _OF_LLAVA |= {"num_hidden_layers": 24, "num_attention_heads": 16}
 def llava(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | None:
     """LLaVA 1.5, and others like it; None if its tower is of another kind."""
     kind = its.text("model_type", "clip_vision_model")
-    if kind not in _KINDS:
+    if kind not in ("clip_vision_model", "siglip_vision_model"):
         return None
     if not its.has("model_type") and not its.names():
         its = its.with_fields(_OF_LLAVA)
@@ -37,7 +37,7 @@ def llava(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision | No
     strategy = fields.text("vision_feature_select_strategy", "default")
     if strategy not in ("default", "full"):
         raise ConfigError(f"config.json: vision_feature_select_strategy {strategy[:64]!r} is not supported")
-    return tower(
+    return _tower(
         fields,
         its,
         kind,
@@ -65,15 +65,10 @@ def llava_next(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision
 
 def idefics3(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision:
     """Idefics3 and SmolVLM."""
-    depth = its.whole("num_hidden_layers", 12, most=MAX_LAYERS)
     square = fields.whole("scale_factor", 2)
-    made = tower(
-        *(fields, its, "idefics3_vision"),
+    made = _whole_tower(
+        *(fields, its, text, "idefics3_vision"),
         usual_token=128257,
-        drops_first=False,
-        features=(depth,),
-        out_size=text.hidden_size,
-        has_last_norm=True,
         made=TileSquares(square=square),
         views=TilesThenWhole(),
         shares_positions=True,
@@ -85,17 +80,13 @@ def idefics3(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision:
 
 def gemma3(fields: JsonFields, its: JsonFields, text: Decoder) -> TileVision:
     """Gemma 3."""
-    depth = its.whole("num_hidden_layers", 12, most=MAX_LAYERS)
     count = fields.whole("mm_tokens_per_image", 256)
     side = math.isqrt(count)
-    made = tower(
-        *(fields, its, "siglip_vision_model"),
+    made = _whole_tower(
+        *(fields, its, text, "siglip_vision_model"),
         usual_token=262144,
-        drops_first=False,
-        features=(depth,),
-        out_size=text.hidden_size,
-        has_last_norm=True,
         made=TilePool(side=side),
+        views=OneTile((0,)),
         is_whole=True,
     )
     if side * side != count or made.tile // made.patch % side:
@@ -109,7 +100,14 @@ def _is_in_tiles(said: Any, tile: int) -> bool:
     return all(type(size) is int and 0 < size <= _MAX_TILES * tile and size % tile == 0 for size in said)
 
 
-def tower(
+def _whole_tower(fields: JsonFields, its: JsonFields, text: Decoder, kind: str, **others: Any) -> TileVision:
+    """One of which all layers are used, and the norm behind them."""
+    depth = its.whole("num_hidden_layers", _KINDS[kind]["depth"], most=MAX_LAYERS)
+    others |= {"drops_first": False, "has_last_norm": True}
+    return _tower(fields, its, kind, features=(depth,), out_size=text.hidden_size, **others)
+
+
+def _tower(
     fields: JsonFields,
     its: JsonFields,
     kind: str,
@@ -126,7 +124,7 @@ def tower(
         raise ConfigError(f"config.json: vision_config: {hidden} numbers are not {heads} heads")
     if patch > tile:
         raise ConfigError(f"config.json: vision_config: patches of {patch} pixels in images of {tile}")
-    others.setdefault("views", OneTile(tile))
+    others.setdefault("views", OneTile((tile, tile)))
     return TileVision(
         image_token=fields.whole("image_token_index", fields.whole("image_token_id", usual_token, least=0), least=0),
         tile=tile,
