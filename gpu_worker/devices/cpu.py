@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.devices.device import Array, Download, Graphs, Lane, Mark, MemoryUse
+from penstock.gpu_worker.devices.device import Array, Download, Graphs, Int32Array, Lane, Mark, MemoryUse
 from penstock.kernels.native.library import Library
 
 _SMALL_MODEL_BYTES = 64 << 20
 """Below this, a step of torch's kernels is as fast on one thread as on two, which leaves a core to other processes."""
+
+_FEW_RUNS = 12
+"""One after the other takes less time than an index of all their cells."""
 
 
 def num_cores() -> int:
@@ -85,6 +88,20 @@ class CpuDevice:
 
     def upload(self, array: Array) -> Tensor:
         return torch.from_numpy(array.copy())  # a received buffer is read-only, which torch cannot represent
+
+    def write_runs(
+        self, table: Tensor, rows: Int32Array, starts: Int32Array, counts: Int32Array, values: Int32Array
+    ) -> None:
+        cells: Int32Array = table.numpy()
+        if rows.shape[0] > _FEW_RUNS:
+            # Of each value in the flat table: its run's first cell, plus its place among the values of the run.
+            first = rows.astype(np.int64) * cells.shape[1] + starts - (counts.cumsum() - counts)
+            cells.reshape(-1)[first.repeat(counts) + np.arange(values.shape[0])] = values
+            return
+        used = 0
+        for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
+            cells[row, start : start + count] = values[used : used + count]
+            used += count
 
     def mark(self) -> Mark:
         return _ClockMark()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.gpu_worker.devices.cpu import free_host_memory, host_zeros
-from penstock.gpu_worker.devices.device import Array, Download, Graphs, Lane, Mark, MemoryUse, T
+from penstock.gpu_worker.devices.device import Array, Download, Graphs, Int32Array, Lane, Mark, MemoryUse, T
 from penstock.kernels.native.library import Library
 
 
@@ -113,6 +113,15 @@ class CudaDevice:
         with torch.cuda.graph(graph, pool=self._graph_pool):
             result = step()
         return graph.replay, result
+
+    def write_runs(
+        self, table: Tensor, rows: Int32Array, starts: Int32Array, counts: Int32Array, values: Int32Array
+    ) -> None:
+        from penstock.kernels.triton.row_updates import write_runs_triton
+
+        # One upload: all are neighbours in one buffer.
+        packed, n = self.upload(np.concatenate((rows, starts, counts, values))), rows.shape[0]
+        write_runs_triton(table, packed[:n], packed[n : 2 * n], packed[2 * n : 3 * n], packed[3 * n :])
 
     def mark(self) -> Mark:
         return _CudaMark()

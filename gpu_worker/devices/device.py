@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.kernels.native.library import Library
 
 IntArray = npt.NDArray[np.integer]
+Int32Array = npt.NDArray[np.int32]
 Array = npt.NDArray[np.integer] | npt.NDArray[np.floating]
 T = TypeVar("T")
 
@@ -114,6 +115,19 @@ class Device(Protocol):
 
     def upload(self, array: Array) -> Tensor:
         """Return a host array as a tensor of the same dtype on the device; the array may be reused afterwards."""
+
+    def write_runs(
+        self, table: Tensor, rows: Int32Array, starts: Int32Array, counts: Int32Array, values: Int32Array
+    ) -> None:
+        """`table[rows[i], starts[i] : starts[i] + counts[i]] = ` the i-th run of `values`.
+
+        Args:
+            table: int32[R, L] on the device, written; rows are contiguous.
+            rows: int32[C], distinct, or at least with disjoint runs.
+            starts: int32[C], first column of each run.
+            counts: int32[C], length of each run, may be 0.
+            values: int32[sum(counts)], the runs one after the other.
+        """
 
     def mark(self) -> Mark:
         """Mark the end of what was launched so far."""

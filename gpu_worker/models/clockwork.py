@@ -55,6 +55,10 @@ class ClockworkModel:
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
         pass
 
+    @property
+    def enters_rows(self) -> bool:
+        return False
+
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
         pass
 

@@ -118,6 +118,10 @@ class DecoderModel:
         """See `CountsLayers`."""
         self._layer_counter = counter
 
+    @property
+    def enters_rows(self) -> bool:
+        return any(rope.table is None for rope in self.ropes.values())
+
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
         for rope in self.ropes.values():
             if rope.table is None:

@@ -148,6 +148,10 @@ class Model(Protocol):
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
         """Allocate what depends on the number of rows or the longest sequence; call this before the first step."""
 
+    @property
+    def enters_rows(self) -> bool:
+        """Whether `enter_row` has something to do, known once prepared: prompt lengths choose rows' rotations."""
+
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
         """A sequence enters a row."""
 

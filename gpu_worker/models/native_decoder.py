@@ -100,6 +100,10 @@ class NativeDecoderModel:
         if self._torch is not None:
             self._torch.tap(layers)
 
+    @property
+    def enters_rows(self) -> bool:
+        return any(rope.table is None for rope in self._ropes.values())
+
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
         for rope in self._ropes.values():
             if rope.table is None:

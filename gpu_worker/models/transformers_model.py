@@ -192,6 +192,10 @@ class TransformersModel:
     def prepare(self, device: Device, num_rows: int, max_model_len: int) -> None:
         pass
 
+    @property
+    def enters_rows(self) -> bool:
+        return False
+
     def enter_row(self, row: int, num_prompt_tokens: int) -> None:
         pass
 

@@ -16,7 +16,6 @@ from penstock.gpu_worker.devices.device import Device, IntArray
 from penstock.gpu_worker.state.token_limits import TokenLimits
 from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
 from penstock.kernels.native.library import NativeSampler
-from penstock.kernels.row_updates import write_runs
 from penstock.kernels.sampling import SamplingNeeds, SamplingState
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -222,10 +221,7 @@ class RowState:
         flat = np.frombuffer(values, dtype=np.int32)
         if flat.shape[0] == 0:
             return
-        # One upload: rows, starts, counts and values are neighbours in one buffer.
-        packed = self._device.upload(np.concatenate((rows, starts, counts, flat)))
-        n = rows.shape[0]
-        write_runs(table, packed[:n], packed[n : 2 * n], packed[2 * n : 3 * n], packed[3 * n :])
+        self._device.write_runs(table, rows, starts, counts, flat)
 
     def _set_sampling(self) -> None:
         temperature, top_p, min_p, repetition, presence, frequency = self._floats.unbind(0)

@@ -84,6 +84,7 @@ class ModelRunner:
         others = [group.page_size for group in kv.groups[1:]]
         self._state = RowState(num_rows, max_model_len, self._page_size, device, others)
         model.prepare(device, num_rows, max_model_len)
+        self._enters_rows = model.enters_rows
         windows = [table for table, _ in self._state.window_tables]
         self._whole_step = model.whole_step(self._state.token_ids, [self._state.page_table, *windows], kv)
         self._draws = not isinstance(config, Decoder) or config.has_head
@@ -177,7 +178,8 @@ class ModelRunner:
         if self._grammars.rows or any(new.grammar_id for new in plan.new_rows):
             self._grammars.apply(plan)
         for new in plan.new_rows:
-            self._model.enter_row(new.row, new.num_prompt_tokens)
+            if self._enters_rows:
+                self._model.enter_row(new.row, new.num_prompt_tokens)
             if new.sampling.pooling is not None and self._pooler is None:
                 self._pooler = _make_pooler()
             if new.images and self._image_rows is None:

@@ -38,7 +38,7 @@ def write_runs_kernel(
 
 
 def write_runs_triton(table: Tensor, rows: Tensor, starts: Tensor, counts: Tensor, values: Tensor) -> None:
-    """Arguments as `penstock.kernels.row_updates.write_runs`."""
+    """Arguments as `penstock.gpu_worker.devices.device.Device.write_runs`, all on the device."""
     num_runs, num_values = rows.shape[0], values.shape[0]
     if not num_runs or not num_values:
         return

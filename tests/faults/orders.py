@@ -33,8 +33,9 @@ NAMES = {
     "supervisor": "",
 }
 PROGRAMS = {"kill": ("kill",), "pause": ("stop", "continue"), "stop": ("stop",)}
-DELAYS = (0.1, 0.7, 3.0)
-"""Seconds between two actions, in turn: the last is longer than the heartbeat timeout."""
+DELAYS = (0.1, 0.7, 2.5)
+"""Seconds between two actions, in turn. The last is longer than the heartbeat timeout; twice it is shorter than the
+silence after which the supervisor replaces a process, even on a machine that is late."""
 
 NUM_STREAMS, NUM_TOKENS, STEP_SECONDS = 6, 300, 0.01
 FLAGS = (

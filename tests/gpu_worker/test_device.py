@@ -1,7 +1,8 @@
-"""The names of devices."""
+"""The names of devices, and writes into the CPU's memory."""
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from penstock.core.config import ConfigError
 from penstock.gpu_worker.devices import open as device_module
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.open import open_device
+from tests.kernels.runs import write_runs_reference
 
 
 @pytest.fixture
@@ -40,3 +42,15 @@ def test_without_a_gpu_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ConfigError, match="0 CUDA devices"):
         open_device("cuda", 1)
+
+
+@pytest.mark.parametrize("num_runs", [1, 3, 20])  # few are written one after the other, many by an index
+def test_runs_are_written_on_the_cpu(num_runs: int) -> None:
+    counts = np.array([i % 4 for i in range(num_runs)], dtype=np.int32)
+    rows = np.array([num_runs - 1 - i // 4 for i in range(num_runs)], dtype=np.int32)
+    starts = np.array([4 * (i % 4) for i in range(num_runs)], dtype=np.int32)
+    values = np.arange(100, 100 + counts.sum(), dtype=np.int32)
+    written, expected = torch.zeros(2, 20, 16, dtype=torch.int32)
+    CpuDevice(1).write_runs(written, rows, starts, counts, values)
+    write_runs_reference(expected, *map(torch.from_numpy, (rows, starts, counts, values)))
+    assert torch.equal(written, expected)

@@ -28,7 +28,6 @@ from penstock.kernels.qk_norm_rope_write import (
     query_growth,
     slot_cells,
 )
-from penstock.kernels.row_updates import write_runs, write_runs_reference
 from tests.kernels.norm_cases import NORMS, QK_CASES, QKCase, make_qk_inputs, norm_weights
 from tests.kernels.pairs import every
 
@@ -228,22 +227,6 @@ def test_prepare_inputs(num_new: tuple[int, ...]) -> None:
     for actual, expected in zip(prepare_inputs(*arguments), prepare_inputs_reference(*arguments), strict=True):
         assert torch.equal(actual, expected)
         assert actual.dtype == expected.dtype
-
-
-def test_write_runs() -> None:
-    table = torch.zeros(5, 12, dtype=torch.int32)
-    expected = table.clone()
-    arguments = (int32(4, 0, 2), int32(3, 0, 11), int32(5, 0, 1), int32(1, 2, 3, 4, 5, 6))
-    write_runs(table, *arguments)
-    write_runs_reference(expected, *arguments)
-    assert torch.equal(table, expected)
-    assert table[4, 3:8].tolist() == [1, 2, 3, 4, 5]
-    counts = [1 + i % 3 for i in range(20)]  # many at once are written by other means
-    rows, starts = int32(*(i // 4 for i in range(20))), int32(*(3 * (i % 4) for i in range(20)))
-    arguments = (rows, starts, int32(*counts), int32(*range(100, 100 + sum(counts))))
-    write_runs(table, *arguments)
-    write_runs_reference(expected, *arguments)
-    assert torch.equal(table, expected)
 
 
 def test_wrong_shapes_are_refused() -> None:
