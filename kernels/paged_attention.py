@@ -24,6 +24,7 @@ def paged_attention(
     out: Tensor | None = None,
     layout: PageLayout | None = None,
     paths: Tensor | None = None,
+    last_seen: Tensor | None = None,
 ) -> Tensor:
     """Attend from each row's new tokens to its whole context, which is already in the pages.
 
@@ -50,6 +51,8 @@ def paged_attention(
             they are where another row has these positions. A row that is no node has `NO_PATH` first; nodes have one
             query each. Keys are taken in the order of positions, so a node finds what it would find in a sequence
             whose tokens are those of its path.
+        last_seen: int32 [T], of each query the last position that it sees, its own or a later one of this step; None
+            for its own. On GPUs alone: a CPU has `attend_whole`.
 
     Returns:
         [T, Hq, D].
@@ -84,7 +87,10 @@ def paged_attention(
             out=out,
             layout=layout,
             paths=paths,
+            last_seen=last_seen,
         )
+    if last_seen is not None:
+        raise ValueError("queries on a CPU see positions behind them by attend_whole alone")
     starts, lens = query_start_loc.tolist(), seq_lens.tolist()
     page_size = k_pages.shape[2] if layout is None else layout.page_size
     plan = plan_cpu_attention(starts, lens, page_table, page_size, k_pages.shape[1], paths)
@@ -105,6 +111,7 @@ def paged_attention_reference(
     sinks: Tensor | None = None,
     layout: PageLayout | None = None,
     paths: Tensor | None = None,
+    last_seen: Tensor | None = None,
 ) -> Tensor:
     """Query by query in float64, rounded once; arguments as in `paged_attention`."""
     if layout is not None:
@@ -129,11 +136,12 @@ def paged_attention_reference(
             position = seq_len - query_len + i
             first = first_seen(position, window)
             token = starts[b] + i
-            scores = torch.einsum("hd,shd->hs", q[token].double(), k[first : position + 1]) * scale
+            behind = (position if last_seen is None else int(last_seen[token])) + 1
+            scores = torch.einsum("hd,shd->hs", q[token].double(), k[first:behind]) * scale
             if softcap:
                 scores = softcap * (scores / softcap).tanh()
             if sinks is not None:
                 scores = torch.cat((scores, sinks.double()[:, None]), dim=1)
-            weights = scores.softmax(-1)[:, : position + 1 - first]
-            out[token] = torch.einsum("hs,shd->hd", weights, v[first : position + 1]).to(q.dtype)
+            weights = scores.softmax(-1)[:, : behind - first]
+            out[token] = torch.einsum("hs,shd->hd", weights, v[first:behind]).to(q.dtype)
     return out

@@ -82,6 +82,7 @@ class TritonAttention:
 
     def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
         self._inputs = inputs
+        self._last_seen = None if inputs.images is None else inputs.images.last_seen(inputs.positions)
 
     def write(
         self,
@@ -135,6 +136,7 @@ class TritonAttention:
             sinks=sinks,
             layout=pages.layout,
             paths=inputs.paths,
+            last_seen=self._last_seen,
         )
 
 

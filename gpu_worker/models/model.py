@@ -52,6 +52,15 @@ class ImageInputs(NamedTuple):
             return None
         return self.places, self.embeddings[:, size:].unflatten(1, (-1, size))
 
+    def last_seen(self, positions: Tensor) -> Tensor | None:
+        """int32[T], the last position that each of the step's tokens sees; None: its own, int64[T]."""
+        if not self.wholes:
+            return None
+        seen = positions.int()
+        for its in self.wholes:
+            seen[its.first_token : its.first_token + its.end - its.begin] = its.end - 1
+        return seen
+
 
 class ForwardInputs(NamedTuple):
     """One step's ragged batch (T tokens, N rows)."""

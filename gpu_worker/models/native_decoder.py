@@ -131,6 +131,7 @@ class NativeDecoderModel:
             inputs.paths,
             inputs.rows,
             added,
+            None if inputs.images is None else inputs.images.last_seen(inputs.positions),
         )
 
     @property

@@ -38,6 +38,7 @@ struct Batch {  // T tokens, N rows; as _Batch in program.py
   const int32_t* paths;  // as in AttentionRows
   int32_t path_stride;
   const int32_t* state_rows;  // [N]: where their states are, or null
+  const int32_t* last_seen;   // as in AttentionRows
 };
 
 struct LayerPages {  // as _LayerPages in pool.py
@@ -105,7 +106,7 @@ struct Pass {
   AttentionRows rows_of(const LayerPages& layer) const {
     const GroupPages& group = batch.groups[layer.group];
     return {batch.num_rows, group.page_table_stride, batch.query_start_loc, batch.seq_lens, group.page_table,
-            batch.table_rows, batch.paths, batch.path_stride};
+            batch.table_rows, batch.paths, batch.path_stride, batch.last_seen};
   }
 
   // Pairs of a query and a key that it may see.

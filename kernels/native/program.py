@@ -69,7 +69,7 @@ class _Batch(ctypes.Structure):
         *numbers("num_tokens", "num_rows"),
         *pointers("input_ids", "positions", "query_start_loc", "seq_lens", "table_rows", "groups", "rotaries", "out"),
         *pointers("taps", "added"),
-        *(("paths", c_void_p), ("path_stride", c_int32), ("state_rows", c_void_p)),
+        *(("paths", c_void_p), ("path_stride", c_int32), ("state_rows", c_void_p), ("last_seen", c_void_p)),
     )
 
 
@@ -404,6 +404,7 @@ class Program:
         paths: Tensor | None = None,
         rows: Tensor | None = None,
         added: Tensor | None = None,
+        last_seen: Tensor | None = None,
     ) -> Tensor:
         """Compute a ragged batch of T tokens in N rows, and write their keys and values.
 
@@ -420,6 +421,7 @@ class Program:
             paths: as in `paged_attention`.
             rows: int32[N], where their states are; not needed if layers keep none.
             added: fp32[T, .], contiguous, what `ProgramBuilder.with_given` adds, in the order of places.
+            last_seen: int32[T], the last position that each token sees, if that is not its own.
 
         Returns:
             fp32[T, H].
@@ -435,7 +437,7 @@ class Program:
         batch.query_start_loc, batch.seq_lens = query_start_loc.data_ptr(), seq_lens.data_ptr()
         batch.groups, batch.rotaries = ctypes.addressof(group_structs), ctypes.addressof(rotary_structs)
         batch.out, batch.taps, batch.paths = out.data_ptr(), address_of(taps), address_of(paths)
-        batch.added = address_of(added)
+        batch.added, batch.last_seen = address_of(added), address_of(last_seen)
         batch.path_stride, batch.state_rows = 0 if paths is None else paths.stride(0), address_of(rows)
         self._functions.penstock_forward(ctypes.byref(self.struct), ctypes.byref(pool.struct), ctypes.byref(batch))
         return out

@@ -47,7 +47,6 @@ class Family(NamedTuple):
     vision: Mapping[str, Any]
     more: Callable[[ImageModel, Any], Mapping[str, Any]] = lambda family, tokenizer: {}  # of the configuration
     inputs: Callable[[Any, Tensor, Tensor], dict[str, Any]] = lambda made, ids, is_image: {}  # beside pixel values
-    flags: tuple[str, ...] = ()
     kind: str = ""  # transformers' name of the model, if the processor has another one
     arguments: Mapping[str, Any] = MappingProxyType({})  # with which its processor calls that of images
 
@@ -84,7 +83,6 @@ FAMILIES = {
         _SIGLIP,
         lambda family, tokenizer: {"mm_tokens_per_image": 4},
         lambda made, ids, is_image: {"token_type_ids": is_image},
-        ("--cpu-kernels", "torch"),
     ),
     "idefics3": Family({**_TEXT, "model_type": "llama"}, _SQUARES, _scale),
     "smolvlm": Family({**_TEXT, "model_type": "llama"}, _SQUARES, _scale),
@@ -145,7 +143,7 @@ class Seen:
 @pytest.mark.parametrize("name", FAMILIES if IS_SOAK else ["gemma3", "mistral3"])
 async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     model, token = make_model(tmp_path / "m", name)
-    flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "128", *FAMILIES[name].flags)
+    flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "128")
     async with serving(tmp_path / "m", *flags) as server, aiohttp.ClientSession() as http:
         for urls, pictures in ((URLS, PICTURES), (URLS[1:], PICTURES[1:])):
             prompt, ids = await told(http, server, messages(*urls))

@@ -50,7 +50,7 @@ class _Rows(ctypes.Structure):  # AttentionRows in attention.h
     _fields_ = (
         *((name, c_int32) for name in ("num_rows", "page_table_stride")),
         *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "page_table", "table_rows", "paths")),
-        ("path_stride", c_int32),
+        *(("path_stride", c_int32), ("last_seen", c_void_p)),
     )
 
 
@@ -70,9 +70,10 @@ def native_attention(
     value_dim: int = 0,
     layout: PageLayout | None = None,
     paths: Tensor | None = None,
+    last_seen: Tensor | None = None,
 ) -> Tensor:
     """As `paged_attention`, but plain v_pages [num_pages, Hk, page_size, Dv] may have another size, or be the first
-    `value_dim` numbers of the keys; q and the result are fp32.
+    `value_dim` numbers of the keys; q and the result are fp32. `last_seen`: int32[T], if that is not the own position.
     """
     _, num_q_heads, head_dim = q.shape
     value_dim = value_dim or (head_dim if v_pages is None or layout is not None else v_pages.shape[3])
@@ -87,6 +88,8 @@ def native_attention(
     rows = _Rows(seq_lens.shape[0], page_table.stride(0), *tables)
     if paths is not None:
         rows.paths, rows.path_stride = paths.data_ptr(), paths.stride(0)
+    if last_seen is not None:
+        rows.last_seen = last_seen.data_ptr()
     out = torch.full((q.shape[0], num_q_heads, value_dim), torch.nan)
     library.functions.penstock_attention(
         *(ctypes.byref(shape), pointer(k_pages), pointer(v_pages), c_int32(kv_kind(k_pages, layout))),

@@ -1,6 +1,7 @@
 """The CPU's own attention: against a plain softmax in fp64, and bit for bit against itself in other batches."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -36,6 +37,14 @@ class Case(NamedTuple):
     window: int | None = None
     softcap: float = 0.0
     has_sinks: bool = False
+    pictures: tuple[tuple[int, int], ...] = ()  # first position, and the one behind, of those that see each other
+
+    def last_seen(self, num_positions: int) -> Tensor:
+        """int32, of each position the last one that it sees."""
+        seen = torch.arange(num_positions, dtype=torch.int32)
+        for first, behind in self.pictures:
+            seen[first:behind] = min(behind, num_positions) - 1
+        return seen
 
 
 _CASES = {
@@ -119,10 +128,14 @@ class World:
                 sinks=self.sinks,
                 value_dim=self.value_dim,
                 layout=self.layout,
+                last_seen=self._last_seen(pieces) if self.case.pictures else None,
             )
             for (s, first, count), rows in zip(pieces, out.split([piece[2] for piece in pieces]), strict=True):
                 found[s][first : first + count] = rows
         return found
+
+    def _last_seen(self, pieces: Sequence[Piece]) -> Tensor:
+        return torch.cat([self.case.last_seen(_LENS[s])[first : first + count] for s, first, count in pieces])
 
     def expected(self, sequence: int) -> Tensor:
         """fp64 [queries, Hq, Dv]"""
@@ -132,9 +145,8 @@ class World:
         if case.softcap:
             scores = case.softcap * torch.tanh(scores / case.softcap)
         positions = torch.arange(len(keys))
-        distance = positions[:, None] - positions
         firsts = torch.tensor([first_seen(position, case.window) for position in range(len(keys))])
-        is_hidden = (distance < 0) | (positions < firsts[:, None])
+        is_hidden = (positions > case.last_seen(len(keys))[:, None]) | (positions < firsts[:, None])
         scores = scores.masked_fill(is_hidden, -torch.inf)
         if self.sinks is not None:
             sinks = self.sinks.double()[:, None, None].expand(-1, len(keys), 1)
@@ -237,3 +249,18 @@ def test_large_scores_and_sinks_stay_finite(library: Library) -> None:
             torch.testing.assert_close(one.double(), world.expected(sequence), rtol=2e-3, atol=2e-3)
             if not share:
                 assert not one.any()
+
+
+@pytest.mark.parametrize("format", [None, KV_FORMATS["int8"]], ids=["plain", "int8"])
+@pytest.mark.parametrize("window", [None, 5, 33])
+def test_positions_of_a_picture_see_each_other(library: Library, window: int | None, format: KVFormat | None) -> None:
+    cuts = (0, 7, 20, 60, 75, 100, 140, 150)  # of chunks: none within a picture
+    world = World(
+        Case(window=window, has_sinks=True, pictures=((20, 60), (60, 70), (100, 140))), 16, torch.float32, format
+    )
+    found = world.run(library, whole())
+    for sequence, one in enumerate(found if format is None else ()):
+        torch.testing.assert_close(one.double(), world.expected(sequence), rtol=1e-5, atol=3e-6)
+    pieces = [[(s, a, min(b, n) - a)] for s, n in enumerate(_LENS) for a, b in pairwise(cuts) if a < n]
+    for one, again in zip(found, world.run(library, pieces), strict=True):
+        assert torch.equal(one, again)

@@ -61,20 +61,13 @@ log = structlog.get_logger()
 def build(config: Decoder, reader: WeightReader) -> Model:
     """As `Family.build`."""
     model = _decoder(config, reader)
-    if config.vision is not None and config.vision.is_whole and not _sees_ahead(model, reader):
-        log.warning("images are refused: their positions see each other, which only --cpu-kernels torch computes")
-    elif config.vision is not None and reader.ranks.place.is_alone:
+    if config.vision is not None and reader.ranks.place.is_alone:
         from penstock.gpu_worker.models.loading.vision import read_tower  # most models take texts only
 
         model.tower = read_tower(config.vision, reader)
     elif config.vision is not None:
         log.warning("images are refused: a model that is spread over workers takes texts only")
     return model
-
-
-def _sees_ahead(model: Model, reader: WeightReader) -> bool:
-    """Whether positions can see those behind them."""
-    return isinstance(model, DecoderModel) and reader.device.type == "cpu"
 
 
 def _decoder(config: Decoder, reader: WeightReader) -> DecoderModel | NativeDecoderModel:

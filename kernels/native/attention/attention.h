@@ -183,19 +183,35 @@ inline int first_seen(int position, int window) {
   return window < 0 ? position - position % -window : window ? std::max(0, position - window + 1) : 0;
 }
 
+struct Seen {
+  int first, last;  // positions
+};
+
+// What each pair of a query and a head sees, and from the last one on, up to `room`, the same. Returns all that is seen.
+inline Seen look(std::vector<Seen>& seen, int room, int heads, int num_queries, int first_position, int window,
+                 const int32_t* last_seen) {
+  seen.resize(room);
+  Seen all{INT32_MAX, -1};
+  for (int p = 0; p < room; p++) {
+    const int query = std::min(p / heads, num_queries - 1), position = first_position + query;
+    seen[p] = {first_seen(position, window), last_seen ? int(last_seen[query]) : position};
+    all = {std::min(all.first, seen[p].first), std::max(all.last, seen[p].last)};
+  }
+  return all;
+}
+
 // From scores of a block to weights: updates the running maxima and masses (one sum per lane) of kTogether pairs. `kept`
 // is what their sums so far must be multiplied with. Keys that a query does not see do not change a bit of them.
 template <int kTogether>
-inline void weigh(Floats (&scores)[kTogether][kVectors], const int* positions, int window, float softcap, int block,
+inline void weigh(Floats (&scores)[kTogether][kVectors], const Seen* seen, int window, float softcap, int block,
                   int num_vectors, float* maxima, float* masses, float (&weights)[kTogether][kBlockKeys],
                   float (&kept)[kTogether]) {
   if (softcap) cap(softcap, scores[0], kTogether * kVectors);
   for (int r = 0; r < kTogether; r++)
     for (int v = 0; v < num_vectors; v++) {
-      // A query does not see the keys after it, nor those before its window.
-      const int position = positions[r] - block - v * kLanes;
-      Ints is_hidden = kLaneNumbers > position;
-      if (window) is_hidden |= kLaneNumbers < first_seen(positions[r], window) - block - v * kLanes;
+      const int at = block + v * kLanes;
+      Ints is_hidden = kLaneNumbers > seen[r].last - at;
+      if (window) is_hidden |= kLaneNumbers < seen[r].first - at;
       scores[r][v] = is_hidden ? splat(-INFINITY) : scores[r][v];
     }
   for (int r = 0; r < kTogether; r++) {
@@ -218,7 +234,7 @@ inline void weigh(Floats (&scores)[kTogether][kVectors], const int* positions, i
 
 // Updates the running maxima, masses and sums of kTogether pairs with the first `num_vectors` times 16 keys of a block.
 template <int kTogether>
-inline void take_block(const float* queries, const float* keys, const float* const* values, const int* positions,
+inline void take_block(const float* queries, const float* keys, const float* const* values, const Seen* seen,
                        int window, float softcap, int block, int num_vectors, int padded, int padded_values,
                        float* maxima, float* masses, float* sums) {
   Floats scores[kTogether][kVectors] = {};
@@ -226,7 +242,7 @@ inline void take_block(const float* queries, const float* keys, const float* con
   int first = 0;
   for (; first + 2 <= num_vectors; first += 2) score<2>(queries, keys, padded, first, scores);
   if (first < num_vectors) score<1>(queries, keys, padded, first, scores);
-  weigh(scores, positions, window, softcap, block, num_vectors, maxima, masses, weights, kept);
+  weigh(scores, seen, window, softcap, block, num_vectors, maxima, masses, weights, kept);
   // With few pairs, more floats at a time hide the latency of the additions.
   constexpr int kAtATime = kTogether <= 2 ? 4 : 2;
   int d = 0;
@@ -242,20 +258,21 @@ inline void take_block(const float* queries, const float* keys, const float* con
 // q: [num_queries] rows of `stride` floats with all heads of a token; the first query is at `first_position`.
 // k_pages, v_pages: one layer's [pages, Hk, page_size, head_dim or value_dim]; without v_pages a value is the first
 // part of its key. first_head, num_heads: counted within the group; 0 heads: all. out: rows of `out_stride` floats.
+// last_seen: of these queries, as in AttentionRows.
 template <typename Kv>
 void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, const RowPages& row, int kv_head,
             const float* q, int stride, int num_queries, int first_position, float* out, int out_stride,
-            int first_head = 0, int num_heads = 0) {
+            int first_head = 0, int num_heads = 0, const int32_t* last_seen = nullptr) {
   const int heads = num_heads ? num_heads : shape.group(), first = kv_head * shape.group() + first_head;
   const int dim = shape.head_dim, value_dim = shape.of_values();
   const int padded = round_up(dim, kLanes), padded_values = round_up(value_dim, kLanes);
   const int num_pairs = num_queries * heads, together = num_pairs <= 2 ? num_pairs : kMostTogether;
   const int room = round_up(num_pairs, together);
   thread_local std::vector<Floats> scratch;  // aligned: loads across two cache lines take twice as long
-  thread_local std::vector<int> positions;
+  thread_local std::vector<Seen> seen;
   const size_t wanted = (room + kBlockKeys + 1) * size_t(padded + padded_values) / kLanes + 2 * room;
   scratch.resize(std::max(scratch.size(), wanted));
-  positions.assign(room, first_position + num_queries - 1);
+  const auto [begin, last] = look(seen, room, heads, num_queries, first_position, shape.window, last_seen);
   float* queries = reinterpret_cast<float*>(scratch.data());
   float* sums = queries + size_t(room) * padded;
   float* zeros = sums + size_t(room) * padded_values;
@@ -270,15 +287,12 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
     const int head = first + p % heads;
     const float* from = q + size_t(p / heads) * stride + head * dim;
     for (int d = 0; d < dim; d++) queries[p * padded + d] = from[d] * shape.scale;
-    positions[p] = first_position + p / heads;
     if (shape.sinks) {
       maxima[p] = shape.sinks[head];
       masses[p * kLanes] = 1.0f;
     }
   }
-  const int last = first_position + num_queries - 1;
-  const int begin = first_seen(first_position, shape.window);
-  auto find = [&](int at) {
+  auto find = [&, begin = begin, last = last](int at) {
     return find_keys(shape, k_pages, v_pages, row, kv_head, at, begin, last + 1, reinterpret_cast<const Kv*>(zeros));
   };
   const int first_block = begin / kBlockKeys * kBlockKeys;
@@ -293,7 +307,7 @@ void attend(const AttentionShape& shape, const Kv* k_pages, const Kv* v_pages, c
     }
     for (int p = 0; p < num_pairs; p += together) {
       const auto take = together == 1 ? take_block<1> : together == 2 ? take_block<2> : take_block<kMostTogether>;
-      take(queries + p * padded, keys, values, positions.data() + p, shape.window, shape.softcap, block, num_vectors,
+      take(queries + p * padded, keys, values, seen.data() + p, shape.window, shape.softcap, block, num_vectors,
            padded, padded_values, maxima + p, masses + p * kLanes, sums + p * padded_values);
     }
   }
@@ -312,6 +326,7 @@ struct AttentionRows {  // the N rows of a step
   const int32_t* table_rows = nullptr;  // [N]: the rows' rows of the page table; null: 0, 1, 2, ...
   const int32_t* paths = nullptr;       // [N, path_stride]: `first_placed`, and places; null: there are no trees
   int path_stride = 0;
+  const int32_t* last_seen = nullptr;  // [T]: the last position that a token sees; null: its own
 
   RowPages pages_of(int row) const {
     const int32_t* pages = page_table + size_t(table_rows ? table_rows[row] : row) * page_table_stride;
@@ -353,7 +368,8 @@ void attention(Team& team, const AttentionShape& shape, const Kv* k_pages, const
     const int begin = rows.query_start_loc[unit.row], end = rows.query_start_loc[unit.row + 1];
     const int position = rows.seq_lens[unit.row] - (end - begin) + (unit.first - begin);
     attend(shape, k_pages, v_pages, rows.pages_of(unit.row), unit.kv_head, q + size_t(unit.first) * stride, stride,
-           unit.count, position, out + size_t(unit.first) * out_stride, out_stride, unit.first_head, unit.num_heads);
+           unit.count, position, out + size_t(unit.first) * out_stride, out_stride, unit.first_head, unit.num_heads,
+           rows.last_seen ? rows.last_seen + unit.first : nullptr);
   });
 }
 

@@ -309,7 +309,7 @@ inline void accumulate_codes(const CodedBlock& block, const RoundedWeights* weig
 
 template <typename Code, int kTogether>
 inline void take_codes(const CodedBlock& block, const int32_t* queries, const RoundedQuery* rounded,
-                       const int* positions, int window, float softcap, int first_key, int num_vectors,
+                       const Seen* seen, int window, float softcap, int first_key, int num_vectors,
                        RoundedWeights* rounded_weights, float* maxima, float* masses, float* sums) {
   Floats scores[kTogether][kVectors] = {};
   float weights[kTogether][kBlockKeys], kept[kTogether];
@@ -317,7 +317,7 @@ inline void take_codes(const CodedBlock& block, const int32_t* queries, const Ro
     score_codes<Code, kVectors>(block, queries, rounded, 0, scores);
   else
     for (int v = 0; v < num_vectors; v++) score_codes<Code, 1>(block, queries, rounded, v, scores);
-  weigh(scores, positions, window, softcap, first_key, num_vectors, maxima, masses, weights, kept);
+  weigh(scores, seen, window, softcap, first_key, num_vectors, maxima, masses, weights, kept);
   for (int r = 0; r < kTogether; r++)
     for (int group = 0; group < block.num_groups; group++)
       round_weights<Code>(block, group, weights[r], num_vectors, rounded_weights[r * block.num_groups + group]);
@@ -350,13 +350,13 @@ RoundedQuery round_query(const float* query, int dim, float factor, int32_t* lan
 template <int kBits>
 void attend(const AttentionShape& shape, const IntegerCode<kBits>* k_pages, const IntegerCode<kBits>* v_pages,
             const RowPages& row, int kv_head, const float* q, int stride, int num_queries, int first_position,
-            float* out, int out_stride, int first_head = 0, int num_heads = 0) {
+            float* out, int out_stride, int first_head = 0, int num_heads = 0, const int32_t* last_seen = nullptr) {
   using Code = IntegerCode<kBits>;
   const int heads = num_heads ? num_heads : shape.group(), first = kv_head * shape.group() + first_head;
   const int dim = shape.head_dim, padded = round_up(dim, kHasGroups<Code> ? kCodeGroup : kLanes);
   const int num_pairs = num_queries * heads;
-  const int last = first_position + num_queries - 1;
-  const int begin = first_seen(first_position, shape.window);
+  thread_local std::vector<Seen> seen;
+  const auto [begin, last] = look(seen, num_pairs, heads, num_queries, first_position, shape.window, last_seen);
   const CodedHead<Code> key_codes(shape, k_pages, row, kv_head, begin, last + 1);
   const CodedHead<Code> value_codes(shape, v_pages, row, kv_head, begin, last + 1);
   CodedBlock block;
@@ -369,7 +369,6 @@ void attend(const AttentionShape& shape, const IntegerCode<kBits>* k_pages, cons
   thread_local std::vector<Floats> floats;
   thread_local std::vector<RoundedWeights> weights;
   thread_local std::vector<RoundedQuery> rounded;
-  thread_local std::vector<int> positions;
   thread_local std::vector<uint8_t> gathered;
   const auto at_least = [](auto& vector, size_t size) {
     vector.resize(std::max(vector.size(), size));
@@ -399,13 +398,11 @@ void attend(const AttentionShape& shape, const IntegerCode<kBits>* k_pages, cons
   std::fill(sums, key_scales, 0.0f);
   std::fill(maxima, maxima + num_pairs, -INFINITY);
   rounded.resize(num_pairs);
-  positions.resize(num_pairs);
   for (int p = 0; p < num_pairs; p++) {
     const int head = first + p % heads;
     const float* from = q + size_t(p / heads) * stride + head * dim;
     rounded[p] = round_query<Code>(from, dim, shape.scale, queries + p * block.num_steps,
                                    query_sums + p * num_code_groups(dim));
-    positions[p] = first_position + p / heads;
     if (shape.sinks) {
       maxima[p] = shape.sinks[head];
       masses[p * kLanes] = 1.0f;
@@ -429,7 +426,7 @@ void attend(const AttentionShape& shape, const IntegerCode<kBits>* k_pages, cons
                         : together == 2 ? take_codes<Code, 2>
                         : together == 3 ? take_codes<Code, 3>
                                         : take_codes<Code, kMostTogether>;
-      take(block, queries + p * block.num_steps, rounded.data() + p, positions.data() + p, shape.window, shape.softcap,
+      take(block, queries + p * block.num_steps, rounded.data() + p, seen.data() + p, shape.window, shape.softcap,
            first_key, num_vectors, rounded_weights, maxima + p, masses + p * kLanes, sums + p * padded);
     }
   }

@@ -61,6 +61,7 @@ struct PartOfRows {
     part.query_start_loc = query_start_loc.data();
     part.seq_lens = seq_lens.data();
     part.table_rows = table_rows.data();
+    if (all.last_seen) part.last_seen = all.last_seen + first;
     return part;
   }
 };

@@ -101,7 +101,7 @@ def decode_kernel(
     l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     acc, l_i, m_i = attend(
-        acc, l_i, m_i, q, q_pos, k_ptr + kv_head * stride_kh, v_ptr + kv_head * stride_vh,
+        acc, l_i, m_i, q, q_pos, q_pos, k_ptr + kv_head * stride_kh, v_ptr + kv_head * stride_vh,
         page_table_ptr + row.to(tl.int64) * stride_table, lo, hi, hi, stride_kp, stride_kt, stride_vp, stride_vt,
         scale, softcap, window, paths_ptr + row.to(tl.int64) * stride_paths, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE,
         ONE_PAGE, True, False, WINDOW, HAS_SOFTCAP, HAS_PATHS, PRECISION, FORMAT,

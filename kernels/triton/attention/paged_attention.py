@@ -120,6 +120,7 @@ def paged_attention_triton(
     out: Tensor | None = None,
     layout: PageLayout | None = None,
     paths: Tensor | None = None,
+    last_seen: Tensor | None = None,
     decode: DecodeTiles | None = None,
     prefill: PrefillTiles | None = None,
 ) -> Tensor:
@@ -148,8 +149,8 @@ def paged_attention_triton(
         if prefill is None:
             prefill = prefill_tiles(facts, q.shape[2], q.element_size(), group, softcap > 0, layout is not None)
         _launch_prefill(
-            q, k_pages, v_pages, page_table, query_start_loc, seq_lens, sinks, out, scale, softcap, window, layout,
-            prefill,
+            q, k_pages, v_pages, page_table, query_start_loc, seq_lens, sinks, last_seen, out, scale, softcap, window,
+            layout, prefill,
         )  # fmt: skip
     return out
 
@@ -263,6 +264,7 @@ def _launch_prefill(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     sinks: Tensor | None,
+    last_seen: Tensor | None,
     out: Tensor,
     scale: float,
     softcap: float,
@@ -282,6 +284,7 @@ def _launch_prefill(
         query_start_loc,
         seq_lens,
         q if sinks is None else sinks,
+        seq_lens if last_seen is None else last_seen,
         out,
         num_rows,
         scale,
@@ -310,6 +313,7 @@ def _launch_prefill(
         WINDOW=_kind_of(window),
         HAS_SOFTCAP=softcap > 0,
         HAS_SINKS=sinks is not None,
+        SEES_AHEAD=last_seen is not None,
         PRECISION=_precision(q),
         FORMAT=format_of(layout, device_facts(q.device)),
         num_warps=tiles.num_warps,

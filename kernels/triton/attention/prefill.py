@@ -36,6 +36,7 @@ def prefill_kernel(
     query_start_loc_ptr,
     seq_lens_ptr,
     sinks_ptr,
+    last_seen_ptr,
     out_ptr,
     num_rows,
     scale,
@@ -64,10 +65,14 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    SEES_AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """Grid (Hk, tiles). SKIP_SINGLE leaves rows with one query to the decode kernel."""
+    """Grid (Hk, tiles). SKIP_SINGLE leaves rows with one query to the decode kernel.
+
+    SEES_AHEAD: tokens see positions up to theirs of `last_seen`, which are behind their own.
+    """
     kv_head = tl.program_id(0)
     # The last tiles of a row see the most keys: start them first, so that no long one remains for the end.
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
@@ -104,17 +109,21 @@ def prefill_kernel(
     if WINDOW != "":
         first = first_in_window(prefix + q_block, window, BLOCK_N, PAGE_SIZE, WINDOW)
     end = tl.minimum(prefix + q_block + BLOCK_Q, seq_len)
+    last_seen = q_pos
+    if SEES_AHEAD:
+        last_seen = tl.load(last_seen_ptr + tokens, mask=q_valid, other=0)
+        end = tl.maximum(end, tl.max(last_seen) + 1)
     # Tiles that are fully visible to every query of the block need no mask.
     full = first + (prefix + q_block + 1 - first) // BLOCK_N * BLOCK_N
     acc, l_i, m_i = attend(
-        acc, l_i, m_i, q, q_pos, k_base, v_base, page_row, first, full, end, stride_kp, stride_kt, stride_vp, stride_vt,
-        scale, softcap, window, page_row, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, ONE_PAGE, False, False, WINDOW,
-        HAS_SOFTCAP, False, PRECISION, FORMAT,
+        acc, l_i, m_i, q, q_pos, last_seen, k_base, v_base, page_row, first, full, end, stride_kp, stride_kt, stride_vp,
+        stride_vt, scale, softcap, window, page_row, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, ONE_PAGE, False, False,
+        WINDOW, HAS_SOFTCAP, False, PRECISION, FORMAT,
     )  # fmt: skip
     acc, l_i, m_i = attend(
-        acc, l_i, m_i, q, q_pos, k_base, v_base, page_row, full, end, end, stride_kp, stride_kt, stride_vp, stride_vt,
-        scale, softcap, window, page_row, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, ONE_PAGE, True, True, WINDOW,
-        HAS_SOFTCAP, False, PRECISION, FORMAT,
+        acc, l_i, m_i, q, q_pos, last_seen, k_base, v_base, page_row, full, end, end, stride_kp, stride_kt, stride_vp,
+        stride_vt, scale, softcap, window, page_row, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, ONE_PAGE, True, True,
+        WINDOW, HAS_SOFTCAP, False, PRECISION, FORMAT,
     )  # fmt: skip
     acc = in_order_of_heads(acc, FORMAT)
 

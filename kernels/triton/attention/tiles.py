@@ -36,6 +36,7 @@ def attend(
     m_i,
     q,
     q_pos,
+    last_seen,
     k_base,
     v_base,
     page_row_ptr,
@@ -65,8 +66,8 @@ def attend(
 ):
     """Fold KV tiles of BLOCK_N tokens, from tile_lo on until tile_hi is reached, into (acc, l_i, m_i).
 
-    `q_pos` [BLOCK_M] are the queries' positions. CHECK masks tokens >= n_end, CAUSAL those after the query,
-    WINDOW those before the first one that it sees.
+    `q_pos` [BLOCK_M] are the queries' positions. CHECK masks tokens >= n_end, CAUSAL those after `last_seen` [BLOCK_M],
+    usually the same positions, WINDOW those before the first one that a query sees.
     """
     d_offs = tl.arange(0, BLOCK_D)
     SCALES_TOKENS: tl.constexpr = FORMAT != "" and FORMAT != "int4"
@@ -90,7 +91,7 @@ def attend(
         else:
             s = s * (scale * LOG2E)
         if CAUSAL or CHECK or WINDOW != "":
-            keep = n_offs[None, :] <= q_pos[:, None]
+            keep = n_offs[None, :] <= last_seen[:, None]
             if CHECK and not CAUSAL:
                 keep = (n_offs < n_end)[None, :]
             if WINDOW != "":

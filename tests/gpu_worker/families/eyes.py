@@ -146,7 +146,6 @@ class Eyes(NamedTuple):
     pictures: Callable[[], list[Picture]] = _qwen_pictures
     inputs: Callable[[tuple[Picture, ...], list[int]], dict[str, Tensor]] = _qwen_inputs
     more: Mapping[str, Any] = MappingProxyType({})  # of the whole model's configuration
-    kernels: tuple[str, ...] = ("native", "torch")  # that let it see
 
 
 _SECTIONS = rope("default", mrope_section=[2, 3, 3])
@@ -191,7 +190,6 @@ EYES: dict[str, Eyes] = {
         _gemma3_pictures,
         _gemma3_inputs,
         {"mm_tokens_per_image": 4},
-        ("torch",),
     ),
     "llava-next": Eyes(
         *("llava_next", {**_CLIP, "patch_size": 3}, Case("llama"), _llava_next_pictures, _llava_next_inputs),

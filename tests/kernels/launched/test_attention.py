@@ -71,6 +71,28 @@ def test_windows_at_the_edges_of_tiles(device: str, window: int, num_splits: int
     check(device, case, DecodeTiles(16, num_splits, 1, 4, 2), PrefillTiles(16, 16, 4, 2))
 
 
+@pytest.mark.parametrize(("page_size", "window", "softcap"), [(4, None, 0.0), (1, 5, 2.0), (32, 17, 0.0)])
+def test_positions_of_a_picture_see_each_other(device: str, page_size: int, window: int | None, softcap: float) -> None:
+    """Some end in a later tile of queries, and of keys; of two that are neighbours each sees only itself."""
+    rows = ((1, 33), (5, 5), (7, 40), (19, 64), (2, 2))
+    inputs = make_inputs(AttentionCase(rows, page_size=page_size, window=window, softcap=softcap), device)
+    positions = [torch.arange(length - count, length) for count, length in rows]
+    for row, first, behind in (
+        (2, 34, 37),
+        (3, 45, 48),
+        (3, 48, 62),
+        (4, 0, 2),
+    ):  # the last position is before `behind`
+        positions[row][(positions[row] >= first) & (positions[row] < behind)] = behind - 1
+    inputs.options["last_seen"] = torch.cat(positions).int().to(device)
+    got = torch.full_like(inputs.args[0], float("nan"))
+    paged_attention_triton(
+        *inputs.args, **inputs.options, max_query_len=inputs.max_query_len, max_seq_len=inputs.max_seq_len, out=got,
+        prefill=PrefillTiles(16, 16, 4, 2),
+    )  # fmt: skip
+    assert_near(got, paged_attention_reference(*inputs.args, **inputs.options))
+
+
 def test_dtypes(device: str, dtype: torch.dtype) -> None:
     check(device, AttentionCase(MIXED, dtype=dtype))
     check(device, AttentionCase(MIXED, dtype=dtype, head_dim=128, window=9, softcap=5.0, sinks=True))
