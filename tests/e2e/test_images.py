@@ -10,8 +10,10 @@ import torch
 import transformers
 
 from penstock import LLM, SamplingParams
+from penstock.ipc.curve import make_key_file
 from tests.api.conftest import SMALL
 from tests.e2e.servers import Server, serving, stream
+from tests.e2e.test_tcp import free_port
 from tests.faults.soak import sized
 from tests.frontend.images.image_models import MODELS, data_url, encoded, noise
 
@@ -148,3 +150,26 @@ async def test_what_transformers_sees(seeing: Seeing) -> None:
         params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
         outputs = llm.chat(both, params, use_tqdm=False)
         assert [output.outputs[0].token_ids for output in outputs] == wanted
+
+
+async def test_other_ways_to_an_engine(seeing: Seeing, tmp_path: Path) -> None:
+    """Two engines, one of whose workers dies; and an engine at an address, which shares no memory."""
+    make_key_file(tmp_path / "keys")
+    tcp = (f"--{side}-address=tcp://127.0.0.1:{free_port()}" for side in ("frontend", "worker"))
+    said = [messages(*URLS), messages(URLS[0]), messages(*reversed(URLS)), messages(URLS[1], question="And?")]
+    shown = [PICTURES, PICTURES[:1], PICTURES[::-1], PICTURES[1:]]
+    wanted = list[list[int]]()
+    for flags in (("--data-parallel-size", "2"), (*tcp, "--channel-key-file", str(tmp_path / "keys"))):
+        async with (
+            serving(seeing.folder, "--served-model-name", "m", "--dtype", "float32", *flags) as server,
+            aiohttp.ClientSession() as http,
+        ):
+            begun = asyncio.Event()
+            running = [asyncio.create_task(told(http, server, each, begun)) for each in said]
+            await begun.wait()
+            if not wanted:
+                server.children()["penstock-worker-1-0"].kill()
+            found = await asyncio.gather(*running)
+            pairs = zip(found, shown, strict=True)
+            wanted = wanted or [seeing.expected(prompt, pictures) for (prompt, _), pictures in pairs]
+            assert [ids for _, ids in found] == wanted
