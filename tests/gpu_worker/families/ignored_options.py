@@ -15,6 +15,9 @@ _SIZES = {"architecture", "checkpoint_dtype", "has_page_groups", "layers", "name
 _TOO_SMALL = {"eps", "renormalize_eps", "embedding_scale_is_rounded"}
 """They change no more than rounding does in fp32."""
 
+_OF_PICTURES = {"sections", "sections_alternate"}
+"""In a text, time, row and column of a position are the same."""
+
 _WITHOUT_EFFECT = {("beside_mlp", "experts", "router", "renormalize")}
 """Of what they scale, a norm is taken."""
 _OF_NORMS = {"norms_span", "norms_follow_rope"}
@@ -33,7 +36,7 @@ def _options(part: msgspec.Struct) -> Iterator[Path]:
     for field in fields(part):
         value, usual = getattr(part, field.name), _usual(part, field)
         has_norms = not isinstance(part, Attention) or part.q_norm is not None
-        if field.name in _SIZES | _TOO_SMALL or (field.name in _OF_NORMS and not has_norms):
+        if field.name in _SIZES | _TOO_SMALL | _OF_PICTURES or (field.name in _OF_NORMS and not has_norms):
             continue
         if usual is not msgspec.NODEFAULT and value != usual:
             yield (field.name,)

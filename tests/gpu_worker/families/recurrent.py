@@ -107,6 +107,7 @@ CASES = {
             "mamba_num_heads": 8,
             "mamba_head_dim": 16,
             "n_groups": 2,
+            "time_step_min": 0.4,
         },
         by_transformers=False,
     ),
