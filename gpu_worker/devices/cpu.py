@@ -92,13 +92,12 @@ class CpuDevice:
     def write_runs(
         self, table: Tensor, rows: Int32Array, starts: Int32Array, counts: Int32Array, values: Int32Array
     ) -> None:
-        cells: Int32Array = table.numpy()
         if rows.shape[0] > _FEW_RUNS:
             # Of each value in the flat table: its run's first cell, plus its place among the values of the run.
-            first = rows.astype(np.int64) * cells.shape[1] + starts - (counts.cumsum() - counts)
-            cells.reshape(-1)[first.repeat(counts) + np.arange(values.shape[0])] = values
+            first = rows.astype(np.int64) * table.shape[1] + starts - (counts.cumsum() - counts)
+            table.view(-1).numpy()[first.repeat(counts) + np.arange(values.shape[0])] = values
             return
-        used = 0
+        cells, used = table.numpy(), 0
         for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
             cells[row, start : start + count] = values[used : used + count]
             used += count
