@@ -82,7 +82,6 @@ class TritonAttention:
 
     def __init__(self, inputs: ForwardInputs, group: PageGroup) -> None:
         self._inputs = inputs
-        self._last_seen = None if inputs.images is None else inputs.images.last_seen(inputs.positions)
 
     def write(
         self,
@@ -136,7 +135,7 @@ class TritonAttention:
             sinks=sinks,
             layout=pages.layout,
             paths=inputs.paths,
-            last_seen=self._last_seen,
+            last_seen=None if inputs.images is None else inputs.images.last_seen,
         )
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.gpu_worker.devices.device import Device, IntArray
+from penstock.gpu_worker.devices.device import Device, Int32Array, IntArray
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.kernels.held_experts import HeldExperts
 from penstock.kernels.native.program import ProgramStep
@@ -16,7 +16,6 @@ from penstock.kernels.native.program import ProgramStep
 if TYPE_CHECKING:
     from penstock.gpu_worker.models.vision.tower import Tower
 
-Int32Array = npt.NDArray[np.int32]
 
 LayerCounter = npt.NDArray[np.int64]
 """int64[1]: layers of the current step that have written their keys and values."""
@@ -45,21 +44,13 @@ class ImageInputs(NamedTuple):
     embeddings: Tensor | None  # [E, H], or wider: then H numbers for each of the first layers follow
     turns: Tensor | None  # int64[3, T], time, row and column of each token, if positions have them
     wholes: tuple[WholeImage, ...] = ()  # whose positions see each other
+    last_seen: Tensor | None = None  # int32[T], the last position that each token sees; None: its own
 
     def deep(self, size: int) -> tuple[Tensor, Tensor] | None:
         """int64[E] and [E, layers, H]: what is added behind the first layers; None: all have only H, `size`."""
         if self.places is None or self.embeddings is None or self.embeddings.shape[1] == size:
             return None
         return self.places, self.embeddings[:, size:].unflatten(1, (-1, size))
-
-    def last_seen(self, positions: Tensor) -> Tensor | None:
-        """int32[T], the last position that each of the step's tokens sees; None: its own, int64[T]."""
-        if not self.wholes:
-            return None
-        seen = positions.int()
-        for its in self.wholes:
-            seen[its.first_token : its.first_token + its.end - its.begin] = its.end - 1
-        return seen
 
 
 class ForwardInputs(NamedTuple):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from penstock.core.checkpoint.decoder import Decoder
-from penstock.gpu_worker.devices.device import Device, IntArray
+from penstock.gpu_worker.devices.device import Device, Int32Array, IntArray
 from penstock.gpu_worker.models.decoder import DecoderModel, DecoderWeights
-from penstock.gpu_worker.models.model import ForwardInputs, ImageInputs, Int32Array, LayerCounter, WholeStep
+from penstock.gpu_worker.models.model import ForwardInputs, ImageInputs, LayerCounter, WholeStep
 from penstock.gpu_worker.models.native_program import ProgramWriter
 from penstock.gpu_worker.models.rope import Rope
 from penstock.gpu_worker.models.vocabulary import vocabulary_part
@@ -131,7 +131,7 @@ class NativeDecoderModel:
             inputs.paths,
             inputs.rows,
             added,
-            None if inputs.images is None else inputs.images.last_seen(inputs.positions),
+            None if inputs.images is None else inputs.images.last_seen,
         )
 
     @property

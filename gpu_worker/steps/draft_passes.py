@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from penstock.gpu_worker.devices.device import Device, Graphs
+from penstock.gpu_worker.devices.device import Device, Graphs, Int32Array
 from penstock.gpu_worker.drafting.pages import uncounted
 from penstock.gpu_worker.drafting.target import Int64Array
-from penstock.gpu_worker.models.model import Int32Array, Model
+from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.cuda_graphs import DecodeGraphs

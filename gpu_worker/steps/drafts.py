@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from penstock.gpu_worker.devices.device import Download, IntArray
+from penstock.gpu_worker.devices.device import Download, Int32Array, IntArray
 from penstock.gpu_worker.drafting.drafter import Drafter
 from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.gpu_worker.state.row_state import RowState
 from penstock.gpu_worker.steps.guessing import Guessing
-from penstock.gpu_worker.steps.host_step import HostBatch, Int32Array, drawn_tokens
+from penstock.gpu_worker.steps.host_step import HostBatch, drawn_tokens
 from penstock.gpu_worker.steps.trees import DraftTree, Moves, path_table, positions_of, trees_of
 from penstock.ipc.messages import NewRow, RowError, StepPlan, StepResult
 

@@ -9,11 +9,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.gpu_worker.devices.device import Download, Mark
+from penstock.gpu_worker.devices.device import Download, Int32Array, Mark
 from penstock.ipc.messages import RowError, StepPlan, StepResult
 from penstock.kernels.sampling_state import NOT_FINITE, NOTHING_LEFT
-
-Int32Array = npt.NDArray[np.int32]
 
 _REASONS = {
     NOT_FINITE: "the model's logits are not finite numbers: its weights are damaged, or --dtype is too narrow for it",

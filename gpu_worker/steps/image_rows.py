@@ -9,7 +9,7 @@ import torch
 
 from penstock.core.checkpoint.vision.grid import GridVision
 from penstock.core.checkpoint.vision.tower import VisionTower
-from penstock.gpu_worker.devices.device import Device
+from penstock.gpu_worker.devices.device import Device, Int32Array
 from penstock.gpu_worker.images.store import EmbeddingStore
 from penstock.gpu_worker.models.model import ImageInputs, WholeImage
 from penstock.gpu_worker.steps.host_step import HostBatch
@@ -72,7 +72,17 @@ class ImageRows:
             torch.cat(embeddings) if embeddings else None,
             upload(np.concatenate(turns, axis=1)) if self._turns else None,
             tuple(wholes),
+            upload(_last_seen(batch, wholes)) if wholes else None,
         )
+
+
+def _last_seen(batch: HostBatch, wholes: Sequence[WholeImage]) -> Int32Array:
+    """int32[T], of each of the step's tokens the last position that it sees: its own, or its picture's last."""
+    rows = zip(batch.start.tolist(), batch.num_new.tolist(), strict=True)
+    seen = np.concatenate([np.arange(start, start + num_new, dtype=np.int32) for start, num_new in rows])
+    for its in wholes:
+        seen[its.first_token : its.first_token + its.end - its.begin] = its.end - 1
+    return seen
 
 
 def _whole(row: int, begin: int, behind: int, start: int, end: int, first_token: int) -> WholeImage:

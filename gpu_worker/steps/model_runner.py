@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.source import Checkpoint
-from penstock.gpu_worker.devices.device import Device, Graphs, IntArray, Mark
+from penstock.gpu_worker.devices.device import Device, Graphs, Int32Array, IntArray, Mark
 from penstock.gpu_worker.drafting.drafter import Drafter
 from penstock.gpu_worker.grammars.masks import Grammars
 from penstock.gpu_worker.models.model import HandsOutLayers, ImageInputs, Model
@@ -23,7 +23,6 @@ from penstock.gpu_worker.steps.cuda_graphs import DecodeGraphs
 from penstock.gpu_worker.steps.drafts import DraftedStep, Drafts
 from penstock.gpu_worker.steps.host_step import (
     HostBatch,
-    Int32Array,
     Passed,
     PendingStep,
     StepOutput,

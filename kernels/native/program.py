@@ -17,6 +17,7 @@ from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import (
     UNIT,
     WEIGHT_KINDS,
+    Int32Array,
     Library,
     LinearStruct,
     PackedLinear,
@@ -32,7 +33,6 @@ from penstock.kernels.norms import NormWeights
 from penstock.kernels.qk_norm_rope_write import QKNorms
 
 IntArray = npt.NDArray[np.integer]
-Int32Array = npt.NDArray[np.int32]
 Finish = Literal["store", "add", "activate", "gate", "gate_stored"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu")  # as enum Activation in activations.h

@@ -15,6 +15,7 @@ from tests.api.conftest import SMALL
 from tests.e2e.servers import Server, serving, stream
 from tests.e2e.test_tcp import free_port
 from tests.faults.soak import sized
+from tests.faults.test_engines import until_both_are_ready
 from tests.frontend.images.image_models import MODELS, data_url, encoded, noise
 
 LENGTH = 40
@@ -85,6 +86,16 @@ def messages(*urls: str, question: str = "Which is larger?") -> list[dict[str, A
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
+SAID = [messages(*URLS), messages(*reversed(URLS)), messages(URLS[0]), messages(URLS[1], question="And?")]
+SHOWN = [PICTURES, PICTURES[::-1], PICTURES[:1], PICTURES[1:]]
+
+
+def check_tokens(seeing: Seeing, found: list[tuple[list[int], list[int]]]) -> None:
+    """What was told of each of SAID is what transformers makes of it."""
+    expected = [seeing.expected(prompt, pictures) for (prompt, _), pictures in zip(found, SHOWN, strict=True)]
+    assert [ids for _, ids in found] == expected
+
+
 async def told(
     http: aiohttp.ClientSession, server: Server, said: list[dict[str, Any]], begun: asyncio.Event | None = None
 ) -> tuple[list[int], list[int]]:
@@ -130,17 +141,14 @@ async def check_nothing_is_left(http: aiohttp.ClientSession, server: Server) -> 
 async def test_what_transformers_sees(seeing: Seeing) -> None:
     flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "32")
     async with serving(seeing.folder, *flags) as server, aiohttp.ClientSession() as http:
-        both = [messages(*URLS), messages(*reversed(URLS)), messages(URLS[0]), messages(URLS[1], question="And?")]
-        found = await asyncio.gather(*(told(http, server, said) for said in both))
-        shown = [PICTURES, PICTURES[::-1], PICTURES[:1], PICTURES[1:]]
-        wanted = [seeing.expected(prompt, pictures) for (prompt, _), pictures in zip(found, shown, strict=True)]
-        assert [ids for _, ids in found] == wanted
+        found = await asyncio.gather(*(told(http, server, said) for said in SAID))
+        check_tokens(seeing, found)
         assert await num_encoded(http, server) == len(PICTURES)
-        assert await asyncio.gather(*(told(http, server, said) for said in both)) == found
+        assert await asyncio.gather(*(told(http, server, said) for said in SAID)) == found
         assert await num_encoded(http, server) == len(PICTURES)
         for child in ("penstock-worker-0", "penstock-scheduler"):
             begun = asyncio.Event()
-            running = [asyncio.create_task(told(http, server, said, begun)) for said in both]
+            running = [asyncio.create_task(told(http, server, said, begun)) for said in SAID]
             await begun.wait()
             server.children()[child].kill()
             assert await asyncio.gather(*running) == found
@@ -148,28 +156,30 @@ async def test_what_transformers_sees(seeing: Seeing) -> None:
         await check_nothing_is_left(http, server)
     with LLM(seeing.folder, **SMALL) as llm:
         params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
-        outputs = llm.chat(both, params, use_tqdm=False)
-        assert [output.outputs[0].token_ids for output in outputs] == wanted
+        outputs = llm.chat(SAID, params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == [ids for _, ids in found]
 
 
-async def test_other_ways_to_an_engine(seeing: Seeing, tmp_path: Path) -> None:
-    """Two engines, one of whose workers dies; and an engine at an address, which shares no memory."""
+async def test_two_engines_one_of_whose_workers_dies(seeing: Seeing) -> None:
+    flags = ("--served-model-name", "m", "--dtype", "float32", "--data-parallel-size", "2")
+    async with serving(seeing.folder, *flags) as server, aiohttp.ClientSession() as http:
+        await until_both_are_ready(server, http)
+        found = await asyncio.gather(*(told(http, server, said) for said in SAID))
+        check_tokens(seeing, found)
+        await server.settled(http)
+        counts = await server.labelled(http, "penstock_images_total")
+        encoded = {labels["engine"]: count for labels, count in counts if labels["result"] == "encoded"}
+        assert min(encoded[engine] for engine in ("0", "1")) > 0, "both had requests"
+        begun = asyncio.Event()
+        running = [asyncio.create_task(told(http, server, said, begun)) for said in SAID]
+        await begun.wait()
+        server.children()["penstock-worker-1-0"].kill()
+        assert await asyncio.gather(*running) == found
+
+
+async def test_an_engine_at_an_address_shares_no_memory(seeing: Seeing, tmp_path: Path) -> None:
     make_key_file(tmp_path / "keys")
-    tcp = (f"--{side}-address=tcp://127.0.0.1:{free_port()}" for side in ("frontend", "worker"))
-    said = [messages(*URLS), messages(URLS[0]), messages(*reversed(URLS)), messages(URLS[1], question="And?")]
-    shown = [PICTURES, PICTURES[:1], PICTURES[::-1], PICTURES[1:]]
-    wanted = list[list[int]]()
-    for flags in (("--data-parallel-size", "2"), (*tcp, "--channel-key-file", str(tmp_path / "keys"))):
-        async with (
-            serving(seeing.folder, "--served-model-name", "m", "--dtype", "float32", *flags) as server,
-            aiohttp.ClientSession() as http,
-        ):
-            begun = asyncio.Event()
-            running = [asyncio.create_task(told(http, server, each, begun)) for each in said]
-            await begun.wait()
-            if not wanted:
-                server.children()["penstock-worker-1-0"].kill()
-            found = await asyncio.gather(*running)
-            pairs = zip(found, shown, strict=True)
-            wanted = wanted or [seeing.expected(prompt, pictures) for (prompt, _), pictures in pairs]
-            assert [ids for _, ids in found] == wanted
+    addresses = [f"--{side}-address=tcp://127.0.0.1:{free_port()}" for side in ("frontend", "worker")]
+    flags = ("--served-model-name", "m", "--dtype", "float32", f"--channel-key-file={tmp_path / 'keys'}", *addresses)
+    async with serving(seeing.folder, *flags) as server, aiohttp.ClientSession() as http:
+        check_tokens(seeing, await asyncio.gather(*(told(http, server, said) for said in SAID)))

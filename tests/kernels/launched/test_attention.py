@@ -14,9 +14,15 @@ MIXED = ((1, 33), (5, 5), (7, 40), (1, 1), (19, 32))
 
 
 def check(
-    device: str, case: AttentionCase, decode: DecodeTiles | None = None, prefill: PrefillTiles | None = None
+    device: str,
+    case: AttentionCase,
+    decode: DecodeTiles | None = None,
+    prefill: PrefillTiles | None = None,
+    last_seen: torch.Tensor | None = None,
 ) -> None:
     inputs = make_inputs(case, device)
+    if last_seen is not None:
+        inputs.options["last_seen"] = last_seen.to(device)
     got = torch.full_like(inputs.args[0], float("nan"))
     paged_attention_triton(
         *inputs.args, **inputs.options, max_query_len=inputs.max_query_len, max_seq_len=inputs.max_seq_len, out=got,
@@ -75,22 +81,11 @@ def test_windows_at_the_edges_of_tiles(device: str, window: int, num_splits: int
 def test_positions_of_a_picture_see_each_other(device: str, page_size: int, window: int | None, softcap: float) -> None:
     """Some end in a later tile of queries, and of keys; of two that are neighbours each sees only itself."""
     rows = ((1, 33), (5, 5), (7, 40), (19, 64), (2, 2))
-    inputs = make_inputs(AttentionCase(rows, page_size=page_size, window=window, softcap=softcap), device)
-    positions = [torch.arange(length - count, length) for count, length in rows]
-    for row, first, behind in (
-        (2, 34, 37),
-        (3, 45, 48),
-        (3, 48, 62),
-        (4, 0, 2),
-    ):  # the last position is before `behind`
-        positions[row][(positions[row] >= first) & (positions[row] < behind)] = behind - 1
-    inputs.options["last_seen"] = torch.cat(positions).int().to(device)
-    got = torch.full_like(inputs.args[0], float("nan"))
-    paged_attention_triton(
-        *inputs.args, **inputs.options, max_query_len=inputs.max_query_len, max_seq_len=inputs.max_seq_len, out=got,
-        prefill=PrefillTiles(16, 16, 4, 2),
-    )  # fmt: skip
-    assert_near(got, paged_attention_reference(*inputs.args, **inputs.options))
+    seen = [torch.arange(length - count, length, dtype=torch.int32) for count, length in rows]
+    for row, first, last in ((2, 34, 36), (3, 45, 47), (3, 48, 61), (4, 0, 1)):
+        seen[row][(seen[row] >= first) & (seen[row] <= last)] = last
+    case = AttentionCase(rows, page_size=page_size, window=window, softcap=softcap)
+    check(device, case, prefill=PrefillTiles(16, 16, 4, 2), last_seen=torch.cat(seen))
 
 
 def test_dtypes(device: str, dtype: torch.dtype) -> None:
