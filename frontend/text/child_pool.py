@@ -81,8 +81,12 @@ class ChildPool:
         self._max_queued = max_queued
         self._max_answer_bytes = max_answer_bytes
         self._idle: list[_Child] = []
+        self._running: set[_Child] = set()  # those that start, work or wait
+        self._max_processes = max_processes
         self._slots = asyncio.Semaphore(max_processes)
         self._num_queued = 0
+        self._releases: set[asyncio.Task[None]] = set()
+        self._is_closed = False
         self._renewal: asyncio.Task[None] | None = None
 
     @property
@@ -120,9 +124,8 @@ class ChildPool:
 
     async def _ask_up_to_twice(self, question: list[Any], seconds: float) -> list[Any]:
         try:
-            self._idle = [child for child in self._idle if child.is_alive]
             try:
-                return await self._ask(self._idle.pop() if self._idle else await self._start(), question, seconds)
+                return await self._ask(await self._waiting() or await self._start(), question, seconds)
             except (ChildDiedError, _ChildHeldUpError) as error:
                 log.warning("a process is lost, another one is asked", kind=self._kind, reason=type(error).__name__)
                 return await self._ask(await self._start(), question, seconds)
@@ -132,13 +135,27 @@ class ChildPool:
             log.error("no process can be started", kind=self._kind, reason=str(error))
             raise Unavailable("the process that reads requests cannot be started", retry_after=RETRY_SECONDS) from None
 
+    async def _waiting(self) -> "_Child | None":
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive:
+                return child
+            await self._end(child)
+        return None
+
     async def close(self) -> None:
-        """End the processes that wait; another question would start new ones."""
-        if self._renewal is not None:
-            self._renewal.cancel()
-            await asyncio.wait({self._renewal})
+        """End all processes, also those at work: their questions, and any later ones, are answered with status 503."""
+        self._is_closed = True
+        for child in self._running:
+            child.kill()
+        for _ in range(self._max_processes):  # questions end, now that their processes have
+            await self._slots.acquire()
+        for _ in range(self._max_processes):
+            self._slots.release()
+        if left := self._releases | ({self._renewal} if self._renewal is not None else set()):
+            await asyncio.wait(left)
         for child in self._idle:
-            await child.end()
+            await self._end(child)
         self._idle.clear()
 
     async def _ask(self, child: "_Child", question: list[Any], seconds: float) -> list[Any]:
@@ -154,7 +171,10 @@ class ChildPool:
         except (EOFError, OSError, RuntimeError, ValueError, msgspec.MsgspecError):  # RuntimeError: a closed pipe
             raise ChildDiedError from None
         finally:  # also when the client leaves meanwhile
-            await asyncio.shield(self._release(child, asking))
+            release = asyncio.create_task(self._release(child, asking))
+            self._releases.add(release)
+            release.add_done_callback(self._releases.discard)
+            await asyncio.shield(release)
 
     async def _release(self, child: "_Child", asking: asyncio.Task[list[Any]]) -> None:
         if not asking.done():
@@ -166,25 +186,26 @@ class ChildPool:
             return
         asking.cancel()
         await asyncio.wait({asking})
-        await child.end()
+        await self._end(child)
 
     async def _renew(self, old: "_Child") -> None:
         """Put a new process in the place of one that goes on until the new one is ready."""
         try:
             new = await self._start()
+            log.info("a process is replaced", kind=self._kind, pid=old.pid, by=new.pid)
+            self._idle.append(new)
+            old.is_retired = True
+            if old in self._idle:
+                self._idle.remove(old)
+                await self._end(old)
         except (ChildUnusableError, _ChildNotStartedError) as error:
             log.warning("a process is not replaced", kind=self._kind, reason=str(error))
-            return
         finally:
             self._renewal = None
-        log.info("a process is replaced", kind=self._kind, pid=old.pid, by=new.pid)
-        self._idle.append(new)
-        old.is_retired = True
-        if old in self._idle:
-            self._idle.remove(old)
-            await old.end()
 
     async def _start(self) -> "_Child":
+        if self._is_closed:
+            raise _ChildNotStartedError("the server stops")
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -197,6 +218,9 @@ class ChildPool:
         except OSError as error:  # no memory, no descriptors, no more processes
             raise _ChildNotStartedError(error.strerror) from None
         child = _Child(process)
+        self._running.add(child)
+        if self._is_closed:  # since it was asked for
+            child.kill()
         is_ready = False
         try:
             async with asyncio.timeout(MAX_START_SECONDS):
@@ -206,11 +230,15 @@ class ChildPool:
             raise _ChildNotStartedError("it ends, or is silent, before it is ready") from None
         finally:
             if not is_ready:
-                await asyncio.shield(child.end())
+                await asyncio.shield(self._end(child))
         if not is_ready:
             raise ChildUnusableError(answer[1])
         child.size_when_ready = child.size()
         return child
+
+    async def _end(self, child: "_Child") -> None:
+        await child.end()
+        self._running.discard(child)
 
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -276,10 +304,14 @@ class _Child:
         self._process.stdin.write(msgspec.json.encode(question) + b"\n")
         return await self.line()
 
-    async def end(self) -> None:
-        """Kill it, and wait until it and its pipes are gone."""
+    def kill(self) -> None:
+        """Whoever waits for its answer finds out."""
         with suppress(ProcessLookupError):
             self._process.kill()
+
+    async def end(self) -> None:
+        """Kill it, and wait until it and its pipes are gone."""
+        self.kill()
         await self._process.wait()
         if self._process.stdin is not None and self._process.stdout is not None:
             self._process.stdin.close()

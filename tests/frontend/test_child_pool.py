@@ -122,6 +122,46 @@ async def test_a_worn_process_is_replaced_without_a_pause(
             await asyncio.sleep(0.01)
 
 
+async def started(before: set[psutil.Process]) -> None:
+    async with asyncio.timeout(60):
+        while not set(psutil.Process().children()) - before:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.05, 2.0])
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_closing_ends_processes_that_start_or_work(checkpoint: Path, wait: float, leaves: bool) -> None:
+    before = set(psutil.Process().children())
+    pool = make_pool(str(checkpoint), "", "text", max_processes=2)
+    long: list[Any] = ["encode", ["Hello " * 1_000_000, ""], False]
+    asking = [asyncio.create_task(pool.ask(long, 60)) for _ in range(3)]
+    await started(before)
+    await asyncio.sleep(wait)
+    if leaves:
+        asking[0].cancel()
+    await pool.close()
+    assert set(psutil.Process().children()) <= before
+    for each in await asyncio.gather(*asking, return_exceptions=True):
+        assert isinstance(each, Unavailable | asyncio.CancelledError)
+    with pytest.raises(Unavailable):
+        await pool.ask(QUESTION, 20)
+    assert set(psutil.Process().children()) <= before
+
+
+async def test_closing_ends_a_process_that_takes_another_ones_place(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(psutil.Process().children())
+    pool = make_pool(str(checkpoint), "", "text")
+    await pool.ask(QUESTION, 20)
+    first = set(psutil.Process().children())
+    monkeypatch.setattr(child_pool, "MAX_GROWTH", -1)
+    await pool.ask(QUESTION, 20)
+    await started(first)
+    await pool.close()
+    assert set(psutil.Process().children()) <= before
+
+
 def test_no_chat_fails_when_helpers_are_killed(checkpoint: Path, sockets: Path) -> None:
     others = set(psutil.Process().children())
     with live_server(checkpoint, sockets) as live:
