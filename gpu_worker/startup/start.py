@@ -190,6 +190,10 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         if drafting is not None:
             make = partial(drafting.make, size.num_pages)
             runner.draft_with(make if rank.num_ranks > 1 else partial(guarded, make))
+    if tower is not None:
+        from penstock.gpu_worker.images.store import EmbeddingStore  # most models take texts only
+
+        runner.image_store = EmbeddingStore(tower)
     if graphs is not None:
         _capture(runner, graphs, dtype)
     if device.compiles_launches:
@@ -229,9 +233,6 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         state_bytes=model_config.state_bytes,
     )
     if tower is not None:
-        from penstock.gpu_worker.images.store import EmbeddingStore  # most models take texts only
-
-        runner.image_store = EmbeddingStore(tower)
         hello = replace(hello, max_embedding_bytes=_EMBEDDING_BYTES, embedding_bytes=tower.embedding_bytes)
         hello = replace(hello, images_are_whole=tower.vision.is_whole)
     if (host_pages := runner.host_pages) is not None:

@@ -7,13 +7,17 @@ pages is overwritten before anything reads it.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
 from penstock.gpu_worker.steps.model_runner import ModelRunner
-from penstock.ipc.messages import NewRow, SamplingParams, StepPlan
+from penstock.ipc.messages import EncodeImage, NewRow, PixelRef, PixelTensor, RowImage, SamplingParams, StepPlan
+
+if TYPE_CHECKING:
+    from penstock.gpu_worker.images.store import EmbeddingStore
 
 _SOME_TOKENS = 40
 _MANY_TOKENS = 80
@@ -53,6 +57,8 @@ def warm_up(runner: ModelRunner, limits: Limits) -> int:
     if limits.num_pages > 1:
         page = np.arange(2, dtype=np.int32).tobytes()
         plans.append(msgspec.structs.replace(plans[0], copy_src=page[:4], copy_dst=page[4:]))
+    if runner.image_store is not None:
+        plans += _image_plans(limits, runner.image_store)
     for plan in plans:
         runner.launch(plan).result()
     runner.warm_up_drafter(_contexts(limits))
@@ -107,6 +113,41 @@ def _sampling_plans(limits: Limits) -> Iterator[StepPlan]:
     chunk = min(3, max(1, limits.max_model_len - 1), limits.max_num_batched_tokens)
     for kind in kinds:
         yield _plan(limits, [_Row(chunk, chunk, sampling=kind)])
+
+
+def _image_plans(limits: Limits, store: "EmbeddingStore") -> Iterator[StepPlan]:
+    """A picture goes through the tower, and then, as the beginning of prompts, through the decoder: its positions may
+    have rows and columns, and see each other."""
+    vision, key = store.tower.vision, bytes(32)
+    grid = vision.small_grid
+    count, shape = vision.num_embeddings(grid), vision.pixel_shape(grid)
+    image = RowImage(key, 0, count, count, grid, embedding_id=1)
+    longest = max(1, limits.max_model_len - 1)
+    if count > longest or (vision.is_whole and count > limits.max_num_batched_tokens):
+        return  # nor is there room for a request's
+    pixels = bytes(4 * prod(shape))
+    tensors = (PixelTensor("pixel_values", "float32", shape, 0),)
+    store.order(EncodeImage(1, key, grid, count, PixelRef("", len(pixels), tensors, pixels)))
+    while (encoded := store.work(1.0)) is None:
+        pass
+    if encoded.error:
+        raise RuntimeError(f"the vision tower cannot be warmed up: {encoded.error}")
+    for length in sorted({min(max(count, least), longest) for least in (2, _SOME_TOKENS, _MANY_TOKENS)}):
+        chunk = min(length, limits.max_num_batched_tokens)
+        batches = [[_Row(length, chunk)], [_Row(length)]]  # no graph covers a decode step of it
+        if limits.max_num_seqs > 1 and chunk < limits.max_num_batched_tokens:
+            batches.append([_Row(length, chunk), _Row(1)])
+        for rows in batches:
+            yield _showing(_plan(limits, rows), image, vision.image_token)
+
+
+def _showing(plan: StepPlan, image: RowImage, image_token: int) -> StepPlan:
+    """The same with a picture at the beginning of its first row."""
+    first, *others = plan.new_rows
+    token_ids = np.frombuffer(first.token_ids, dtype=np.int32).copy()
+    token_ids[: image.length] = image_token
+    first = msgspec.structs.replace(first, token_ids=token_ids.tobytes(), images=(image,))
+    return msgspec.structs.replace(plan, new_rows=(first, *others))
 
 
 def _plan(limits: Limits, rows: Sequence[_Row]) -> StepPlan:

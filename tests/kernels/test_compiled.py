@@ -104,6 +104,10 @@ QUANTIZED: dict[str, dict[int, tuple[str, ...]]] = {
     "head_dim 256": {86: ("int8",), 90: ("int4",)},
 }
 """Formats of quantized KV that are compiled by default, which takes seconds for each."""
+GEMMAS = {
+    "Gemma-3-4B, a window": ModelShape(8, 4, 256, 2560, 10240, 262208, True, 1024),
+    "Gemma-3-27B": ModelShape(32, 16, 128, 5376, 21504, 262208, True, None),
+}
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 192, 256, 512)
 # kv_rank 512, 64 rotated numbers, and per head (heads, nope_dim, v_dim).
 LATENT = {
@@ -143,6 +147,14 @@ def launch_attention(shape: ModelShape, page_size: int = 16, extras: bool = Fals
             softcap=30.0 if extras else 0.0, sinks=meta(shape.num_q_heads, dtype=torch.float32) if extras else None,
             layout=layout,
         )  # fmt: skip
+
+
+def launch_seeing_ahead(shape: ModelShape) -> None:
+    """A chunk with a picture whose positions see each other."""
+    paged_attention.paged_attention_triton(
+        meta(512, shape.num_q_heads, shape.head_dim), *kv_pages(shape, None, 16), ints(1, 512), ints(2), ints(1),
+        scale=0.1, max_query_len=512, max_seq_len=8192, window=shape.window, last_seen=ints(512),
+    )  # fmt: skip
 
 
 def launch_write(shape: ModelShape, kv_format: str = "") -> None:
@@ -242,6 +254,8 @@ def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
             for name, shape in ODD.items():
                 if IS_SOAK or capability in ODD_ON.get(name, (90,)):
                     launch_attention(shape, page_size=64, extras=True)
+            for shape in GEMMAS.values() if IS_SOAK or capability == 90 else ():
+                launch_seeing_ahead(shape)
             for name, shape in (MODELS | ODD).items():
                 formats = KV_FORMATS if IS_SOAK else QUANTIZED.get(name, {}).get(capability, ())
                 for kv_format in formats:

@@ -57,6 +57,11 @@ class GridVision(msgspec.Struct, frozen=True, kw_only=True):
             count *= size
         return count
 
+    @property
+    def small_grid(self) -> tuple[int, ...]:
+        """As in `VisionTower`."""
+        return 1, self.merge, self.merge
+
     def num_embeddings(self, grid: tuple[int, ...]) -> int:
         """Of a picture with so many frames, rows and columns of patches; 0 if there is no such picture."""
         if len(grid) != 3 or min(grid) < 1 or grid[1] % self.merge or grid[2] % self.merge:

@@ -79,6 +79,11 @@ class TileVision(msgspec.Struct, frozen=True, kw_only=True):
         """Of a tile."""
         return (self.tile // self.patch) ** 2
 
+    @property
+    def small_grid(self) -> tuple[int, ...]:
+        """As in `VisionTower`."""
+        return self.views.small_grid
+
     def num_embeddings(self, grid: tuple[int, ...]) -> int:
         """As in `VisionTower`."""
         return self.views.num_embeddings(grid, self.made.num_embeddings(self.num_patches + self._num_more))

@@ -48,6 +48,10 @@ class VisionTower(Protocol):
     def is_whole(self) -> bool:
         """Whether the positions of a picture see each other in the decoder, those behind them, too."""
 
+    @property
+    def small_grid(self) -> tuple[int, ...]:
+        """Of a picture that has as few patches as one can have."""
+
     def num_embeddings(self, grid: tuple[int, ...]) -> int:
         """Of a picture, by its grid as the processor tells it; 0 if there is no such picture."""
 

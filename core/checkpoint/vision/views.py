@@ -13,6 +13,11 @@ class OneTile(msgspec.Struct, frozen=True):
         """How pixel values begin, before the tiles."""
         return ()
 
+    @property
+    def small_grid(self) -> tuple[int, ...]:
+        """Of a picture that has as few tiles as one can have."""
+        return self.grid
+
     def num_tiles(self, grid: tuple[int, ...]) -> int:
         """Of a picture; 0 if there is no such picture."""
         return int(grid == self.grid)
@@ -30,6 +35,11 @@ class TilesThenWhole(msgspec.Struct, frozen=True):
     def pictures(self) -> tuple[int, ...]:
         """As in `OneTile`."""
         return (1,)
+
+    @property
+    def small_grid(self) -> tuple[int, ...]:
+        """As in `OneTile`."""
+        return 0, 0
 
     def num_tiles(self, grid: tuple[int, ...]) -> int:
         """As in `OneTile`."""
@@ -55,6 +65,11 @@ class WholeThenTiles(msgspec.Struct, frozen=True):
     def pictures(self) -> tuple[int, ...]:
         """As in `OneTile`."""
         return (1,)
+
+    @property
+    def small_grid(self) -> tuple[int, ...]:
+        """As in `OneTile`."""
+        return self.tile, self.tile
 
     def num_tiles(self, grid: tuple[int, ...]) -> int:
         """As in `OneTile`."""
