@@ -73,6 +73,7 @@ class DecoderModel:
     """See `Model`."""
 
     is_batch_invariant = False
+    can_be_captured = True
 
     def __init__(
         self,
@@ -96,7 +97,6 @@ class DecoderModel:
         self._growths = {growth for growth in growths if growth is not None}
         self._attention = attention
         self._kv_index = config.kv_index
-        self.can_be_captured = not config.state_layers
         self._layer_counter: LayerCounter | None = None
         self._begins = config.shard is None or config.shard.place.is_first_stage
         self.head = self.embedding.head() if head is None and config.has_head and self.embedding is not None else head

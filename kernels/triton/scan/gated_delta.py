@@ -1,4 +1,4 @@
-"""The gated delta rule, token by token: a program has a value head of a row, and a block of its values."""
+"""The gated delta rule for single tokens: a program has a value head of a row, and a block of its values."""
 
 import torch
 import triton
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from penstock.kernels.scan.rows import StateRows
 from penstock.kernels.triton.device import ceil_div, next_power_of_two
+from penstock.kernels.triton.scan.gated_delta_chunks import scan_chunks
 from penstock.kernels.triton.scan.mamba2 import softplus
 
 
@@ -17,10 +18,10 @@ def gated_delta_kernel(
     scale, eps,
     KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N, H, blocks of values)."""
+    """Grid (N, H, blocks of values): the rows with one new token."""
     row, head = tl.program_id(0), tl.program_id(1)
-    first, end = tl.load(start_ptr + row), tl.load(start_ptr + row + 1)
-    if first == end:
+    first = tl.load(start_ptr + row)
+    if tl.load(start_ptr + row + 1) - first != 1:
         return
     i, j = tl.arange(0, KEYS), tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     in_i, in_j = i < key_dim, j < value_dim
@@ -28,22 +29,19 @@ def gated_delta_kernel(
     states = state_ptr + tl.load(rows_ptr + row).to(tl.int64) * stride_row + head * key_dim * value_dim
     states += i[:, None] * value_dim + j[None, :]
     state = tl.load(states, mask=in_state, other=0.0)
-    at_key = head // heads_of_key * key_dim + i
-    a, bias = tl.load(a_ptr + head), tl.load(dt_bias_ptr + head).to(tl.float32)
-    for t in range(first, end):
-        token = tl.cast(t, tl.int64)
-        q = tl.load(q_ptr + token * stride_q + at_key, mask=in_i, other=0.0).to(tl.float32)
-        k = tl.load(k_ptr + token * stride_k + at_key, mask=in_i, other=0.0).to(tl.float32)
-        v = tl.load(v_ptr + token * stride_v + head * value_dim + j, mask=in_j, other=0.0).to(tl.float32)
-        q *= scale / tl.sqrt(tl.sum(q * q, 0) + eps)
-        k *= 1.0 / tl.sqrt(tl.sum(k * k, 0) + eps)
-        decay = tl.exp(a * softplus(tl.load(dt_ptr + token * stride_dt + head).to(tl.float32) + bias))
-        beta = tl.sigmoid(tl.load(b_ptr + token * stride_b + head).to(tl.float32))
-        state *= decay
-        delta = beta * (v - tl.sum(state * k[:, None], 0))
-        state += k[:, None] * delta[None, :]
-        out = tl.sum(state * q[:, None], 0)
-        tl.store(out_ptr + (token * num_heads + head) * value_dim + j, out.to(out_ptr.dtype.element_ty), mask=in_j)
+    at_key, token = head // heads_of_key * key_dim + i, first.to(tl.int64)
+    q = tl.load(q_ptr + token * stride_q + at_key, mask=in_i, other=0.0).to(tl.float32)
+    k = tl.load(k_ptr + token * stride_k + at_key, mask=in_i, other=0.0).to(tl.float32)
+    v = tl.load(v_ptr + token * stride_v + head * value_dim + j, mask=in_j, other=0.0).to(tl.float32)
+    q *= scale / tl.sqrt(tl.sum(q * q, 0) + eps)
+    k *= 1.0 / tl.sqrt(tl.sum(k * k, 0) + eps)
+    dt = tl.load(dt_ptr + token * stride_dt + head).to(tl.float32) + tl.load(dt_bias_ptr + head).to(tl.float32)
+    beta = tl.sigmoid(tl.load(b_ptr + token * stride_b + head).to(tl.float32))
+    state *= tl.exp(tl.load(a_ptr + head) * softplus(dt))
+    delta = beta * (v - tl.sum(state * k[:, None], 0))
+    state += k[:, None] * delta[None, :]
+    out = tl.sum(state * q[:, None], 0)
+    tl.store(out_ptr + (token * num_heads + head) * value_dim + j, out.to(out_ptr.dtype.element_ty), mask=in_j)
     tl.store(states, state, mask=in_state)
 
 
@@ -74,4 +72,6 @@ def gated_delta_scan_triton(
         VALUES=values,
         num_warps=4,
     )
+    if rows.max_query_len > 1:
+        scan_chunks(q, k, v, dt, b, a, dt_bias, state, rows, eps, out)
     return out
