@@ -51,6 +51,9 @@ _encode = msgspec.json.encode
 MAX_PROMPT_LOGPROBS = 1 << 19
 """For all prompts of a request, best tokens included: about 50 MB and a second of work when the answer is written."""
 
+_MAX_COMPLAINT = 200
+"""Characters that a client gets to read about a field of the wrong type."""
+
 FIRST_TOKEN_WAIT_SECONDS = 1.0
 """How long a stream's status line waits, so that a refusal by the engine can still become a status code."""
 
@@ -340,6 +343,7 @@ def decode(decoder: msgspec.json.Decoder[Q], body: bytes) -> Q:
         if not found:
             raise MalformedBody(f"the body must be a JSON object: {error}") from None
         field = path.rstrip("`").removeprefix("$").lstrip(".")
+        what = what if len(what) <= _MAX_COMPLAINT else f"{what[:_MAX_COMPLAINT]}…"  # it may quote the value
         raise InvalidParameter(f"{field}: {what[:1].lower()}{what[1:]}", param=field) from None
     except RecursionError:
         raise MalformedBody("the body is not valid JSON: nested too deeply") from None

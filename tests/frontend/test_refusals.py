@@ -425,3 +425,12 @@ def test_a_message_brings_only_what_its_template_may_read(checkpoint: Path, sock
         message = {"role": "user", "content": "x", "plan": "go", "made_up": [1], "names": "no"}
         assert chat(live, messages=[message]).status == 200
         assert live.tokenizer.decode(prompt_ids(live.scheduler.added[-1])) == "go3"
+
+
+def test_a_long_wrong_value_is_not_sent_back(live: LiveServer) -> None:
+    answer = post(live, "/engines/0/role", {"role": "words " * 10_000})
+    assert answer.status == 400
+    error = error_of(answer)
+    assert error["param"] == "role"
+    assert error["message"].startswith("role: invalid enum value 'words ")
+    assert len(error["message"]) < 300
