@@ -429,8 +429,7 @@ def test_a_message_brings_only_what_its_template_may_read(checkpoint: Path, sock
 
 def test_a_long_wrong_value_is_not_sent_back(live: LiveServer) -> None:
     answer = post(live, "/engines/0/role", {"role": "words " * 10_000})
-    assert answer.status == 400
-    error = error_of(answer)
+    error = error_of(answer, 400)
     assert error["param"] == "role"
     assert error["message"].startswith("role: invalid enum value 'words ")
     assert len(error["message"]) < 300

@@ -21,7 +21,8 @@ MIXTURE = Case("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2})
 
 
 @pytest.mark.parametrize(
-    ("quantization", "is_mixture"), product(("int8", "int4", "fp8"), (False, True)) if IS_SOAK else [("int8", False)]
+    ("quantization", "is_mixture"),
+    list(product(("int8", "int4", "fp8"), (False, True))) if IS_SOAK else [("int8", False)],
 )
 def test_tokens_are_those_of_torch(
     checkpoint: Callable[..., Checkpoint],
