@@ -57,6 +57,18 @@ def pack_int32(values: Iterable[int]) -> bytes:
     return buffer.tobytes()
 
 
+def unpack_tokens(buffer: bytes) -> list[int]:
+    """Return int32 values, read as unsigned: a negative number is then larger than any vocabulary.
+
+    Raises:
+        TypeError: the length is not a multiple of 4 bytes.
+    """
+    view = memoryview(buffer)
+    if _SWAP:
+        view = memoryview(unpack_int32(buffer)).cast("B")
+    return view.cast("I").tolist()
+
+
 def unpack_int32(buffer: bytes) -> "array[int]":
     """Return int32 values from a little-endian buffer.
 

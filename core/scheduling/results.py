@@ -17,7 +17,7 @@ from penstock.core.steps.drafts import DraftOutcome
 from penstock.core.steps.logprob_columns import attach_logprobs, check_logprobs
 from penstock.core.steps.plan_builder import InFlightStep
 from penstock.core.steps.pooled_columns import attach_pooled, check_pooled
-from penstock.ipc.codec import unpack_int32
+from penstock.ipc.codec import unpack_int32, unpack_tokens
 from penstock.ipc.messages import FinishReason, RowError, SequenceBill, SequenceDelta, StepResult, TokenBatch
 
 Deltas = dict[Owner, list[SequenceDelta]]
@@ -40,8 +40,7 @@ def checked_tokens(in_flight: deque[InFlightStep], result: StepResult, vocab_siz
     """
     if len(result.token_ids) % 4:
         raise UnexpectedResultError(f"the tokens are not an int32 buffer: {len(result.token_ids)} bytes")
-    # Read as unsigned, a negative number is far too large: one comparison is enough for all of them.
-    tokens: list[int] = memoryview(unpack_int32(result.token_ids)).cast("B").cast("I").tolist()
+    tokens = unpack_tokens(result.token_ids)  # one comparison is enough for all of them
     if not in_flight or in_flight[0].step_id != result.step_id:
         raise UnexpectedResultError(f"result of step {result.step_id}, which is not the oldest in flight")
     step = in_flight[0]

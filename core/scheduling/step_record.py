@@ -3,8 +3,6 @@
 A sequence is named by its request id and its index.
 """
 
-from typing import NamedTuple
-
 from msgspec import Struct
 
 from penstock.core.kv.host_tier import HostTier
@@ -77,7 +75,7 @@ class StepRecord(Struct, frozen=True):
     why_drafts: str = ""  # why so many
 
 
-class ScheduledStep(NamedTuple):
+class ScheduledStep(Struct, frozen=True):
     """A plan for the worker, who came and went with it, and its record if requested."""
 
     plan: StepPlan

@@ -9,6 +9,8 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from penstock.core.kv.kv_pages import KVPages, NewPage
 from penstock.core.sequences.sequence import Owner, Sequence
 from penstock.core.steps.drafts import DraftLengths, DraftRoom, Drafts
@@ -113,7 +115,7 @@ class Chunk(NamedTuple):
     num_prompt_logprobs: int  # for this many of its first positions the result scores the next prompt token
 
 
-class InFlightStep(NamedTuple):
+class InFlightStep(Struct, frozen=True):
     """What is needed to apply a step's result; in the order of the plan's rows: decodes, then chunks."""
 
     step_id: int
