@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.registry import open_model
 from penstock.core.config import Config
 from penstock.frontend.errors import InvalidRequest
@@ -98,18 +100,22 @@ def prompt_images(config: Config, tokenizer: TextTokenizer) -> PromptImages | No
     """What puts images into the prompts of this model; None if it takes none.
 
     Raises:
-        ConfigError: its processor has settings that make no sense.
+        ConfigError: its processor has settings that make no sense, or do not fit its vision tower.
     """
     checkpoint, options = open_model(config), config.frontend
     if not options.max_images or not checkpoint.processor_config:
         return None
     from penstock.frontend.images.families import image_family_of
+    from penstock.frontend.images.fit import check_fit
     from penstock.frontend.images.reader import ImageReader
 
     family = image_family_of(checkpoint)
     image_token_id = None if family is None else tokenizer.token_id(family.token)
     if family is None or image_token_id is None:
         return None
+    model = parse_model_config(checkpoint.config, config.model.model_impl)
+    if isinstance(model, Decoder) and model.vision is not None:
+        check_fit(checkpoint, family, model.vision)
     limits = ImageLimits(options.max_images, options.max_image_bytes)
     is_remote = "tcp://" in str(config.ipc.frontend_address)
     return PromptImages(family, image_token_id, ImageReader(checkpoint.path, options), limits, is_remote=is_remote)

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.checkpoint.vision.views import WholeThenTiles
-from penstock.core.config import ConfigError
+from penstock.frontend.images.processor_files import ProcessorFiles
 
 Outputs = Mapping[str, np.ndarray]
 """What an image processor makes of one image, by name."""
@@ -40,67 +40,7 @@ class ImageFamily:
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of each call
 
 
-class _Said:
-    """The settings of a checkpoint's processor, wherever they are written."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.config = checkpoint.config
-        self.tokens = checkpoint.tokenizer_config
-        self.processor = checkpoint.processor_config
-        image = self.processor.get("image_processor")
-        self.image: Mapping[str, Any] = image if isinstance(image, dict) else {}
-
-    @property
-    def vision(self) -> Mapping[str, Any]:
-        found = self.config.get("vision_config")
-        return found if isinstance(found, dict) else {}
-
-    def processor_class(self) -> str:
-        """The checkpoint's, by its own word or by its architecture; empty: it takes no images that we know."""
-        architecture = next(iter(self.config.get("architectures") or []), "")
-        usual = _PROCESSORS.get(architecture, "")
-        if usual == "LlavaProcessor" and self.vision.get("model_type") == "pixtral":
-            usual = "PixtralProcessor"
-        said = self.processor.get("processor_class") or self.tokens.get("processor_class")
-        return str(said) if usual and said in _FAMILIES else usual
-
-    def token(self, name: str, usual: str) -> str:
-        """A token's text, under one of the names that files have for it."""
-        extra = self.tokens.get("extra_special_tokens")
-        named = extra if isinstance(extra, dict) else {}
-        for found in (named.get(name), self.tokens.get(name), self.processor.get(name)):
-            if isinstance(found, dict):
-                found = found.get("content")
-            if isinstance(found, str) and found:
-                return found
-        return usual
-
-    def number(self, name: str, usual: Any) -> int:
-        """A count of the processor's; `usual` where it says none."""
-        found = self.processor.get(name)
-        found = usual if found is None else found
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            raise ConfigError(f"processor_config.json: {name} must be a number, got {str(found)[:64]}")
-        return found
-
-    def patch_size(self) -> int:
-        return self.number("patch_size", self.vision.get("patch_size"))
-
-    def resolutions(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of pixels that are cut into tiles."""
-        found = self.image.get("image_grid_pinpoints") or self.config.get("image_grid_pinpoints") or []
-        try:
-            return tuple((int(rows), int(columns)) for rows, columns in found)
-        except (TypeError, ValueError):
-            raise ConfigError(f"image_grid_pinpoints must be pairs of sizes, got {str(found)[:64]}") from None
-
-    def leaves_out_class(self) -> bool:
-        """Whether the first of the tower's outputs is left out."""
-        said = self.processor.get("vision_feature_select_strategy") or self.config.get("vision_feature_select_strategy")
-        return (said or "default") == "default"
-
-
-def _qwen(said: _Said) -> ImageFamily:
+def _qwen(said: ProcessorFiles) -> ImageFamily:
     token = said.token("image_token", "<|image_pad|>")
     merged = int(said.image.get("merge_size", 2)) ** 2
 
@@ -108,23 +48,23 @@ def _qwen(said: _Said) -> ImageFamily:
         grid = tuple(int(size) for size in outputs["image_grid_thw"][0])
         return Placeholder(token, (math.prod(grid) // merged,), grid)
 
-    return ImageFamily(token, token, "Qwen2VLImageProcessor", said.image, placeholder)
+    return ImageFamily(token, token, said.image_class("Qwen2VLImageProcessor"), said.image, placeholder)
 
 
-def _llava(said: _Said) -> ImageFamily:
+def _llava(said: ProcessorFiles) -> ImageFamily:
     token, patch = said.token("image_token", "<image>"), said.patch_size()
-    num_more = said.number("num_additional_image_tokens", 0) - said.leaves_out_class()
+    num_more = said.num_more_tokens() - said.leaves_out_class()
 
     def placeholder(outputs: Outputs) -> Placeholder:
         height, width = outputs["pixel_values"].shape[-2:]
         return Placeholder(token, ((height // patch) * (width // patch) + num_more,), (height, width))
 
-    return ImageFamily(token, token, "CLIPImageProcessor", said.image, placeholder)
+    return ImageFamily(token, token, said.image_class("CLIPImageProcessor"), said.image, placeholder)
 
 
-def _llava_next(said: _Said) -> ImageFamily:
+def _llava_next(said: ProcessorFiles) -> ImageFamily:
     token, patch = said.token("image_token", "<image>"), said.patch_size()
-    num_more = said.number("num_additional_image_tokens", 0) - said.leaves_out_class()
+    num_more = said.num_more_tokens() - said.leaves_out_class()
     resolutions = said.resolutions()
 
     def placeholder(outputs: Outputs) -> Placeholder:
@@ -134,13 +74,15 @@ def _llava_next(said: _Said) -> ImageFamily:
         views = WholeThenTiles(tile, side, resolutions)
         return Placeholder(token, (views.num_embeddings((height, width), side**2 + num_more),), (height, width))
 
-    return ImageFamily(token, token, "LlavaNextImageProcessor", said.image, placeholder, {"do_pad": True})
+    return ImageFamily(
+        token, token, said.image_class("LlavaNextImageProcessor"), said.image, placeholder, {"do_pad": True}
+    )
 
 
-def _gemma3(said: _Said) -> ImageFamily:
+def _gemma3(said: ProcessorFiles) -> ImageFamily:
     begin, token = said.token("boi_token", "<start_of_image>"), said.token("image_token", "<image_soft_token>")
     end = said.token("eoi_token", "<end_of_image>")
-    length = said.number("image_seq_length", said.config.get("mm_tokens_per_image") or 256)
+    length = said.tokens_of_gemma()
     whole = f"\n\n{begin}{token}{end}\n\n"
 
     def placeholder(outputs: Outputs) -> Placeholder:
@@ -158,11 +100,11 @@ def _gemma3(said: _Said) -> ImageFamily:
         "pan_and_scan_max_num_crops": 4,
         "pan_and_scan_min_ratio_to_activate": 1.2,
     }
-    return ImageFamily(begin, token, "Gemma3ImageProcessor", said.image, placeholder, arguments)
+    return ImageFamily(begin, token, said.image_class("Gemma3ImageProcessor"), said.image, placeholder, arguments)
 
 
-def _idefics3(said: _Said) -> ImageFamily:
-    token, length = said.token("image_token", "<image>"), said.number("image_seq_len", 169)
+def _idefics3(said: ProcessorFiles) -> ImageFamily:
+    token, length = said.token("image_token", "<image>"), said.tokens_of_tile()
     fake = said.token("fake_image_token", "<fake_token_around_image>")
     overview = said.token("global_image_token", "<global-img>")
 
@@ -175,23 +117,25 @@ def _idefics3(said: _Said) -> ImageFamily:
         return Placeholder(text, (length,) * (1 + rows * columns), (rows, columns))
 
     arguments = {"return_row_col_info": True}
-    return ImageFamily(token, token, "Idefics3ImageProcessor", said.image, placeholder, arguments)
+    return ImageFamily(token, token, said.image_class("Idefics3ImageProcessor"), said.image, placeholder, arguments)
 
 
-def _pixtral(said: _Said) -> ImageFamily:
+def _pixtral(said: ProcessorFiles) -> ImageFamily:
     token, new_row = said.token("image_token", "[IMG]"), said.token("image_break_token", "[IMG_BREAK]")
     end = said.token("image_end_token", "[IMG_END]")
-    patch = said.patch_size() * said.number("spatial_merge_size", said.config.get("spatial_merge_size") or 1)
+    patch = said.patch_size() * said.merged_patches()
 
     def placeholder(outputs: Outputs) -> Placeholder:
         height, width = (int(size) for size in outputs["image_sizes"][0])
         rows, columns = height // patch, width // patch
         return Placeholder(new_row.join([token] * rows) + end, (columns,) * rows, (height, width))
 
-    return ImageFamily(token, token, "PixtralImageProcessor", said.image, placeholder, {"patch_size": patch})
+    return ImageFamily(
+        token, token, said.image_class("PixtralImageProcessor"), said.image, placeholder, {"patch_size": patch}
+    )
 
 
-_FAMILIES: Mapping[str, Callable[[_Said], ImageFamily]] = {
+_FAMILIES: Mapping[str, Callable[[ProcessorFiles], ImageFamily]] = {
     "Gemma3Processor": _gemma3,
     "Idefics3Processor": _idefics3,
     "LlavaNextProcessor": _llava_next,
@@ -216,12 +160,22 @@ _PROCESSORS = {
 }
 
 
+def _processor_class(said: ProcessorFiles) -> str:
+    """The checkpoint's, by its own word or by its architecture; empty: it takes no images that we know."""
+    architecture = next(iter(said.config.get("architectures") or []), "")
+    usual = _PROCESSORS.get(architecture, "")
+    if usual == "LlavaProcessor" and said.vision.get("model_type") == "pixtral":
+        usual = "PixtralProcessor"
+    named = said.processor.get("processor_class") or said.tokens.get("processor_class")
+    return str(named) if usual and named in _FAMILIES else usual
+
+
 def image_family_of(checkpoint: Checkpoint) -> ImageFamily | None:
     """How images get into the prompts of a checkpoint's model; None: it takes none, or none that we know.
 
     Raises:
         ConfigError: a setting of its processor makes no sense.
     """
-    said = _Said(checkpoint)
-    make = _FAMILIES.get(said.processor_class())
+    said = ProcessorFiles(checkpoint)
+    make = _FAMILIES.get(_processor_class(said))
     return None if make is None or not said.image else make(said)

@@ -47,8 +47,7 @@ class ImageProcessor:
             ConfigError: the checkpoint's class is not known, or does not take its settings.
         """
         self._family = family
-        said = str(family.settings.get("image_processor_type") or "").removesuffix("Fast").removesuffix("Pil")
-        name = said or family.processor
+        name = family.processor
         if name not in _MODULES:
             raise ConfigError(f"preprocessor_config.json: {name[:64]!r} is not supported; {', '.join(_MODULES)} are")
         module = importlib.import_module(f"transformers.models.{_MODULES[name]}.image_processing_pil_{_MODULES[name]}")

@@ -57,18 +57,18 @@ class PatchVision(msgspec.Struct, frozen=True, kw_only=True):
         return NORM_EPS
 
     @property
-    def _side(self) -> int:
+    def side(self) -> int:
         """Pixels on the side of what becomes an embedding."""
         return self.patch * (1 if self.merge is None else self.merge.square)
 
     @property
     def small_grid(self) -> tuple[int, ...]:
         """As in `VisionTower`."""
-        return self._side, self._side
+        return self.side, self.side
 
     def num_embeddings(self, grid: tuple[int, ...]) -> int:
         """As in `VisionTower`; the grid is the size of what the tower gets."""
-        side = self._side
+        side = self.side
         if len(grid) != 2 or min(grid) < 1 or grid[0] % side or grid[1] % side:
             return 0
         return grid[0] // side * (grid[1] // side)

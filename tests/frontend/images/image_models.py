@@ -29,6 +29,10 @@ _LISTS = (
 )
 
 
+_TEXT = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+_TEXT |= {"intermediate_size": 128, "max_position_embeddings": 2048, "head_dim": 16}
+
+
 @dataclass(frozen=True)
 class ImageModel:
     """One family, as small as it gets."""
@@ -43,6 +47,7 @@ class ImageModel:
     settings: dict[str, Any] = field(default_factory=dict)  # of the processor
     named: dict[str, str] = field(default_factory=dict)  # tokens that the tokenizer has names for
     config: dict[str, Any] = field(default_factory=dict)
+    text_type: str = "llama"  # model_type of its text part
     around: tuple[str, str] = ("", "")  # what its template writes around a mark
     image_module: str = ""  # where the image processor is, if elsewhere
 
@@ -117,6 +122,7 @@ class ImageModel:
         config = {
             "architectures": [self.architecture], "model_type": self.module, "vocab_size": tokenizer.get_vocab_size(),
             "eos_token_id": eos, "vision_config": {}, **self.config,
+            "text_config": {"model_type": self.text_type, "vocab_size": tokenizer.get_vocab_size(), **_TEXT},
         }  # fmt: skip
         (folder / "config.json").write_text(json.dumps(config))
         return folder
@@ -138,7 +144,10 @@ _IDEFICS: dict[str, Any] = {
     "tokens": _IDEFICS_TOKENS,
     "mark": "<image>",
     "settings": {"image_seq_len": 4},
+    "config": {"vision_config": {"image_size": 64, "patch_size": 16}, "scale_factor": 2},
 }
+_CLIP = {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14}
+_RESOLUTIONS = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
 _PIXTRAL: dict[str, Any] = {
     "module": "pixtral",
     "processor": "PixtralProcessor",
@@ -151,14 +160,17 @@ _PIXTRAL_SETTINGS = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]",
 MODELS = {
     "qwen2-vl": ImageModel(
         "Qwen2VLForConditionalGeneration", "qwen2_vl", "Qwen2VLProcessor", **_QWEN,
+        config={"vision_config": {"hidden_size": 64}}, text_type="qwen2_vl_text",
         image={"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 40}},
     ),
     "qwen2.5-vl": ImageModel(
         "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "Qwen2_5_VLProcessor", **_QWEN,
+        config={"vision_config": {"out_hidden_size": 64}}, text_type="qwen2_5_vl_text",
         image={"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64},
     ),
     "qwen3-vl": ImageModel(
         "Qwen3VLForConditionalGeneration", "qwen3_vl", "Qwen3VLProcessor", **_QWEN,
+        config={"vision_config": {"out_hidden_size": 64}}, text_type="qwen3_vl_text",
         image={"patch_size": 16, "size": {"shortest_edge": 4096, "longest_edge": 65536}},
     ),
     "llava": ImageModel(
@@ -166,19 +178,22 @@ MODELS = {
         {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
         ("<image>",), "<image>", around=("", "\\n"), image_module="clip",
         settings={"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+        config={"vision_config": _CLIP},
     ),
     "llava-next": ImageModel(
         "LlavaNextForConditionalGeneration", "llava_next", "LlavaNextProcessor", "LlavaNextImageProcessor",
         {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56},
-         "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]},
+         "image_grid_pinpoints": _RESOLUTIONS},
         ("<image>",), "<image>", around=("", "\\n"),
         settings={"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+        config={"vision_config": _CLIP, "image_grid_pinpoints": _RESOLUTIONS},
     ),
     "gemma3": ImageModel(
         "Gemma3ForConditionalGeneration", "gemma3", "Gemma3Processor", "Gemma3ImageProcessor",
         {"size": {"height": 56, "width": 56}},
         ("<start_of_image>", "<end_of_image>", "<image_soft_token>"), "<start_of_image>", {"image_seq_length": 4},
         {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        {"vision_config": {"image_size": 56, "patch_size": 14}, "mm_tokens_per_image": 4}, text_type="gemma3_text",
     ),
     "idefics3": ImageModel(
         "Idefics3ForConditionalGeneration", "idefics3", "Idefics3Processor", "Idefics3ImageProcessor", **_IDEFICS
@@ -189,12 +204,13 @@ MODELS = {
     "pixtral": ImageModel(
         "LlavaForConditionalGeneration", **_PIXTRAL, image={"size": {"longest_edge": 128}},
         settings={**_PIXTRAL_SETTINGS, "patch_size": 16, "spatial_merge_size": 1},
-        config={"vision_config": {"model_type": "pixtral", "patch_size": 16}},
+        config={"vision_config": {"model_type": "pixtral", "patch_size": 16}}, text_type="mistral",
     ),
     "mistral3": ImageModel(
         "Mistral3ForConditionalGeneration", **_PIXTRAL, image={"size": {"longest_edge": 168}},
         settings={**_PIXTRAL_SETTINGS, "patch_size": 14, "spatial_merge_size": 2},
         config={"vision_config": {"model_type": "pixtral", "patch_size": 14}, "spatial_merge_size": 2},
+        text_type="mistral",
     ),
 }  # fmt: skip
 
