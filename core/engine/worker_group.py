@@ -202,7 +202,8 @@ class WorkerGroup:
                 encoded = self._encoding.setdefault(message.embedding_id, set())
                 encoded.add(peer)
                 if message.error or len(encoded) == hello.num_ranks:
-                    del self._encoding[message.embedding_id]
+                    # Each rank makes them in the order of their ids: of earlier ones nothing more comes.
+                    self._encoding = {its: who for its, who in self._encoding.items() if its > message.embedding_id}
                     self._listener.on_image_encoded(message)
             case KVStored() | KVLoaded() | DiskContents() if hello.answers and self.is_ready:
                 self._listener.on_disk(message)

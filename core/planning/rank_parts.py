@@ -32,8 +32,16 @@ def rank_parts(costs: Costs, options: ParallelOptions) -> tuple[RankPart, ...]:
     for first in range(0, options.num_ranks, options.tensor_parallel_size):
         its = rank_part(costs.decoder, options, first)
         assert isinstance(its, Decoder)
-        parts.append(RankPart(_weight_bytes(costs, its), costs._replace(decoder=its)))
+        tower = _tower_bytes(costs) if options.pipeline_parallel_size == 1 else 0.0  # stages take texts only
+        parts.append(RankPart(_weight_bytes(costs, its) + tower, costs._replace(decoder=its)))
     return tuple(parts)
+
+
+def _tower_bytes(costs: Costs) -> float:
+    """Of a vision tower, which every rank has, as floats."""
+    vision = costs.decoder.vision
+    num_weights = 0 if vision is None else sum(map(math.prod, vision.tensors.values()))
+    return num_weights * max(BYTES[costs.weights], BYTES["fp16"])
 
 
 def _weight_bytes(costs: Costs, decoder: Decoder) -> float:

@@ -119,7 +119,7 @@ class ImageGate:
         self._no_longer_under_way(live)
         self._num_us += message.num_us
         if message.error:
-            self._forget(live)
+            self._drop(live)  # other ranks may have it
             self.advance()
             return list(live.users)
         live.is_ready = True
@@ -288,9 +288,6 @@ class ImageGate:
             self.trial = None
 
     def _drop(self, live: _Live) -> None:
-        self._forget(live)
-        self.messages.append(DropEmbedding(live.embedding_id))
-
-    def _forget(self, live: _Live) -> None:
         del self._live[live.key], self._ids[live.embedding_id]
         self.num_bytes -= live.num_bytes
+        self.messages.append(DropEmbedding(live.embedding_id))

@@ -174,11 +174,12 @@ class NativeDecoderModel:
         return WholeStep(compute, max_tokens)
 
     def _with_embeddings(self, inputs: ForwardInputs, images: ImageInputs) -> ForwardInputs:
-        """A token without an id begins with what is given for it."""
+        """A token without an id begins with what is given for it: over ranks, whose embeddings are added up, by one."""
         assert images.places is not None
         assert images.embeddings is not None
         given = torch.zeros(len(inputs.input_ids), self.config.hidden_size)
-        given[images.places] = images.embeddings[:, : self.config.hidden_size].float()
+        if self.config.shard is None or self.config.shard.place.tensor == 0:
+            given[images.places] = images.embeddings[:, : self.config.hidden_size].float()
         return inputs._replace(input_ids=inputs.input_ids.index_fill(0, images.places, -1), given=given)
 
     def _deepening(self, inputs: ForwardInputs, places: Tensor, deep: Tensor) -> tuple[Program, Tensor]:

@@ -143,8 +143,7 @@ class FakeWorker(Memory):
         """Embed the oldest image that was asked for; one that says so fails."""
         message = self.to_encode.popleft()
         self.num_encoded += 1
-        if message.key.startswith(b"bad"):
-            del self.embeddings[message.embedding_id]
+        if message.key.startswith(b"bad"):  # and is dropped: other ranks may have it
             return ImageEncoded(message.embedding_id, error="the image cannot be used")
         self.encoded.add(message.embedding_id)
         return ImageEncoded(message.embedding_id, num_us=1)

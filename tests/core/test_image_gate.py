@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.sequences.intake import WorkerLimits
-from penstock.ipc.messages import AddRequest, ImageRef, PixelRef
+from penstock.ipc.messages import AddRequest, DropEmbedding, ImageEncoded, ImageRef, PixelRef
 from penstock.ipc.page_keys import image_marks, short_keys
 from tests.core.driver import EMBEDDING_BYTES, Driver, make_limits, make_request
 from tests.core.test_disk_moves import with_disk
@@ -164,6 +164,19 @@ def test_an_image_that_ends_workers_is_found_and_others_live() -> None:
     assert driver.finished["a", 0].error_code == "ends_workers"
     driver.run()
     assert len(driver.outputs["text", 0]) == 4
+
+
+def test_an_image_that_one_rank_cannot_embed_is_dropped_by_all() -> None:
+    driver = Driver(make_limits(max_embedding_bytes=1000))
+    driver.add(shows("a", list(range(20)), image("cat", 0, 9)))
+    driver.schedule()
+    images = driver.scheduler.images
+    assert images is not None
+    [embedding_id] = images.embeddings()
+    assert images.encoded(ImageEncoded(embedding_id, error="it is lost"))
+    assert images.take_messages() == [DropEmbedding(embedding_id)]
+    assert not images.encoded(ImageEncoded(embedding_id)), "another rank has it later"
+    assert len(images) == images.num_bytes == images.num_under_way == 0
 
 
 def test_keys_of_pages_tell_images_and_their_places_apart() -> None:

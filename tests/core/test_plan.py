@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
@@ -238,6 +239,23 @@ def test_what_every_rank_holds() -> None:
     assert Plan(tied, H100, Layout(pp=2)).ledger.weight_bytes == tied.weight_bytes + 2 * 128256 * hidden
     with pytest.raises(ConfigError, match="only 32 layers"):
         Plan(costs, H100, Layout(pp=33)).max_batch(1)
+
+
+def test_every_rank_has_the_vision_tower() -> None:
+    text = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    text |= {"num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 160}
+    tower = {"image_size": 56, "patch_size": 14, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+    said = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    model = described(said | {"vision_config": {**tower, "num_attention_heads": 2}})
+    assert model.vision is not None
+    num_weights = sum(math.prod(shape) for shape in model.vision.tensors.values())
+    for weights, size in (("fp32", 4), ("fp16", 2), ("int4", 2)):
+        for layout, num_towers in ((Layout(), 1), (Layout(2), 2), (Layout(pp=2), 0)):  # stages take texts only
+            seeing, blind = (
+                Plan(Costs(each, weights), H100, layout).ledger.weight_bytes
+                for each in (model, replace(model, vision=None))
+            )
+            assert seeing - blind == num_towers * size * num_weights
 
 
 def test_redundant_experts_take_memory() -> None:

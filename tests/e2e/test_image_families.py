@@ -140,10 +140,14 @@ class Seen:
         return self._model(ids, pixel_values=self._made["pixel_values"], **more)
 
 
+_OVER_RANKS = ("--tensor-parallel-size", "2", "--check-ranks")
+
+
+@pytest.mark.parametrize("more", [(), _OVER_RANKS, (*_OVER_RANKS, "--cpu-kernels", "torch")] if IS_SOAK else [()])
 @pytest.mark.parametrize("name", FAMILIES if IS_SOAK else ["gemma3", "mistral3"])
-async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, more: tuple[str, ...]) -> None:
     model, token = make_model(tmp_path / "m", name)
-    flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "128")
+    flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "128", *more)
     async with serving(tmp_path / "m", *flags) as server, aiohttp.ClientSession() as http:
         for urls, pictures in ((URLS, PICTURES), (URLS[1:], PICTURES[1:])):
             prompt, ids = await told(http, server, messages(*urls))

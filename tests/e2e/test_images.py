@@ -177,6 +177,22 @@ async def test_two_engines_one_of_whose_workers_dies(seeing: Seeing) -> None:
         assert await asyncio.gather(*running) == found
 
 
+async def test_ranks_one_of_which_dies(seeing: Seeing) -> None:
+    """Each has the whole tower, and a part of the decoder."""
+    flags = ("--served-model-name", "m", "--dtype", "float32", "--tensor-parallel-size", "2", "--spare-worker")
+    async with serving(seeing.folder, *flags) as server, aiohttp.ClientSession() as http:
+        found = await asyncio.gather(*(told(http, server, said) for said in SAID))
+        check_tokens(seeing, found)
+        assert await num_encoded(http, server) == len(PICTURES)
+        for rank in sized((1,), (1, 0)):
+            begun = asyncio.Event()
+            running = [asyncio.create_task(told(http, server, said, begun)) for said in SAID]
+            await begun.wait()
+            server.children()[f"penstock-worker-{rank}"].kill()
+            assert await asyncio.gather(*running) == found
+        await server.settled(http)
+
+
 async def test_an_engine_at_an_address_shares_no_memory(seeing: Seeing, tmp_path: Path) -> None:
     make_key_file(tmp_path / "keys")
     addresses = [f"--{side}-address=tcp://127.0.0.1:{free_port()}" for side in ("frontend", "worker")]

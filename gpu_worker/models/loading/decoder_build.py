@@ -61,12 +61,12 @@ log = structlog.get_logger()
 def build(config: Decoder, reader: WeightReader) -> Model:
     """As `Family.build`."""
     model = _decoder(config, reader)
-    if config.vision is not None and reader.ranks.place.is_alone:
+    if config.vision is not None and reader.ranks.place.num_stages == 1:  # each rank has the whole tower
         from penstock.gpu_worker.models.loading.vision import read_tower  # most models take texts only
 
         model.tower = read_tower(config.vision, reader)
     elif config.vision is not None:
-        log.warning("images are refused: a model that is spread over workers takes texts only")
+        log.warning("images are refused: a model in stages takes texts only")
     return model
 
 
