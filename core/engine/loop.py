@@ -352,6 +352,7 @@ class Engine:
     def on_image_encoded(self, message: ImageEncoded) -> None:
         """Requests that waited for an image may run, or fail."""
         assert self._scheduler is not None
+        self._observers.on_image(message, self._scheduler)
         for owner, deltas in self._scheduler.image_encoded(message).items():
             self._tell(owner, deltas)
         self._changed()

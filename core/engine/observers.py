@@ -17,6 +17,7 @@ from penstock.ipc.channel import PeerId
 from penstock.ipc.messages import (
     AbortRequest,
     AddRequest,
+    ImageEncoded,
     PauseRequest,
     ResumeRequest,
     SequenceDelta,
@@ -100,6 +101,11 @@ class Observers:
             self.recorder.on_deltas(deltas)
         if self.feed is not None:
             self.feed.on_deltas(deltas, scheduler, monotonic())
+
+    def on_image(self, message: ImageEncoded, scheduler: Scheduler) -> None:
+        """An image was embedded, or could not be; the scheduler has not heard of it."""
+        if self.recorder is not None and scheduler.images is not None:
+            self.recorder.on_image(message, scheduler.images.num_embeddings(message.embedding_id))
 
     def planned(self, step: ScheduledStep, scheduler: Scheduler, started: float) -> None:
         """A step was planned since `started` (monotonic seconds), and is sent now."""

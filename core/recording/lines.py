@@ -6,6 +6,7 @@
     order    a frontend paused or resumed a request, or dropped the prefix cache
     plan     a step was planned and sent
     result   it has returned
+    encoded  a worker has made the embeddings of an image, beside steps
     end      a sequence has ended
     lost     so many lines are missing so far
 
@@ -140,6 +141,15 @@ class Result(Line, frozen=True, tag="result"):
     failed: tuple[tuple[int, str], ...] = ()  # sampling rows without a token, and why: an error code
 
 
+class Encoded(Line, frozen=True, tag="encoded"):
+    """An image was embedded, or could not be."""
+
+    at: float
+    num_embeddings: int  # 0: no request waits for it any more
+    us: int = 0  # of the device's time
+    failed: bool = False
+
+
 class End(Line, frozen=True, tag="end"):
     """The end of a sequence."""
 
@@ -164,7 +174,7 @@ class Lost(Line, frozen=True, tag="lost"):
     num_lines: int  # since the run's start
 
 
-AnyLine = Header | Worker | Arrival | Order | Plan | Result | End | Lost
+AnyLine = Header | Worker | Arrival | Order | Plan | Result | Encoded | End | Lost
 
 
 def encoded(line: AnyLine, encoder: msgspec.json.Encoder) -> bytes:

@@ -17,6 +17,7 @@ from penstock.core.recording.lines import (
     VERSION,
     AnyLine,
     Arrival,
+    Encoded,
     End,
     Header,
     Lost,
@@ -29,7 +30,7 @@ from penstock.core.recording.lines import (
 from penstock.ipc.codec import pack_int32, unpack_int32
 from penstock.ipc.messages import SamplingParams, StepPlan, WorkerHello
 
-Event = Worker | Arrival | Order | Plan | Result | End | Lost
+Event = Worker | Arrival | Order | Plan | Result | Encoded | End | Lost
 """What happens in a run."""
 
 

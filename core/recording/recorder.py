@@ -22,6 +22,7 @@ from penstock.core.recording.lines import (
     AnyLine,
     Arrival,
     Begun,
+    Encoded,
     End,
     Header,
     Lost,
@@ -42,6 +43,7 @@ from penstock.ipc.codec import pack_int32
 from penstock.ipc.messages import (
     AbortRequest,
     AddRequest,
+    ImageEncoded,
     ImageRef,
     PauseRequest,
     ResumeRequest,
@@ -257,6 +259,11 @@ class Recorder:
         for batch in told_batches:
             if batch.deltas:
                 self.on_deltas(batch.deltas)
+
+    def on_image(self, message: ImageEncoded, num_embeddings: int) -> None:
+        """An image was embedded, or could not be."""
+        failed = bool(message.error)
+        self._put(Encoded(at=self._now(), num_embeddings=num_embeddings, us=message.num_us, failed=failed))
 
     # --- lines --------------------------------------------------------------------------------
 

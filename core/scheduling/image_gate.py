@@ -131,6 +131,11 @@ class ImageGate:
         self.advance()
         return []
 
+    def num_embeddings(self, embedding_id: int) -> int:
+        """Of an image; 0 if nobody needs it any more."""
+        live = self._ids.get(embedding_id)
+        return 0 if live is None else live.num_bytes // self._position_bytes
+
     def leave(self, request: Request) -> None:
         """A request has ended, or is paused: it needs nothing any more."""
         if request in self._asking:

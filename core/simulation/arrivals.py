@@ -26,6 +26,15 @@ PAGE_NAME_BYTES = 8
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 
+class ShownImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An image of a prompt."""
+
+    name: str  # equal images have equal ones
+    start: Annotated[int, Meta(ge=0)]
+    length: Length  # positions from its first placeholder to its last
+    num_embeddings: Length  # placeholders among these
+
+
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One request of a load."""
 
@@ -41,6 +50,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_tokens: Annotated[int, Meta(ge=0)] = 0  # what it asks for, if it stops earlier by itself; 0: its output length
     ttft_ms: Milliseconds = 0.0  # targets; 0: those of the whole load
     tpot_ms: Milliseconds = 0.0
+    images: tuple[ShownImage, ...] = ()
 
 
 class Targets(NamedTuple):

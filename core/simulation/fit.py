@@ -33,7 +33,7 @@ class MeasuredStep(NamedTuple):
 
     shape: StepShape
     forward: float
-    idle: float  # before it, of the device
+    idle: float  # before it, of the device; negative: an image was encoded meanwhile
     sent: float
     received: float
     scheduler: float = 0.0  # its own time for the step; 0: not recorded
@@ -91,7 +91,7 @@ def fit_device(steps: Sequence[MeasuredStep]) -> FittedDevice:
     ratios = actual / np.maximum(parts @ weights, 1e-9)
     has_chunks = parts[:, 3] > 0
     decodes, chunks = ratios[~has_chunks], ratios[has_chunks]
-    gaps = [step.idle for earlier, step in pairwise(steps) if step.sent < earlier.received]
+    gaps = [step.idle for earlier, step in pairwise(steps) if step.sent < earlier.received and step.idle >= 0]
     return FittedDevice(
         tuple(weights.tolist()),
         tuple((decodes if len(decodes) else ratios).tolist()),
@@ -99,6 +99,24 @@ def fit_device(steps: Sequence[MeasuredStep]) -> FittedDevice:
         tuple(gaps) or (0.0,),
         float(np.median(np.abs(ratios - 1))),
     )
+
+
+class EncodeCosts(NamedTuple):
+    """Seconds of a vision tower for an image: a constant, and more for each embedding, and for each pair of them."""
+
+    one: float
+    embedding: float
+    pair: float
+
+    def seconds(self, num_embeddings: int) -> float:
+        """Of an image."""
+        return self.one + num_embeddings * (self.embedding + self.pair * num_embeddings)
+
+
+def fit_encoding(encoded: Sequence[tuple[int, float]]) -> EncodeCosts:
+    """Fit to images: of each its embeddings, and the seconds that they took."""
+    parts = np.array([(1.0, count, count * count) for count, _ in encoded])
+    return EncodeCosts(*_robust_weights(parts, np.array([seconds for _, seconds in encoded])).tolist())
 
 
 def fit_timing(steps: Sequence[MeasuredStep]) -> Timing:

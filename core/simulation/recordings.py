@@ -4,9 +4,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from penstock.core.recording.lines import Result
+from penstock.core.recording.lines import Encoded, Result
 from penstock.core.recording.reader import Recorded, Recording, Run
-from penstock.core.simulation.arrivals import Arrival
+from penstock.core.simulation.arrivals import Arrival, ShownImage
 from penstock.core.simulation.fit import MeasuredStep
 from penstock.core.simulation.worker import shape_of
 
@@ -38,13 +38,23 @@ def arrivals_of(run: Run) -> tuple[list[Arrival], list[float]]:
 def steps_of(run: Run) -> list[MeasuredStep]:
     """Its steps with results and without guesses. The scheduler's own time is not recorded."""
     results = {event.step: event for event in run.events if isinstance(event, Result)}
+    # A tower beside steps has a third of the time.
+    encoding = [(each.at - 3 * each.us / 1e6, each.at) for each in run.events if isinstance(each, Encoded)]
     steps = []
     for planned, plan in run.plans():
         result = results.get(planned.step)
         if result is not None and result.forward_us and not plan.num_drafts:
             forward, idle = result.forward_us / 1e6, result.idle_us / 1e6
+            if any(begin <= planned.at <= end for begin, end in encoding):
+                idle = -1.0
             steps.append(MeasuredStep(shape_of(plan), forward, idle, planned.at, result.at))
     return steps
+
+
+def encoded_of(run: Run) -> list[tuple[int, float]]:
+    """Of its images that were encoded: how many embeddings each has, and the seconds that these took."""
+    found = [each for each in run.events if isinstance(each, Encoded) and not each.failed]
+    return [(each.num_embeddings, each.us / 1e6) for each in found if each.num_embeddings]
 
 
 def _arrival(recorded: Recorded, idx: int) -> Arrival:
@@ -60,5 +70,6 @@ def _arrival(recorded: Recorded, idx: int) -> Arrival:
         priority=request.priority,
         ttft_ms=1e3 * float(request.more.get("ttft_left", 0.0)),
         tpot_ms=1e3 * float(request.more.get("tpot", 0.0)),
+        images=tuple(ShownImage(each.key, each.start, each.length, each.num_embeddings) for each in request.images),
         max_tokens=asked if end.reason == "stop" and asked > end.num_tokens else 0,
     )

@@ -9,18 +9,27 @@ The scheduler handles one message after another: what comes while it is busy wai
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
 from math import inf
 
 from penstock.core.config import SchedulerOptions
 from penstock.core.engine.loop import STATS_INTERVAL
 from penstock.core.engine.step_trace import StepTrace
 from penstock.core.scheduling.scheduler import Scheduler
-from penstock.core.simulation.arrivals import NO_TARGETS, Arrival, Targets
+from penstock.core.simulation.arrivals import NO_TARGETS, Arrival, ShownImage, Targets
 from penstock.core.simulation.device import Device, Timing
 from penstock.core.simulation.outcomes import Gauge, Outcome, Run
 from penstock.core.simulation.worker import STOP, ModelledWorker
-from penstock.ipc.messages import AddRequest, SamplingParams, StepResult, TokenBatch, WorkerHello
+from penstock.ipc.messages import (
+    AddRequest,
+    ImageRef,
+    PixelRef,
+    SamplingParams,
+    StepResult,
+    TokenBatch,
+    WorkerHello,
+)
 
 _OWNER = b"clients"
 _WATCH_INTERVAL = 1.0
@@ -54,9 +63,15 @@ def messages(
                 weight=arrival.weight,
                 ttft_left=max(1e-3, own.ttft_ms / 1e3 - timing.request) if own.ttft_ms else 0.0,
                 tpot=own.tpot_ms / 1e3,
+                images=tuple(map(_image, arrival.images)),
             )
         )
     return found
+
+
+def _image(shown: ShownImage) -> ImageRef:
+    key = blake2b(shown.name.encode(), digest_size=32).digest()
+    return ImageRef(key, shown.start, shown.length, shown.num_embeddings, (), PixelRef("", 0, ()))
 
 
 class Simulator:
@@ -73,8 +88,10 @@ class Simulator:
         *,
         seed: int = 0,
         trace: StepTrace | None = None,
+        encode_seconds: Callable[[int], float] | None = None,
     ) -> None:
-        """`requests`: of each arrival, in their order (`messages`)."""
+        """`requests`: of each arrival, in their order (`messages`). `encode_seconds`: of an image of so many
+        embeddings, if the worker takes images."""
         self.scheduler = Scheduler.for_worker(options, hello)
         self._options = options
         self._timing = timing
@@ -88,7 +105,7 @@ class Simulator:
         self._results: deque[tuple[float, StepResult]] = deque()
         stops_early = any(request.sampling.stop_token_ids for request in requests)
         output_lens = [each.output_len for each in arrivals] if stops_early else None
-        self._worker = ModelledWorker(device, hello, timing, seed, output_lens)
+        self._worker = ModelledWorker(device, hello, timing, seed, output_lens, encode_seconds)
         self._trace = trace
         self.now = 0.0  # seconds of the run
         self._free_at = 0.0  # when the scheduler has handled what it is handling
@@ -114,7 +131,8 @@ class Simulator:
         arrival_at = due[self._num_arrived][0] if self._num_arrived < len(due) else inf
         result_at = results[0][0] if results else inf
         wakes_at = max(self.scheduler.wakes_at, self.now) + _WAKE_DELAY
-        next_at = min(arrival_at, result_at, wakes_at)
+        encoded_at = self._worker.encoded_at
+        next_at = min(arrival_at, result_at, encoded_at, wakes_at)
         if next_at == inf:
             return False
         now = self.now = max(self._free_at, next_at)
@@ -133,6 +151,10 @@ class Simulator:
             now = self._free_at = now + self._timing.scheduler
             self._pump(now)
             self._tell(told.values(), now)
+        elif encoded_at <= now:
+            for message in self._worker.take_encoded(now):
+                self.scheduler.image_encoded(message)
+            self._pump(now)
         else:
             while self._num_arrived < len(due) and due[self._num_arrived][0] <= now:
                 self._arrive(due[self._num_arrived][1], now)
@@ -152,6 +174,8 @@ class Simulator:
             step = scheduler.schedule(now, with_record=trace is not None)
             if scheduler.ended:
                 self._tell([TokenBatch(0, tuple(deltas)) for deltas in scheduler.take_ended().values()], now)
+            if scheduler.images is not None and scheduler.images.messages:
+                self._worker.take_images(scheduler.images.take_messages(), now)
             if step is None:
                 return
             if trace is not None:

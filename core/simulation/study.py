@@ -14,10 +14,10 @@ from penstock.core.planning.plan import Plan
 from penstock.core.simulation.arrivals import Arrival, Targets
 from penstock.core.simulation.device import Device, Timing
 from penstock.core.simulation.figures import figures
-from penstock.core.simulation.fit import MeasuredStep, fit_device, fit_timing
+from penstock.core.simulation.fit import EncodeCosts, MeasuredStep, fit_device, fit_encoding, fit_timing
 from penstock.core.simulation.outcomes import Run
 from penstock.core.simulation.prompts import Prompts
-from penstock.core.simulation.recordings import arrivals_of, read_run, steps_of
+from penstock.core.simulation.recordings import arrivals_of, encoded_of, read_run, steps_of
 from penstock.core.simulation.roofline import RooflineDevice
 from penstock.core.simulation.simulator import Simulator, messages
 from penstock.core.simulation.step_traces import read_trace
@@ -27,6 +27,15 @@ _TYPICAL = Timing(request=1.5e-3, request_per_token=1e-6, reply=0.5e-3, schedule
 """Of a server on one machine, where nothing was measured."""
 
 _GIB = 1 << 30
+
+
+class Tower(NamedTuple):
+    """What makes embeddings of images."""
+
+    costs: EncodeCosts
+    embedding_bytes: int  # of one
+    max_embedding_bytes: int  # of all that are kept
+    images_are_whole: bool
 
 
 class Machine(NamedTuple):
@@ -41,6 +50,7 @@ class Machine(NamedTuple):
     kv_bytes_per_token: float = 0.0  # 0: unknown
     copy_speed: float = 10e9  # bytes per second between device and host
     state_bytes: int = 0  # of a sequence, where layers keep states; they take memory from the pool
+    tower: Tower | None = None  # None: it takes texts only
 
     def hello(self, config: Config) -> WorkerHello:
         """What its worker says when it is started with these options."""
@@ -56,6 +66,7 @@ class Machine(NamedTuple):
             less = "--page-size or --num-pages"
             less += ", or less --max-num-seqs or --state-snapshots-gib," if self.state_bytes else ""
             raise ConfigError(f"no page of keys and values fits; a smaller {less} may help")
+        tower = self.tower
         return WorkerHello(
             protocol_version=PROTOCOL_VERSION,
             name="simulated",
@@ -75,6 +86,9 @@ class Machine(NamedTuple):
             num_stages=len(self.device.stages),
             state_bytes=self.state_bytes,
             num_snapshots=num_snapshots(config, self.state_bytes, num_pages),
+            max_embedding_bytes=0 if tower is None else tower.max_embedding_bytes,
+            embedding_bytes=0 if tower is None else tower.embedding_bytes,
+            images_are_whole=tower is not None and tower.images_are_whole,
         )
 
     def _num_pages(self, config: Config, max_model_len: int) -> int:
@@ -136,7 +150,7 @@ def measured(path: Path) -> Measured:
         trace = read_trace(path)
         page_size = Config().scheduler.page_size  # a trace does not say; sizes are in tokens from here on
         sizes = trace.num_pages * page_size, trace.num_pages * page_size, 1 << 16, 0.0
-        state_bytes = 0
+        state_bytes, tower = 0, None
         steps, arrivals, ttft = trace.steps, trace.arrivals, list[float]()
     else:
         run = read_run(path)
@@ -148,11 +162,23 @@ def measured(path: Path) -> Measured:
             num_slots += int((hello.max_num_seqs + 1 + hello.num_snapshots) * state_bytes / per_token)
         sizes = num_slots, hello.max_model_len, hello.vocab_size, per_token
         steps, (arrivals, ttft) = steps_of(run), arrivals_of(run)
+        tower = _tower(path, hello, arrivals, encoded_of(run))
     timing = fit_timing(steps)
     scheduler = timing.scheduler or _TYPICAL.scheduler
     timing = replace(timing, request=_TYPICAL.request, reply=_TYPICAL.reply, scheduler=scheduler)
-    machine = Machine(path.name, fit_device(steps), timing, *sizes, state_bytes=state_bytes)
+    machine = Machine(path.name, fit_device(steps), timing, *sizes, state_bytes=state_bytes, tower=tower)
     return Measured(machine, steps, arrivals, ttft, page_size)
+
+
+def _tower(
+    path: Path, hello: WorkerHello, arrivals: Sequence[Arrival], encoded: Sequence[tuple[int, float]]
+) -> Tower | None:
+    if not any(each.images for each in arrivals):
+        return None
+    if not encoded:
+        raise ConfigError(f"{path} has requests with images, but not what encoding these took: record again")
+    sizes = hello.embedding_bytes, hello.max_embedding_bytes, hello.images_are_whole
+    return Tower(fit_encoding(encoded), *sizes)
 
 
 def _is_recording(path: Path) -> bool:
@@ -216,6 +242,7 @@ def compare(
             requests,
             seed=load.seed,
             trace=trace,
+            encode_seconds=None if machine.tower is None else machine.tower.costs.seconds,
         )
         run = simulator.run()
         if trace is not None:

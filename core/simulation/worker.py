@@ -1,16 +1,19 @@
 """Workers that compute nothing: they know when a step would end, and which sequences would end with it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 import numpy as np
 
 from penstock.core.simulation.device import Device, StepShape, Timing
-from penstock.ipc.messages import StepPlan, StepResult, WorkerHello
+from penstock.core.simulation.tower import ModelledTower
+from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, StepPlan, StepResult, WorkerHello
 from penstock.ipc.messages.worker import ON_DEVICE
 
 TOKEN, STOP = 1, 2
 """Ids of the tokens that it returns."""
 
+_ROUNDING = 1e-9  # of sums of seconds
 _TOKENS = TOKEN.to_bytes(4, "little") * 4096  # for as many rows as there may be
 
 
@@ -27,8 +30,10 @@ class ModelledWorker:
         timing: Timing,
         seed: int,
         output_lens: Sequence[int] | None,
+        encode_seconds: Callable[[int], float] | None = None,
     ) -> None:
         """`output_lens`: None if every sequence ends by its max_tokens."""
+        self._tower = None if encode_seconds is None else ModelledTower(encode_seconds)
         self._device = device
         self._one_way = timing.transport / 2
         self._lucks = device.lucks(seed)
@@ -38,7 +43,26 @@ class ModelledWorker:
         self._ended = [-1.0] * len(device.stages)  # the last step in each stage; negative: there was none
         self._drawn = np.full(hello.max_num_seqs, -1.0)  # when the first stage knows a row's last token
         self._copied = 0.0  # when the last copy between device and host ended
-        self.busy = 0.0  # seconds in steps, of all stages together
+        self._stepped = 0.0  # seconds in steps, of all stages together
+
+    @property
+    def busy(self) -> float:
+        """Seconds in steps, of all stages together, and with images."""
+        return self._stepped + (0.0 if self._tower is None else self._tower.busy)
+
+    @property
+    def encoded_at(self) -> float:
+        """When the scheduler hears of the next image, if no step comes before."""
+        return inf if self._tower is None else self._tower.ready_at + self._one_way
+
+    def take_images(self, messages: Iterable[EncodeImage | DropEmbedding], sent: float) -> None:
+        """What the scheduler sent at `sent` of images."""
+        if self._tower is not None:
+            self._tower.order(messages, sent + self._one_way)
+
+    def take_encoded(self, now: float) -> list[ImageEncoded]:
+        """What the scheduler hears by now of images."""
+        return [] if self._tower is None else self._tower.take_encoded(now - self._one_way + _ROUNDING)
 
     def execute(self, plan: StepPlan, sent: float) -> tuple[float, StepResult]:
         """Compute a plan that the scheduler sent at `sent`; return when it has the result, and the result."""
@@ -53,6 +77,8 @@ class ModelledWorker:
         if num_moved:
             self._copied = max(self._copied, arrived if device.overlaps_copies else began) + copy_seconds
             began = max(began, self._copied)
+        if self._tower is not None:
+            began = self._tower.free_at(began)
         seconds = device.seconds(shape_of(plan), luck)
         idle = began - self._ended[0] if self._ended[0] >= 0 else 0.0
         for stage, part in enumerate(device.stages):
@@ -60,7 +86,9 @@ class ModelledWorker:
             began = self._ended[stage] = began + seconds * part
         if len(self._ended) > 1:
             self._drawn[rows[np.frombuffer(plan.samples, dtype=np.bool_)]] = began
-        self.busy += seconds
+        self._stepped += seconds
+        if self._tower is not None:
+            self._tower.stepped(began)
         result = StepResult(
             plan.step_id,
             self._tokens(plan),

@@ -12,6 +12,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from penstock.core.recording.lines import Encoded
 from penstock.core.sequences.intake import WorkerLimits
 from penstock.ipc.messages import AddRequest, DropEmbedding, ImageEncoded, ImageRef, PixelRef
 from penstock.ipc.page_keys import image_marks, short_keys
@@ -195,8 +196,16 @@ def test_a_recording_has_an_images_key_and_sizes_and_never_its_pixels(tmp_path: 
     cat = image("cat", 2, 9)
     inline = replace(cat.pixels, segment="a file", inline=b"the pixels themselves")
     driver.add(shows("a", list(range(20)), replace(cat, pixels=inline)))
+    driver.schedule()
+    images = driver.scheduler.images
+    assert images is not None
+    [embedding_id] = images.embeddings()
+    for message in (ImageEncoded(embedding_id, 1234), ImageEncoded(embedding_id + 1, 1, "it is lost")):
+        driver.recorder.on_image(message, images.num_embeddings(message.embedding_id))
     driver.run()
-    driver.recorder.close()
+    [run] = driver.read(path).runs
+    made = [event for event in run.events if isinstance(event, Encoded)]
+    assert [(each.num_embeddings, each.us, each.failed) for each in made] == [(9, 1234, False), (0, 1, True)]
     text = path.read_text()
     assert "a file" not in text
     assert b64encode(b"the pixels").decode()[:12] not in text

@@ -10,6 +10,8 @@ import torch
 import transformers
 
 from penstock import LLM, SamplingParams
+from penstock.core.recording.lines import Encoded
+from penstock.core.recording.reader import Recording
 from penstock.ipc.curve import make_key_file
 from tests.api.conftest import SMALL
 from tests.e2e.servers import Server, serving, stream
@@ -138,8 +140,18 @@ async def check_nothing_is_left(http: aiohttp.ClientSession, server: Server) -> 
             await asyncio.sleep(0.2)
 
 
-async def test_what_transformers_sees(seeing: Seeing) -> None:
-    flags = ("--served-model-name", "m", "--dtype", "float32", "--max-num-batched-tokens", "32")
+async def test_what_transformers_sees(seeing: Seeing, tmp_path: Path) -> None:
+    record = tmp_path / "run.jsonl"
+    flags = (
+        "--served-model-name",
+        "m",
+        "--dtype",
+        "float32",
+        "--max-num-batched-tokens",
+        "32",
+        "--record",
+        str(record),
+    )
     async with serving(seeing.folder, *flags) as server, aiohttp.ClientSession() as http:
         found = await asyncio.gather(*(told(http, server, said) for said in SAID))
         check_tokens(seeing, found)
@@ -154,6 +166,10 @@ async def test_what_transformers_sees(seeing: Seeing) -> None:
             assert await asyncio.gather(*running) == found
         await server.settled(http)
         await check_nothing_is_left(http, server)
+    first = Recording.read(record).runs[0]
+    made = [event for event in first.events if isinstance(event, Encoded)]
+    assert sorted({each.num_embeddings for each in made}) == [6, 8]
+    assert all(each.us > 0 and not each.failed for each in made)
     with LLM(seeing.folder, **SMALL) as llm:
         params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
         outputs = llm.chat(SAID, params, use_tqdm=False)

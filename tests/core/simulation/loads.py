@@ -61,5 +61,8 @@ def simulator(
     )
     requests = Load(arrivals).requests(on)
     return Simulator(
-        config.scheduler, on.hello(config), on.device, on.timing, arrivals, requests, seed=seed, trace=trace
+        *(config.scheduler, on.hello(config), on.device, on.timing, arrivals, requests),
+        seed=seed,
+        trace=trace,
+        encode_seconds=None if on.tower is None else on.tower.costs.seconds,
     )

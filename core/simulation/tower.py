@@ -1,0 +1,90 @@
+"""A model of a worker's vision tower: it encodes between steps, in turns (`gpu_worker/images/turns.py`)."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from math import inf
+
+from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded
+
+TURN_SECONDS = 0.005
+STEPS_SHARE = 2.0
+"""The worker's own: of a turn, and how many times as long the tower stays away after one, if there are steps."""
+
+
+class _Encoding:
+    """An image on its way."""
+
+    __slots__ = ("arrived", "embedding_id", "left", "seconds")
+
+    def __init__(self, message: EncodeImage, arrived: float, seconds: float) -> None:
+        self.embedding_id = message.embedding_id
+        self.arrived = arrived
+        self.seconds = self.left = seconds
+
+
+class ModelledTower:
+    """Encodes one image after the other, whenever the device is free and it is its turn."""
+
+    def __init__(self, seconds_of: Callable[[int], float]) -> None:
+        """`seconds_of`: of the device, for an image of so many embeddings."""
+        self._seconds_of = seconds_of
+        self._waiting: deque[_Encoding] = deque()
+        self._done: deque[tuple[float, ImageEncoded]] = deque()
+        self._free = 0.0  # when the device has done what it is known to do
+        self._not_before = 0.0
+        self._is_shared = False  # whether there has been a step since the last turn
+        self.busy = 0.0  # seconds
+
+    def order(self, messages: Iterable[EncodeImage | DropEmbedding], arrived: float) -> None:
+        """What the scheduler asks for."""
+        for message in messages:
+            if isinstance(message, EncodeImage):
+                self._waiting.append(_Encoding(message, arrived, self._seconds_of(message.num_embeddings)))
+            else:
+                kept = (each for each in self._waiting if each.embedding_id != message.embedding_id)
+                self._waiting = deque(kept)
+
+    def free_at(self, at: float) -> float:
+        """A step could begin at this time: let the tower have the turns that are due before. When it can begin."""
+        while self._waiting:
+            its = self._waiting[0]
+            begins = self._next_turn(its)
+            if begins > at:
+                break
+            spent = min(its.left, TURN_SECONDS)
+            its.left -= spent
+            self.busy += spent
+            self._free = begins + spent
+            self._not_before = self._free + (STEPS_SHARE * spent if self._is_shared else 0.0)
+            self._is_shared = False
+            if its.left <= 0:
+                self._waiting.popleft()
+                self._done.append((self._free, ImageEncoded(its.embedding_id, round(its.seconds * 1e6))))
+        return max(at, self._free)
+
+    def stepped(self, ended: float) -> None:
+        """A step has the device until then."""
+        self._free = max(self._free, ended)
+        self._is_shared = True
+
+    @property
+    def ready_at(self) -> float:
+        """When the next image is encoded, if no step comes before."""
+        if self._done:
+            return self._done[0][0]
+        if not self._waiting:
+            return inf
+        its = self._waiting[0]
+        stays_away = STEPS_SHARE * TURN_SECONDS if self._is_shared and its.left > TURN_SECONDS else 0.0
+        return self._next_turn(its) + its.left + stays_away
+
+    def take_encoded(self, now: float) -> list[ImageEncoded]:
+        """Those that are encoded by now."""
+        self.free_at(now)
+        found = []
+        while self._done and self._done[0][0] <= now:
+            found.append(self._done.popleft()[1])
+        return found
+
+    def _next_turn(self, its: _Encoding) -> float:
+        return max(self._free, self._not_before, its.arrived)
