@@ -115,8 +115,10 @@ class EncodeCosts(NamedTuple):
 
 def fit_encoding(encoded: Sequence[tuple[int, float]]) -> EncodeCosts:
     """Fit to images: of each its embeddings, and the seconds that they took."""
-    parts = np.array([(1.0, count, count * count) for count, _ in encoded])
-    return EncodeCosts(*_robust_weights(parts, np.array([seconds for _, seconds in encoded])).tolist())
+    # Embeddings come first: if all images have equally many, they cost all of it.
+    parts = np.array([(count, 1.0, count * count) for count, _ in encoded])
+    embedding, one, pair = _robust_weights(parts, np.array([seconds for _, seconds in encoded])).tolist()
+    return EncodeCosts(one, embedding, pair)
 
 
 def fit_timing(steps: Sequence[MeasuredStep]) -> Timing:

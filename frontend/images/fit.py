@@ -29,12 +29,17 @@ class _Pair(NamedTuple):
     needed: Any
 
 
-def check_fit(checkpoint: Checkpoint, family: ImageFamily, vision: Vision) -> None:
-    """Compare them.
+def check_fit(checkpoint: Checkpoint, family: ImageFamily, image_token_id: int, vision: Vision) -> None:
+    """Compare them. `image_token_id`: of the family's token, by the tokenizer.
 
     Raises:
         ConfigError: they do not fit; it names the file and the field.
     """
+    if image_token_id != vision.image_token:
+        raise ConfigError(
+            f"tokenizer.json: the image token {family.token!r} has the id {image_token_id}, but in config.json it is "
+            f"{vision.image_token}: take both files from the same model, or serve texts alone (--max-images 0)"
+        )
     said = ProcessorFiles(checkpoint)
     match vision:
         case GridVision():

@@ -74,7 +74,8 @@ def test_costs_are_found() -> None:
     found = fit_encoding([(count, costs.seconds(count)) for count in (16, 64, 100, 256, 400, 30)])
     for count in (20, 200, 600):
         assert found.seconds(count) == pytest.approx(costs.seconds(count), rel=0.02)
-    assert fit_encoding([(256, 0.5)]).seconds(256) == pytest.approx(0.5)
+    of_one_size = fit_encoding([(256, 0.5)] * 3)
+    assert (of_one_size.seconds(256), of_one_size.seconds(64)) == pytest.approx((0.5, 0.125))
 
 
 def test_files_of_loads_have_them(tmp_path: Path) -> None:

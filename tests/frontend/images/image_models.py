@@ -119,9 +119,10 @@ class ImageModel:
         for name, content in files.items():
             (folder / name).write_text(json.dumps(content))
         eos = tokenizer.token_to_id("<|im_end|>")
+        token = tokenizer.token_to_id(self.named.get("image_token", self.mark))
         config = {
             "architectures": [self.architecture], "model_type": self.module, "vocab_size": tokenizer.get_vocab_size(),
-            "eos_token_id": eos, "vision_config": {}, **self.config,
+            "eos_token_id": eos, "vision_config": {}, "image_token_id": token, **self.config,
             "text_config": {"model_type": self.text_type, "vocab_size": tokenizer.get_vocab_size(), **_TEXT},
         }  # fmt: skip
         (folder / "config.json").write_text(json.dumps(config))

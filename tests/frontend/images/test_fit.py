@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch  # noqa: F401 (before transformers' processors: in this process others need it)
+from tokenizers import Tokenizer
 
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
@@ -44,8 +45,10 @@ def checked(model: ImageModel, folder: Path) -> tuple[bool, str]:
     assert family is not None
     assert isinstance(config, Decoder)
     assert config.vision is not None
+    token = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(family.token)
+    assert token is not None
     try:
-        check_fit(checkpoint, family, config.vision)
+        check_fit(checkpoint, family, token, config.vision)
     except ConfigError as error:
         return fits(family, config.vision), str(error)
     return fits(family, config.vision), ""
@@ -54,6 +57,14 @@ def checked(model: ImageModel, folder: Path) -> tuple[bool, str]:
 @pytest.mark.parametrize("name", MODELS)
 def test_processors_that_fit(name: str, tmp_path: Path) -> None:
     assert checked(MODELS[name], tmp_path) == (True, "")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_image_tokens_of_other_models(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]
+    _, error = checked(replace(model, config={**model.config, "image_token_id": 7}), tmp_path)
+    assert error.startswith("tokenizer.json: the image token ")
+    assert "in config.json it is 7" in error
 
 
 _IMAGE, _SETTINGS = "preprocessor_config.json", "processor_config.json"
