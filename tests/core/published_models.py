@@ -501,6 +501,18 @@ PUBLISHED = (
         "Qwen/Qwen3.5-27B", "Qwen3_5ForCausalLM", "27B", 65536,
         _sizes(5120, 17408, 64, 24, 4, 248320, linear_num_value_heads=48, **_UNTIED),
     ),
+    Published(
+        "Qwen/Qwen3.5-35B-A3B", "Qwen3_5MoeTextModel", "35B", 20480,
+        _sizes(2048, 5120, 40, 16, 2, 248320, **_UNTIED), "3B",
+    ),
+    Published(
+        "Qwen/Qwen3.5-397B-A17B", "Qwen3_5MoeForCausalLM", "~397B", 30720,
+        _sizes(
+            4096, 5120, 60, 32, 2, 248320, num_experts=512, num_experts_per_tok=10, moe_intermediate_size=1024,
+            shared_expert_intermediate_size=1024, linear_num_value_heads=64, **_UNTIED,
+        ),
+        "17B",
+    ),
     # Mamba 2, Falcon-H1, Nemotron-H
     Published(
         "mistralai/Mamba-Codestral-7B-v0.1", "Mamba2ForCausalLM", "7,285,403,648", 0,

@@ -1,4 +1,6 @@
-"""Qwen3-Next and Qwen3.5: the gated delta rule in most layers, attention with a gate in every fourth."""
+"""Qwen3-Next and Qwen3.5, dense or a mixture: the gated delta rule in most layers, gated attention in every fourth."""
+
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -10,7 +12,6 @@ from penstock.core.checkpoint.parsing.recurrent import conv_width, kinds_of_laye
 from penstock.core.checkpoint.parsing.rope import parse_rope
 from penstock.core.checkpoint.recurrent import GatedDelta
 
-_NEXT = "Qwen3NextForCausalLM"
 _GROUPED = Names(
     recurrent_in=("linear_attn.in_proj_qkvz",),
     recurrent_gates=("linear_attn.in_proj_ba",),
@@ -28,21 +29,42 @@ _APART = replace(
     recurrent_in=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
     recurrent_gates=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
 )
+_TOGETHER = replace(
+    _APART,
+    expert_gate_up=("mlp.experts.gate_up_proj",),
+    expert_down="mlp.experts.down_proj",
+)
+
+
+class _Variant(NamedTuple):
+    """What tells them apart: names, and the defaults of transformers for fields missing in config.json."""
+
+    names: Names
+    num_kv_heads: int
+    num_experts: int = 0  # 0: all MLPs are dense
+    top_k: int = 0
+
+
+_VARIANTS = {
+    "Qwen3NextForCausalLM": _Variant(_GROUPED, 2, 512, 10),
+    "Qwen3_5ForCausalLM": _Variant(_APART, 4),
+    "Qwen3_5MoeForCausalLM": _Variant(_APART, 2, 256, 8),
+    "Qwen3_5MoeTextModel": _Variant(_TOGETHER, 2, 256, 8),
+}
 
 
 def parse(architecture: str, fields: JsonFields) -> Decoder:
     """Like `Family.parse`."""
-    num_layers, is_next = decoders.num_layers(fields), architecture == _NEXT
+    num_layers, variant = decoders.num_layers(fields), _VARIANTS[architecture]
     norm = Norm(eps=fields.number("rms_norm_eps", 1e-6), offset=1.0)
-    its = decoders.attention(
-        fields, num_kv_heads=2 if is_next else 4, head_dim=256, has_bias=fields.flag("attention_bias")
-    )
+    has_bias = fields.flag("attention_bias")
+    its = decoders.attention(fields, variant.num_kv_heads, head_dim=256, has_bias=has_bias)
     trained_len = fields.whole("max_position_embeddings", 32768)
     rope, max_model_len = parse_rope(fields, trained_len, its.head_dim, share=0.25)
     attention = replace(its, rope=rope, q_norm=norm, k_norm=norm, has_output_gate=True)
-    delta = _delta(fields, norm.eps, is_grouped=is_next)
+    delta = _delta(fields, norm.eps, is_grouped=variant.names is _GROUPED)
     dense = DenseMLP(size=fields.whole("intermediate_size", 5632), activation=decoders.activation(fields))
-    experts = _experts(fields) if is_next else None
+    experts = _experts(fields, variant) if variant.num_experts else None
     only_dense, every = fields.wholes("mlp_only_layers"), fields.whole("decoder_sparse_step", 1)
 
     def layer(number: int, kind: str) -> Layer:
@@ -57,8 +79,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     interval = fields.whole("full_attention_interval", 4)
     usual = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers)]
     layers = [layer(i, kind) for i, kind in enumerate(kinds_of_layers(fields, num_layers, usual))]
-    names = _GROUPED if is_next else _APART
-    return decoders.decoder(architecture, fields, layers, norm, max_model_len, names)
+    return decoders.decoder(architecture, fields, layers, norm, max_model_len, variant.names)
 
 
 def _delta(fields: JsonFields, norm_eps: float, *, is_grouped: bool) -> GatedDelta:
@@ -77,19 +98,21 @@ def _delta(fields: JsonFields, norm_eps: float, *, is_grouped: bool) -> GatedDel
     )
 
 
-def _experts(fields: JsonFields) -> Experts | None:
-    count = fields.whole("num_experts", 512, least=0)
+def _experts(fields: JsonFields, variant: _Variant) -> Experts | None:
+    count = fields.whole("num_experts", variant.num_experts, least=0)
     if not count:
         return None
     activation = decoders.activation(fields)
     return Experts(
         count=count,
         size=fields.whole("moe_intermediate_size", 512),
-        router=Router(top_k=fields.whole("num_experts_per_tok", 10), renormalize=fields.flag("norm_topk_prob", True)),
+        router=Router(
+            top_k=fields.whole("num_experts_per_tok", variant.top_k), renormalize=fields.flag("norm_topk_prob", True)
+        ),
         activation=activation,
         shared=DenseMLP(size=fields.whole("shared_expert_intermediate_size", 512), activation=activation),
         shared_is_gated=True,
     )
 
 
-QWEN_DELTA = decoders.decoder_family((_NEXT, "Qwen3_5ForCausalLM"), parse)
+QWEN_DELTA = decoders.decoder_family(tuple(_VARIANTS), parse)

@@ -88,6 +88,7 @@ CASES = {
         by_transformers=False,
     ),
     "qwen3_5_text": Case("qwen3_5_text", {**DELTA, **SECTIONS}, by_transformers=False),
+    "qwen3_5_moe_text": Case("qwen3_5_moe_text", {**DELTA, **SECTIONS, "num_experts": 8}, by_transformers=False),
     "mamba2": Case("mamba2", _ALONE, by_transformers=False),
     "mamba2-bounded": Case(
         "mamba2",

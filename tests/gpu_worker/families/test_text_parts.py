@@ -36,6 +36,11 @@ CASES: dict[str, tuple[str, dict[str, Any], Case]] = {
     "qwen2-vl": ("qwen2_vl", _SEEN_BY_QWEN2, Case("qwen2_vl_text", _IN_SECTIONS)),
     "qwen2.5-vl": ("qwen2_5_vl", _SEEN_BY_QWEN, Case("qwen2_5_vl_text", _IN_SECTIONS)),
     "qwen3.5": ("qwen3_5", _SEEN_BY_QWEN, Case("qwen3_5_text", {**DELTA, **SECTIONS})),
+    "qwen3.5-moe": (
+        "qwen3_5_moe",
+        _SEEN_BY_QWEN,
+        Case("qwen3_5_moe_text", {**DELTA, **SECTIONS, "num_experts": 8}),
+    ),
     "qwen3-vl": ("qwen3_vl", {**_SEEN_BY_QWEN, "deepstack_visual_indexes": [0]}, Case("qwen3_vl_text")),
     "qwen3-vl-moe": (
         "qwen3_vl_moe",
@@ -65,6 +70,8 @@ def test_greedy(tmp_path: Path, name: str) -> None:
     reference = Reference(tmp_path, CASES[name][2], whole_model(name))
     if name == "qwen3-vl-moe":
         _turn_experts(tmp_path / "model.safetensors")
+    if name == "qwen3.5-moe":
+        _join_experts(tmp_path / "model.safetensors", CASES[name][2].changes["num_experts"])
     for run, kernels in zip(PAIRWISE[:2], ("native", "torch"), strict=True):
         check(reference, run, model_impl="own", cpu_kernels=kernels)
 
@@ -74,6 +81,21 @@ def _turn_experts(path: Path) -> None:
     tensors = load_file(path)
     turned = {name: tensor.mT.contiguous() for name, tensor in tensors.items() if ".mlp.experts." in name}
     save_file(tensors | turned, path)
+
+
+def _join_experts(path: Path, num_experts: int) -> None:
+    """The same: published are tensors of all experts, gates before ups."""
+    tensors = load_file(path)
+    firsts = [name for name in tensors if ".experts.0.gate_proj." in name]
+    assert firsts
+    for first in firsts:
+        layer = first.partition("experts.0.")[0] + "experts."
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{layer}{i}.{kind}_proj.weight") for i in range(num_experts)])
+            for kind in ("gate", "up", "down")
+        )
+        tensors |= {f"{layer}gate_up_proj": torch.cat([gate, up], 1), f"{layer}down_proj": down}
+    save_file(tensors, path)
 
 
 def test_all_are_tried() -> None:
