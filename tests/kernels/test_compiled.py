@@ -254,8 +254,9 @@ def job_list(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], Launch]:
             for name, shape in ODD.items():
                 if IS_SOAK or capability in ODD_ON.get(name, (90,)):
                     launch_attention(shape, page_size=64, extras=True)
-            for shape in GEMMAS.values() if IS_SOAK or capability == 90 else ():
-                launch_seeing_ahead(shape)
+            for name, shape in GEMMAS.items():
+                if IS_SOAK or (capability, name) == (90, "Gemma-3-4B, a window"):
+                    launch_seeing_ahead(shape)
             for name, shape in (MODELS | ODD).items():
                 formats = KV_FORMATS if IS_SOAK else QUANTIZED.get(name, {}).get(capability, ())
                 for kv_format in formats:
