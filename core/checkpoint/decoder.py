@@ -185,16 +185,22 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """A mixture of experts, each of them a gated MLP."""
+    """A mixture of experts, each of them an MLP: down(act(gate(x)) * up(x)), or down(act(up(x))) if it is not gated."""
 
     count: int
     size: int  # of each
     router: Router
     activation: Activation = "silu"
+    is_gated: bool = True
     has_bias: bool = False
     shared: DenseMLP | None = None  # every token goes through it
     shared_is_gated: bool = False  # its output is multiplied by a sigmoid that the token decides
     spread: Spread | None = None  # None: every rank has all of them, or a part of each
+
+    @property
+    def width_of_each(self) -> int:
+        """Numbers of an expert's matrices for each of its inputs."""
+        return (2 + self.is_gated) * self.size
 
     @property
     def width(self) -> int:
@@ -203,7 +209,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
         if self.spread is not None and self.spread.rank is not None:
             held = sum(end - begin for begin, end in self.spread.held_by(self.spread.rank))
             used = -(-used * held // self.count)
-        return self.count + 3 * self.size * used + (self.shared.width if self.shared is not None else 0)
+        return self.count + self.width_of_each * used + (self.shared.width if self.shared is not None else 0)
 
 
 class BesideMLP(msgspec.Struct, frozen=True, kw_only=True):

@@ -370,7 +370,10 @@ def _experts(experts: Experts, hidden: int, names: Names, prefix: str) -> Expert
         if router.has_correction
         else None,
         gate_up=of_experts(
-            names.expert_gate_up, 2 * size, hidden, _alternating(size) if names.experts_alternate else None
+            names.expert_gate_up,
+            size * (1 + experts.is_gated),
+            hidden,
+            _alternating(size) if names.experts_alternate else None,
         ),
         down=of_experts((names.expert_down,), hidden, size, None),
         shared=None

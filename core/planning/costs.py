@@ -75,7 +75,7 @@ class Costs(NamedTuple):
             if isinstance(layer.mlp, Experts):
                 count, top_k = layer.mlp.count, layer.mlp.router.top_k
                 used = count * (1 - (1 - top_k / count) ** num_tokens)
-                per_hidden += 3 * layer.mlp.size * (used - top_k)
+                per_hidden += layer.mlp.width_of_each * (used - top_k)
         quantized = self.decoder.quantization is not None
         each = quantized_bytes(self.decoder).of_product_weight if quantized else BYTES[self.weights]
         return per_hidden * self.decoder.hidden_size * each

@@ -164,8 +164,10 @@ def _products(decoder: Decoder) -> _Products:
     for layer in decoder.layers:
         of_all += _width(layer)
         if isinstance(layer.mlp, Experts):
-            of_all -= 3 * layer.mlp.size * layer.mlp.router.top_k
-            experts.append((layer.mlp.count, layer.mlp.router.top_k, 3.0 * layer.mlp.size * decoder.hidden_size))
+            of_all -= layer.mlp.width_of_each * layer.mlp.router.top_k
+            experts.append(
+                (layer.mlp.count, layer.mlp.router.top_k, float(layer.mlp.width_of_each * decoder.hidden_size))
+            )
     latent = sum(its.num_latent_weights for _, its in decoder.attentions if isinstance(its, LatentAttention))
     head = float(decoder.vocab_size * decoder.hidden_size)
     return _Products(of_all * decoder.hidden_size + latent, head, tuple(experts))

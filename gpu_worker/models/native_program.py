@@ -351,11 +351,12 @@ class ProgramWriter:
         its, rounds = block.experts, self._rounds_inputs
         return PackedExperts(
             block.router.pack(self._library),
-            block.gate_up.pack(self._library, interleaved=True, rounds_inputs=rounds),
+            block.gate_up.pack(self._library, interleaved=its.is_gated, rounds_inputs=rounds),
             block.down.pack(self._library, rounds_inputs=rounds),
             routing_of(its.router),
             block.correction,
             ACTIVATIONS.index(its.activation),
+            is_gated=its.is_gated,
             expert_scales=block.expert_scales,
             multiplies_input=its.router.multiplies_input,
             held=block.held,

@@ -546,6 +546,16 @@ PUBLISHED = (
             hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
         ),
     ),
+    Published(
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B", "NemotronHForCausalLM", "31.6B", 6144,
+        _sizes(
+            2688, 1856, 52, 32, 2, 131072, head_dim=128, mamba_num_heads=64, mamba_head_dim=64, n_routed_experts=128,
+            num_experts_per_tok=6, moe_intermediate_size=1856, moe_shared_expert_intermediate_size=3712,
+            routed_scaling_factor=2.5, **_UNTIED,
+            hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        ),
+        "~3.6B",
+    ),
     # Cohere
     Published(
         "CohereForAI/c4ai-command-r-v01", "CohereForCausalLM", "34,980,831,232", 1310720,

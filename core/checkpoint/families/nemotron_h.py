@@ -1,8 +1,8 @@
-"""Nemotron-H: layers that are Mamba 2, attention without positions, or an MLP, each alone behind a norm."""
+"""Nemotron-H: layers that are Mamba 2, attention without positions, an MLP or experts, each alone behind a norm."""
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Layer, Norm
+from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
 from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.family import NotDescribed
@@ -28,6 +28,12 @@ _NAMES = Names(
     skip="mixer.D",
     gate_up=("mixer.up_proj",),
     down="mixer.down_proj",
+    router="mixer.gate",
+    correction="mixer.gate.e_score_correction_bias",
+    expert_gate_up=("mixer.experts.{}.up_proj",),
+    expert_down="mixer.experts.{}.down_proj",
+    shared_gate_up=("mixer.shared_experts.up_proj",),
+    shared_down="mixer.shared_experts.down_proj",
     unused=("mtp.",),
 )
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -53,7 +59,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     }
     kinds = _kinds(fields)
     if "moe" in kinds:
-        raise NotDescribed("config.json: experts without gates, in layers of kind moe, are not supported")
+        of_kind["moe"] = Layer(mixer=None, mlp_norm=norm, mlp=_experts(fields, mlp))
     layers = [of_kind[kind] for kind in kinds]
     max_model_len = fields.whole("max_position_embeddings", 4096)
     return decoders.decoder(architecture, fields, layers, norm, max_model_len, _NAMES)
@@ -70,6 +76,28 @@ def _kinds(fields: JsonFields) -> list[str]:
             f"{', '.join(sorted(set(map(shown, types)))[:4]) or 'nothing'}"
         )
     return kinds
+
+
+def _experts(fields: JsonFields, mlp: DenseMLP) -> Experts:
+    if fields.raw("moe_latent_size") is not None:
+        raise NotDescribed("config.json: moe_latent_size, experts between projections, is not supported")
+    return Experts(
+        count=fields.whole("n_routed_experts", 8),
+        size=fields.whole("moe_intermediate_size", 7688),
+        router=Router(
+            kind="sigmoid",
+            top_k=fields.whole("num_experts_per_tok", 2),
+            renormalize=fields.flag("norm_topk_prob", True),
+            renormalize_eps=1e-20,
+            has_correction=True,
+            num_groups=fields.whole("n_group", 1),
+            top_groups=fields.whole("topk_group", 1),
+            scale=fields.number("routed_scaling_factor", 1.0),
+        ),
+        activation=mlp.activation,
+        is_gated=False,
+        shared=replace(mlp, size=fields.whole("moe_shared_expert_intermediate_size", 7688)),
+    )
 
 
 def _mamba(fields: JsonFields, norm_eps: float) -> Mamba2:

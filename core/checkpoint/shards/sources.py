@@ -143,7 +143,10 @@ def _experts(experts: Experts, sources: ExpertsSources, units: Units, place: Pla
     size = experts.size
     begin, end = inner_of(size, units.experts, place)
     return sources._replace(
-        gate_up=columns(sources.gate_up, ((begin, end), (size + begin, size + end))),
+        gate_up=columns(
+            sources.gate_up,
+            tuple((first + begin, first + end) for first in range(0, size * (1 + experts.is_gated), size)),
+        ),
         down=rows(sources.down, ((begin, end),), has_bias=place.tensor == 0),
         shared=shared,
     )

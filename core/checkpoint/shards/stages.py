@@ -77,7 +77,7 @@ def _layer_cost(decoder: Decoder, number: int) -> int:
     read = sum(size for name, size in product_bytes(decoder).items() if name.startswith(prefix))
     for experts in (layer.mlp, None if layer.beside_mlp is None else layer.beside_mlp.experts):
         if isinstance(experts, Experts):  # tokens choose them evenly and independently
-            all_of_them = 3.0 * experts.count * experts.size * decoder.hidden_size
+            all_of_them = float(experts.count * experts.width_of_each * decoder.hidden_size)
             unused = (1 - experts.router.top_k / experts.count) ** _ROWS
             read *= 1 - unused * all_of_them / (all_of_them + _dense_weights(decoder, number))
     mixer = layer.attention

@@ -23,7 +23,7 @@ class ExpertsBlock(NamedTuple):
     experts: Experts
     router: Linear  # [E, H], in fp32
     correction: Tensor | None  # fp32[E]
-    gate_up: ExpertLinear  # [E, 2 * I, H]: gate, then up
+    gate_up: ExpertLinear  # [E, 2 * I, H]: gate, then up; [E, I, H] if they are not gated
     down: ExpertLinear  # [E, H, I]
     shared: MLPBlock | None = None
     shared_gate: Linear | None = None  # [1, H]
@@ -53,7 +53,9 @@ class ExpertsBlock(NamedTuple):
         grouped = group_rows(ids, self.experts.count if self.held is None else self.held.num_held, are_some=are_some)
         of_inputs, of_outputs = (weights, None) if multiplies_input else (None, weights)
         gate_up = self.gate_up.of_tokens(x, grouped, inputs, of_inputs)
-        rows = self.down.of_activation(gate_up, Activation(self.experts.activation), grouped, inputs)
+        rows = self.down.of_activation(
+            gate_up, Activation(self.experts.activation, self.experts.is_gated), grouped, inputs
+        )
         return sum_of_experts(rows, grouped, of_outputs)
 
     def of_shared(self, shared: MLPBlock, x: Tensor, inputs: ForwardInputs) -> Tensor:

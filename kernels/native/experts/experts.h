@@ -1,4 +1,4 @@
-// A mixture of experts: each token goes through a few of many gated MLPs.
+// A mixture of experts: each token goes through a few of many MLPs.
 //
 // The tokens of an expert go through its weights together, so each used expert's weights are read once; all experts
 // are one pass of the team, so none waits for another. A token's bits are the same alone and in any batch: its experts'
@@ -39,12 +39,13 @@ struct Turns {
 
 struct Experts {
   Linear router;          // not of kind kBf16Pairs: its inputs are not rounded
-  const Linear* gate_up;  // [held experts]; 16 gates, their 16 ups, the next 16 gates, ...
+  const Linear* gate_up;  // [held experts]; 16 gates, their 16 ups, the next 16 gates, ...; or ups alone
   const Linear* down;     // [held experts]
   Routing routing;
   const HeldExperts* held;  // or null: all
   int32_t activation;
   int32_t multiplies_input;  // by an expert's weight, instead of its output
+  int32_t is_gated;
 
   int hidden() const { return gate_up->num_inputs; }
   int inner() const { return down->num_inputs; }
@@ -180,7 +181,12 @@ void mix_some(Team& team, const Experts& layer, const float* x, const float* jud
     const int place = shares[share].first + i;
     return is_scaled ? inputs + size_t(place) * in_stride : x + size_t(tokens[place]) * stride;
   };
+  const bool is_gated = layer.is_gated;
   if (num_used) linears(team, shares, num_used, input, packed_inputs, [=, &layer](int share, int i, int output, Floats sum) {
+    if (!is_gated) {
+      store(inner + size_t(shares[share].first + i) * inner_stride + output, activated(layer.activation, sum));
+      return;
+    }
     float* at = inner + size_t(shares[share].first + i) * inner_stride + output / 2 / kLanes * kLanes;
     store(at, output / kLanes % 2 == 0 ? sum : gated(layer.activation, load16(at), sum));
   });

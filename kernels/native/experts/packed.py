@@ -45,6 +45,7 @@ class ExpertsStruct(ctypes.Structure):
         ("held", c_void_p),
         ("activation", c_int32),
         ("multiplies_input", c_int32),
+        ("is_gated", c_int32),
     )
 
 
@@ -85,6 +86,7 @@ class PackedExperts:
         correction: Tensor | None,
         activation: int,
         *,
+        is_gated: bool = True,
         expert_scales: Tensor | None = None,
         multiplies_input: bool = False,
         held: "HeldExperts | None" = None,
@@ -92,11 +94,12 @@ class PackedExperts:
         """
         Args:
             router: [E, H]; its inputs are not rounded.
-            gate_up: of each expert that is held, interleaved; all have one kind.
+            gate_up: of each expert that is held, all of one kind; interleaved if they are gated.
             down: of each expert that is held.
             routing: how experts are chosen.
             correction: fp32 [E] or None, as for `route`.
-            activation: as enum Activation in activations.h; gated.
+            activation: as enum Activation in activations.h.
+            is_gated: whether it is of gates, which multiply.
             expert_scales: fp32 [E] or None; each expert's weight is multiplied by its own.
             multiplies_input: an expert's input is multiplied by its weight, instead of its output.
             held: which experts these are; None: all. It adds up their tokens.
@@ -113,4 +116,5 @@ class PackedExperts:
             None if self._held is None else ctypes.addressof(self._held),
             activation,
             multiplies_input,
+            is_gated,
         )

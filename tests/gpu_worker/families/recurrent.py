@@ -49,6 +49,15 @@ _FALCON = {
     "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 0.7],
     "ssm_out_multiplier": 0.6,
 }
+_NEMOTRON_EXPERTS = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "ssm_state_size": 12,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "n_routed_experts": 8,
+    "moe_shared_expert_intermediate_size": 56,
+}
 
 CASES = {
     "granitemoehybrid": Case("granitemoehybrid", {**_HYBRID, **_GRANITE}, by_transformers=False),
@@ -109,6 +118,19 @@ CASES = {
             "mamba_head_dim": 16,
             "n_groups": 2,
             "time_step_min": 0.4,
+        },
+        by_transformers=False,
+    ),
+    "nemotron_h-experts": Case("nemotron_h", _NEMOTRON_EXPERTS, by_transformers=False),
+    "nemotron_h-experts-in-groups": Case(
+        "nemotron_h",
+        {
+            **_NEMOTRON_EXPERTS,
+            "mlp_bias": True,
+            "n_group": 4,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7,
+            "topk_group": 2,
         },
         by_transformers=False,
     ),
