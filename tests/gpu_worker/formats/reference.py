@@ -84,10 +84,12 @@ class QuantizedReference(Reference):
     def rounded_scores(self, text: list[int], rounded: Callable[[Tensor], Tensor]) -> Tensor:
         """Log-probabilities [tokens, vocabulary] where inputs of quantized weights are rounded."""
         # What latents are multiplied with becomes a part of other products, whose inputs are not rounded.
+        # A checkpoint may have another name for the base model than its class (Nemotron-H: backbone).
+        kept = {name.partition(".")[2] if ".layers." in name else name for name in self.kept}
         unrounded = {
             tensor.data_ptr()
             for name, tensor in self.model.named_parameters()
-            if name in self.kept or name.endswith("kv_b_proj.weight")
+            if not kept.isdisjoint((name, name.partition(".")[2])) or name.endswith("kv_b_proj.weight")
         }
         with _Rounding(rounded, unrounded):
             return self.logits(text).log_softmax(-1)

@@ -65,12 +65,24 @@ def over(ranks: Groups, size: int) -> dict[str, Any]:
     }
 
 
+def keeps_states(folder: Path, size: int) -> bool:
+    """Whether the model has recurrent layers; then it is checked that it is not split."""
+    config = load_model_config(folder)
+    if not (isinstance(config, Decoder) and config.state_layers):
+        return False
+    with pytest.raises(ConfigError, match="keep a state, which cannot be split"):
+        check_shards(config, size)
+    return True
+
+
 @pytest.mark.parametrize(("size", "name"), CHECKED)
 def test_greedy(tmp_path: Path, name: str, size: int, ranks: Groups) -> None:
     reference = Reference(tmp_path, CASES[name])
     if (name, size) in REFUSED:
         with pytest.raises(ConfigError, match=f"--tensor-parallel-size {size}: .* attention heads"):
             check_shards(load_model_config(tmp_path), size)
+        return
+    if keeps_states(tmp_path, size):
         return
     for run in schedules(size + list(CASES).index(name))[: 4 if IS_LONG else 1]:
         check(reference, run, **over(ranks, size))
