@@ -202,7 +202,7 @@ def _mlp(mlp: DenseMLP | Experts) -> Iterator[str]:
     if isinstance(mlp, DenseMLP):
         yield f"{'gated ' * mlp.is_gated}{name} MLP{' with biases' * mlp.has_bias}"
         return
-    yield f"gated {name} experts{' with biases' * mlp.has_bias}, {_router(mlp.router)}"
+    yield f"{'gated ' * mlp.is_gated}{name} experts{' with biases' * mlp.has_bias}, {_router(mlp.router)}"
     if mlp.shared is not None:
         yield "gated shared expert" if mlp.shared_is_gated else "shared expert"
 

@@ -15,6 +15,7 @@ from transformers.models.granitemoe.modeling_granitemoe import GraniteMoeMoE
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2SparseMoeBlock
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
@@ -129,6 +130,21 @@ CASES = {
             count=E, size=I, shared=DenseMLP(size=I), router=Router(kind="sigmoid", top_k=1, multiplies_input=True)
         ),
     ),
+    "Nemotron-H": Case(
+        NemotronHMoE,
+        transformers.NemotronHConfig(
+            hidden_size=H, moe_intermediate_size=I, moe_shared_expert_intermediate_size=40, n_routed_experts=E,
+            num_experts_per_tok=4, n_group=4, topk_group=2, routed_scaling_factor=2.5, layers_block_type=["moe"],
+        ),
+        Experts(
+            count=E, size=I, activation="relu2", is_gated=False,
+            shared=DenseMLP(size=40, activation="relu2", is_gated=False),
+            router=Router(
+                kind="sigmoid", top_k=4, renormalize=True, renormalize_eps=1e-20, has_correction=True, num_groups=4,
+                top_groups=2, scale=2.5,
+            ),
+        ),
+    ),
 }  # fmt: skip
 
 
@@ -161,7 +177,7 @@ def named_by_role(module: nn.Module) -> dict[str, Tensor]:
 def block_of(case: Case, module: nn.Module, dtype: torch.dtype = torch.float32) -> ExpertsBlock:
     """The same weights in Penstock's block."""
     its = named_by_role(module)
-    gate_up, down = its.pop("gate_up"), its.pop("down")
+    gate_up, down = its.pop("gate_up" if case.experts.is_gated else "up"), its.pop("down")
     biases = its.pop("gate_up bias", None), its.pop("down bias", None)
     if case.module in (GptOssMLP, Llama4TextMoe):  # stored transposed
         gate_up, down = gate_up.mT, down.mT
@@ -178,7 +194,8 @@ def block_of(case: Case, module: nn.Module, dtype: torch.dtype = torch.float32) 
 
     shared = None
     if case.experts.shared is not None:
-        parts = torch.cat((its.pop("shared gate"), its.pop("shared up")))
+        kinds = ("gate", "up") if case.experts.shared.is_gated else ("up",)
+        parts = torch.cat([its.pop(f"shared {kind}") for kind in kinds])
         shared = MLPBlock(case.experts.shared, linear(parts), linear(its.pop("shared down")))
     shared_gate = its.pop("shared_expert_gate", None)
     router_bias, correction = its.pop("router bias", None), its.pop("correction", None)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.kernels.activation import ActivationKind, gated_activation_reference
+from penstock.kernels.activation import ActivationKind, activation_reference, gated_activation_reference
 from penstock.kernels.held_experts import HeldExperts, held_experts
 from penstock.kernels.native.experts.packed import PackedExperts
 from penstock.kernels.native.library import Library, PackedLinear
@@ -30,6 +30,7 @@ class Case(NamedTuple):
     has_bias: bool = False
     is_corrected: bool = False
     multiplies_input: bool = False
+    is_gated: bool = True
 
 
 _CASES = {
@@ -40,6 +41,8 @@ _CASES = {
     "two inputs are multiplied": Case(Routing(top_k=2, kind="sigmoid"), 16, hidden=47, multiplies_input=True),
     "all experts": Case(Routing(top_k=12), activation="gelu_tanh"),
     "one expert": Case(Routing(top_k=1), 1, activation="gelu"),
+    "no gates": Case(Routing(top_k=3, kind="sigmoid"), 16, 47, 33, "relu2", has_bias=True, is_gated=False),
+    "no gates, inputs are multiplied": Case(Routing(top_k=2), 8, multiplies_input=True, is_gated=False),
     "odd sizes": Case(Routing(top_k=3), 130, 47, 33),
     "more than one block of inputs": Case(Routing(top_k=2), 3, 300, 200),
 }
@@ -57,13 +60,10 @@ class Mixture:
         def bias(*shape: int) -> Tensor | None:
             return random(*shape) if case.has_bias else None
 
-        count = case.num_experts
+        count, width = case.num_experts, (1 + case.is_gated) * case.inner
         self.case = case
         self.router, self.router_bias = random(count, case.hidden).to(dtype), bias(count)
-        self.gate_up, self.gate_up_bias = (
-            random(count, 2 * case.inner, case.hidden).to(dtype),
-            bias(count, 2 * case.inner),
-        )
+        self.gate_up, self.gate_up_bias = random(count, width, case.hidden).to(dtype), bias(count, width)
         self.down, self.down_bias = random(count, case.hidden, case.inner).to(dtype), bias(count, case.hidden)
         self.correction = random(count) / 3 if case.is_corrected else None
         self.x = torch.randn(_TOKENS, case.hidden, generator=generator)
@@ -80,11 +80,12 @@ class Mixture:
 
         return PackedExperts(
             library.pack(self.router, self.router_bias),
-            packed(self.gate_up, self.gate_up_bias, interleaved=True),
+            packed(self.gate_up, self.gate_up_bias, interleaved=case.is_gated),
             packed(self.down, self.down_bias),
             case.routing,
             self.correction,
             ACTIVATIONS.index(case.activation),
+            is_gated=case.is_gated,
             multiplies_input=case.multiplies_input,
             held=held,
         )
@@ -92,6 +93,7 @@ class Mixture:
     def expected(self) -> Tensor:
         """fp64 [T, H]: token by token, expert by expert."""
         case, x = self.case, self.x.double()
+        activation = gated_activation_reference if case.is_gated else activation_reference
 
         def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return functional.linear(inputs, weight.double(), None if bias is None else bias.double())
@@ -104,7 +106,7 @@ class Mixture:
                 biases = (None if of is None else of[expert] for of in (self.gate_up_bias, self.down_bias))
                 up_bias, down_bias = biases
                 inputs = x[t] * weight if case.multiplies_input else x[t]
-                inner = gated_activation_reference(linear(inputs, self.gate_up[expert], up_bias), case.activation)
+                inner = activation(linear(inputs, self.gate_up[expert], up_bias), case.activation)
                 outputs = linear(inner.double(), self.down[expert], down_bias)
                 out[t] += outputs if case.multiplies_input else outputs * weight
         return out
@@ -124,7 +126,7 @@ def test_like_the_rules(library: Library, case: Case, dtype: torch.dtype) -> Non
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=2e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["Mixtral", "gpt-oss", "DeepSeek-V3", "Llama 4", "odd sizes"])
+@pytest.mark.parametrize("name", ["Mixtral", "gpt-oss", "DeepSeek-V3", "Llama 4", "no gates", "odd sizes"])
 def test_ranks_compute_a_part_each(library: Library, name: str) -> None:
     """Parts add up to the whole, and the tokens that were counted to all; a part has the same bits in any batch."""
     case = _CASES[name]

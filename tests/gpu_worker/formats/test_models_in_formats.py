@@ -37,6 +37,7 @@ FORMATS: dict[str, tuple[Callable[[], Writer], str]] = {
     "fp8-dense": (lambda: writers.fp8(32), "llama"),
     "fp8-static": (lambda: writers.fp8(None), "llama"),
     "fp8-qwen3-moe": (lambda: writers.fp8(32), "qwen3_moe"),
+    "fp8-nemotron-h": (lambda: writers.fp8(32), "nemotron_h-experts"),
     "fp8-deepseek": (lambda: writers.fp8(32), "deepseek_v3"),
     "nf4": (writers.nf4, "llama"),
     "int8": (writers.int8, "llama"),
@@ -59,10 +60,12 @@ def find(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], QuantizedR
 
 
 def case_of(name: str, writer: Writer) -> Case:
-    """A family's; where inputs are rounded, with two layers."""
+    """A family's; where inputs are rounded, with two layers: of those whose kinds are listed, one with experts."""
     case = CASES[name]
     if writer.rounded is None:
         return case
+    if "layers_block_type" in case.changes:
+        return case._replace(changes={**case.changes, "layers_block_type": ["full_attention", "moe"]})
     return case._replace(changes={**case.changes, "num_hidden_layers": 2, "first_k_dense_replace": 1})
 
 

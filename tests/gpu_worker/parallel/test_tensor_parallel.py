@@ -92,6 +92,8 @@ def test_greedy(tmp_path: Path, name: str, size: int, ranks: Groups) -> None:
 def test_quantized(tmp_path: Path, name: str, size: int, ranks: Groups) -> None:
     write, case = FORMATS[name]
     reference = QuantizedReference(tmp_path, case_of(case, write()), write())
+    if keeps_states(reference.folder, size):
+        return
     try:
         check_shards(load_model_config(reference.folder), size)
     except ConfigError as error:
