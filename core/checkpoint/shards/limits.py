@@ -23,6 +23,11 @@ def refuse_split(model: Decoder, place: Place) -> None:
             f"{model.architecture} has layers that keep a state, which cannot be split over several workers: leave out "
             "--tensor-parallel-size and --pipeline-parallel-size"
         )
+    if any(layer.mixer is None or layer.mlp is None for layer in model.layers):
+        raise ConfigError(
+            f"{model.architecture} has layers that are attention or an MLP alone, which cannot be split over several "
+            "workers: leave out --tensor-parallel-size and --pipeline-parallel-size"
+        )
     if place.num_stages > num_layers:
         raise ConfigError(
             f"--pipeline-parallel-size {place.num_stages}: {model.architecture} has only {num_layers} layers"

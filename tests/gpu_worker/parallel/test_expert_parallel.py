@@ -25,7 +25,7 @@ from tests.gpu_worker.formats.reference import QuantizedReference
 from tests.gpu_worker.formats.test_models_in_formats import FORMATS, case_of
 from tests.gpu_worker.parallel.group import Group, GroupEngine, Groups, groups
 from tests.gpu_worker.parallel.rank_process import EXPERT_TOKENS
-from tests.gpu_worker.parallel.test_tensor_parallel import keeps_states
+from tests.gpu_worker.parallel.test_tensor_parallel import stays_whole
 from tests.gpu_worker.test_gguf_models import PROMPTS, write_pair
 
 
@@ -83,7 +83,7 @@ def spread_engine(folder: Path, group: Group, size: int, **options: Any) -> Grou
 @pytest.mark.parametrize("run", CHECKED, ids=lambda run: "-".join(map(str, run)))
 def test_family(tmp_path: Path, run: Run, ranks: Groups) -> None:
     reference = Reference(tmp_path, CASES[run.name])
-    if keeps_states(tmp_path, run.size):
+    if stays_whole(tmp_path, run.size):
         return
     group = ranks.of(run.size)
     engine = spread_engine(

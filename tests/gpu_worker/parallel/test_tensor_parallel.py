@@ -65,12 +65,16 @@ def over(ranks: Groups, size: int) -> dict[str, Any]:
     }
 
 
-def keeps_states(folder: Path, size: int) -> bool:
-    """Whether the model has recurrent layers; then it is checked that it is not split."""
+def stays_whole(folder: Path, size: int) -> bool:
+    """Whether the model has layers that are not split: with a state, or without a mixer or an MLP.
+
+    Then it is checked that it is refused.
+    """
     config = load_model_config(folder)
-    if not (isinstance(config, Decoder) and config.state_layers):
+    assert isinstance(config, Decoder)
+    if not config.state_layers and all(layer.mixer and layer.mlp for layer in config.layers):
         return False
-    with pytest.raises(ConfigError, match="keep a state, which cannot be split"):
+    with pytest.raises(ConfigError, match="cannot be split over several workers"):
         check_shards(config, size)
     return True
 
@@ -82,7 +86,7 @@ def test_greedy(tmp_path: Path, name: str, size: int, ranks: Groups) -> None:
         with pytest.raises(ConfigError, match=f"--tensor-parallel-size {size}: .* attention heads"):
             check_shards(load_model_config(tmp_path), size)
         return
-    if keeps_states(tmp_path, size):
+    if stays_whole(tmp_path, size):
         return
     for run in schedules(size + list(CASES).index(name))[: 4 if IS_LONG else 1]:
         check(reference, run, **over(ranks, size))
@@ -92,7 +96,7 @@ def test_greedy(tmp_path: Path, name: str, size: int, ranks: Groups) -> None:
 def test_quantized(tmp_path: Path, name: str, size: int, ranks: Groups) -> None:
     write, case = FORMATS[name]
     reference = QuantizedReference(tmp_path, case_of(case, write()), write())
-    if keeps_states(reference.folder, size):
+    if stays_whole(reference.folder, size):
         return
     try:
         check_shards(load_model_config(reference.folder), size)
