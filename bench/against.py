@@ -103,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
-    from bench.machine import machine
+    # Here and not above: the other checkout runs this file, too, and may have them elsewhere.
+    from bench.machine import commit, machine
     from bench.shapes_folder import shape_folder
 
     model = shape_folder(args.shape) if args.shape else args.model or _HERE / "demo" / "model"
@@ -127,15 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     if args.out:
         command = shlex.join(["python", "-m", "bench.against", *(sys.argv[1:] if argv is None else argv)])
-        commits = {name: _commit(path) for name, path in folders.items()}
+        commits = {name: commit(path) for name, path in folders.items()}
         record = {"kind": "against", "command": command, "commits": commits, "model": model.name}
         args.out.write_text(json.dumps(record | {"machine": machine(), "rows": rows}, indent=1) + "\n")
     return 0
-
-
-def _commit(folder: Path) -> str:
-    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+_HERE = Path(__file__).resolve().parent
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 
-def commit() -> str:
-    """The source's commit, if this is a clone."""
-    command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short", "HEAD"]
+def commit(folder: Path = _HERE) -> str:
+    """The commit of the source in a folder, if it is a clone."""
+    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
