@@ -5,7 +5,7 @@ They rotate half of each head. The dense ones pair neighbours; those of 2025 nor
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
+from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm
 from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.json_fields import JsonFields
@@ -42,20 +42,10 @@ def parse_mixture(architecture: str, fields: JsonFields) -> Decoder:
     norm = Norm(eps=fields.number("rms_norm_eps", 1e-5))
     qk_norm = norm if fields.flag("use_qk_norm") else None
     act, size = decoders.activation(fields), fields.whole("moe_intermediate_size", 1408)
-    router = Router(
-        kind="sigmoid",
-        top_k=fields.whole("num_experts_per_tok", 8),
-        renormalize=fields.flag("norm_topk_prob", True),
-        renormalize_eps=1e-20,
-        has_correction=True,
-        num_groups=fields.whole("n_group", 1),
-        top_groups=fields.whole("topk_group", 1),
-        scale=fields.number("routed_scaling_factor", 1.0),
-    )
     experts = Experts(
         count=fields.whole("n_routed_experts", 128),
         size=size,
-        router=router,
+        router=decoders.sigmoid_router(fields, top_k=8),
         activation=act,
         shared=DenseMLP(size=size * fields.whole("n_shared_experts", 1), activation=act),
     )

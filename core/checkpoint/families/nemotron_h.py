@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm, Router
+from penstock.core.checkpoint.decoder import Decoder, DenseMLP, Experts, Layer, Norm
 from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.parsing import decoders
 from penstock.core.checkpoint.parsing.family import NotDescribed
@@ -84,16 +84,7 @@ def _experts(fields: JsonFields, mlp: DenseMLP) -> Experts:
     return Experts(
         count=fields.whole("n_routed_experts", 8),
         size=fields.whole("moe_intermediate_size", 7688),
-        router=Router(
-            kind="sigmoid",
-            top_k=fields.whole("num_experts_per_tok", 2),
-            renormalize=fields.flag("norm_topk_prob", True),
-            renormalize_eps=1e-20,
-            has_correction=True,
-            num_groups=fields.whole("n_group", 1),
-            top_groups=fields.whole("topk_group", 1),
-            scale=fields.number("routed_scaling_factor", 1.0),
-        ),
+        router=decoders.sigmoid_router(fields, top_k=2),
         activation=mlp.activation,
         is_gated=False,
         shared=replace(mlp, size=fields.whole("moe_shared_expert_intermediate_size", 7688)),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, Experts, Layer, Norm
+from penstock.core.checkpoint.decoder import Activation, Attention, Decoder, Experts, Layer, Norm, Router
 from penstock.core.checkpoint.names import Names
 from penstock.core.checkpoint.parsing.family import Family
 from penstock.core.checkpoint.parsing.json_fields import JsonFields, shown
@@ -193,6 +193,20 @@ def activation(fields: JsonFields, name: str = "hidden_act", default: str = "sil
     if found not in _ACTIVATIONS:
         raise ConfigError(f"config.json: {name} {found[:64]!r} is not supported; supported: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[found]
+
+
+def sigmoid_router(fields: JsonFields, *, top_k: int) -> Router:
+    """As in DeepSeek-V3, with a single group and no scale where none is named; `top_k`: where that is not."""
+    return Router(
+        kind="sigmoid",
+        top_k=fields.whole("num_experts_per_tok", top_k),
+        renormalize=fields.flag("norm_topk_prob", True),
+        renormalize_eps=1e-20,
+        has_correction=True,
+        num_groups=fields.whole("n_group", 1),
+        top_groups=fields.whole("topk_group", 1),
+        scale=fields.number("routed_scaling_factor", 1.0),
+    )
 
 
 def dtype(fields: JsonFields) -> str:
