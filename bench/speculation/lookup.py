@@ -6,8 +6,9 @@ The model quotes (`bench/speculation/quoting.py`): its weights are made so that 
 step costs what any weights of the shape cost. Three workloads. `quoting`: a summary in the words of the prompt, one
 row. `unknown`: nothing of the answer was there before, so nothing is guessed. `misleading`: each pair of tokens was
 there before, with something else behind it, so every guess is wrong. Times are from each request's first token to its
-last one; all requests of a round begin together. Every answer is checked. `cpu` is the ratio by the processor time of
-the worker's thread, which can be trusted on a busy machine too, if there is one thread.
+last one; all requests of a round begin together, and both engines take turns of a quarter of a second. Every answer is
+checked. `cpu` is the ratio by the processor time of the worker's thread, which can be trusted on a busy machine too, if
+there is one thread.
 """
 
 import argparse
@@ -33,6 +34,7 @@ WORKLOADS: dict[str, tuple[Callable[[int, int, int, int], Asked], tuple[int, ...
     "misleading": (misleading, (1, 4, 16)),
 }
 _PROMPT = 1024  # tokens at least
+_TURN = 0.25  # seconds
 
 
 class Decoded(NamedTuple):
@@ -44,27 +46,60 @@ class Decoded(NamedTuple):
     num_steps: int
 
 
-def decode(engine: LocalEngine, asked: Sequence[Asked]) -> Decoded:
-    """Run requests that begin together, to their end.
+class Decoding:
+    """Requests that one engine computes, a turn at a time."""
 
-    Raises:
-        RuntimeError: an answer is not what the model writes.
-    """
-    sampling = [SamplingParams(max_tokens=len(each.answer), temperature=0.0) for each in asked]
-    names = [engine.add(each.prompt, params) for each, params in zip(asked, sampling, strict=True)]
-    found = {name: list[int]() for name in names}
-    began, thread_began, num_before, num_steps = 0.0, 0.0, 0, 0
-    while engine.has_work:
-        for delta in engine.step().deltas:
-            found[delta.request_id] += delta.token_ids
-        num_steps += bool(began)
-        if not began and all(found.values()):
-            began, thread_began = time.perf_counter(), time.thread_time()
-            num_before = sum(map(len, found.values()))
-    seconds, thread_seconds = time.perf_counter() - began, time.thread_time() - thread_began
-    if any(found[name] != each.answer for name, each in zip(names, asked, strict=True)):
-        raise RuntimeError("an answer is not the text that the model writes")
-    return Decoded(seconds, thread_seconds, sum(map(len, found.values())) - num_before, num_steps)
+    def __init__(self, engine: LocalEngine, asked: Sequence[Asked]) -> None:
+        """Begin all of them, and run until each has a token."""
+        sampling = [SamplingParams(max_tokens=len(each.answer), temperature=0.0) for each in asked]
+        self._engine, self._asked = engine, asked
+        self._names = [engine.add(each.prompt, params) for each, params in zip(asked, sampling, strict=True)]
+        self._found = {name: list[int]() for name in self._names}
+        self._seconds = self._thread_seconds = 0.0
+        self._num_steps = 0
+        while not all(self._found.values()):
+            self._step()
+        self._num_before = sum(map(len, self._found.values()))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some answer is not complete."""
+        return self._engine.has_work
+
+    def run(self, seconds: float) -> None:
+        """Decode for so long, or to the end."""
+        began, thread_began = time.perf_counter(), time.thread_time()
+        while self._engine.has_work and time.perf_counter() - began < seconds:
+            self._step()
+            self._num_steps += 1
+        self._seconds += time.perf_counter() - began
+        self._thread_seconds += time.thread_time() - thread_began
+
+    def result(self) -> Decoded:
+        """What all turns took.
+
+        Raises:
+            RuntimeError: an answer is not what the model writes.
+        """
+        if any(self._found[name] != each.answer for name, each in zip(self._names, self._asked, strict=True)):
+            raise RuntimeError("an answer is not the text that the model writes")
+        num_tokens = sum(map(len, self._found.values())) - self._num_before
+        return Decoded(self._seconds, self._thread_seconds, num_tokens, self._num_steps)
+
+    def _step(self) -> None:
+        for delta in self._engine.step().deltas:
+            self._found[delta.request_id] += delta.token_ids
+
+
+def decode(engines: Sequence[LocalEngine], asked: Sequence[Asked]) -> list[Decoded]:
+    """Let each engine answer the same requests, in short turns: what the machine does meanwhile, it does to all."""
+    decodings = [Decoding(engine, asked) for engine in engines]
+    order = list(decodings)
+    while any(each.has_work for each in order):
+        for each in order:
+            each.run(_TURN)
+        order.reverse()
+    return [each.result() for each in decodings]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,8 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.speculative_config = json.dumps(draft | {"num_speculative_tokens": 4})
     vocab_size = load_model_config(folder).vocab_size
     length = max(_PROMPT, 4 * args.tokens + 8)
-    engines = {
-        config: LocalEngine(
+    engines = [
+        LocalEngine(
             folder,
             load_format="safetensors",
             device="cpu",
@@ -99,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             speculative_config=config,
         )
         for config in ("", args.speculative_config)
-    }
+    ]
     rows: list[dict[str, Any]] = []
     print(f"{folder.name}, {args.threads} threads, load {machine()['load_before']:.1f}; {args.speculative_config}")
     print(
@@ -109,26 +144,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         make, sizes = WORKLOADS[name]
         for num_rows in sizes:
             asked = [make(vocab_size, args.tokens, _PROMPT, 100 * num_rows + i) for i in range(num_rows)]
-            runs: dict[str, list[Decoded]] = {config: [] for config in engines}
-            for number in range(1 + args.rounds):
-                for config in sorted(engines, reverse=bool(number % 2)):
-                    runs[config].append(decode(engines[config], asked))
-            off, on = (runs[config][1:] for config in engines)
+            rounds = [decode(engines, asked) for _ in range(1 + args.rounds)][1:]
+            off, on = ([each[i] for each in rounds] for i in range(2))
             speed = [statistics.median(run.num_tokens / run.seconds for run in each) for each in (off, on)]
             steps = sum(run.num_steps for run in on) / (sum(run.num_tokens for run in on) / num_rows)
-            cpu = statistics.median(a.thread_seconds / b.thread_seconds for a, b in zip(off, on, strict=True))
+            ratio = statistics.median(a.seconds / b.seconds for a, b in rounds)
+            cpu = statistics.median(a.thread_seconds / b.thread_seconds for a, b in rounds)
             rows.append(
                 {
                     "workload": name,
                     "rows": num_rows,
                     "off": speed[0],
                     "on": speed[1],
+                    "ratio": ratio,
                     "cpu": cpu,
                     "steps_a_token": steps,
                 }
             )
             rows[-1]["each"] = {"off": [run.seconds for run in off], "on": [run.seconds for run in on]}
-            ratios = f"{speed[1] / speed[0]:6.2f} {cpu:6.2f}"
+            ratios = f"{ratio:6.2f} {cpu:6.2f}"
             print(f"{name:12} {num_rows:4} {speed[0]:14.1f} {speed[1]:14.1f} {ratios} {steps:14.2f}", flush=True)
     if args.out:
         command = shlex.join(["python", "-m", "bench.speculation.lookup", *(sys.argv[1:] if argv is None else argv)])
