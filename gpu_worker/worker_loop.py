@@ -160,8 +160,6 @@ def run_worker(
                 for prepared in grammars.take_prepared():
                     channel.send(prepared)
             is_encoding = images is not None and images.is_busy
-            if images is not None and images.is_due and (encoded := images.work(_ENCODING_SECONDS)) is not None:
-                channel.send(encoded)
             is_moving = disk is not None and disk.is_busy
             if is_moving and disk is not None:
                 for moved in disk.take_done():
@@ -175,6 +173,10 @@ def run_worker(
             message = channel.receive(_look_ms(recent_us, began) if pending and idle_ms else idle_ms)
             if message is not None:
                 has_heard, silence_ms = True, 0
+            if images is not None and images.is_due:
+                is_behind = isinstance(message, StepPlan) and images.yields_to(message)
+                if not is_behind and (encoded := images.work(_ENCODING_SECONDS)) is not None:
+                    channel.send(encoded)
             match message:
                 case StepPlan():
                     if not pending:

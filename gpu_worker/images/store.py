@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.gpu_worker.images.turns import Turns
 from penstock.gpu_worker.models.vision.tower import Tower
 from penstock.ipc import shared_files
-from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, PixelRef
+from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded, PixelRef, StepPlan
 
 
 class PixelsLostError(Exception):
@@ -45,6 +45,10 @@ class EmbeddingStore:
     def is_due(self) -> bool:
         """Whether it should be done now."""
         return bool(self._waiting) and self._turns.is_towers(time.perf_counter())
+
+    def yields_to(self, plan: StepPlan) -> bool:
+        """Whether what is due lets this step go first."""
+        return self._turns.yields_to(plan)
 
     def stepped(self) -> None:
         """A step has been computed on the same device."""

@@ -1,8 +1,15 @@
 """When a vision tower goes on, on a device that it shares with steps."""
 
+import numpy as np
+
+from penstock.ipc.messages import StepPlan
+
 _STEPS_SHARE = 2.0
 """While there are steps, the tower stays away for so many times the time that it has just had: beside a flood of images
 streams go on at about two thirds of their speed."""
+
+_MOST_YIELDED = 4
+"""Steps with prompts in a row that come before the tower: more would keep it waiting where prompts never end."""
 
 
 class Turns:
@@ -11,10 +18,21 @@ class Turns:
     def __init__(self) -> None:
         self._not_before = 0.0
         self._are_shared = False  # whether there has been a step since the tower's last turn
+        self._num_yielded = 0
 
     def is_towers(self, now: float) -> bool:
         """Whether the tower may go on."""
         return now >= self._not_before
+
+    def yields_to(self, plan: StepPlan) -> bool:
+        """Whether the tower, whose turn it is, lets this step go first.
+
+        A step with a prompt is long already: the tower's time on top of it is what streams would feel most.
+        """
+        num_new, num_drafts = (np.frombuffer(each, dtype=np.int32) for each in (plan.num_new, plan.num_drafts))
+        has_prompt = num_new.sum() - num_drafts.sum() > num_new.shape[0]
+        self._num_yielded = self._num_yielded + 1 if has_prompt and self._num_yielded < _MOST_YIELDED else 0
+        return self._num_yielded > 0
 
     def stepped(self) -> None:
         """A step has been computed."""

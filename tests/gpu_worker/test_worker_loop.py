@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pytest
 import structlog
 from torch import Tensor
@@ -173,6 +174,24 @@ def test_images_leave_steps_two_thirds_of_the_time_and_take_all_when_there_are_n
     for (began, ended), (goes_on, _) in pairwise(pictures.parts[2 : 2 + beside]):
         assert goes_on - ended >= 2 * (ended - began)
     assert after.split() == ["image"] * (12 - 2 - beside)
+
+
+def test_an_image_never_comes_on_top_of_a_step_with_a_prompt_but_does_not_wait_for_ever() -> None:
+    device, decode = QuickDevice(), plan(1)
+    prompt = StepPlan(0, bytes(8), bytes(8), np.array([1, 40], dtype=np.int32).tobytes(), b"\1\1")
+    guesses = np.array([2, 3], dtype=np.int32)
+    guessing = msgspec.structs.replace(prompt, num_new=(1 + guesses).tobytes(), num_drafts=guesses.tobytes())
+    pixels = PixelRef("", 4, (PixelTensor("pixel_values", "float32", (1,), 0),), bytes(4))
+    pictures: Any = Pictures(device.events, 1)
+    for others, expected in (
+        ([prompt, prompt, decode], "step step image step"),
+        ([prompt, guessing], "step image step"),
+        ([prompt] * 6, "step step step step image step step"),
+    ):
+        device.events.clear()
+        channel = Scripted(EncodeImage(1, bytes(32), (1, 1), 1, pixels), *others, END)
+        run_worker(cast(ModelRunner, device), channel, HELLO, heartbeat_ms=100, images=EmbeddingStore(pictures))
+        assert " ".join(device.events) == expected
 
 
 def test_a_silent_scheduler_is_told_hello_again_over_a_new_connection() -> None:
