@@ -27,6 +27,9 @@ MAX_DIGITS = 128
 MAX_EXPONENTS = 1024
 """Numbers such as 1e-300: reading one may take twenty microseconds, a hundred times as long as others."""
 
+MAX_ESCAPES = 524_288
+"""Backslashes: a string with escapes is read character by character, some fifty times as slowly as others."""
+
 _OPEN, _CLOSE = b"[{", b"]}"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
 _NOT_BRACKETS = bytes(set(range(256)) - set(_OPEN + _CLOSE))
@@ -48,6 +51,7 @@ class JsonSize:
         self._num_quotes = 0
         self._num_separators = 0
         self._num_exponents = 0
+        self._num_escapes = 0
         self.begin()
 
     @property
@@ -77,6 +81,9 @@ class JsonSize:
             piece = piece[1:]
             self._is_escaped = False
         if b"\\" in piece:
+            self._num_escapes += piece.count(b"\\")
+            if self._num_escapes > MAX_ESCAPES:
+                raise TooManyValuesError(f"at most {MAX_ESCAPES} backslashes are allowed in its strings")
             if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
                 self._is_escaped = True
                 piece = piece[:-1]

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from penstock.frontend import schema
-from penstock.frontend.api.run import decode
+from penstock.frontend.api.run import decode, read
 from penstock.frontend.api.service import Service
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.exchange.replies import Reply, RequestRecord
@@ -20,7 +20,7 @@ _SLICE = 8192
 
 async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """Token ids of a text, or of a chat as its template renders it."""
-    request = decode(schema.TOKENIZE, body)
+    request = await read(schema.TOKENIZE, body)
     rules = service.rules()
     check_model(request.model, rules)
     model = service.model

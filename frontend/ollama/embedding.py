@@ -4,7 +4,7 @@ from functools import partial
 
 import msgspec
 
-from penstock.frontend.api.run import Job, Run, decode, run
+from penstock.frontend.api.run import Job, Run, read, run
 from penstock.frontend.api.service import Service
 from penstock.frontend.embeddings.handlers import Vectors, embedding_job, floats
 from penstock.frontend.embeddings.schema import EmbeddingRequest
@@ -25,7 +25,7 @@ from penstock.frontend.validation.common import Rules
 
 async def embed(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
     """Vectors of length 1, one for each text; without any, none."""
-    request = decode(EMBED, body)
+    request = await read(EMBED, body)
     if not request.input:
         name = served_name(request.model, service.model.names)
         return Reply(msgspec.json.encode(OllamaEmbedAnswer(request.model or name, [])))
@@ -34,7 +34,7 @@ async def embed(service: Service, record: RequestRecord, body: bytes) -> Reply |
 
 async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
     """One text's vector as the model makes it; the older route."""
-    request = decode(EMBEDDINGS, body)
+    request = await read(EMBEDDINGS, body)
     if not request.prompt:
         served_name(request.model, service.model.names)
         return Reply(msgspec.json.encode(OllamaEmbeddingsAnswer([])))

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.api.chat import prepared_chat
-from penstock.frontend.api.run import Job, Prepared, Run, decode, run
+from penstock.frontend.api.run import Job, Prepared, Run, read, run
 from penstock.frontend.api.service import PromptReader, Service
 from penstock.frontend.api.truncation import fitting_prompt
 from penstock.frontend.engine.generation import SequenceEvent
@@ -134,7 +134,7 @@ async def count_input_tokens(service: Service, record: RequestRecord, body: byte
     Raises:
         ApiError: as the request itself would.
     """
-    request = decode(RESPONSES, body)
+    request = await read(RESPONSES, body)
     rules = service.rules()
     valid = await _validated(service, record, request, rules, len(body))
     prompt = await _prompt(service.prompts, valid, rules, record)

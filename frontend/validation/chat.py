@@ -133,7 +133,7 @@ def validate_conversation(
         size = JsonSize(MAX_ARGUMENT_NUMBERS)
         for index in calling:
             calls = messages[index]["tool_calls"]
-            chat[index]["tool_calls"] = _tool_calls(f"messages[{index}].tool_calls", calls, size)
+            chat[index]["tool_calls"] = _tool_calls(f"messages[{index}].tool_calls", calls, rules, size)
     for index, message in enumerate(chat):
         content = message.get("content")
         if isinstance(content, str):
@@ -221,7 +221,7 @@ def _kinds(limits: ImageLimits | None) -> str:
     return "'text'" if limits is None else "'text' and 'image_url'"
 
 
-def _tool_calls(field: str, tool_calls: Any, size: JsonSize) -> list[Any]:
+def _tool_calls(field: str, tool_calls: Any, rules: Rules, size: JsonSize) -> list[Any]:
     """Past calls of an assistant message. Templates need their arguments as objects, clients send JSON text.
 
     `size` has counted the values of the messages before.
@@ -234,7 +234,9 @@ def _tool_calls(field: str, tool_calls: Any, size: JsonSize) -> list[Any]:
     for call in tool_calls:
         function = call.get("function")
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            arguments = _arguments(f"{field}[{len(calls)}].function.arguments", function["arguments"], size)
+            where, text = f"{field}[{len(calls)}].function.arguments", function["arguments"]
+            check_text_size(where, text, rules)
+            arguments = _arguments(where, text, size)
             call = {**call, "function": {**function, "arguments": arguments}}
         calls.append(call)
     return calls

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.frontend.http.routes import ROUTES
+from penstock.frontend.json_size import MAX_ESCAPES
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ def _text(unit: str) -> Callable[[int], bytes]:
     return make
 
 
+def _escaped(unit: str, times: int = 1) -> Callable[[int], bytes]:
+    """A string that begins with as many of these as a body may have, if each takes so many times its backslashes."""
+
+    def make(size: int) -> bytes:
+        num = min((size - 2) // len(unit), MAX_ESCAPES // (times * unit.count("\\")))
+        return b'"' + unit.encode() * num + b"a" * (size - 2 - num * len(unit)) + b'"'
+
+    return make
+
+
 def _members(size: int) -> bytes:
     return b"{" + b",".join(b'"%d":[]' % i for i in range(size // 13)) + b"}"
 
@@ -65,10 +76,12 @@ VALUES: dict[str, Callable[[int], bytes]] = {
     "one fraction": lambda size: b"0." + b"9" * (size - 2),
     "letters": _text("a"),
     "words": _text("water runs down the pipe "),
-    "escaped letters": _text("\\u0041"),
-    "line breaks": _text("\\n"),
-    "quotes": _text('\\"'),
-    "backslashes": _text("\\\\"),
+    "escaped letters": _escaped("\\u0041"),
+    "line breaks": _escaped("\\n"),
+    "quotes": _escaped('\\"'),
+    "backslashes": _escaped("\\\\"),
+    "few quotes": _escaped('\\"', times=3),
+    "more escapes": _text("\\n"),
     "wide characters": _text("\U0001f6b0"),
     "marks": _text("[{,:}]"),
     "blanks": lambda size: b"[" + b" " * (size - 2) + b"]",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.frontend.json_size import (
     MAX_DEPTH,
     MAX_DIGITS,
+    MAX_ESCAPES,
     MAX_EXPONENTS,
     MAX_PLAIN_VALUES,
     MAX_VALUES,
@@ -54,6 +55,7 @@ def test_what_is_counted_is_what_would_be_made(value: Any, is_ascii: bool, cuts:
         (b"[1," * MAX_DEPTH + b"[", f"{MAX_DEPTH} levels"),
         (b'[0.5, "' + b"7" * 1000 + b'", ' + b"7" * (MAX_DIGITS + 1), f"{MAX_DIGITS} digits"),
         (b"[" + b"1e5,2E5,true," * MAX_EXPONENTS, f"{MAX_EXPONENTS} numbers with an exponent"),
+        (b'["' + rb"\n" * MAX_ESCAPES + rb"\"", f"{MAX_ESCAPES} backslashes"),
         (b"[" + b"1," * (MAX_VALUES + MAX_PLAIN_VALUES + 1), f"at most {MAX_PLAIN_VALUES} numbers"),
     ],
 )

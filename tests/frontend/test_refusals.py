@@ -363,6 +363,15 @@ def test_routes(live: LiveServer) -> None:
     assert error_of(send(live, "DELETE", "/v1/models"), 405)["code"] == "method_not_allowed"
 
 
+def test_arguments_that_cannot_fit_are_refused_before_they_are_read(live: LiveServer) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+    error = error_of(chat(live, messages=[*HELLO, {"role": "assistant", "tool_calls": [call]}]), 400)
+    assert (error["code"], error["param"]) == (
+        "context_length_exceeded",
+        "messages[1].tool_calls[0].function.arguments",
+    )
+
+
 def test_template_refusals(live: LiveServer) -> None:
     fields = {"messages": HELLO, "chat_template_kwargs": {"tools": [1]}}
     error = error_of(post(live, "/v1/chat/completions", fields), 400)
@@ -404,9 +413,9 @@ TOO_MANY: list[tuple[str, bytes, str]] = [
     ("/tokenize", b'{"prompt":"x","made_up":%s}' % (b"7" * 5000), ""),
     (
         "/v1/chat/completions",
-        b'{"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[{"id":"c","type":"function",'
-        b'"function":{"name":"f","arguments":"[%s]"}}]}]}' % b",".join([b"[]"] * 70_000),
-        "messages[1].tool_calls[0].function.arguments",
+        b'{"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[%s]}]}'
+        % b",".join([b'{"function":{"name":"f","arguments":"[%s]"}}' % b",".join([b"[]"] * 10_000)] * 8),
+        "messages[1].tool_calls[6].function.arguments",
     ),
 ]
 
