@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from penstock.core.checkpoint.check import model_tensors
 from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.families.registry import expected_tensors, parse_model_config
+from penstock.core.checkpoint.described import model_config_of
+from penstock.core.checkpoint.families.registry import expected_tensors
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.checkpoint.weight_sources import LinearSource
 from penstock.core.config.options import ConfigError
@@ -43,7 +44,7 @@ def measured_inputs(checkpoint: Checkpoint, text: Path, num_tokens: int) -> Mapp
     Raises:
         ConfigError: the text cannot be read, or is too short.
     """
-    config = parse_model_config(checkpoint.config)
+    config = model_config_of(checkpoint)
     assert isinstance(config, Decoder)
     windows = _windows(checkpoint, text, num_tokens)
     device = CpuDevice()

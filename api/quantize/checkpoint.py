@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock.core.checkpoint.check import model_tensors
 from penstock.core.checkpoint.decoder import Decoder
+from penstock.core.checkpoint.described import model_config_of
 from penstock.core.checkpoint.families.registry import parse_model_config
 from penstock.core.checkpoint.folder import HuggingFaceFolder
 from penstock.core.checkpoint.formats.compressed_tensors import Matrix
@@ -63,7 +64,7 @@ class QuantizedCheckpoint:
         """
         self._source, self._wanted = source, wanted
         self._correlations = correlations or {}
-        config = parse_model_config(source.config)
+        config = model_config_of(source)
         if config.quantization is not None:
             raise ConfigError(
                 f"{str(source.path)!r} is quantized already ({config.quantization.name}): name the checkpoint that it "

@@ -1,25 +1,17 @@
 """Whether a checkpoint can be served: checked in milliseconds, before any process starts."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.families.registry import (
-    expected_matrices,
-    expected_tensors,
-    family_of,
-    is_ignored,
-    parse_model_config,
-)
+from penstock.core.checkpoint.described import model_config_of, own_names_of
+from penstock.core.checkpoint.families.registry import expected_matrices, expected_tensors, is_ignored
 from penstock.core.checkpoint.formats.format import FLOATS, MatrixFormat, Part, Shape
 from penstock.core.checkpoint.kv_formats import kv_format_of
 from penstock.core.checkpoint.model_config import ModelConfig
 from penstock.core.checkpoint.parsing.json_fields import shown
-from penstock.core.checkpoint.parsing.text_part import name_in_either_part, name_in_text_part
-from penstock.core.checkpoint.quantization import with_quantization
 from penstock.core.checkpoint.shards.experts import with_experts_spread
 from penstock.core.checkpoint.shards.shard import check_shards
 from penstock.core.checkpoint.shards.stages import stage_ranges
@@ -49,7 +41,7 @@ def check_checkpoint(
     Raises:
         ConfigError: one clear sentence: what is not supported, missing or damaged, and what to do.
     """
-    config = with_quantization(parse_model_config(checkpoint.config, impl), quantization)
+    config = model_config_of(checkpoint, impl, quantization, with_weights=with_weights)
     kv_format_of(kv_cache_dtype, config)
     if parallel is not None:
         config = with_experts_spread(config, parallel)
@@ -69,12 +61,8 @@ def model_tensors(checkpoint: Checkpoint, config: ModelConfig) -> "ModelTensors"
     Raises:
         LoadError: if tensors are missing, damaged, unexpected, of other shapes or dtypes.
     """
-    known_as = family_of(config).known_as
-    of_part: Callable[[str], str | None] = name_in_text_part if config.text_part_of else str
-    if isinstance(config, Decoder) and config.vision is not None:
-        of_part = partial(name_in_either_part, config.vision)
     stored = checkpoint.tensors()
-    own_names = {known_as(known): name for name in stored if (known := of_part(name)) is not None}
+    own_names = own_names_of(stored, config)
     found = {known: stored[name] for known, name in own_names.items()}
     shapes = expected_tensors(config)
     if shapes is None:

@@ -1,17 +1,20 @@
 """What checkpoints call the weights of a decoder."""
 
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 from msgspec.structs import replace
+
+ExpertLayout = Literal["apart", "joined", "turned"]
+"""Tensors of each expert; tensors of all experts, [experts, outputs, inputs]; or such ones with inputs first."""
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint calls its weights; the defaults are Llama's names, which most others adopted.
 
     `layer` has a place for the layer's number; names of a layer's parts follow it, those of experts with a place for
-    the expert's number, or without one if a tensor holds all of them (likewise `q_norm` and `k_norm`, if each head has
-    a norm of its own). ".weight" and ".bias" are appended, but not to
+    the expert's number, or without one if a tensor always holds all of them (likewise `q_norm` and `k_norm`, if each
+    head has a norm of its own). ".weight" and ".bias" are appended, but not to
     `sinks`, `correction`, `a_log`, `dt_bias`, `skip`, scales and tensors of all experts.
     """
 
@@ -54,12 +57,12 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     correction_is_row: bool = False  # it is stored as [1, experts]
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
+    experts: ExpertLayout = "apart"  # as published; what counts is in which layout a checkpoint has them
+    experts_alternate: bool = False  # in tensors of all experts, gates and ups alternate
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     is_transposed: bool = False  # matrices of layers are stored as [in, out]
-    experts_are_transposed: bool = False  # the same for tensors of all experts
-    experts_alternate: bool = False  # in those, gates and ups alternate
     beside_norm: str = ""  # of experts beside an MLP; so are the next ones
     beside_post: str = ""
     beside_mlp_post: str = ""
@@ -78,17 +81,35 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     unused: tuple[str, ...] = ()  # beginnings of the names of what is not computed
     unused_layers: int = 0  # stored after the last one: they predict more tokens at once, and are not computed
 
+    @property
+    def of_experts(self) -> tuple[tuple[str, ...], str]:
+        """Gates and ups, and what comes after them, in the experts' layout."""
+        if self.experts == "apart" or "{}" not in self.expert_down:
+            return self.expert_gate_up, self.expert_down
+        gate_up = "gate_up_proj" if len(self.expert_gate_up) > 1 else "up_proj"
+        return (self.start_of_experts + gate_up,), self.start_of_experts + "down_proj"
+
+    @property
+    def start_of_experts(self) -> str:
+        """What the names of all experts begin with, in every layout; the number follows, or the part."""
+        return self.expert_down.partition("{}")[0]
+
+    @property
+    def first_down(self) -> str:
+        """The whole name of the last matrix of the first expert, or of all."""
+        down = self.of_experts[1]
+        return f"{down.format(0)}.weight" if "{}" in down else down
+
     def plain(self, *, splits_kv_b: bool = False) -> Self:
         """The names where matrices are not stored transposed, and each expert, each gate and each up by itself."""
         usual = Names()
-        are_apart = "{}" in self.expert_gate_up[0]
+        are_apart = "{}" in self.expert_down
         return replace(
             self,
             k_b="self_attn.k_b_proj" if splits_kv_b else "",
             v_b="self_attn.v_b_proj" if splits_kv_b else "",
             is_transposed=False,
-            experts_are_transposed=False,
-            experts_alternate=False,
+            experts="apart",
             expert_gate_up=self.expert_gate_up if are_apart else usual.expert_gate_up,
             expert_down=self.expert_down if are_apart else usual.expert_down,
             shared_gate_up=self.shared_gate_up if len(self.shared_gate_up) > 1 else usual.shared_gate_up,

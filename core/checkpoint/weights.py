@@ -344,7 +344,8 @@ def _mlp(mlp: DenseMLP, hidden: int, gate_up: tuple[str, ...], down: str, is_tra
 
 def _experts(experts: Experts, hidden: int, names: Names, prefix: str) -> ExpertsSources:
     count, size, router, shared = experts.count, experts.size, experts.router, experts.shared
-    of_all = names.experts_are_transposed
+    gate_up, down = names.of_experts
+    is_turned = names.experts == "turned"
 
     def of_experts(
         parts: tuple[str, ...], num_outputs: int, num_inputs: int, order: tuple[int, ...] | None
@@ -357,9 +358,9 @@ def _experts(experts: Experts, hidden: int, names: Names, prefix: str) -> Expert
             weight = Source(tuple(f"{name}.weight" for name in each), (shape,) * len(each), num_stacked=count)
         else:
             (name,) = parts
-            turned = (num_inputs, num_outputs) if of_all else (num_outputs, num_inputs)
+            matrix = (num_inputs, num_outputs) if is_turned else (num_outputs, num_inputs)
             bias = Source((f"{name}_bias",), ((count, num_outputs),), order=order, axis=1)
-            weight = Source((name,), ((count, *turned),), of_all, order, axis=1)
+            weight = Source((name,), ((count, *matrix),), is_turned, order, axis=1)
         return LinearSource(weight, bias if experts.has_bias else None)
 
     return ExpertsSources(
@@ -370,12 +371,12 @@ def _experts(experts: Experts, hidden: int, names: Names, prefix: str) -> Expert
         if router.has_correction
         else None,
         gate_up=of_experts(
-            names.expert_gate_up,
+            gate_up,
             size * (1 + experts.is_gated),
             hidden,
             _alternating(size) if names.experts_alternate else None,
         ),
-        down=of_experts((names.expert_down,), hidden, size, None),
+        down=of_experts((down,), hidden, size, None),
         shared=None
         if shared is None
         else _mlp(

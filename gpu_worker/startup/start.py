@@ -13,9 +13,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.described import model_config_of
 from penstock.core.checkpoint.kv_formats import kv_format_of
-from penstock.core.checkpoint.quantization import with_quantization
 from penstock.core.checkpoint.registry import open_model
 from penstock.core.checkpoint.shards.experts import placement_digest
 from penstock.core.checkpoint.shards.rank_part import rank_part
@@ -106,9 +105,8 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
     """
     began = time.monotonic()
     checkpoint = open_model(config)
-    whole = with_quantization(
-        parse_model_config(checkpoint.config, config.model.model_impl), config.worker.quantization
-    )
+    has_weights = config.worker.load_format != "dummy"
+    whole = model_config_of(checkpoint, config.model.model_impl, config.worker.quantization, with_weights=has_weights)
     check_states(whole, config)
     model_config = rank_part(whole, config.parallel, rank.number)
     device = open_device(config.worker.device, config.worker.num_threads, config.worker.cpu_kernels, rank.cores)
@@ -135,10 +133,10 @@ def start(config: Config, rank: Rank = ONLY_RANK) -> Started:
         reading_weights(checkpoint, model_config, config.worker.load_format, bytes_read) as weights_digest,
         _no_memory_for("the weights", "choose a smaller --dtype, a smaller model or another --device"),
     ):
-        if config.worker.load_format == "dummy":
-            model = dummy_model(model_config, dtype, device, ranks)
-        else:
+        if has_weights:
             model = load_model(checkpoint, model_config, dtype, device, kv_format, ranks, bytes_read)
+        else:
+            model = dummy_model(model_config, dtype, device, ranks)
         weights = weights_digest()
     speculative, drafting = speculative_config(config.worker.speculative_config), None
     if speculative is not None:

@@ -502,7 +502,7 @@ PUBLISHED = (
         _sizes(5120, 17408, 64, 24, 4, 248320, linear_num_value_heads=48, **_UNTIED),
     ),
     Published(
-        "Qwen/Qwen3.5-35B-A3B", "Qwen3_5MoeTextModel", "35B", 20480,
+        "Qwen/Qwen3.5-35B-A3B", "Qwen3_5MoeForCausalLM", "35B", 20480,
         _sizes(2048, 5120, 40, 16, 2, 248320, **_UNTIED), "3B",
     ),
     Published(

@@ -8,10 +8,9 @@ import msgspec
 
 from penstock.core.checkpoint.check import check_checkpoint
 from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.described import model_config_of
 from penstock.core.checkpoint.kv_formats import kv_format_of
 from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.core.checkpoint.quantization import with_quantization
 from penstock.core.checkpoint.registry import open_checkpoint, open_model
 from penstock.core.checkpoint.source import Checkpoint
 from penstock.core.config.options import Config, ConfigError
@@ -47,7 +46,8 @@ def draft_config(config: Config, speculative: SpeculativeConfig, draft: Checkpoi
     Raises:
         ConfigError: for what a draft model cannot be.
     """
-    parsed = with_quantization(parse_model_config(draft.config), speculative.quantization or "")
+    has_weights = config.worker.load_format != "dummy"
+    parsed = model_config_of(draft, quantization=speculative.quantization or "", with_weights=has_weights)
     kv_format_of(config.worker.kv_cache_dtype, parsed)
     shapes = {shape._replace(window=None) for shape in parsed.kv}
     if len(shapes) > 1:

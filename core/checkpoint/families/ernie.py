@@ -49,4 +49,6 @@ def _put_experts(mlps: list[DenseMLP | Experts], fields: JsonFields, has_bias: b
             mlps[i] = experts
 
 
-ERNIE = decoders.decoder_family(["Ernie4_5ForCausalLM", _MIXTURE], parse)
+ERNIE = decoders.decoder_family(
+    ["Ernie4_5ForCausalLM", _MIXTURE], parse, renamed={".mlp.gate.moe_statics.": ".mlp.moe_statics."}
+)

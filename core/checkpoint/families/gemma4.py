@@ -30,8 +30,9 @@ _NAMES = Names(
     mlp_norm="pre_feedforward_layernorm",
     post_mlp_norm="post_feedforward_layernorm",
     router="router.proj",
-    expert_gate_up=("experts.gate_up_proj",),
-    expert_down="experts.down_proj",
+    expert_gate_up=("experts.{}.gate_proj", "experts.{}.up_proj"),
+    expert_down="experts.{}.down_proj",
+    experts="joined",
     beside_norm="pre_feedforward_layernorm_2",
     beside_post="post_feedforward_layernorm_2",
     beside_mlp_post="post_feedforward_layernorm_1",
@@ -72,12 +73,8 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     layers = [layer(number, shared) for number, shared in enumerate(_shared_layers(fields, types))]
     decoder = decoders.decoder(architecture, fields, layers, norm, trained_len, _NAMES, is_tied=True)
     size = 0 if fields.raw("hidden_size_per_layer_input") == 0 else fields.whole("hidden_size_per_layer_input", 256)
-    inputs = LayerInputs(
-        size=size,
-        vocab_size=fields.whole("vocab_size_per_layer_input", 262144),
-        activation=activation,
-        norm=norm,
-    )
+    vocab_size = fields.whole("vocab_size_per_layer_input", 262144)
+    inputs = LayerInputs(size=size, vocab_size=vocab_size, activation=activation, norm=norm)
     return replace(
         decoder,
         embedding_scale=decoder.hidden_size**0.5,

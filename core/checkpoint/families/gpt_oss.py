@@ -22,9 +22,7 @@ _ROPE = {
 """Unless config.json says anything about it."""
 _NAMES = Names(
     router="mlp.router",
-    expert_gate_up=("mlp.experts.gate_up_proj",),
-    expert_down="mlp.experts.down_proj",
-    experts_are_transposed=True,
+    experts="turned",
     experts_alternate=True,
 )
 

@@ -84,5 +84,11 @@ def _mixture(fields: JsonFields, shared_size: int) -> DenseMLP | Experts:
 
 
 GRANITE = decoders.decoder_family(
-    ("GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", _HYBRID), parse
+    ("GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", _HYBRID),
+    parse,
+    renamed={
+        ".experts.gate_up_proj": ".input_linear.weight",
+        ".experts.down_proj": ".output_linear.weight",
+        ".block_sparse_moe.router.weight": ".block_sparse_moe.router.layer.weight",
+    },
 )

@@ -15,9 +15,9 @@ _NAMES = Names(
     gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
     down="feed_forward.down_proj",
     router="feed_forward.router",
-    expert_gate_up=("feed_forward.experts.gate_up_proj",),
-    expert_down="feed_forward.experts.down_proj",
-    experts_are_transposed=True,
+    expert_gate_up=("feed_forward.experts.{}.gate_proj", "feed_forward.experts.{}.up_proj"),
+    expert_down="feed_forward.experts.{}.down_proj",
+    experts="turned",
     shared_gate_up=("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
     shared_down="feed_forward.shared_expert.down_proj",
 )

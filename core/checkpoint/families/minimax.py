@@ -29,4 +29,4 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     return decoders.decoder(architecture, fields, layers, norm, max_model_len, mixtral.NAMES)
 
 
-MINIMAX = decoders.decoder_family(["MiniMaxM2ForCausalLM"], parse)
+MINIMAX = decoders.decoder_family(["MiniMaxM2ForCausalLM"], parse, renamed=mixtral.RENAMED)

@@ -33,4 +33,5 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
     return decoders.decoder(architecture, fields, layers, norm, max_model_len, NAMES)
 
 
-MIXTRAL = decoders.decoder_family(["MixtralForCausalLM"], parse)
+RENAMED = {".mlp.": ".block_sparse_moe."}
+MIXTRAL = decoders.decoder_family(["MixtralForCausalLM"], parse, renamed=RENAMED)

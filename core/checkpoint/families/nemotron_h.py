@@ -108,4 +108,4 @@ def _mamba(fields: JsonFields, norm_eps: float) -> Mamba2:
     )
 
 
-NEMOTRON_H = decoders.decoder_family(("NemotronHForCausalLM",), parse)
+NEMOTRON_H = decoders.decoder_family(("NemotronHForCausalLM",), parse, renamed={"model.": "backbone."})

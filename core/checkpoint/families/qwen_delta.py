@@ -29,11 +29,6 @@ _APART = replace(
     recurrent_in=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
     recurrent_gates=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
 )
-_TOGETHER = replace(
-    _APART,
-    expert_gate_up=("mlp.experts.gate_up_proj",),
-    expert_down="mlp.experts.down_proj",
-)
 
 
 class _Variant(NamedTuple):
@@ -49,7 +44,6 @@ _VARIANTS = {
     "Qwen3NextForCausalLM": _Variant(_GROUPED, 2, 512, 10),
     "Qwen3_5ForCausalLM": _Variant(_APART, 4),
     "Qwen3_5MoeForCausalLM": _Variant(_APART, 2, 256, 8),
-    "Qwen3_5MoeTextModel": _Variant(_TOGETHER, 2, 256, 8),
 }
 
 

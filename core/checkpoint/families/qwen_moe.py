@@ -18,13 +18,6 @@ _NAMES = Names(
     shared_down="mlp.shared_expert.down_proj",
 )
 
-_TOGETHER = replace(
-    _NAMES,
-    expert_gate_up=("mlp.experts.gate_up_proj",),
-    expert_down="mlp.experts.down_proj",
-    experts_are_transposed=True,
-)
-
 
 class _Variant(NamedTuple):
     """What tells the two apart, and the defaults of transformers for fields missing in config.json."""
@@ -35,13 +28,12 @@ class _Variant(NamedTuple):
     top_k: int
     is_second: bool  # Qwen2-MoE: a shared expert, biases of q, k and v, no q and k norms, windows in some layers
     renormalizes: bool = False
-    names: Names = _NAMES
 
 
 _VARIANTS = {
     "Qwen2MoeForCausalLM": _Variant(16, 60, 1408, 4, True),
     "Qwen3MoeForCausalLM": _Variant(4, 128, 768, 8, False),
-    "Qwen3VLMoeTextModel": _Variant(16, 60, 1408, 4, False, True, _TOGETHER),
+    "Qwen3VLMoeTextModel": _Variant(16, 60, 1408, 4, False, True),
 }
 
 
@@ -80,7 +72,7 @@ def parse(architecture: str, fields: JsonFields) -> Decoder:
 
     windows = _windows(fields, decoders.num_layers(fields), variant)
     layers = [layer(i, window) for i, window in enumerate(windows)]
-    return decoders.decoder(architecture, fields, layers, norm, max_model_len, variant.names)
+    return decoders.decoder(architecture, fields, layers, norm, max_model_len, _NAMES)
 
 
 def _windows(fields: JsonFields, num_layers: int, variant: _Variant) -> tuple[int | None, ...]:

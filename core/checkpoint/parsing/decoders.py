@@ -1,6 +1,7 @@
 """What the families of decoders share: reading the fields that most have, and their registration."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -31,7 +32,11 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def decoder_family(
-    architectures: Sequence[str], parse: Callable[[str, JsonFields], Decoder], *redundant: str, base: str = ""
+    architectures: Sequence[str],
+    parse: Callable[[str, JsonFields], Decoder],
+    *redundant: str,
+    base: str = "",
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> Family[Decoder]:
     """A family whose weights are where its description says.
 
@@ -40,8 +45,14 @@ def decoder_family(
         parse: as `Family.parse`.
         redundant: tensors whose names end so are ignored.
         base: the beginning of all names but the head's, which checkpoints of the model without a head lack.
+        renamed: parts of names that transformers may write, and what stands for them in published checkpoints.
     """
     endings = (".rotary_emb.inv_freq", *redundant)
+
+    def known_as(name: str) -> str:
+        for new, published in renamed.items():
+            name = name.replace(new, published)
+        return name if name.startswith((base, "lm_head.")) else base + name
 
     def ignores(name: str, decoder: Decoder) -> bool:
         names, first = decoder.names, len(decoder.layers)
@@ -55,7 +66,7 @@ def decoder_family(
         tensors=decoder_tensors,
         matrices=decoder_matrices,
         ignores=ignores,
-        known_as=lambda name: name if name.startswith((base, "lm_head.")) else base + name,
+        known_as=known_as,
         build="penstock.gpu_worker.models.loading.decoder_build:build",
     )
 

@@ -86,13 +86,13 @@ def _why_not_ordered(model: Decoder) -> str | None:
     names = model.names
     for number, layer in enumerate(model.layers):
         prefix = names.layer.format(number)
-        downs = [names.o]
+        downs = [f"{names.o}.weight"]
         if not isinstance(layer.mlp, Experts):
-            downs.append(names.down)
+            downs.append(f"{names.down}.weight")
         elif layer.mlp.spread is None:
-            downs.append(names.expert_down.format(0))
+            downs.append(names.first_down)
         for name in downs:
-            if getattr(stored_format(model, f"{prefix}{name}.weight"), "has_order", False):
+            if getattr(stored_format(model, prefix + name), "has_order", False):
                 return (
                     "is quantized with inputs in the order of their importance (desc_act, actorder), which cannot be "
                     "split; serve a version without"

@@ -21,11 +21,9 @@ def units_of(model: Decoder, number: int) -> Units:
         return _ONES
     names = model.names
     prefix = names.layer.format(number)
-    expert = names.expert_down.format(0)
-    of_experts = f"{prefix}{expert}.weight" if expert != names.expert_down else prefix + expert
     return Units(
         mlp=_unit(model, f"{prefix}{names.down}.weight"),
-        experts=_unit(model, of_experts),
+        experts=_unit(model, prefix + names.first_down),
         shared=_unit(model, f"{prefix}{names.shared_down}.weight"),
     )
 

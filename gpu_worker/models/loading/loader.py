@@ -14,12 +14,8 @@ from tqdm import tqdm
 
 from penstock.core.checkpoint.check import ModelTensors, model_tensors
 from penstock.core.checkpoint.decoder import Decoder
-from penstock.core.checkpoint.families.registry import (
-    expected_matrices,
-    expected_tensors,
-    family_of,
-    parse_model_config,
-)
+from penstock.core.checkpoint.described import model_config_of
+from penstock.core.checkpoint.families.registry import expected_matrices, expected_tensors, family_of
 from penstock.core.checkpoint.formats.kv_scales import scale_names
 from penstock.core.checkpoint.kv_formats import KVFormatName
 from penstock.core.checkpoint.model_config import ModelConfig
@@ -52,7 +48,7 @@ def load_model_config(path: Path) -> ModelConfig:
     Raises:
         ConfigError: for what this engine does not support.
     """
-    return parse_model_config(open_checkpoint(path).config)
+    return model_config_of(open_checkpoint(path))
 
 
 def load_model(

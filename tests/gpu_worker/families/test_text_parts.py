@@ -9,6 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.names import ExpertLayout, Names
 from penstock.core.checkpoint.parsing.text_part import WHOLE_MODELS
 from penstock.core.checkpoint.registry import open_checkpoint
 from penstock.core.config import ConfigError
@@ -17,6 +18,7 @@ from tests.gpu_worker.families.checkpoints import Reference, config_of, spread
 from tests.gpu_worker.families.recurrent import DELTA, SECTIONS
 from tests.gpu_worker.families.run import check
 from tests.gpu_worker.families.schedules import PAIRWISE
+from tests.gpu_worker.families.test_expert_layouts import relaid
 
 _SEEN = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 1, "image_size": 28}
 _SEEN_BY_QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
@@ -68,34 +70,19 @@ def whole_model(name: str) -> transformers.PreTrainedModel:
 @pytest.mark.parametrize("name", CASES)
 def test_greedy(tmp_path: Path, name: str) -> None:
     reference = Reference(tmp_path, CASES[name][2], whole_model(name))
-    if name == "qwen3-vl-moe":
-        _turn_experts(tmp_path / "model.safetensors")
-    if name == "qwen3.5-moe":
-        _join_experts(tmp_path / "model.safetensors", CASES[name][2].changes["num_experts"])
     for run, kernels in zip(PAIRWISE[:2], ("native", "torch"), strict=True):
         check(reference, run, model_impl="own", cpu_kernels=kernels)
 
 
-def _turn_experts(path: Path) -> None:
-    """As published, and read by transformers; it writes them otherwise."""
-    tensors = load_file(path)
-    turned = {name: tensor.mT.contiguous() for name, tensor in tensors.items() if ".mlp.experts." in name}
-    save_file(tensors | turned, path)
-
-
-def _join_experts(path: Path, num_experts: int) -> None:
-    """The same: published are tensors of all experts, gates before ups."""
-    tensors = load_file(path)
-    firsts = [name for name in tensors if ".experts.0.gate_proj." in name]
-    assert firsts
-    for first in firsts:
-        layer = first.partition("experts.0.")[0] + "experts."
-        gate, up, down = (
-            torch.stack([tensors.pop(f"{layer}{i}.{kind}_proj.weight") for i in range(num_experts)])
-            for kind in ("gate", "up", "down")
-        )
-        tensors |= {f"{layer}gate_up_proj": torch.cat([gate, up], 1), f"{layer}down_proj": down}
-    save_file(tensors, path)
+@pytest.mark.parametrize(("name", "layout"), [("qwen3.5-moe", "joined"), ("qwen3-vl-moe", "turned")])
+def test_experts_as_published(tmp_path: Path, name: str, layout: ExpertLayout) -> None:
+    """And read by transformers, which writes them otherwise."""
+    model = whole_model(name)
+    reference = Reference(tmp_path, CASES[name][2], model)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    path = tmp_path / "model.safetensors"
+    save_file(relaid(load_file(path), Names(experts="joined"), layout), path)
+    check(reference, PAIRWISE[0], model_impl="own")
 
 
 def test_all_are_tried() -> None:
