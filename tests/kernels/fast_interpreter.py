@@ -1,14 +1,25 @@
-"""Triton's interpreter, without what makes it slow: a set-up at every call, and reductions number by number."""
+"""Triton's interpreter, without what makes it slow: what it does again at every call, and reductions number by number."""
 
 from typing import Any
 
 import numpy as np
+import triton.language.core as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 from penstock.kernels.triton.sampling.sampling import larger_or_nan
 
 
 def speed_up_interpreter() -> None:
+    """Everything below: what kernels compute stays as it is."""
+    _patch_modules_once()
+    _reduce_in_numpy()
+    _skip_unread_checks()
+    _remember_shapes()
+    _remember_types()
+
+
+def _patch_modules_once() -> None:
     """Let nested device functions skip a repeated set-up.
 
     The interpreter patches `triton.language` again at every call of a device function, `tl.max` included, which
@@ -25,6 +36,9 @@ def speed_up_interpreter() -> None:
         return self.rewrite()(*args, **kwargs)
 
     interpreter.InterpretedFunction.__call__ = call
+
+
+def _reduce_in_numpy() -> None:
     apply_impl = interpreter.ReduceOps.apply_impl
 
     def reduce(self: interpreter.ReduceOps, input: Any) -> Any:
@@ -33,3 +47,83 @@ def speed_up_interpreter() -> None:
         return apply_impl(self, input)
 
     interpreter.ReduceOps.apply_impl = reduce
+
+
+def _skip_unread_checks() -> None:
+    """Whether integers overflow is computed again in 64 bits at every operation, for an assertion of debug mode alone."""
+    check = TritonSemantic.binary_op_sanitize_overflow_impl
+
+    def check_in_debug_mode(self: Any, *args: Any) -> None:
+        if self.builder.options.debug:
+            check(self, *args)
+
+    TritonSemantic.binary_op_sanitize_overflow_impl = check_in_debug_mode
+
+
+def _remember_shapes() -> None:
+    """A shape is a tuple of wrapped integers with a type of its own, which is made and checked for every value."""
+    of_types: dict[tuple[int, ...], tuple[Any, int, str]] = {}
+    of_tensors: dict[tuple[int, ...], tuple[Any, Any]] = {}
+    make_type, make_tensor = tl.block_type.__init__, tl.tensor.__init__
+    broadcast = TritonSemantic.broadcast_impl_value
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
+        known = of_types.get(sizes)
+        if known is None:
+            make_type(self, element_ty, shape)
+            of_types[sizes] = self.shape, self.numel, str(self.shape)
+        else:
+            self.element_ty = element_ty
+            self.shape, self.numel, text = known
+            self.name = f"<{text}, {element_ty}>"
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        sizes = tuple(type.shape.values) if isinstance(type, tl.block_type) else ()
+        known = of_tensors.get(sizes)
+        if known is None:
+            make_tensor(self, handle, type)
+            of_tensors[sizes] = self.shape, self.numel
+        else:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            self.shape, self.numel = known
+
+    def broadcast_to_each_other(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        blocks = [isinstance(each.type, tl.block_type) for each in (lhs, rhs)]
+        if not any(blocks) or (all(blocks) and lhs.type.shape.values == rhs.type.shape.values):
+            return lhs, rhs
+        both: tuple[Any, Any] = broadcast(self, lhs, rhs)
+        return both
+
+    tl.block_type.__init__ = block_type
+    tl.tensor.__init__ = tensor
+    TritonSemantic.broadcast_impl_value = broadcast_to_each_other
+
+
+def _remember_types() -> None:
+    """The table from Triton's types to numpy's is made for each question, and the rules of promotion are gone through."""
+    numpy_type, common_type, cast = interpreter._get_np_dtype, TritonSemantic.computation_type_impl, TritonSemantic.cast
+    of_numpy: dict[str, Any] = {}
+    common: dict[tuple[str, bool, str, bool, bool], Any] = {}
+
+    def get_np_dtype(kind: Any) -> Any:
+        scalar = kind.scalar
+        name = "pointer" if isinstance(scalar, tl.pointer_type) else scalar.name
+        if name not in of_numpy:
+            of_numpy[name] = numpy_type(kind)
+        return of_numpy[name]
+
+    def computation_type(self: Any, one: Any, is_scalar: bool, other: Any, other_is_scalar: bool, div: bool) -> Any:
+        key = one.name, is_scalar, other.name, other_is_scalar, div
+        if key not in common:
+            common[key] = common_type(self, one, is_scalar, other, other_is_scalar, div)
+        return common[key]
+
+    def cast_if_different(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
+        if input.type.scalar is dst_ty.scalar:
+            return input
+        return cast(self, input, dst_ty, fp_downcast_rounding)
+
+    interpreter._get_np_dtype = get_np_dtype
+    TritonSemantic.computation_type_impl = computation_type
+    TritonSemantic.cast = cast_if_different
