@@ -23,6 +23,11 @@ _OF_CHILDREN = ["torch", "tests.kernels.rank_processes", "tests.gpu_worker.paral
 multiprocessing.get_context("forkserver").set_forkserver_preload(_OF_CHILDREN)
 
 
+def pytest_collection() -> None:
+    """What is imported stays: looking for garbage in it, again and again, takes a tenth of the time."""
+    gc.disable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with a long test come first: run by file in several processes, none is left alone with one at the end."""
     long = {item.path for item in items if item.get_closest_marker("long")}
@@ -33,6 +38,7 @@ def pytest_collection_finish() -> None:
     """What has been imported stays: collections of garbage need not look at it again for every model that is freed."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

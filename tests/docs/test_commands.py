@@ -57,6 +57,7 @@ class Workplace:
             "PATH": f"{tools}:{os.environ['PATH']}",
             "PENSTOCK_LOG_FORMAT": "json",
             "PENSTOCK_NUM_THREADS": "1",
+            "PENSTOCK_SPARE_WORKER": "false",
             "PENSTOCK_PORT": str(self.port),
             "PENSTOCK_DATA_DIR": str(folder / "kept"),
         }

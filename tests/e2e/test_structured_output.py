@@ -5,18 +5,23 @@ import itertools
 import json
 import signal
 import time
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 import aiohttp
 import jsonschema
 import openai
 import psutil
+import pytest
+import pytest_asyncio
 from pydantic import BaseModel, Field
 
 from tests.e2e.conftest import Checkpoint
 from tests.e2e.servers import Server, serving, stream
 
-FLAGS = ("--served-model-name", "m", "--dtype", "float32")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FLAGS = ("--served-model-name", "m", "--dtype", "float32", "--max-n", "64")
 MESSAGES: Any = [{"role": "user", "content": "Hello there"}]
 SEED = 7
 LONG: dict[str, Any] = {
@@ -58,9 +63,15 @@ def parse_with_the_client(server: Server) -> None:
         assert isinstance(response.output_parsed, Plan)
 
 
-async def test_the_official_clients_parse(checkpoint: Checkpoint) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(checkpoint: Checkpoint) -> AsyncIterator[Server]:
+    """One for all tests: what one of them kills is there again for the next."""
     async with serving(checkpoint.folder, *FLAGS) as server:
-        await asyncio.to_thread(parse_with_the_client, server)
+        yield server
+
+
+async def test_the_official_clients_parse(server: Server) -> None:
+    await asyncio.to_thread(parse_with_the_client, server)
 
 
 async def text_of(
@@ -76,9 +87,9 @@ async def text_of(
     return text
 
 
-async def test_a_killed_worker_and_hostile_grammars_change_no_text(checkpoint: Checkpoint) -> None:
+async def test_a_killed_worker_and_hostile_grammars_change_no_text(server: Server) -> None:
     constrained: dict[str, Any] = {"structured_outputs": {"json": LONG}}
-    async with serving(checkpoint.folder, *FLAGS) as server, aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession() as http:
         expected = await text_of(http, server, **constrained)
         jsonschema.validate(json.loads(expected), LONG)
         free = await text_of(http, server, ignore_eos=True)
@@ -107,8 +118,8 @@ async def test_a_killed_worker_and_hostile_grammars_change_no_text(checkpoint: C
         await server.settled(http)
 
 
-async def test_the_process_that_reads_grammars_ends_with_its_frontend(checkpoint: Checkpoint) -> None:
-    async with serving(checkpoint.folder, *FLAGS) as server, aiohttp.ClientSession() as http:
+async def test_the_process_that_reads_grammars_ends_with_its_frontend(server: Server) -> None:
+    async with aiohttp.ClientSession() as http:
         assert await text_of(http, server, structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
         children = server.children()
         reader = children["penstock-grammar"]
@@ -123,8 +134,8 @@ SLOW_TO_READ = 'start: %json {"type": "integer", "multipleOf": 9999}'
 """Some hundredths of a second, each time it is read; a helper on a busy machine has two seconds for it."""
 
 
-async def test_a_grammar_that_is_slow_to_read_stalls_no_other_stream(checkpoint: Checkpoint) -> None:
-    async with serving(checkpoint.folder, *FLAGS, "--max-n", "64") as server, aiohttp.ClientSession() as http:
+async def test_a_grammar_that_is_slow_to_read_stalls_no_other_stream(server: Server) -> None:
+    async with aiohttp.ClientSession() as http:
         arrivals: list[float] = []
         go_on = asyncio.Event()
 

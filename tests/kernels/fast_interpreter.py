@@ -1,4 +1,4 @@
-"""Triton's interpreter, without what makes it slow: what it does again at every call, and reductions number by number."""
+"""Triton's interpreter, without what makes it slow: what it does again at every call, and loops over numbers."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def _reduce_in_numpy() -> None:
 
 
 def _skip_unread_checks() -> None:
-    """Whether integers overflow is computed again in 64 bits at every operation, for an assertion of debug mode alone."""
+    """Every operation on integers is done again in 64 bits, for an assertion that only debug mode makes."""
     check = TritonSemantic.binary_op_sanitize_overflow_impl
 
     def check_in_debug_mode(self: Any, *args: Any) -> None:
@@ -101,7 +101,7 @@ def _remember_shapes() -> None:
 
 
 def _remember_types() -> None:
-    """The table from Triton's types to numpy's is made for each question, and the rules of promotion are gone through."""
+    """The table from Triton's types to numpy's is made anew for each question, and so is the answer about two types."""
     numpy_type, common_type, cast = interpreter._get_np_dtype, TritonSemantic.computation_type_impl, TritonSemantic.cast
     of_numpy: dict[str, Any] = {}
     common: dict[tuple[str, bool, str, bool, bool], Any] = {}
