@@ -54,7 +54,7 @@ class Terminal:
 
 def on_terminal(*arguments: str) -> Terminal:
     command = [sys.executable, "-m", "penstock.core.cli", *arguments]
-    environment = os.environ | {"TERM": "dumb", "COLUMNS": "200"}
+    environment = os.environ | {"TERM": "dumb", "COLUMNS": "200", "PENSTOCK_SPARE_WORKER": "false"}
     pid, descriptor = pty.fork()
     if pid == 0:
         os.execve(sys.executable, command, environment)
