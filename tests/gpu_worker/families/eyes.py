@@ -155,6 +155,14 @@ _TILE |= {"num_hidden_layers": 4, "num_attention_heads": 2}
 _SQUARES = {**_TILE, "patch_size": 3, "num_hidden_layers": 3}
 _PIXTRAL = {**_TILE, "model_type": "pixtral", "image_size": 32, "hidden_act": "silu"}
 _CLIP = {**_TILE, "model_type": "clip_vision_model"}
+_QWEN3 = {
+    **_SMALL,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 25,
+    "deepstack_visual_indexes": [0, 2],
+}
 
 EYES: dict[str, Eyes] = {
     "qwen2-vl": Eyes("qwen2_vl", {**_SMALL, "embed_dim": 32, "hidden_size": 64}, Case("qwen2_vl_text", _SECTIONS)),
@@ -172,14 +180,7 @@ EYES: dict[str, Eyes] = {
     ),
     "qwen3-vl": Eyes(
         "qwen3_vl",
-        {
-            **_SMALL,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "out_hidden_size": 64,
-            "num_position_embeddings": 25,
-            "deepstack_visual_indexes": [0, 2],
-        },
+        _QWEN3,
         Case("qwen3_vl_text", rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)),
     ),
     "llava": Eyes("llava", _CLIP, Case("llama"), _clip_pictures, _whole_inputs),
@@ -210,5 +211,10 @@ EYES: dict[str, Eyes] = {
     "llava-two-layers": Eyes(
         *("llava", _CLIP, Case("llama"), _clip_pictures, _whole_inputs),
         {"vision_feature_layer": [0, -3], "multimodal_projector_bias": False},
+    ),
+    "qwen3-vl-moe": Eyes(
+        "qwen3_vl_moe",
+        _QWEN3,
+        Case("qwen3_vl_moe_text", rope("default", mrope_section=[4, 2, 2], mrope_interleaved=True)),
     ),
 }
