@@ -414,8 +414,8 @@ TOO_MANY: list[tuple[str, bytes, str]] = [
     (
         "/v1/chat/completions",
         b'{"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[%s]}]}'
-        % b",".join([b'{"function":{"name":"f","arguments":"[%s]"}}' % b",".join([b"[]"] * 10_000)] * 8),
-        "messages[1].tool_calls[6].function.arguments",
+        % b",".join([b'{"function":{"name":"f","arguments":"[%s]"}}' % b",".join([b"[]"] * 2_000)] * 40),
+        "messages[1].tool_calls[32].function.arguments",
     ),
 ]
 

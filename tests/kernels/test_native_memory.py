@@ -33,7 +33,7 @@ _CONFIG = {
     "head_dim": 16,
     "max_position_embeddings": 512,
 }
-_LARGE_VOCAB = 3 << 20
+_LARGE_VOCAB = 6 << 20
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def run_forward(library: Library) -> None:
 
 
 def run_draw(library: Library) -> None:
-    """A row with penalties counts its tokens over the vocabulary: 12 MB, in whichever thread draws."""
+    """A row with penalties counts its tokens over the vocabulary: 24 MB, in whichever thread draws."""
     state = make_state(4)._replace(repetition_penalty=torch.full((4,), 1.5), temperature=torch.zeros(4))
     rows, positions = np.arange(4, dtype=np.int32), np.full(4, 5, dtype=np.int32)
     logits = torch.randn(4, _LARGE_VOCAB)
