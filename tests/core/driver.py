@@ -1,4 +1,4 @@
-"""The two-deque driver: plans not yet executed, results not yet processed; invariants after calls."""
+"""The two-deque driver: plans not yet executed, results not yet processed; invariants after every call."""
 
 import dataclasses
 from array import array
@@ -32,14 +32,11 @@ from penstock.ipc.messages import (
 )
 from tests.core.fake_disk import FakeDisk
 from tests.core.fake_worker import FakeWorker, Guess, Scores
-from tests.faults.soak import IS_SOAK
 
 OWNER = b"frontend"
 SequenceName = tuple[str, int]
 PAGE_BYTES = 1000
 EMBEDDING_BYTES = 10
-_ALL_CHECKED = 60
-"""After so many calls, invariants are not checked after every one."""
 
 
 def make_limits(
@@ -229,20 +226,10 @@ class Driver:
         self.num_deaths = 0  # of workers
         self.bills: dict[SequenceName, SequenceBill] = {}
         self.now = 0.0  # seconds; the test lets time pass
-        self._num_checked = 0
-
-    def _check(self) -> None:
-        """The scheduler's whole state; in a long run now and then, unless in soak: it takes most of the time.
-
-        What is wrong stays so until it is looked at, but for little; and there are many runs.
-        """
-        self._num_checked += 1
-        if IS_SOAK or self._num_checked < _ALL_CHECKED or self._num_checked % 4 == 0:
-            check_invariants(self.scheduler)
 
     def add(self, request: AddRequest, owner: bytes = OWNER) -> Refusal | None:
         refusal = self.scheduler.add_request(request, owner, self.now)
-        self._check()
+        check_invariants(self.scheduler)
         if refusal is None:
             self.added[request.request_id] = (request, owner)
         return refusal
@@ -255,7 +242,7 @@ class Driver:
                     self.aborted.add((request_id, seq.sequence_idx))
         self.scheduler.abort(request_id, sequence_idx, self.now)
         self.take_bills()
-        self._check()
+        check_invariants(self.scheduler)
 
     def take_bills(self) -> None:
         """The last deltas of aborted sequences."""
@@ -273,7 +260,7 @@ class Driver:
     def schedule(self) -> ScheduledStep | None:
         step = self.scheduler.schedule(self.now, with_record=True)
         self.take(self.scheduler.take_ended())
-        self._check()
+        check_invariants(self.scheduler)
         if step is not None:
             self.plans.append(step.plan)
             self.num_sent += 1
@@ -292,12 +279,12 @@ class Driver:
         """Let the worker make one grammar ready, or fail to; False if it is asked for none."""
         if self.worker.to_encode:
             self.take(self.scheduler.image_encoded(self.worker.encode()))
-            self._check()
+            check_invariants(self.scheduler)
             return True
         if not self.worker.asked:
             return False
         self.take(self.scheduler.grammar_prepared(self.worker.prepare()))
-        self._check()
+        check_invariants(self.scheduler)
         return True
 
     @property
@@ -312,7 +299,7 @@ class Driver:
         answer = self.disk.answer(self.worker, self.num_executed)
         if answer is not None:
             disk.answered(answer)
-        self._check()
+        check_invariants(self.scheduler)
 
     def execute(self) -> None:
         self.num_executed += 1
@@ -325,7 +312,7 @@ class Driver:
         self.take_bills()
         deltas = {owner: list(deltas_of(batch)) for owner, batch in told.items()}
         self.take(deltas)
-        self._check()
+        check_invariants(self.scheduler)
         return deltas
 
     def take(self, deltas: Deltas) -> None:
@@ -392,7 +379,7 @@ class Driver:
         self.take_bills()
         self.worker = FakeWorker(self.limits, self.guess)
         self._begin_disk()
-        self._check()
+        check_invariants(self.scheduler)
 
     def _begin_disk(self) -> None:
         self.num_sent = self.num_executed = 0
@@ -419,10 +406,9 @@ class Driver:
                 refusal = self.scheduler.add_request(replace(request, progress=progress), owner, self.now)
                 assert refusal is None, refusal
                 self.num_resumed += sum(name in self.outputs for name in live)
-        self._check()
+        check_invariants(self.scheduler)
 
     def check_idle(self) -> None:
-        check_invariants(self.scheduler)
         stats = self.scheduler.stats()
         assert stats.num_running == stats.num_waiting == stats.num_used_pages == 0
         assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
