@@ -17,7 +17,6 @@ from tests.core.driver import PAGE_BYTES, Driver, SequenceName, make_limits, mak
 from tests.core.test_drafts import Oracle as Drafts
 from tests.core.test_scheduler_traces import random_trace
 from tests.core.test_window_pages import window_limits
-from tests.faults.soak import sized
 
 
 class Oracle(Driver):
@@ -124,21 +123,21 @@ def check_trace(seed: int, **how: Any) -> Oracle:
     return driver
 
 
-@settings(max_examples=sized(30, 120), deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_shares_add_up_whatever_happens(seed: int) -> None:
     """Aborts, preemptions, deaths, stop tokens, several sequences: against the row by row oracle."""
     check_trace(seed)
 
 
-@settings(max_examples=sized(15, 40), deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from([(True, 1), (False, 2), (True, 3)]))
 def test_the_same_with_drafts_and_parts(seed: int, how: tuple[bool, int]) -> None:
     has_drafts, num_stages = how
     check_trace(seed, guess=Drafts(seed) if has_drafts else None, num_stages=num_stages)
 
 
-@settings(max_examples=sized(8, 20), deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_the_same_with_windows(seed: int) -> None:
     check_trace(seed, make_limits=window_limits)
@@ -146,7 +145,7 @@ def test_the_same_with_windows(seed: int) -> None:
 
 def test_the_sums_begin_anew_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.core.scheduling.accounts._MAX_STEPS", 5)
-    for seed in range(sized(15, 40)):
+    for seed in range(40):
         check_trace(seed)
 
 

@@ -19,7 +19,6 @@ from penstock.core.planning.costs import BYTES, Costs, positions_seen
 from penstock.core.planning.machines import load_machines
 from penstock.core.planning.plan import Layout, Load, Plan, batch_for, smallest
 from tests.core.published_steps import LLAMAS, MEASURED, beside
-from tests.faults.soak import sized
 
 GIB = 1 << 30
 A100, H100 = (load_machines()[name] for name in ("a100", "h100"))
@@ -209,7 +208,7 @@ def test_positions_seen(first: int, count: int, window: int | None) -> None:
     assert positions_seen(first, count, window) == sum(each)
 
 
-@settings(deadline=None, max_examples=sized(4, 40))
+@settings(deadline=None, max_examples=15)
 @given(st.sampled_from(["fp16", "int8"]), st.integers(16, 8192), st.integers(1, 2048), st.floats(0.1, 50))
 def test_the_smallest_plan_serves_the_load(weights: str, input_len: int, output_len: int, qps: float) -> None:
     load = Load(input_len, output_len, qps, tpot=0.05)

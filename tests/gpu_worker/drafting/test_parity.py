@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.core.steps.drafts import DraftOutcome, FixedLengths
 from penstock.ipc.messages import SamplingParams
-from tests.faults.soak import IS_SOAK, sized
+from tests.faults.soak import IS_SOAK
 from tests.gpu_worker.checkpoints import greedy_errors, prompts
 from tests.gpu_worker.conftest import Checkpoint
 from tests.gpu_worker.drafting.drafters import DRAFTERS, speculative
@@ -20,7 +20,7 @@ from tests.gpu_worker.engine_in_process import Engine, schedule
 
 Make = Callable[..., Checkpoint]
 
-NUM_NEW = sized(20, 32)
+NUM_NEW = 32
 PROMPTS = [*prompts((1, 45, 17, 64), seed=1), prompts((19,), seed=2)[0] * 7, *prompts((30,), seed=3)]
 GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0.0)
 GREEDY_IDX = (1, 4)

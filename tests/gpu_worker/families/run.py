@@ -10,9 +10,9 @@ from tests.gpu_worker.checkpoints import prompts
 from tests.gpu_worker.engine_in_process import Engine, schedule
 from tests.gpu_worker.families.case import Case
 from tests.gpu_worker.families.checkpoints import Answer, Reference
-from tests.gpu_worker.families.schedules import IS_LONG, Schedule
+from tests.gpu_worker.families.schedules import Schedule
 
-NUM_NEW = 16 if IS_LONG else 10
+NUM_NEW = 16
 GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0.0, num_logprobs=0)
 _ROOMY = 800  # tokens in the pool, for each page group
 

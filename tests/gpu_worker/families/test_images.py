@@ -179,7 +179,7 @@ def inline(pixels: Tensor) -> PixelRef:
 
 
 def check(reference: SeeingReference, known: list[Prompt], run: Schedule, **options: Any) -> None:
-    longest = max(len(prompt.ids) for prompt in known) + 16  # a picture wants all its pages at once
+    longest = max(len(prompt.ids) for prompt in known) + NUM_NEW
     shape = schedule(run.budget, run.page_size, run.depth, num_tokens=longest if run.tight else 800, cached=run.cached)
     engine = Seeing(reference.folder, known, **shape, **options)
     if groups := engine.hello.window_groups:  # as many pages more as the scheduler counts with for each window
