@@ -25,10 +25,9 @@ from bench.grammar import demo_folder
 from bench.local_engine import LocalEngine
 from bench.machine import commit, processor
 from bench.offline import sampling_of
-from bench.shapes_folder import shape_folder
+from bench.shapes_folder import described, shape_folder
 from penstock.calibration.rates import read_rate
 from penstock.core.config.options import CpuKernels
-from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.state.kv_pool import page_groups
 
 KERNELS: tuple[CpuKernels, ...] = ("native", "torch")
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
     folder = shape_folder(args.shape) if args.shape else args.model or demo_folder()
-    model, batches = load_model_config(folder), [int(batch) for batch in args.batch.split(",")]
+    model, batches = described(folder), [int(batch) for batch in args.batch.split(",")]
     num_groups = len(page_groups(model, 16))
     engines = {
         kernels: LocalEngine(

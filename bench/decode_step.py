@@ -17,9 +17,8 @@ from pathlib import Path
 
 from bench.local_engine import LocalEngine, Run
 from bench.offline import fixed, sampling_of
-from bench.shapes_folder import shape_folder
+from bench.shapes_folder import described, shape_folder
 from penstock.core.checkpoint.model_config import ModelConfig
-from penstock.gpu_worker.models.loading.loader import load_model_config
 
 _NUM_STEPS = 100
 _CONTEXT = {1: 128, 256: 1024}
@@ -88,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         enforce_eager=args.enforce_eager,
         kv_cache_dtype=args.kv_cache_dtype,
     )
-    model = load_model_config(shape_folder(shape))
+    model = described(shape_folder(shape))
     rows = []
     for batch in batches:
         context = 8 if args.dry else _CONTEXT.get(batch, 1024)

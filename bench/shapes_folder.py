@@ -4,6 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
+from penstock.core.checkpoint.families.registry import parse_model_config
+from penstock.core.checkpoint.model_config import ModelConfig
+from penstock.core.checkpoint.registry import open_checkpoint
+
 SHAPES = Path(__file__).parent / "shapes"
 NUM_BYTES = 256
 """Ids of single bytes: the first ones."""
@@ -14,6 +18,11 @@ _CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endf
 def shape_folder(name: str) -> Path:
     """The folder of a shape, for `--load-format dummy`."""
     return SHAPES / name
+
+
+def described(folder: Path) -> ModelConfig:
+    """The model of a folder that may have a config.json alone."""
+    return parse_model_config(open_checkpoint(folder).config)
 
 
 def servable_folder(name: str, target: Path) -> Path:

@@ -21,8 +21,7 @@ from bench.local_engine import LocalEngine
 from bench.machine import commit, machine
 from bench.offline import sampling_of
 from bench.peers.plot import is_available
-from bench.shapes_folder import shape_folder
-from penstock.gpu_worker.models.loading.loader import load_model_config
+from bench.shapes_folder import described, shape_folder
 
 _CONTEXT = 128
 _ROWS = 16
@@ -101,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     rows, contexts, finished = ([int(n) for n in text.split(",")] for text in (args.rows, args.contexts, args.finished))
     folder = shape_folder(args.shape)
-    vocab_size = load_model_config(folder).vocab_size
+    vocab_size = described(folder).vocab_size
     most_rows, longest = max(*rows, _ROWS, _AT_ONCE), max(contexts)
     engine = LocalEngine(
         folder,

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+from collections.abc import Generator
 
 import pytest
 
@@ -23,9 +24,14 @@ _OF_CHILDREN = ["torch", "tests.kernels.rank_processes", "tests.gpu_worker.paral
 multiprocessing.get_context("forkserver").set_forkserver_preload(_OF_CHILDREN)
 
 
-def pytest_collection() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """What is imported stays: looking for garbage in it, again and again, takes a tenth of the time."""
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,7 +44,6 @@ def pytest_collection_finish() -> None:
     """What has been imported stays: collections of garbage need not look at it again for every model that is freed."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 def pytest_unconfigure() -> None:

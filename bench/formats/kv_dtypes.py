@@ -21,10 +21,10 @@ from torch import Tensor
 
 from bench.decode_step import bytes_read
 from bench.machine import commit, machine
-from bench.shapes_folder import shape_folder
+from bench.shapes_folder import described, shape_folder
 from penstock.gpu_worker.devices.cpu import CpuDevice
 from penstock.gpu_worker.devices.open import open_device
-from penstock.gpu_worker.models.loading.loader import dummy_model, load_model_config
+from penstock.gpu_worker.models.loading.loader import dummy_model
 from penstock.gpu_worker.models.model import Model
 from penstock.gpu_worker.state.kv_pool import KVPool, KVType, kv_name, page_groups
 from penstock.kernels.kv_quantization import KV_FORMATS, KVFormat, write_quantized
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     assert isinstance(device, CpuDevice)
     library = device.library
     assert library is not None
-    model_config = load_model_config(shape_folder(args.shape))
+    model_config = described(shape_folder(args.shape))
     model = dummy_model(model_config, torch.bfloat16, device)
     types: list[KVType] = [KV_FORMATS.get(name) or getattr(torch, name) for name in args.types.split(",")]
     data = torch.ones(_READ_FLOATS)

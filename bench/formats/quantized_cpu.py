@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from bench.machine import processor
-from bench.shapes_folder import shape_folder
+from bench.shapes_folder import described, shape_folder
 from penstock.calibration.rates import read_rate
 from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP
-from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.kernels.native.build import build
 from penstock.kernels.native.library import Library, PackedLinear
 from penstock.kernels.native.pool import NativePool
@@ -128,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20, help="of each format and number of tokens")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args(argv)
-    config = load_model_config(shape_folder(args.shape))
+    config = described(shape_folder(args.shape))
     if not isinstance(config, Decoder):
         raise ValueError("only decoders")
     library = Library(build(), args.threads)

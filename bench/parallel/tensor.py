@@ -28,10 +28,9 @@ from msgspec.structs import replace
 from bench.local_engine import LocalEngine, repeat
 from bench.machine import commit, machine
 from bench.offline import sampling_of
-from bench.shapes_folder import shape_folder
+from bench.shapes_folder import described, shape_folder
 from penstock.core.config import Config
 from penstock.core.config.ranks import Rank
-from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.gpu_worker.startup.start import start
 from penstock.ipc.messages import StepPlan
 from penstock.options import config_of
@@ -44,7 +43,7 @@ _ONE = "one worker"
 def record(folder: Path, options: Options, batches: Sequence[int], args: argparse.Namespace) -> dict[str, Plans]:
     """The plans of each measurement."""
     engine, rng = LocalEngine(folder, **options), np.random.default_rng(0)
-    vocab_size = load_model_config(folder).vocab_size
+    vocab_size = described(folder).vocab_size
     found: dict[str, Plans] = {}
     for batch in batches:
         prompts = rng.integers(5, vocab_size, (batch, args.context)).tolist()

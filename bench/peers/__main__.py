@@ -30,9 +30,8 @@ from bench.peers.plot import draw, is_available
 from bench.peers.report import markdown
 from bench.peers.systems import PENSTOCK, PENSTOCK_BF16, Asked, System, prepare, started
 from bench.peers.workloads import QUICK, Sizes, WorkloadFailed, decode_bytes, measure_chat, measure_raw
-from bench.shapes_folder import SHAPES
+from bench.shapes_folder import SHAPES, described
 from penstock.calibration.rates import read_rate
-from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.kernels.native.build import cache_folder
 
 _PEERS = (PENSTOCK_BF16, *PEERS)
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for folder in (args.out, args.envs):
         folder.mkdir(parents=True, exist_ok=True)
     checkpoint = make_checkpoint(args.shape, args.models, _say)
-    model = load_model_config(checkpoint)
+    model = described(checkpoint)
     record: dict[str, Any] = {
         "kind": "peers",
         "shape": args.shape,

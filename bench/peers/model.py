@@ -15,9 +15,8 @@ from safetensors.torch import save_file
 
 from bench.peers.envs import Environment, PeerError
 from bench.peers.formats import AS_STORED, FORMATS, gguf_path
-from bench.shapes_folder import NUM_BYTES, servable_folder, shape_folder
+from bench.shapes_folder import NUM_BYTES, described, servable_folder, shape_folder
 from penstock.core.checkpoint.families.registry import expected_tensors
-from penstock.gpu_worker.models.loading.loader import load_model_config
 
 _STANDARD_DEVIATION = 0.02
 _MADE = "made"
@@ -46,7 +45,7 @@ def harmless_ids(checkpoint: Path) -> range:
 
 
 def _weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    config = load_model_config(folder)
+    config = described(folder)
     dtype = getattr(torch, config.checkpoint_dtype)
     generator = torch.Generator().manual_seed(0)
     silent = [*range(NUM_BYTES), *_special_ids(json.loads((folder / "config.json").read_text()))]

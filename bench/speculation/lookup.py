@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from bench.local_engine import LocalEngine
 from bench.machine import commit, machine
+from bench.shapes_folder import described
 from bench.speculation.quoting import Asked, make_checkpoint, make_draft, misleading, quoting, unknown
-from penstock.gpu_worker.models.loading.loader import load_model_config
 from penstock.ipc.messages import SamplingParams
 from penstock.kernels.native.build import cache_folder
 
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.draft_layers:
         draft = {"method": "draft_model", "model": str(make_draft(folder, args.draft_layers))}
         args.speculative_config = json.dumps(draft | {"num_speculative_tokens": 4})
-    vocab_size = load_model_config(folder).vocab_size
+    vocab_size = described(folder).vocab_size
     length = max(_PROMPT, 4 * args.tokens + 8)
     engines = [
         LocalEngine(

@@ -18,9 +18,8 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 
-from bench.shapes_folder import NUM_BYTES, servable_folder
+from bench.shapes_folder import NUM_BYTES, described, servable_folder
 from penstock.core.checkpoint.families.registry import expected_tensors
-from penstock.gpu_worker.models.loading.loader import load_model_config
 
 _SEED = 0
 _SMALL = 2e-4  # standard deviation of what writes to the residual stream, in which the embedding's is 1
@@ -63,14 +62,14 @@ def make_draft(target: Path, num_layers: int) -> Path:
     config = json.loads((target / "config.json").read_text()) | {"num_hidden_layers": num_layers}
     (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     weights = load_file(target / "model.safetensors")
-    kept = {name: weights[name].clone() for name in expected_tensors(load_model_config(draft)) or {}}
+    kept = {name: weights[name].clone() for name in expected_tensors(described(draft)) or {}}
     save_file(kept, draft / "model.safetensors", metadata={"format": "pt"})
     (draft / _MADE).touch()
     return draft
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    config = load_model_config(folder)
+    config = described(folder)
     dtype = getattr(torch, config.checkpoint_dtype)
     generator = torch.Generator().manual_seed(_SEED)
     found: dict[str, torch.Tensor] = {}
