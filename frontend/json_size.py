@@ -28,7 +28,7 @@ MAX_EXPONENTS = 1024
 """Numbers such as 1e-300: reading one may take twenty microseconds, a hundred times as long as others."""
 
 MAX_ESCAPES = 524_288
-"""Backslashes: a string with escapes is read character by character, some fifty times as slowly as others."""
+"""Backslashes: a string full of escapes takes seven times as long to read as one without."""
 
 _OPEN, _CLOSE = b"[{", b"]}"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
