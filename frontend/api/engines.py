@@ -6,7 +6,7 @@ from penstock.frontend import schema
 from penstock.frontend.api.run import decode
 from penstock.frontend.api.service import Service
 from penstock.frontend.engine.link import EngineLink
-from penstock.frontend.errors import EngineNotFound, InvalidRequest, Unavailable
+from penstock.frontend.errors import EngineNotFound, InvalidParameter, InvalidRequest, Unavailable
 from penstock.frontend.exchange.replies import Reply, RequestRecord
 from penstock.ipc.messages import DrainEngine, SetRole
 
@@ -40,15 +40,19 @@ async def set_role(service: Service, record: RequestRecord, body: bytes) -> Repl
     """POST /engines/{id}/role: what it does with new requests; those that it has go on as they are.
 
     Raises:
+        InvalidParameter: if there is no such role.
         InvalidRequest: if it was started without a role.
         EngineNotFound, Unavailable: as above.
     """
-    wanted = decode(schema.ROLE, body)
+    wanted = decode(schema.ROLE, body).role
+    role = next((known for known in schema.ROLES if known == wanted), None)
+    if role is None:
+        raise InvalidParameter("role must be 'both', 'prefill' or 'decode'", param="role")
     link = _link_to(service, record.argument)
     if not (link.last_facts and link.last_facts.role):
         raise InvalidRequest("the engine was started without --role: it hands no KV pages over, and can have no role")
-    service.engine.order(link, SetRole(wanted.role))
-    return Reply(msgspec.json.encode(msgspec.structs.replace(_status(service, link), role=wanted.role)))
+    service.engine.order(link, SetRole(role))
+    return Reply(msgspec.json.encode(msgspec.structs.replace(_status(service, link), role=role)))
 
 
 def _order(service: Service, record: RequestRecord, order: DrainEngine) -> Reply:

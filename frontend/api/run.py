@@ -352,14 +352,18 @@ def decode(decoder: msgspec.json.Decoder[Q], body: bytes) -> Q:
     except msgspec.ValidationError as error:
         what, found, path = str(error).rpartition(" - at `")
         if not found:
-            raise MalformedBody(f"the body must be a JSON object: {error}") from None
+            raise MalformedBody(f"the body must be a JSON object: {_cut(path)}") from None
         field = path.rstrip("`").removeprefix("$").lstrip(".")
-        what = what if len(what) <= _MAX_COMPLAINT else f"{what[:_MAX_COMPLAINT]}…"  # it may quote the value
-        raise InvalidParameter(f"{field}: {what[:1].lower()}{what[1:]}", param=field) from None
+        raise InvalidParameter(f"{field}: {what[:1].lower()}{_cut(what[1:])}", param=field) from None
     except RecursionError:
         raise MalformedBody("the body is not valid JSON: nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedBody(f"the body is not valid JSON in UTF-8: {error}") from None
+
+
+def _cut(complaint: str) -> str:
+    """It may quote a name of the body's."""
+    return complaint if len(complaint) <= _MAX_COMPLAINT else f"{complaint[:_MAX_COMPLAINT]}…"
 
 
 def unknown_fields(decoder: msgspec.json.Decoder[Any], body: bytes) -> list[str]:

@@ -437,8 +437,11 @@ def test_a_message_brings_only_what_its_template_may_read(checkpoint: Path, sock
 
 
 def test_a_long_wrong_value_is_not_sent_back(live: LiveServer) -> None:
-    answer = post(live, "/engines/0/role", {"role": "words " * 10_000})
-    error = error_of(answer, 400)
-    assert error["param"] == "role"
-    assert error["message"].startswith("role: invalid enum value 'words ")
+    error = error_of(post(live, "/engines/0/role", {"role": "words " * 10_000}), 400)
+    assert (error["param"], error["message"]) == ("role", "role must be 'both', 'prefill' or 'decode'")
+
+
+def test_a_long_unknown_field_is_not_sent_back(live: LiveServer) -> None:
+    error = error_of(post(live, "/debug/simulate", {"words " * 10_000: 1}), 400)
+    assert "unknown field" in error["message"]
     assert len(error["message"]) < 300
