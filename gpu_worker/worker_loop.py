@@ -54,7 +54,7 @@ nothing waits or spins."""
 _TELL_SECONDS = 2.0
 """Between two messages about the tokens of experts. Reading them waits for the device."""
 
-_ENCODING_SECONDS = 0.005
+_ENCODING_SECONDS = 0.002
 """For an image between two looks at the socket, unless a single part of the tower takes longer."""
 
 _LOOK_MS = 2

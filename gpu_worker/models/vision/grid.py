@@ -18,7 +18,8 @@ from penstock.gpu_worker.models.vision.tower import (
     attended,
     compute,
     in_parts,
-    rotated,
+    queries_at_once,
+    rotate,
 )
 
 
@@ -84,15 +85,18 @@ class GridTower(NamedTuple):
 
     def _attend(self, rotation: Rotation, lengths: Sequence[int], qkv: Tensor) -> Parts:
         """[P, 3 * hidden] -> [P, hidden]; neighbours by these lengths see each other, and nobody else."""
-        q, k, v = qkv.view(len(qkv), 3, self.vision.num_heads, -1).unbind(1)
-        q, k = rotated(q, rotation), rotated(k, rotation)
+        heads = qkv.view(len(qkv), 3 * self.vision.num_heads, -1)
+        yield from rotate(heads[:, : 2 * self.vision.num_heads], rotation)
+        q, k, v = heads.chunk(3, dim=1)
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
         out = torch.empty_like(v)
         for length in sorted(set(lengths)):  # all windows but those at the borders have the same
-            places = (starts[sizes == length, None] + torch.arange(length)).to(qkv.device)
-            its_q, its_k, its_v = (part[places].transpose(1, 2) for part in (q, k, v))
-            out[places] = (yield from attended(its_q, its_k, its_v)).transpose(1, 2)
+            at_once = max(1, queries_at_once(self.vision.hidden_size, length, qkv.device) // length)
+            for some in starts[sizes == length].split(at_once):
+                places = (some[:, None] + torch.arange(length)).to(qkv.device)
+                its_q, its_k, its_v = (part[places].transpose(1, 2) for part in (q, k, v))
+                out[places] = (yield from attended(its_q, its_k, its_v)).transpose(1, 2)
         return out.flatten(1)
 
 

@@ -18,7 +18,7 @@ from penstock.gpu_worker.models.vision.tower import (
     TowerNorm,
     attended,
     in_parts,
-    rotated,
+    rotate,
     through,
 )
 
@@ -71,8 +71,9 @@ class PatchTower(NamedTuple):
 
     def _attend(self, rotation: Rotation, qkv: Tensor) -> Parts:
         """[P, 3 * hidden] -> [P, hidden]; all patches see each other."""
-        q, k, v = qkv.unflatten(-1, (3, self.vision.num_heads, -1)).unbind(1)
-        q, k, v = (heads.transpose(0, 1)[None] for heads in (rotated(q, rotation), rotated(k, rotation), v))
+        heads = qkv.view(len(qkv), 3 * self.vision.num_heads, -1)
+        yield from rotate(heads[:, : 2 * self.vision.num_heads], rotation)
+        q, k, v = (its.transpose(0, 1)[None] for its in heads.chunk(3, dim=1))
         return (yield from attended(q, k, v))[0].transpose(0, 1).flatten(1)
 
 

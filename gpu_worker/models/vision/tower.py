@@ -1,5 +1,6 @@
 """What a vision tower is to others, and what towers are made of."""
 
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -9,8 +10,14 @@ from torch.nn import functional
 
 from penstock.core.checkpoint.vision.tower import VisionActivation, VisionTower
 
-_PART = 1 << 29
-"""Multiplications between which steps may go on: some ten milliseconds of a core or two."""
+_PART = 1 << 27
+"""Multiplications between which steps may go on: a millisecond or two of a core. Smaller parts take a tenth longer."""
+
+_ATTENTION_COSTS = 3
+"""A multiplication takes so many times as long there as in a product with weights."""
+
+_PART_NUMBERS = 1 << 18
+"""Numbers of a part that has a few operations on each of them: half a millisecond of a core."""
 
 Rotation = tuple[Tensor, Tensor]
 """fp32[patches, half of a head], twice: cosine and sine of the angles by which a patch's pairs are turned."""
@@ -97,11 +104,16 @@ def in_parts(function: Callable[[Tensor], Tensor], x: Tensor, num_multiplication
     """function(x), some vectors of `x` at a time: each takes so many multiplications. A GPU takes them all at once."""
     rows = x.flatten(0, -2)
     size = max(16, _PART // num_multiplications) if x.device.type == "cpu" else len(rows)
-    made = []
-    for part in rows.split(size):
-        made.append(function(part))
+    whole: Tensor | None = None
+    for first in range(0, len(rows), size):
+        made = function(rows[first : first + size])
+        if whole is None:  # parts that are joined at the end make that one a long one
+            whole = made if size >= len(rows) else made.new_empty(len(rows), made.shape[-1])
+        if whole is not made:
+            whole[first : first + size] = made
         yield
-    out: Tensor = torch.cat(made).unflatten(0, x.shape[:-1])
+    assert whole is not None
+    out: Tensor = whole.unflatten(0, x.shape[:-1])
     return out
 
 
@@ -133,10 +145,9 @@ def through(
 def attended(q: Tensor, k: Tensor, v: Tensor) -> Parts:
     """Scaled dot products of [groups, heads, P, D]; positions of a group see each other."""
     num_groups, num_heads, length, width = q.shape
-    of_query = 2 * num_heads * length * width
-    rows = max(16, _PART // of_query) if q.device.type == "cpu" else num_groups * length
-    out = torch.empty_like(q)
+    rows = queries_at_once(num_heads * width, length, q.device)
     groups = max(1, rows // length)
+    out = torch.empty_like(q)
     for group in range(0, num_groups, groups):
         its = slice(group, group + groups)
         for row in range(0, length, rows):
@@ -144,6 +155,11 @@ def attended(q: Tensor, k: Tensor, v: Tensor) -> Parts:
             out[its, :, row : row + rows] = functional.scaled_dot_product_attention(some, k[its], v[its])
             yield
     return out
+
+
+def queries_at_once(width: int, length: int, device: torch.device) -> int:
+    """How many make a part, if each has so many numbers and sees so many positions. A GPU takes all at once."""
+    return max(16, _PART // (2 * _ATTENTION_COSTS * width * length)) if device.type == "cpu" else sys.maxsize
 
 
 def mlp(layer: TowerLayer, x: Tensor, kind: VisionActivation) -> Tensor:
@@ -166,8 +182,18 @@ def activated(x: Tensor, kind: VisionActivation) -> Tensor:
             return functional.gelu(x, approximate="tanh")
 
 
-def rotated(heads: Tensor, rotation: Rotation) -> Tensor:
-    """[P, heads, D], rotated in fp32; a pair has a number in each half."""
+def rotate(heads: Tensor, rotation: Rotation) -> Generator[None, None, None]:
+    """Turn the pairs of [P, heads, D] in place, some vectors at a time; a GPU takes them all at once."""
+    cos, sin = rotation
+    size = max(16, _PART_NUMBERS // heads[0].numel()) if heads.device.type == "cpu" else len(heads)
+    for first in range(0, len(heads), size):
+        its = slice(first, first + size)
+        heads[its] = _rotated(heads[its], (cos[its], sin[its]))
+        yield
+
+
+def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:
+    """In fp32; a pair has a number in each half."""
     cos, sin = (each[:, None] for each in rotation)
     first, second = heads.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)

@@ -209,7 +209,8 @@ def _shared(pixels: PixelRef) -> str:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Towers stop within layers, as they do with pictures of a usual size."""
-    monkeypatch.setattr("penstock.gpu_worker.models.vision.tower._PART", 1)
+    for limit in ("_PART", "_PART_NUMBERS"):
+        monkeypatch.setattr(f"penstock.gpu_worker.models.vision.tower.{limit}", 1)
 
 
 @pytest.mark.parametrize("name", EYES)

@@ -16,7 +16,8 @@ from tests.gpu_worker.launched.launch_kinds import recorded_kinds
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Towers stop within layers."""
-    monkeypatch.setattr("penstock.gpu_worker.models.vision.tower._PART", 1)
+    for limit in ("_PART", "_PART_NUMBERS"):
+        monkeypatch.setattr(f"penstock.gpu_worker.models.vision.tower.{limit}", 1)
 
 
 _OF_PICTURES = {
