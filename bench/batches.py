@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -41,12 +42,17 @@ async def stream(http: aiohttp.ClientSession, url: str, number: int, num_tokens:
 
 
 async def phase(http: aiohttp.ClientSession, url: str, clients: int, num_tokens: int, seconds: float) -> list[float]:
-    """The gaps between tokens that all clients saw, in milliseconds."""
+    """The gaps between tokens that all clients saw, in milliseconds.
+
+    Answers have half to one and a half times so many tokens: clients whose answers are equally long fall into step, and
+    then their prompts come together in some phases, and apart in others.
+    """
     end, gaps = time.monotonic() + seconds, list[float]()
 
     async def client(number: int) -> None:
+        lengths = random.Random(number)
         while time.monotonic() < end:
-            times = await stream(http, url, number, num_tokens)
+            times = await stream(http, url, number, lengths.randint(num_tokens // 2, num_tokens * 3 // 2))
             gaps.extend((later - before) * 1e3 for before, later in pairwise(times))
 
     await asyncio.gather(*map(client, range(clients)))
