@@ -39,6 +39,10 @@ class Part(NamedTuple):
     rows: Shape | None = None  # the axes that `axes` has, if it is stored as another shape
 
 
+LEAST_INPUT_GROUP = 32
+"""Inputs that share a scale when they are rounded, at least: as many as the kernels multiply at once."""
+
+
 class Inputs(NamedTuple):
     """How the inputs of a product are rounded, as `InputRounding` of the kernels."""
 

@@ -1,8 +1,10 @@
 """What cannot be split, and the reason; found before any process starts."""
 
+import math
 from collections.abc import Iterator
 
-from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, Layer
+from penstock.core.checkpoint.decoder import Attention, Decoder, DenseMLP, Experts, LatentAttention, Layer
+from penstock.core.checkpoint.formats.format import LEAST_INPUT_GROUP, Inputs
 from penstock.core.checkpoint.shards.ranges import logit_width
 from penstock.core.checkpoint.shards.units import Units, stored_format, units_of
 from penstock.core.config.options import ConfigError
@@ -50,7 +52,7 @@ def _why_not(model: Decoder, num_tensor: int) -> str | None:
         if (layer, units) not in known and (why := _why_not_layer(layer, units, num_tensor)) is not None:
             return why
         known.add((layer, units))
-    return _why_not_ordered(model)
+    return _why_not_ordered(model) or _why_not_rounded(model, num_tensor)
 
 
 def _why_not_layer(layer: Layer, units: Units, num_tensor: int) -> str | None:
@@ -97,6 +99,25 @@ def _why_not_ordered(model: Decoder) -> str | None:
                     "is quantized with inputs in the order of their importance (desc_act, actorder), which cannot be "
                     "split; serve a version without"
                 )
+    return None
+
+
+def _why_not_rounded(model: Decoder, num_tensor: int) -> str | None:
+    """Inputs that are rounded in groups, which are divided where a rank's heads begin within one."""
+    for number, layer in enumerate(model.layers):
+        mixer = layer.attention
+        assert mixer is not None
+        format = stored_format(model, f"{model.names.layer.format(number)}{model.names.o}.weight")
+        inputs: Inputs | None = getattr(format, "inputs", None)
+        if inputs is None or inputs.group is None:
+            continue
+        width = mixer.v_dim if isinstance(mixer, LatentAttention) else mixer.kv.value_dim
+        in_part = mixer.num_heads // num_tensor * width
+        if (left := math.gcd(inputs.group, in_part)) < LEAST_INPUT_GROUP:
+            return (
+                f"rounds the inputs of attention's last product in groups of {inputs.group}; a rank would have "
+                f"{in_part} of them, in groups of {left}, and {LEAST_INPUT_GROUP} is the least"
+            )
     return None
 
 

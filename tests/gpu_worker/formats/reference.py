@@ -53,6 +53,8 @@ class QuantizedReference(Reference):
         self._known = {}
         self.first_answers: dict[tuple[int, ...], list[int]] | None = None
         """Of each prompt, where the others must be the same."""
+        self.num_ranks = 1
+        """Each rounds its own part of the inputs that are split."""
 
     def errors(self, prompt: list[int], answer: Answer) -> str:
         """As for floats, if inputs are not rounded.
@@ -91,18 +93,26 @@ class QuantizedReference(Reference):
             for name, tensor in self.model.named_parameters()
             if not kept.isdisjoint((name, name.partition(".")[2])) or name.endswith("kv_b_proj.weight")
         }
-        with _Rounding(rounded, unrounded):
+        split = {
+            parameter.data_ptr()
+            for name, parameter in self.model.named_parameters()
+            if name.endswith(("o_proj.weight", "down_proj.weight"))
+        }
+        with _Rounding(rounded, unrounded, split, self.num_ranks):
             return self.logits(text).log_softmax(-1)
 
 
 class _Rounding(TorchFunctionMode):
-    """Rounds the inputs of products, but not of those with some weights."""
+    """Rounds the inputs of products, but not of those with some weights; of those that are split, each rank's apart."""
 
-    def __init__(self, rounded: Callable[[Tensor], Tensor], unrounded: set[int]) -> None:
+    def __init__(
+        self, rounded: Callable[[Tensor], Tensor], unrounded: set[int], split: set[int], num_ranks: int
+    ) -> None:
         super().__init__()
-        self.rounded, self.unrounded = rounded, unrounded
+        self.rounded, self.unrounded, self.split, self.num_ranks = rounded, unrounded, split, num_ranks
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is functional.linear and args[1].data_ptr() not in self.unrounded:
-            args = (self.rounded(args[0]), *args[1:])
+        if func is functional.linear and (weight := args[1].data_ptr()) not in self.unrounded:
+            parts = args[0].chunk(self.num_ranks if weight in self.split else 1, dim=-1)
+            args = (torch.cat([self.rounded(part) for part in parts], dim=-1), *args[1:])
         return func(*args, **(kwargs or {}))
