@@ -6,7 +6,7 @@ from math import inf
 
 from penstock.ipc.messages import DropEmbedding, EncodeImage, ImageEncoded
 
-TURN_SECONDS = 0.005
+TURN_SECONDS = 0.002
 STEPS_SHARE = 2.0
 """The worker's own: of a turn, and how many times as long the tower stays away after one, if there are steps."""
 

@@ -39,7 +39,8 @@ def test_a_request_waits_for_its_image_and_nobody_encodes_it_again() -> None:
     first, again, other = run.outcomes
     assert first.ttft == pytest.approx(50e-3 + 10e-3)
     assert again.ttft == pytest.approx(10e-3)
-    assert other.ttft == pytest.approx(50e-3 + 10e-3 + 10e-3), "the dog's, with a pause as there have been steps"
+    pause = tower_model.STEPS_SHARE * tower_model.TURN_SECONDS
+    assert other.ttft == pytest.approx(50e-3 + 10e-3 + pause), "the dog's, with a pause as there have been steps"
     assert run.busy == pytest.approx(2 * 50e-3 + 6 * 10e-3)
 
 
@@ -52,7 +53,8 @@ def test_equal_placeholders_of_other_images_share_nothing() -> None:
     assert [outcome.num_cached > 0 for outcome in run.outcomes] == [False, False, True]
 
 
-def test_streams_keep_two_thirds_of_their_speed_beside_a_flood() -> None:
+def test_streams_keep_two_thirds_of_their_speed_beside_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tower_model, "TURN_SECONDS", 5e-3)  # half of a step: steps fill the tower's pauses
     stream = Arrival(time=0.0, input_len=10, output_len=400)
     alone = simulator([stream], seeing()).run().outcomes[0].tpot
     flood = [shows(0.1, f"{i}", output_len=1) for i in range(60)]
