@@ -3,12 +3,13 @@
     python -m bench.simulation [--model demo | --model qwen2.5-0.5b | --model clockwork] [--out FILE]
     python -m bench.simulation --speed
 
-Each load gets a server of its own, which records what it does. Step costs, and the way between clients and scheduler,
-are fitted to the recording of the first load alone; the others are simulated from what their clients sent and when,
-and printed beside what these clients measured. Run it on a quiet machine: a load that had the processor to itself is no
-guide to one that had to share it. Where the last column, of a fit to the load itself, is small and the error is not,
-the machine was not the same throughout. `clockwork` is a model whose steps sleep, and need no processor. `--speed` says
-how many requests a minute are simulated, and by which load.
+Each load gets a server of its own, which records what it does. The loads are served in turns of some seconds, so that
+a machine whose pace changes is as quick for the one as for the other. Step costs, and the way between clients and
+scheduler, are fitted to the recording of the first load alone; the others are simulated from what their clients sent
+and when, and printed beside what these clients measured. Run it on a quiet machine: a load that had the processor to
+itself is no guide to one that had to share it. Where the last column, of a fit to the load itself, is small and the
+error is not, the machine was not the same for both. `clockwork` is a model whose steps sleep, and need no processor.
+`--speed` says how many requests a minute are simulated, and by which load.
 """
 
 import argparse
@@ -18,7 +19,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +51,8 @@ from penstock.core.simulation.simulator import Simulator
 from penstock.core.simulation.study import Load, Machine, Measured, measured, planned_machine, with_clients
 
 _NUM_WARM = 6
-_NUM_LUCKS = 5
+_PAUSE = 0.5  # seconds between turns
+_NUM_LUCKS = 10
 """Simulations of a load, whose figures are averaged: they differ in which steps are lucky."""
 
 _FIGURES = (
@@ -66,16 +69,17 @@ class Workload(NamedTuple):
 
     name: str
     num_requests: int
+    turn: int  # requests of one turn
     bursts: Bursts
     shape: Shape
 
 
 def workloads(model: str) -> list[Workload]:
     """The one that is fitted to, then those that are predicted."""
-    rate, count, prompt, answer = {
-        "demo": (12.0, 500, (20, 300), (10, 100)),
-        "qwen2.5-0.5b": (0.8, 120, (20, 140), (16, 64)),
-        "clockwork": (8.0, 300, (20, 300), (10, 60)),
+    rate, count, turn, prompt, answer = {
+        "demo": (12.0, 1200, 25, (20, 300), (10, 100)),
+        "qwen2.5-0.5b": (0.8, 120, 12, (20, 140), (16, 64)),
+        "clockwork": (8.0, 300, 25, (20, 300), (10, 60)),
     }[model]
     plain = Shape(input_len=prompt, output_len=answer)
     prefix_len = prompt[1] * 2 // 3 // 16 * 16
@@ -86,10 +90,10 @@ def workloads(model: str) -> list[Workload]:
         num_prefixes=4,
     )
     return [
-        Workload("fitted", count, Bursts(rate=rate, burstiness=0.5), plain),
-        Workload("steady", count, Bursts(rate=rate), plain),
-        Workload("bursty", count, Bursts(rate=0.75 * rate, burstiness=0.2), plain),
-        Workload("shared prefixes", count, Bursts(rate=1.2 * rate), shared),
+        Workload("fitted", count, turn, Bursts(rate=rate, burstiness=0.5), plain),
+        Workload("steady", count, turn, Bursts(rate=rate), plain),
+        Workload("bursty", count, turn, Bursts(rate=0.75 * rate, burstiness=0.2), plain),
+        Workload("shared prefixes", count, turn, Bursts(rate=1.2 * rate), shared),
     ]
 
 
@@ -101,42 +105,81 @@ class Served(NamedTuple):
     known: Measured
 
 
-def serve(model: str, workload: Workload, seed: int, folder: Path, flags: Sequence[str]) -> Served:
-    """Put the load on a new server; return what its clients and its recording say."""
-    port, record = free_port(), folder / f"{workload.name.replace(' ', '-')}.jsonl"
-    served = ""
-    if model == "clockwork":
-        served = str(clockwork_folder(folder / "model", 0.01))
-    elif model != "demo":
-        served = str(servable_folder(model, folder / "model"))
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", *([served] if served else [])]
-    command += ["--served-model-name", "m", "--port", str(port), "--record", str(record), "--num-threads", "1", *flags]
-    if model not in ("demo", "clockwork"):
-        command += ["--load-format", "dummy"]
-    drawn = draw(workload.num_requests, workload.bursts, workload.shape, seed)
-    environment = os.environ | {"PENSTOCK_LOG_LEVEL": "warning", TEST_MODELS_VARIABLE: "1"}
-    prompts = Prompts(200, 16, max(each.input_len for each in drawn), seed)  # bytes, in each of these tokenizers
-    planned = [
-        PlannedRequest(each.time, (50 + np.frombuffer(prompts.make(each), dtype=np.int32)).tolist(), each.output_len)
-        for each in drawn
-    ]
-    job = Job(f"http://127.0.0.1:{port}/v1", "m", "completions", planned, 0, 0.0)
-    with running(command, f"http://127.0.0.1:{port}/ready", environment, 300, folder / "server.log"):
-        warm = [PlannedRequest(0.0, [7 + i] * 40, 8) for i in range(_NUM_WARM)]
-        uvloop.run(run_job(msgspec.structs.replace(job, requests=warm, concurrency=1, start_at=time.time())))
-        time.sleep(0.5)
-        outcomes = uvloop.run(run_job(msgspec.structs.replace(job, start_at=time.time())))
-    (folder / f"{record.stem}-clients.json").write_bytes(msgspec.json.encode(outcomes))
-    failed = [outcome.error for outcome in outcomes if outcome.error]
-    if failed:
-        raise RuntimeError(f"{workload.name}: {len(failed)} requests failed: {failed[0]}")
-    known = measured(record)
-    known = known._replace(arrivals=known.arrivals[_NUM_WARM:], ttft=known.ttft[_NUM_WARM:])
-    sent = [
-        msgspec.structs.replace(each, time=max(0.0, outcome.start))
-        for each, outcome in zip(drawn, outcomes, strict=True)
-    ]
-    return Served(outcomes, sent, known)
+class Server:
+    """One that records what it does, and the load that it is under."""
+
+    def __init__(self, model: str, workload: Workload, seed: int, folder: Path, flags: Sequence[str]) -> None:
+        self._name, port = workload.name.replace(" ", "-"), free_port()
+        self._url, self._folder = f"http://127.0.0.1:{port}", folder
+        self._record = folder / f"{self._name}.jsonl"
+        served = ""
+        if model == "clockwork":
+            served = str(clockwork_folder(folder / "model", 0.01))
+        elif model != "demo":
+            served = str(servable_folder(model, folder / "model"))
+        self._command = [sys.executable, "-m", "penstock.core.cli", "serve", *([served] if served else [])]
+        self._command += ["--served-model-name", "m", "--port", str(port), "--record", str(self._record)]
+        self._command += ["--num-threads", "1", *flags]
+        if model not in ("demo", "clockwork"):
+            self._command += ["--load-format", "dummy"]
+        self._drawn = draw(workload.num_requests, workload.bursts, workload.shape, seed)
+        prompts = Prompts(200, 16, max(each.input_len for each in self._drawn), seed)  # bytes, for each tokenizer
+        self._planned = [
+            PlannedRequest(
+                each.time, (50 + np.frombuffer(prompts.make(each), dtype=np.int32)).tolist(), each.output_len
+            )
+            for each in self._drawn
+        ]
+        self._turn = workload.turn
+        self._outcomes: list[Outcome] = []
+        self._began = 0.0  # its first turn, on the clock
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Started, and warm."""
+        environment = os.environ | {"PENSTOCK_LOG_LEVEL": "warning", TEST_MODELS_VARIABLE: "1"}
+        log = self._folder / f"{self._name}.log"
+        with running(self._command, f"{self._url}/ready", environment, 300, log):
+            self._ask([PlannedRequest(0.0, [7 + i] * 40, 8) for i in range(_NUM_WARM)], 1, time.time())
+            yield
+
+    def turn(self, number: int) -> None:
+        """Serve one of the parts of its load."""
+        part = self._planned[number * self._turn : (number + 1) * self._turn]
+        start = time.time() + _PAUSE
+        self._began = self._began or start
+        requests = [msgspec.structs.replace(each, arrival=each.arrival - part[0].arrival) for each in part]
+        for outcome in self._ask(requests, 0, start):
+            if outcome.error:
+                raise RuntimeError(f"{self._name}: a request failed: {outcome.error}")
+            self._outcomes.append(msgspec.structs.replace(outcome, start=outcome.start + start - self._began))
+
+    def _ask(self, requests: list[PlannedRequest], concurrency: int, start: float) -> list[Outcome]:
+        return uvloop.run(run_job(Job(f"{self._url}/v1", "m", "completions", requests, concurrency, start)))
+
+    def served(self) -> Served:
+        """All of it, from its clients and its recording."""
+        (self._folder / f"{self._name}-clients.json").write_bytes(msgspec.json.encode(self._outcomes))
+        known = measured(self._record)
+        known = known._replace(arrivals=known.arrivals[_NUM_WARM:], ttft=known.ttft[_NUM_WARM:])
+        sent = [
+            msgspec.structs.replace(each, time=max(0.0, outcome.start))
+            for each, outcome in zip(self._drawn, self._outcomes, strict=True)
+        ]
+        return Served(self._outcomes, sent, known)
+
+
+def serve(model: str, seed: int, folder: Path, flags: Sequence[str]) -> list[Served]:
+    """Serve all loads in turns."""
+    servers = [Server(model, each, seed + number, folder, flags) for number, each in enumerate(workloads(model))]
+    with ExitStack() as stack:
+        for server in servers:
+            stack.enter_context(server.running())
+        first = workloads(model)[0]
+        for number in range(-(-first.num_requests // first.turn)):
+            for server in servers:
+                server.turn(number)
+    return [server.served() for server in servers]
 
 
 def fitted(served: Served) -> Machine:
@@ -163,7 +206,6 @@ def simulated(on: Machine, arrivals: Sequence[Arrival], config: Config) -> dict[
 
 def judge(model: str, seed: int, flags: Sequence[str], keep: Path | None, console: Console) -> dict[str, Any]:
     """Serve all loads, and compare those that nothing was fitted to."""
-    first, *others = workloads(model)
     parser = argparse.ArgumentParser()
     add_flags(parser, ("scheduler",))
     config = config_from(parser.parse_args(flags), {})
@@ -171,12 +213,12 @@ def judge(model: str, seed: int, flags: Sequence[str], keep: Path | None, consol
     with tempfile.TemporaryDirectory() as temporary:
         folder = keep / model if keep is not None else Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        on = fitted(serve(model, first, seed, folder, flags))
+        first, *others = serve(model, seed, folder, flags)
+        on = fitted(first)
         assert isinstance(on.device, FittedDevice)
         record["weights"], record["typical_error"] = on.device.weights, on.device.error
         record["timing"] = msgspec.to_builtins(on.timing)
-        for number, workload in enumerate(others, 1):
-            served = serve(model, workload, seed + number, folder, flags)
+        for workload, served in zip(workloads(model)[1:], others, strict=True):
             summary, predicted = summarize(served.outcomes), simulated(on, served.arrivals, config)
             own = simulated(fitted(served), served.arrivals, config)
             table = Table(f"{model}: {workload.name}", "predicted", "measured", "error", "own fit's error", box=None)

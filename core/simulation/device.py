@@ -40,5 +40,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     request: float = 0.0  # from a client's sending until the scheduler has the request
     request_per_token: float = 0.0  # more, for each token of the prompt
     reply: float = 0.0  # from the scheduler's telling until the client has the token
+    admission: float = 0.0  # the scheduler's own time for requests that came together, until their plan is sent
     scheduler: float = 0.0  # the scheduler's own time for a step: applying its result, planning another
     transport: float = 0.0  # of a plan to the worker and of its result back, together
+    wake: float = 0.0  # more, for a worker that had nothing to do for longer than the scheduler needs for a step

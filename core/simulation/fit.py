@@ -5,13 +5,14 @@
 
 as in `core/steps/prefill_pace.py`, by least squares of relative errors with Huber's weights (1964), and no weight
 below zero. What the line leaves is kept in the order of time, and simulated steps walk through it: they vary as the
-recorded ones did, and those that followed a slow one are as slow as there.
+recorded ones did, and those that followed a slow one are as slow as there. A step that stood still stands still for as
+many seconds, not for as many times its length.
 """
 
 import random
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -23,9 +24,11 @@ from penstock.core.simulation.device import StepShape, Timing
 Floats = npt.NDArray[np.float64]
 
 _FEWEST_STEPS = 20
+_STALLED = 1.5  # times the expected time, and the rest is a stall
 _HUBER = 1.5  # relative errors beyond so many typical ones count less
 _NUM_ROUNDS = 20
 _NUM_SWEEPS = 300
+_SHORTEST = 0.05  # of the ways that show how long one is without waiting
 
 
 class MeasuredStep(NamedTuple):
@@ -39,6 +42,24 @@ class MeasuredStep(NamedTuple):
     scheduler: float = 0.0  # its own time for the step; 0: not recorded
 
 
+class Spread(msgspec.Struct, frozen=True):
+    """What recorded steps took beside the expected time, in their order. There is at least one."""
+
+    ratios: tuple[float, ...]  # to the expected time, up to a bound
+    stalls: tuple[float, ...]  # seconds beyond it: something else had the processor, whatever the step's length
+
+    @classmethod
+    def of(cls, actual: Floats, expected: Floats) -> Self:
+        """Of steps that took, and were expected to take, so many seconds."""
+        bound = np.minimum(actual, _STALLED * expected)
+        return cls(tuple((bound / expected).tolist()), tuple((actual - bound).tolist()))
+
+    def seconds(self, expected: float, luck: float) -> float:
+        """What a step takes that is expected to take so long."""
+        place = int(luck * len(self.ratios))
+        return expected * self.ratios[place] + self.stalls[place]
+
+
 class FittedDevice(msgspec.Struct, frozen=True):
     """A worker that was measured."""
 
@@ -46,14 +67,14 @@ class FittedDevice(msgspec.Struct, frozen=True):
     stages: ClassVar[tuple[float, ...]] = (1.0,)
 
     weights: tuple[float, ...]  # seconds per part
-    decode_spread: tuple[float, ...]  # of steps without chunks, as they were recorded: actual time over expected
-    chunk_spread: tuple[float, ...]
+    decode_spread: Spread  # of steps without chunks
+    chunk_spread: Spread
     gaps: tuple[float, ...]  # seconds
     error: float  # typical relative error of a recorded step
 
     def lucks(self, seed: int) -> Iterator[float]:
         """Consecutive moments of the recorded run, from a random one on."""
-        stride = 1 / max(len(self.decode_spread), len(self.chunk_spread))
+        stride = 1 / max(len(self.decode_spread.ratios), len(self.chunk_spread.ratios))
         luck = random.Random(seed).random()
         while True:
             yield luck
@@ -70,7 +91,7 @@ class FittedDevice(msgspec.Struct, frozen=True):
 
     def seconds(self, shape: StepShape, luck: float) -> float:
         spread = self.chunk_spread if shape.chunks else self.decode_spread
-        return self.expected(shape) * spread[int(luck * len(spread))]
+        return spread.seconds(self.expected(shape), luck)
 
     def gap(self, luck: float) -> float:
         return self.gaps[int(luck * len(self.gaps))]
@@ -88,16 +109,17 @@ def fit_device(steps: Sequence[MeasuredStep]) -> FittedDevice:
     parts = np.array([_parts(step.shape) for step in steps])
     actual = np.array([step.forward for step in steps])
     weights = _robust_weights(parts, actual)
-    ratios = actual / np.maximum(parts @ weights, 1e-9)
-    has_chunks = parts[:, 3] > 0
-    decodes, chunks = ratios[~has_chunks], ratios[has_chunks]
+    expected = np.maximum(parts @ weights, 1e-9)
+    has_chunks, every = parts[:, 3] > 0, np.ones(len(parts), dtype=bool)
+    with_chunks = has_chunks if has_chunks.any() else every
+    without = every if has_chunks.all() else ~has_chunks
     gaps = [step.idle for earlier, step in pairwise(steps) if step.sent < earlier.received and step.idle >= 0]
     return FittedDevice(
         tuple(weights.tolist()),
-        tuple((decodes if len(decodes) else ratios).tolist()),
-        tuple((chunks if len(chunks) else ratios).tolist()),
+        Spread.of(actual[without], expected[without]),
+        Spread.of(actual[with_chunks], expected[with_chunks]),
         tuple(gaps) or (0.0,),
-        float(np.median(np.abs(ratios - 1))),
+        float(np.median(np.abs(actual / expected - 1))),
     )
 
 
@@ -123,13 +145,18 @@ def fit_encoding(encoded: Sequence[tuple[int, float]]) -> EncodeCosts:
 
 def fit_timing(steps: Sequence[MeasuredStep]) -> Timing:
     """What the scheduler's clock shows of the times around steps; it sees no clients, so their part stays 0."""
-    alone = [
-        step.received - step.sent - step.forward for earlier, step in pairwise(steps) if step.sent > earlier.received
-    ]
+    asleep, awake = list[float](), list[float]()
+    for earlier, step in pairwise(steps):
+        way = max(0.0, step.received - step.sent - step.forward)
+        (asleep if step.sent > earlier.received else awake).append(way)
+    woken = float(np.median(asleep)) if asleep else 0.0
+    # A plan that was sent before the last result came may have waited for the worker: the shortest ways did so least.
+    transport = min(woken, float(np.quantile(awake, _SHORTEST))) if awake else woken
     scheduler = [step.scheduler for step in steps]
     return Timing(
         scheduler=float(np.median(scheduler)) if scheduler else 0.0,
-        transport=max(0.0, float(np.median(alone))) if alone else 0.0,
+        transport=transport,
+        wake=woken - transport,
     )
 
 

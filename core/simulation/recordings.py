@@ -1,10 +1,11 @@
 """What a recording (`--record`) says of steps and of requests: all that a simulation needs of them."""
 
 from pathlib import Path
+from statistics import median
 
 from msgspec.structs import replace
 
-from penstock.core.recording.lines import Encoded, Result
+from penstock.core.recording import lines
 from penstock.core.recording.reader import Recorded, Recording, Run
 from penstock.core.simulation.arrivals import Arrival, ShownImage
 from penstock.core.simulation.fit import MeasuredStep
@@ -37,9 +38,9 @@ def arrivals_of(run: Run) -> tuple[list[Arrival], list[float]]:
 
 def steps_of(run: Run) -> list[MeasuredStep]:
     """Its steps with results and without guesses. The scheduler's own time is not recorded."""
-    results = {event.step: event for event in run.events if isinstance(event, Result)}
+    results = {event.step: event for event in run.events if isinstance(event, lines.Result)}
     # A tower beside steps has a third of the time.
-    encoding = [(each.at - 3 * each.us / 1e6, each.at) for each in run.events if isinstance(each, Encoded)]
+    encoding = [(each.at - 3 * each.us / 1e6, each.at) for each in run.events if isinstance(each, lines.Encoded)]
     steps = []
     for planned, plan in run.plans():
         result = results.get(planned.step)
@@ -51,9 +52,25 @@ def steps_of(run: Run) -> list[MeasuredStep]:
     return steps
 
 
+def admission_of(run: Run) -> float:
+    """Seconds from a request's arrival at a scheduler without work until its plan was sent; 0: never seen."""
+    found, arrived, num_begun = list[float](), 0.0, 0
+    for event in run.events:
+        match event:
+            case lines.Arrival() if not num_begun:
+                arrived = arrived or event.at
+            case lines.Plan():
+                if arrived:
+                    found.append(event.at - arrived)
+                arrived, num_begun = 0.0, num_begun + 1
+            case lines.Result():
+                num_begun = max(0, num_begun - 1)
+    return median(found) if found else 0.0
+
+
 def encoded_of(run: Run) -> list[tuple[int, float]]:
     """Of its images that were encoded: how many embeddings each has, and the seconds that these took."""
-    found = [each for each in run.events if isinstance(each, Encoded) and not each.failed]
+    found = [each for each in run.events if isinstance(each, lines.Encoded) and not each.failed]
     return [(each.num_embeddings, each.us / 1e6) for each in found if each.num_embeddings]
 
 

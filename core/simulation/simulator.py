@@ -159,7 +159,8 @@ class Simulator:
             while self._num_arrived < len(due) and due[self._num_arrived][0] <= now:
                 self._arrive(due[self._num_arrived][1], now)
                 self._num_arrived += 1
-            self._pump(now)
+                self._free_at = now + self._timing.admission
+            self._pump(max(now, self._free_at))
         self._gauge.note(now)
         return True
 

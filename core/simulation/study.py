@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -17,13 +18,15 @@ from penstock.core.simulation.figures import figures
 from penstock.core.simulation.fit import EncodeCosts, MeasuredStep, fit_device, fit_encoding, fit_timing
 from penstock.core.simulation.outcomes import Run
 from penstock.core.simulation.prompts import Prompts
-from penstock.core.simulation.recordings import arrivals_of, encoded_of, read_run, steps_of
+from penstock.core.simulation.recordings import admission_of, arrivals_of, encoded_of, read_run, steps_of
 from penstock.core.simulation.roofline import RooflineDevice
 from penstock.core.simulation.simulator import Simulator, messages
 from penstock.core.simulation.step_traces import read_trace
 from penstock.ipc.messages import PROTOCOL_VERSION, AddRequest, WorkerHello
 
-_TYPICAL = Timing(request=1.5e-3, request_per_token=1e-6, reply=0.5e-3, scheduler=100e-6, transport=300e-6)
+_TYPICAL = Timing(
+    request=1.5e-3, request_per_token=1e-6, reply=0.5e-3, admission=250e-6, scheduler=100e-6, transport=300e-6
+)
 """Of a server on one machine, where nothing was measured."""
 
 _GIB = 1 << 30
@@ -151,7 +154,7 @@ def measured(path: Path) -> Measured:
         page_size = Config().scheduler.page_size  # a trace does not say; sizes are in tokens from here on
         sizes = trace.num_pages * page_size, trace.num_pages * page_size, 1 << 16, 0.0
         state_bytes, tower = 0, None
-        steps, arrivals, ttft = trace.steps, trace.arrivals, list[float]()
+        steps, arrivals, ttft, admission = trace.steps, trace.arrivals, list[float](), 0.0
     else:
         run = read_run(path)
         hello = run.hello()
@@ -161,11 +164,16 @@ def measured(path: Path) -> Measured:
         if per_token:
             num_slots += int((hello.max_num_seqs + 1 + hello.num_snapshots) * state_bytes / per_token)
         sizes = num_slots, hello.max_model_len, hello.vocab_size, per_token
-        steps, (arrivals, ttft) = steps_of(run), arrivals_of(run)
+        steps, (arrivals, ttft), admission = steps_of(run), arrivals_of(run), admission_of(run)
         tower = _tower(path, hello, arrivals, encoded_of(run))
     timing = fit_timing(steps)
-    scheduler = timing.scheduler or _TYPICAL.scheduler
-    timing = replace(timing, request=_TYPICAL.request, reply=_TYPICAL.reply, scheduler=scheduler)
+    timing = replace(
+        timing,
+        request=_TYPICAL.request,
+        reply=_TYPICAL.reply,
+        admission=admission or _TYPICAL.admission,
+        scheduler=timing.scheduler or _TYPICAL.scheduler,
+    )
     machine = Machine(path.name, fit_device(steps), timing, *sizes, state_bytes=state_bytes, tower=tower)
     return Measured(machine, steps, arrivals, ttft, page_size)
 
@@ -262,5 +270,6 @@ def with_clients(machine: Machine, at_clients: Sequence[float], at_scheduler: Se
         at_scheduler: the same requests' in the same order, from their arrival there to the token's sending.
     """
     ways = sorted(client - scheduler for client, scheduler in zip(at_clients, at_scheduler, strict=True))
-    way = max(0.0, ways[len(ways) // 2]) if ways else 0.0
+    rare = len(ways) // 20  # of the shortest and of the longest, which may have stood still
+    way = max(0.0, fmean(ways[rare : len(ways) - rare])) if ways else 0.0
     return machine._replace(timing=replace(machine.timing, request=way / 2, request_per_token=0.0, reply=way / 2))

@@ -36,10 +36,12 @@ class ModelledWorker:
         self._tower = None if encode_seconds is None else ModelledTower(encode_seconds)
         self._device = device
         self._one_way = timing.transport / 2
+        self._wake, self._naps_after = timing.wake, timing.scheduler + _ROUNDING
         self._lucks = device.lucks(seed)
         self._output_lens = output_lens
         self._num_left = np.zeros(hello.max_num_seqs, dtype=np.int64)  # tokens until a row's last one
         self._copy_seconds = hello.page_bytes / hello.host_copy_speed if hello.host_copy_speed else 0.0  # of a page
+        self._told = -1.0  # when the scheduler has the last result
         self._ended = [-1.0] * len(device.stages)  # the last step in each stage; negative: there was none
         self._drawn = np.full(hello.max_num_seqs, -1.0)  # when the first stage knows a row's last token
         self._copied = 0.0  # when the last copy between device and host ended
@@ -66,7 +68,8 @@ class ModelledWorker:
 
     def execute(self, plan: StepPlan, sent: float) -> tuple[float, StepResult]:
         """Compute a plan that the scheduler sent at `sent`; return when it has the result, and the result."""
-        arrived, device, luck = sent + self._one_way, self._device, next(self._lucks)
+        device, luck = self._device, next(self._lucks)
+        arrived = sent + self._one_way + (self._wake if sent > self._told + self._naps_after else 0.0)
         rows = np.frombuffer(plan.rows, dtype=np.int32)
         began = self._begin(0, arrived, luck)
         if len(self._ended) > 1:
@@ -97,7 +100,8 @@ class ModelledWorker:
             num_copied_pages=num_moved,
             num_copy_us=round(copy_seconds * 1e6),
         )
-        return began + self._one_way, result
+        self._told = began + self._one_way
+        return self._told, result
 
     def _begin(self, stage: int, at: float, luck: float) -> float:
         """When a stage begins with what it has from `at` on."""

@@ -5,6 +5,7 @@ import random
 import statistics
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,17 +14,18 @@ from penstock.core.engine.step_trace import StepTrace
 from penstock.core.simulation.arrivals import Arrival, Bursts, Shape, Targets, draw
 from penstock.core.simulation.device import StepShape, Timing
 from penstock.core.simulation.figures import figures
-from penstock.core.simulation.fit import FittedDevice, MeasuredStep, fit_device, fit_timing
+from penstock.core.simulation.fit import FittedDevice, MeasuredStep, Spread, fit_device, fit_timing
 from penstock.core.simulation.step_traces import read_trace
 from penstock.core.simulation.study import Machine, measured, with_clients
 from tests.core.simulation.loads import KnownDevice, machine, simulator
 
+AS_EXPECTED = Spread((1.0,), (0.0,))
 WEIGHTS = (1e-3, 1e-4, 2e-7, 5e-5, 3e-5, 1e-8)
 
 
 def steps_of(weights: tuple[float, ...], count: int, noise: float, freaks: int = 0) -> list[MeasuredStep]:
     rng = random.Random(1)
-    true = FittedDevice(weights, (1.0,), (1.0,), (0.0,), 0.0)
+    true = FittedDevice(weights, AS_EXPECTED, AS_EXPECTED, (0.0,), 0.0)
     found = []
     for i in range(count):
         decodes = [rng.randrange(2000) for _ in range(rng.randrange(1, 33))]
@@ -42,7 +44,10 @@ def test_exact_costs_are_found() -> None:
 
 
 def test_costs_are_found_among_steps_that_vary_and_some_that_stood_still() -> None:
-    fitted, true = fit_device(steps_of(WEIGHTS, 2000, 0.2, 40)), FittedDevice(WEIGHTS, (1.0,), (1.0,), (0.0,), 0.0)
+    fitted, true = (
+        fit_device(steps_of(WEIGHTS, 2000, 0.2, 40)),
+        FittedDevice(WEIGHTS, AS_EXPECTED, AS_EXPECTED, (0.0,), 0.0),
+    )
     for shape in (StepShape([500], []), StepShape([800] * 30, []), StepShape([100] * 8, [(0, 400)])):
         assert fitted.expected(shape) == pytest.approx(true.expected(shape), rel=0.03)
 
@@ -54,7 +59,17 @@ def test_simulated_steps_vary_as_the_recorded_ones_did() -> None:
     actual = [step.forward for step in steps]
     assert np.mean(simulated) == pytest.approx(np.mean(actual), rel=0.02)
     for spread in (fitted.decode_spread, fitted.chunk_spread):
-        assert np.percentile(spread, (1, 50, 99)) == pytest.approx((0.71, 1.0, 1.29), abs=0.03)
+        assert np.percentile(spread.ratios, (1, 50, 99)) == pytest.approx((0.71, 1.0, 1.29), abs=0.03)
+
+
+def test_a_step_that_stood_still_stands_still_for_as_long_whatever_its_length() -> None:
+    steps = steps_of(WEIGHTS, 400, 0.0)
+    short = min(range(200, 400), key=lambda i: steps[i].forward if steps[i].shape.chunks else 1.0)
+    long = max(steps, key=lambda step: step.forward)
+    steps[short] = steps[short]._replace(forward=steps[short].forward + 0.25)
+    fitted = fit_device(steps)
+    simulated = [fitted.seconds(long.shape, i / 4000) for i in range(4000)]
+    assert max(simulated) == pytest.approx(1.5 * long.forward + 0.25, rel=0.05)
 
 
 def test_no_part_costs_less_than_nothing() -> None:
@@ -138,3 +153,21 @@ def test_the_way_to_the_worker_is_seen_where_it_was_idle() -> None:
     alone = [MeasuredStep(StepShape([1], []), 1e-3, 5e-3, i, i + 1e-3 + 7e-4, 5e-5) for i in range(30)]
     assert fit_timing(alone).transport == pytest.approx(7e-4)
     assert fit_timing(alone).scheduler == pytest.approx(5e-5)
+
+
+def test_a_worker_that_slept_wakes_first() -> None:
+    """Two plans at once, then a pause: the second one finds the worker awake."""
+    steps = []
+    for i in range(30):
+        steps.append(MeasuredStep(StepShape([1], []), 1e-3, 5e-3, i, i + 1e-3 + 7e-4))
+        steps.append(MeasuredStep(StepShape([2], []), 1e-3, 1e-5, i + 1.5e-3, i + 1.5e-3 + 1e-3 + 3e-4))
+    timing = fit_timing(steps)
+    assert timing.transport == pytest.approx(3e-4)
+    assert timing.wake == pytest.approx(4e-4)
+    true = machine(DEVICE, TIMING)
+    arrivals = [Arrival(time=0.1 * i, input_len=40, output_len=30) for i in range(3)]
+    asleep = true._replace(timing=msgspec.structs.replace(TIMING, wake=5e-3))
+    quick_run, slow_run = simulator(arrivals, true).run(), simulator(arrivals, asleep).run()
+    for quick, slow in zip(quick_run.outcomes, slow_run.outcomes, strict=True):
+        assert slow.ttft - quick.ttft == pytest.approx(5e-3)
+        assert slow.tpot == pytest.approx(quick.tpot)

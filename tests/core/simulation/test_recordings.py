@@ -46,7 +46,7 @@ def test_what_a_recording_says_of_steps_and_requests(tmp_path: Path) -> None:
                 sampling={"max_tokens": 99}, more={"weight": 3.0, "ttft_left": 0.5}),
         Arrival(at=1.5, id="lost", num_tokens=40, digest=""),
         Arrival(at=2.0, id="s", num_tokens=36, digest="", pages=pages),
-        plan(0, 1.0, 0, 40),
+        plan(0, 1.0002, 0, 40),
         Result(at=1.0045, step=0, forward_us=4000),
     ]  # fmt: skip
     for step in range(1, 31):
@@ -75,4 +75,5 @@ def test_what_a_recording_says_of_steps_and_requests(tmp_path: Path) -> None:
         64.0,
     )
     assert found.machine.timing.transport == pytest.approx(0.5e-3)
+    assert found.machine.timing.admission == pytest.approx(0.2e-3)
     assert found.machine.device.seconds(StepShape([50], []), 0.0) == pytest.approx(4e-3, rel=0.01)

@@ -17,14 +17,16 @@ from penstock.core.simulation.figures import figures
 from penstock.core.simulation.simulator import Simulator
 from tests.core.simulation.loads import KnownDevice, machine, simulator
 
-TIMING = Timing(request=1e-3, request_per_token=1e-5, reply=2e-3, scheduler=3e-4, transport=4e-4)
+TIMING = Timing(
+    request=1e-3, request_per_token=1e-5, reply=2e-3, admission=2e-4, scheduler=3e-4, transport=4e-4, wake=5e-4
+)
 FLAT = KnownDevice(step=10e-3, row=0, context=0, token=0, between=1e-3)
 
 
 def test_a_single_request_takes_as_long_as_its_parts() -> None:
     run = simulator([Arrival(time=5.0, input_len=100, output_len=4)], machine(FLAT, TIMING), pipeline_depth=0).run()
     (outcome,) = run.outcomes
-    assert outcome.ttft == pytest.approx(1e-3 + 100 * 1e-5 + 4e-4 + 10e-3 + 3e-4 + 2e-3)
+    assert outcome.ttft == pytest.approx(1e-3 + 100 * 1e-5 + 2e-4 + 5e-4 + 4e-4 + 10e-3 + 3e-4 + 2e-3)
     assert outcome.tpot == pytest.approx(10e-3 + 1e-3)  # the worker's gap is longer than the way
     assert (outcome.num_tokens, run.totals.num_steps) == (4, 4)
 
