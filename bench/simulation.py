@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,12 +55,13 @@ _PAUSE = 0.5  # seconds between turns
 _NUM_LUCKS = 10
 """Simulations of a load, whose figures are averaged: they differ in which steps are lucky."""
 
+_IN_USE = "tokens_per_s_in_use"
 _FIGURES = (
     ("TTFT p50, ms", "ttft_ms", "p50"),
     ("TTFT p99, ms", "ttft_ms", "p99"),
     ("TPOT p50, ms", "tpot_ms", "p50"),
     ("TPOT p99, ms", "tpot_ms", "p99"),
-    ("output tokens/s", "output_tokens_per_s", ""),
+    ("output tokens/s in use", _IN_USE, ""),
 )
 
 
@@ -105,6 +106,16 @@ class Served(NamedTuple):
     known: Measured
 
 
+def serve_command(model: str, folder: Path) -> list[str]:
+    """What starts a server of the model, which may have to be made first in a folder of this one."""
+    command = [sys.executable, "-m", "penstock.core.cli", "serve"]
+    if model == "clockwork":
+        command.append(str(clockwork_folder(folder / "model", 0.01)))
+    elif model != "demo":
+        command += [str(servable_folder(model, folder / "model")), "--load-format", "dummy"]
+    return [*command, "--served-model-name", "m", "--num-threads", "1"]
+
+
 class Server:
     """One that records what it does, and the load that it is under."""
 
@@ -112,16 +123,7 @@ class Server:
         self._name, port = workload.name.replace(" ", "-"), free_port()
         self._url, self._folder = f"http://127.0.0.1:{port}", folder
         self._record = folder / f"{self._name}.jsonl"
-        served = ""
-        if model == "clockwork":
-            served = str(clockwork_folder(folder / "model", 0.01))
-        elif model != "demo":
-            served = str(servable_folder(model, folder / "model"))
-        self._command = [sys.executable, "-m", "penstock.core.cli", "serve", *([served] if served else [])]
-        self._command += ["--served-model-name", "m", "--port", str(port), "--record", str(self._record)]
-        self._command += ["--num-threads", "1", *flags]
-        if model not in ("demo", "clockwork"):
-            self._command += ["--load-format", "dummy"]
+        self._command = [*serve_command(model, folder), "--port", str(port), "--record", str(self._record), *flags]
         self._drawn = draw(workload.num_requests, workload.bursts, workload.shape, seed)
         prompts = Prompts(200, 16, max(each.input_len for each in self._drawn), seed)  # bytes, for each tokenizer
         self._planned = [
@@ -131,6 +133,7 @@ class Server:
             for each in self._drawn
         ]
         self._turn = workload.turn
+        self.num_turns = -(-workload.num_requests // workload.turn)
         self._outcomes: list[Outcome] = []
         self._began = 0.0  # its first turn, on the clock
 
@@ -175,8 +178,7 @@ def serve(model: str, seed: int, folder: Path, flags: Sequence[str]) -> list[Ser
     with ExitStack() as stack:
         for server in servers:
             stack.enter_context(server.running())
-        first = workloads(model)[0]
-        for number in range(-(-first.num_requests // first.turn)):
+        for number in range(max(server.num_turns for server in servers)):
             for server in servers:
                 server.turn(number)
     return [server.served() for server in servers]
@@ -191,6 +193,20 @@ def fitted(served: Served) -> Machine:
     return with_clients(served.known.machine, [outcome.ttft for outcome in seen], served.known.ttft)
 
 
+def rate_in_use(requests: Iterable[tuple[float, float, int]]) -> float:
+    """Output tokens per second of the time in which there was a request at all.
+
+    Args:
+        requests: when each was sent and had ended, and how many tokens it was answered with.
+    """
+    num_tokens, seconds, until = 0, 0.0, 0.0
+    for sent, ended, count in sorted(requests):
+        num_tokens += count
+        seconds += max(0.0, ended - max(sent, until))
+        until = max(until, ended)
+    return num_tokens / seconds
+
+
 def simulated(on: Machine, arrivals: Sequence[Arrival], config: Config) -> dict[str, Any]:
     """Each figure's mean over some simulations."""
     load = Load(sorted(arrivals, key=lambda each: each.time))
@@ -198,7 +214,9 @@ def simulated(on: Machine, arrivals: Sequence[Arrival], config: Config) -> dict[
     found: dict[str, list[float]] = {}
     for luck in range(_NUM_LUCKS):
         one = Simulator(config.scheduler, on.hello(config), on.device, on.timing, load.arrivals, requests, seed=luck)
-        run = figures(one.run(), load.arrivals, 0, Targets())
+        done = one.run()
+        run = figures(done, load.arrivals, 0, Targets())
+        run[_IN_USE] = rate_in_use((each.sent, each.ended, each.num_tokens) for each in done.outcomes)
         for title, figure, share in _FIGURES:
             found.setdefault(title, []).append(run[figure][share] if share else run[figure])
     return {title: statistics.mean(values) for title, values in found.items()}
@@ -220,6 +238,9 @@ def judge(model: str, seed: int, flags: Sequence[str], keep: Path | None, consol
         record["timing"] = msgspec.to_builtins(on.timing)
         for workload, served in zip(workloads(model)[1:], others, strict=True):
             summary, predicted = summarize(served.outcomes), simulated(on, served.arrivals, config)
+            summary[_IN_USE] = rate_in_use(
+                (each.start, each.start + each.e2e, each.num_output_tokens) for each in served.outcomes
+            )
             own = simulated(fitted(served), served.arrivals, config)
             table = Table(f"{model}: {workload.name}", "predicted", "measured", "error", "own fit's error", box=None)
             found = record["loads"][workload.name] = {}

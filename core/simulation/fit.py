@@ -110,14 +110,13 @@ def fit_device(steps: Sequence[MeasuredStep]) -> FittedDevice:
     actual = np.array([step.forward for step in steps])
     weights = _robust_weights(parts, actual)
     expected = np.maximum(parts @ weights, 1e-9)
-    has_chunks, every = parts[:, 3] > 0, np.ones(len(parts), dtype=bool)
-    with_chunks = has_chunks if has_chunks.any() else every
-    without = every if has_chunks.all() else ~has_chunks
+    has_chunks = parts[:, 3] > 0
+    decodes, chunks = (of if of.any() else ~of for of in (~has_chunks, has_chunks))
     gaps = [step.idle for earlier, step in pairwise(steps) if step.sent < earlier.received and step.idle >= 0]
     return FittedDevice(
         tuple(weights.tolist()),
-        Spread.of(actual[without], expected[without]),
-        Spread.of(actual[with_chunks], expected[with_chunks]),
+        Spread.of(actual[decodes], expected[decodes]),
+        Spread.of(actual[chunks], expected[chunks]),
         tuple(gaps) or (0.0,),
         float(np.median(np.abs(actual / expected - 1))),
     )

@@ -57,7 +57,9 @@ def admission_of(run: Run) -> float:
     found, arrived, num_begun = list[float](), 0.0, 0
     for event in run.events:
         match event:
-            case lines.Arrival() if not num_begun:
+            case lines.Worker():  # what another one had begun, it never heard of
+                arrived, num_begun = 0.0, 0
+            case lines.Arrival() if not num_begun and not event.refused:
                 arrived = arrived or event.at
             case lines.Plan():
                 if arrived:

@@ -156,10 +156,11 @@ class Simulator:
                 self.scheduler.image_encoded(message)
             self._pump(now)
         else:
+            if arrival_at <= now:
+                self._free_at = now + self._timing.admission
             while self._num_arrived < len(due) and due[self._num_arrived][0] <= now:
                 self._arrive(due[self._num_arrived][1], now)
                 self._num_arrived += 1
-                self._free_at = now + self._timing.admission
             self._pump(max(now, self._free_at))
         self._gauge.note(now)
         return True

@@ -44,10 +44,8 @@ def test_exact_costs_are_found() -> None:
 
 
 def test_costs_are_found_among_steps_that_vary_and_some_that_stood_still() -> None:
-    fitted, true = (
-        fit_device(steps_of(WEIGHTS, 2000, 0.2, 40)),
-        FittedDevice(WEIGHTS, AS_EXPECTED, AS_EXPECTED, (0.0,), 0.0),
-    )
+    fitted = fit_device(steps_of(WEIGHTS, 2000, 0.2, 40))
+    true = FittedDevice(WEIGHTS, AS_EXPECTED, AS_EXPECTED, (0.0,), 0.0)
     for shape in (StepShape([500], []), StepShape([800] * 30, []), StepShape([100] * 8, [(0, 400)])):
         assert fitted.expected(shape) == pytest.approx(true.expected(shape), rel=0.03)
 
