@@ -78,6 +78,8 @@ inline void sums_alone(const Linear& layer, const uint8_t* unit, size_t size, co
   const int padded = round_up(layer.num_inputs, kInputsPadding);
   alignas(64) uint8_t unpacked[kPanelsAlone * kMostBlock * kLanes];
   Scales scales[kPanelsAlone];
+  // Scaling many runs of whole bytes takes so long that less needs to be under way.
+  const size_t ahead = steps == kOfGroups && its.bits == 8 ? kAheadAlone / 2 : kAheadAlone;
   const uint8_t* block = unit;
   for (int k = 0; k < padded; k += its.block, x += stride) {
     const int num_inputs = std::min(its.block, padded - k), bytes = block_bytes(its, num_inputs);
@@ -93,7 +95,7 @@ inline void sums_alone(const Linear& layer, const uint8_t* unit, size_t size, co
       panels.panel = kMostBlock * kLanes;
     }
     panels.scales = scales;
-    panels.set_ahead(unit, size, block - unit + kAheadAlone, kPanelsAlone, bytes);
+    panels.set_ahead(unit, size, block - unit + ahead, kPanelsAlone, bytes);
     block += bytes;
     multiply(panels, *x, sums);
   }

@@ -13,7 +13,7 @@ constexpr int kQuantizedTile = 6;  // tokens
 constexpr int kQuantizedTile = 2;
 #endif
 constexpr size_t kBlockAhead = 6144;    // prefetch distance beyond the block, in bytes of a panel
-constexpr size_t kAheadAlone = 512;    // the same for a single token, from the beginning of its block
+constexpr size_t kAheadAlone = 1024;   // the same for a single token, from the beginning of its block
 constexpr int kSharePrefetch = 4;       // tiles
 constexpr int kMostTokensAtOnce = 240;  // go through a block together
 

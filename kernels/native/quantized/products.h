@@ -16,8 +16,8 @@
 
 namespace penstock {
 
-// The sums of a run for some tokens and panels.
-template <int kTokens>
+// The sums of a run for some tokens and panels. Long ones also prefetch the inputs of as many further tokens.
+template <int kTokens, bool kIsLong>
 inline void sum_run(const Panels& its, const InputBlock* x, int j, int r, int k, int end,
                     Ints (&sums)[kPanels][kTokens]) {
 #pragma GCC unroll 8
@@ -30,7 +30,10 @@ inline void sum_run(const Panels& its, const InputBlock* x, int j, int r, int k,
 #pragma GCC unroll 8
       for (int p = 0; p < kPanels; p++) sums[p][t] *= its.scales[p].zeros[j];
   const uint8_t *values = its.values + size_t(k) * kLanes, *ahead = its.ahead + k / 4 * its.ahead_step;
-  for (; k < end; k += 4, values += 4 * kLanes, ahead += its.ahead_step) {
+  constexpr size_t kOfTile = kTokens * sizeof(InputBlock) / (kMostBlock / 4);
+  const char* coming = reinterpret_cast<const char*>(x + kTokens) + k / 4 * kOfTile;
+  for (; k < end; k += 4, values += 4 * kLanes, ahead += its.ahead_step, coming += kOfTile) {
+    if constexpr (kIsLong) __builtin_prefetch(coming);
     Bytes of_panels[kPanels];
 #pragma GCC unroll 8
     for (int p = 0; p < kPanels; p++) {
@@ -54,7 +57,7 @@ void multiply_block(const Panels& its, const InputBlock* x, Floats* sums) {
     Floats of_group[kPanels][kTokens] = {};
     for (int begin = k; begin < end; begin += its.run, r++) {
       Ints of_run[kPanels][kTokens];
-      sum_run<kTokens>(its, x, j, r, begin, std::min(begin + its.run, end), of_run);
+      sum_run<kTokens, kSteps != kOfGroups>(its, x, j, r, begin, std::min(begin + its.run, end), of_run);
 #pragma GCC unroll 8
       for (int p = 0; p < kPanels; p++)
 #pragma GCC unroll 8
