@@ -492,6 +492,8 @@ class Engine:
     def close(self) -> None:
         """Close everything. Worker and frontends keep running, and say hello to the next scheduler."""
         self._wake_at(inf)
+        if self._stats_timer is not None:
+            self._stats_timer.cancel()
         if self._cache_news is not None:
             self._cache_news.close()
         self._observers.close()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 import zmq
@@ -13,7 +14,7 @@ from structlog.testing import capture_logs
 
 from penstock.core.__main__ import run
 from penstock.core.config import Config, IpcOptions, SchedulerOptions
-from penstock.core.engine.loop import Engine
+from penstock.core.engine.loop import STATS_INTERVAL, Engine
 from penstock.core.launch.probe import main as probe
 from penstock.ipc.channel import Dealer
 from penstock.ipc.codec import Codec, deltas_of, pack_int32
@@ -294,6 +295,18 @@ async def test_a_frontend_does_not_meddle_with_the_requests_of_another(peers: Pe
     assert peers.engine.frontends.channel.num_dropped == 1
     other.close()
     context.term()
+
+
+async def test_nobody_is_told_anything_after_the_end(tmp_path: Path) -> None:
+    peers = Peers(tmp_path)
+    await peers.ready()
+    errors = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    peers.frontend.send(make_request("a", [1, 2, 3], 2))
+    await peers.plan()  # counters have changed, and frontends are told of that a little later
+    peers.close()
+    await asyncio.sleep(2 * STATS_INTERVAL)
+    assert not errors
 
 
 def test_a_scheduler_runs_in_a_thread_of_somebody_else_s_program(tmp_path: Path) -> None:
