@@ -25,6 +25,7 @@ from penstock.core.planning.requests import (
     Inspect,
     Loaded,
     LoadModel,
+    MeasurePace,
     Memory,
     MemoryRate,
     Ran,
@@ -63,6 +64,8 @@ class Calibration:
                 return Ran([(step.chunks, step.seconds) for step in self._engine.best(batch, context, num_steps)])
             case MemoryRate():
                 return read_rate(num_cores())
+            case MeasurePace():
+                return self._cpu.pace()
             case Memory():
                 return resident_bytes()
             case Inspect():

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.calibration.timed_engine import TimedEngine, TimedStep
+from penstock.calibration.timed_engine import TimedEngine, TimedStep, quickest
 from penstock.core.checkpoint.decoder import Decoder
 from penstock.core.checkpoint.families.registry import parse_model_config
-from penstock.core.planning.step_costs import KNOTS, StepCosts, fit
+from penstock.core.planning.step_costs import KNOTS, Pace, StepCosts, fit
 
 _LONGEST = 1100
 
@@ -46,11 +46,12 @@ class Shape(NamedTuple):
         }
 
 
+# All but TINY are large enough for all threads to take part in each pass, as they do in models that people serve.
 TINY = Shape(128, 256, 1, 2, 2, 512)
 """Next to nothing: a step as such."""
-DEEP = Shape(64, 128, 24, 1, 1, 512)
-"""Layers with next to nothing in them."""
-WORDY = Shape(256, 512, 1, 8, 1, 16384)
+DEEP = Shape(128, 256, 24, 2, 2, 512)
+"""Layers with little in them."""
+WORDY = Shape(256, 512, 6, 16, 2, 16384)
 """Many logits, and queries that share keys."""
 CACHED = Shape(256, 1024, 5, 4, 2, 512)
 """Five million weights, which any cache of a processor holds."""
@@ -58,13 +59,20 @@ STREAMED = Shape(1024, 4096, 6, 16, 4, 512)
 """91 million weights, which a usual one does not."""
 
 _RUNS: dict[Shape, Sequence[tuple[int, int, int]]] = {
-    TINY: [(1, 16, 30), (4, 16, 20), (16, 16, 20), (1, 1024, 20), (8, 256, 20)],
-    DEEP: [(1, 16, 20), (4, 16, 20), (16, 16, 20), (1, 1024, 20), (4, 256, 20)],
-    WORDY: [(1, 16, 20), (4, 16, 20), (16, 16, 20), (1, 1024, 20), (8, 512, 20)],
-    CACHED: [*((rows, 16, 20) for rows in (1, 2, 4, 8, 16, 32)), (1, 1024, 20), (16, 64, 20), (16, 1024, 10)],
-    STREAMED: [*((rows, 16, 6) for rows in (1, 2, 4, 8, 16, 32)), (1, 1024, 6), (8, 128, 6)],
+    TINY: [(1, 16, 90), (4, 16, 60), (16, 16, 60), (1, 1024, 0), (8, 256, 0)],
+    DEEP: [(1, 16, 60), (4, 16, 60), (16, 16, 60), (1, 1024, 60), (4, 256, 60)],
+    WORDY: [(1, 16, 60), (4, 16, 60), (16, 16, 60), (1, 1024, 60), (8, 512, 40)],
+    CACHED: [
+        *((rows, 16, 60) for rows in (1, 2, 4, 8, 16, 32)),
+        *((rows, 1024, 60) for rows in (1, 2, 4, 8)),
+        (16, 64, 60),
+        (16, 1024, 30),
+    ],
+    STREAMED: [*((rows, 16, 12) for rows in (1, 2, 4, 8, 16, 32)), (1, 1024, 12), (8, 128, 12)],
 }
 """Shape -> runs: prompts, the length of each, tokens that follow. The smallest model comes first."""
+_TRIES = 3
+"""Of all runs, one after the other: a machine that others share may be slow for longer than a run lasts."""
 _PROMPTS = (*(knot for knot in KNOTS if knot > 32), 1024)
 
 
@@ -98,22 +106,32 @@ class Probes:
         return self._engines[shape]
 
     def measure(self, cache: float, bytes_per_weight: float) -> StepCosts:
-        """Run them all once.
+        """Run them all a few times; the quickest of each step counts.
 
         Args:
             cache: bytes of the last cache.
             bytes_per_weight: as weights are stored.
         """
+        prompts = [(1, length, 0) for length in _PROMPTS]
+        runs = [(shape, run) for shape, its in _RUNS.items() for run in (*its, *prompts)]
+        tries = [[self.load(shape).run(*run) for shape, run in runs] for _ in range(_TRIES)]
         decoders, steps = list[Decoder](), list[TimedStep]()
-        for shape, runs in _RUNS.items():
-            engine = self.load(shape)
-            for run in (*runs, *((1, length, 0) for length in _PROMPTS)):
-                found = [step for step in engine.best(*run) if _tells(step)]
-                steps += found
-                decoders += [self._decoders[shape]] * len(found)
+        for (shape, _), same in zip(runs, zip(*tries, strict=True), strict=True):
+            found = [step for step in quickest(same) if _tells(step)]
+            steps += found
+            decoders += [self._decoders[shape]] * len(found)
         seconds = np.array([step.seconds for step in steps])
         fitted = fit(decoders, [Counter(step.chunks) for step in steps], seconds, cache / bytes_per_weight)
         return StepCosts(seconds=tuple(fitted.tolist()), cache=cache, bytes_per_weight=bytes_per_weight)
+
+    def pace(self, costs: StepCosts) -> Pace:
+        """What steps take now, beside these costs."""
+        return Pace(self._ratio(costs, CACHED, (1, 128, 0)), self._ratio(costs, STREAMED, (1, 16, 12)))
+
+    def _ratio(self, costs: StepCosts, shape: Shape, run: tuple[int, int, int]) -> float:
+        """Of the last step of a run."""
+        step = self.load(shape).best(*run)[-1]
+        return step.seconds / costs.of_step(self._decoders[shape], Counter(step.chunks))[0]
 
 
 def _tells(step: TimedStep) -> bool:

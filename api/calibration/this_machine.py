@@ -13,7 +13,7 @@ import torch
 from penstock.calibration.probes import TINY, Probes
 from penstock.calibration.rates import device_rates, read_rate
 from penstock.core.planning.machines import Machine
-from penstock.core.planning.step_costs import describe
+from penstock.core.planning.step_costs import Pace, StepCosts, describe
 from penstock.gpu_worker.devices.cpu import num_cores
 from penstock.gpu_worker.devices.open import choose_dtype
 from penstock.ipc.version import VERSION
@@ -40,11 +40,18 @@ class ThisCpu:
         self._probes = Probes(_DTYPES[self._dtype], device="cpu", num_threads=num_threads)
         self._probes.load(TINY)
         self._runtime = float(resident_bytes())
+        self._steps: StepCosts | None = None
+
+    def pace(self) -> Pace:
+        """How quick it is now, beside what was last measured; a tenth of a second."""
+        if self._steps is None:
+            self._steps = self._measure_steps()
+        return self._probes.pace(self._steps)
 
     def measure(self) -> Machine:
         """Takes a few seconds."""
         rate = read_rate(self.num_threads)
-        steps = self._probes.measure(_cache_bytes(), float(self._dtype.itemsize))
+        self._steps = steps = self._measure_steps()
         flops = describe(steps)["flops_per_second"]
         # Without arithmetic in bf16, our own kernels widen stored bf16 weights as they go.
         weights = "fp16" if built_library() else _FORMATS[self._dtype]
@@ -61,6 +68,9 @@ class ThisCpu:
             steps=steps,
             measured_at=time.time(),
         )
+
+    def _measure_steps(self) -> StepCosts:
+        return self._probes.measure(_cache_bytes(), float(self._dtype.itemsize))
 
 
 def this_cpu(num_threads: int = 0, *, again: bool = False) -> Machine:

@@ -12,7 +12,7 @@ from penstock.in_process import InProcessEngine
 from penstock.ipc.messages import SamplingParams
 from penstock.options import config_of
 
-_TRIES = 2
+_MOST_TRIES, _TRY_SECONDS = 3, 0.1
 FIRST_ID = 5
 """Prompts are of ids from here on: special tokens are before it in the vocabularies that this meets."""
 
@@ -34,9 +34,12 @@ class TimedEngine(InProcessEngine):
         self._rng = np.random.default_rng(0)
 
     def best(self, batch: int, context: int, num_steps: int) -> list[TimedStep]:
-        """As `run`, of several: whatever else the machine does makes steps longer, never shorter."""
-        tries = [self.run(batch, context, num_steps) for _ in range(_TRIES)]
-        return [min(same, key=lambda step: step.seconds) for same in zip(*tries, strict=True)]
+        """As `run`, and short runs again: whatever else the machine does makes steps longer, never shorter."""
+        began = time.perf_counter()
+        tries = [self.run(batch, context, num_steps)]
+        while len(tries) < _MOST_TRIES and time.perf_counter() - began < _TRY_SECONDS:
+            tries.append(self.run(batch, context, num_steps))
+        return quickest(tries)
 
     def run(self, batch: int, context: int, num_steps: int) -> list[TimedStep]:
         """So many prompts of this length at once, and after them so many tokens for each.
@@ -63,6 +66,11 @@ class TimedEngine(InProcessEngine):
             elif len(count) == batch:
                 decodes.append(timed)
         return prompts + ([_median(decodes)] if decodes else [])
+
+
+def quickest(tries: Sequence[Sequence[TimedStep]]) -> list[TimedStep]:
+    """Of each step of the same run, the try that took least."""
+    return [min(same, key=lambda step: step.seconds) for same in zip(*tries, strict=True)]
 
 
 def _median(steps: Sequence[TimedStep]) -> TimedStep:

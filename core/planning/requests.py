@@ -44,6 +44,10 @@ class MemoryRate(msgspec.Struct, frozen=True, tag=True):
     """Bytes per second that the processor reads from memory now: a float."""
 
 
+class MeasurePace(msgspec.Struct, frozen=True, tag=True):
+    """How quick the processor is now, beside what was last measured: a `Pace`."""
+
+
 class Memory(msgspec.Struct, frozen=True, tag=True):
     """Bytes of the process that are in memory: an int."""
 
@@ -52,7 +56,7 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
     """What torch and the kernels find here: `Installation`."""
 
 
-Request = Describe | Remeasure | LoadModel | Run | MemoryRate | Memory | Inspect
+Request = Describe | Remeasure | LoadModel | Run | MemoryRate | MeasurePace | Memory | Inspect
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):

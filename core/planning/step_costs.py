@@ -45,6 +45,13 @@ class _Products(NamedTuple):
     experts: tuple[tuple[int, int, float], ...]  # (experts, of them for a token, weights of each)
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """What steps take now, as multiples of what they took when the costs were measured."""
+
+    computing: float = 1.0
+    streaming: float = 1.0  # of steps that read weights from memory, for a single token
+
+
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
     """A machine's seconds for each of PARTS, with weights of one format."""
 
@@ -57,12 +64,25 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
         each = amounts(decoder, chunks, self.cache / self.bytes_per_weight) * np.array(self.seconds)
         return float(each.sum()), float(each[: len(_HOST)].sum())
 
-    def at_memory_rate(self, ratio: float) -> "StepCosts":
-        """The costs while memory is this many times as fast: of what is streamed, as far as it waits for memory."""
+    def at_pace(self, pace: Pace) -> "StepCosts":
+        """The costs while the machine is quicker, or slower.
+
+        Weights that come from memory are waited for: for a single token, by what they take longer than cached ones, and
+        for more tokens not longer than that. This wait changes so that a single token's weights take as long as `pace`
+        says; all else changes with the computation.
+        """
         plain, count = len(_PLAIN), 1 + len(KNOTS)
         cached, streamed = self.seconds[plain : plain + count], self.seconds[plain + count :]
-        scaled = (max(one, other / ratio) for one, other in zip(cached, streamed, strict=True))
-        return msgspec.structs.replace(self, seconds=(*self.seconds[: plain + count], *scaled))
+        of_one = 1 + KNOTS.index(1)  # (behind @kept)
+        most = max(0.0, streamed[of_one] - cached[of_one])
+        change = max(-most, (pace.streaming - 1) * streamed[of_one] - (pace.computing - 1) * (streamed[of_one] - most))
+        waits = [min(most, max(0.0, other - one)) for one, other in zip(cached, streamed, strict=True)]
+        scaled = [
+            pace.computing * (other - wait) + wait * (1 + change / most if most else 1.0)
+            for other, wait in zip(streamed, waits, strict=True)
+        ]
+        computed = [pace.computing * each for each in self.seconds[: plain + count]]
+        return msgspec.structs.replace(self, seconds=(*computed, *scaled))
 
     def weight_seconds(self, num_tokens: int) -> float:
         """Of one weight that comes from memory and meets so many tokens."""

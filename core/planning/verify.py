@@ -1,8 +1,8 @@
 """A plan against the engine on this machine: what was predicted, what was measured, and by how much that is off.
 
-The machine is measured again before each round of runs, and the rate of its memory before and after each run: where
-others share it, it may change within seconds, and a prediction for one minute says nothing of the next. Of several
-rounds, the one with the median error is shown.
+The machine is measured first, and its pace before and after each run: where others share it, that may change within
+seconds, and a prediction for one minute says nothing of the next. Of several rounds of runs, the one with the median
+error is shown.
 """
 
 import time
@@ -14,15 +14,16 @@ import msgspec
 
 from penstock.core.planning.machines import Machine
 from penstock.core.planning.plan import Plan
-from penstock.core.planning.requests import Loaded, LoadModel, Measurer, Memory, MemoryRate, Ran, Remeasure, Run
+from penstock.core.planning.requests import Loaded, LoadModel, MeasurePace, Measurer, Memory, Ran, Remeasure, Run
+from penstock.core.planning.step_costs import Pace
 
 _RUNS = ((1, 128), (1, 1024), (4, 256), (8, 64), (16, 128), (4, 1024), (32, 64), (1, 2048), (16, 512))
 """Prompts and the length of each, the most telling first."""
 _STEP_TOKENS = 1024
 _PAGE = 32  # tokens, more than there are in a page
 _ROUND_SECONDS = 9.0  # of runs
-_MOST_DECODES, _DECODE_SECONDS = 24, 0.4
-_MOST_ROUNDS = 5
+_MOST_DECODES, _DECODE_SECONDS = 100, 0.4
+_MOST_ROUNDS = 7
 _LOGIT_BYTES = 4
 
 
@@ -75,17 +76,17 @@ def verify(plan: Plan, folder: Path, seconds: float = 60.0) -> list[Compared]:
         of_model.ask(LoadModel(str(folder), options), Loaded)
         of_model.ask(Run(*cases[0]), Ran)  # what happens once
         machine, lasted = plan.machine, 0.0
+        if machine.steps is not None:
+            machine = of_machine.ask(Remeasure(), Machine)
         for number in range(_MOST_ROUNDS):
             started = time.monotonic()
             if number and started - began + lasted > seconds:
                 break
-            if machine.steps is not None:
-                machine = of_machine.ask(Remeasure(), Machine)
-            before = _memory_rate(of_machine, machine)
+            before = _pace(of_machine, machine)
             for case in cases:
                 ran = of_model.ask(Run(case.batch, case.context, case.num_decodes), Ran)
-                after = _memory_rate(of_machine, machine)
-                meanwhile, before = _at_memory_rate(machine, (before + after) / 2), after
+                after = _pace(of_machine, machine)
+                meanwhile, before = _at_pace(machine, before, after), after
                 for compared in _compared(plan._replace(machine=meanwhile), case, ran):
                     found.setdefault(compared.what, []).append(compared)
             lasted = time.monotonic() - started
@@ -99,15 +100,15 @@ def verify(plan: Plan, folder: Path, seconds: float = 60.0) -> list[Compared]:
     return [*rows, Compared("memory", "bytes", needed, float(resident))]
 
 
-def _memory_rate(of_machine: Measurer, machine: Machine) -> float:
-    return machine.bandwidth if machine.steps is None else of_machine.ask(MemoryRate(), float)
+def _pace(of_machine: Measurer, machine: Machine) -> Pace:
+    return Pace() if machine.steps is None else of_machine.ask(MeasurePace(), Pace)
 
 
-def _at_memory_rate(machine: Machine, rate: float) -> Machine:
+def _at_pace(machine: Machine, before: Pace, after: Pace) -> Machine:
     if machine.steps is None:
         return machine
-    steps = machine.steps.at_memory_rate(rate / machine.bandwidth)
-    return msgspec.structs.replace(machine, bandwidth=rate, steps=steps)
+    mean = Pace((before.computing + after.computing) / 2, (before.streaming + after.streaming) / 2)
+    return msgspec.structs.replace(machine, steps=machine.steps.at_pace(mean))
 
 
 def _cases(plan: Plan) -> list[_Case]:

@@ -84,7 +84,12 @@ def test_made_up_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {TINY: [(1, 16, 4), (4, 16, 4)], CACHED: [(1, 16, 4), (2, 16, 4), (1, 128, 0)]}
     monkeypatch.setattr(probes, "_RUNS", runs)
     monkeypatch.setattr(probes, "_PROMPTS", (128,))
-    found = Probes("bfloat16", device="cpu", num_threads=1).measure(32e6, 2.0)
+    monkeypatch.setattr(probes, "STREAMED", CACHED)
+    made_up = Probes("bfloat16", device="cpu", num_threads=1)
+    found = made_up.measure(32e6, 2.0)
     assert len(found.seconds) == len(PARTS)
     assert min(found.seconds) >= 0
     assert max(found.seconds) > 0
+    pace = made_up.pace(found)
+    assert 0.02 < pace.computing < 50
+    assert 0.02 < pace.streaming < 50

@@ -21,9 +21,9 @@ from penstock.core.planning.plot import draw
 from penstock.core.planning.requests import (
     Loaded,
     LoadModel,
+    MeasurePace,
     Measurer,
     Memory,
-    MemoryRate,
     Ran,
     Remeasure,
     Request,
@@ -32,6 +32,7 @@ from penstock.core.planning.requests import (
 from penstock.core.planning.step_costs import (
     KNOTS,
     PARTS,
+    Pace,
     StepCosts,
     amounts,
     describe,
@@ -144,8 +145,8 @@ class FakeMeasurer:
         self.asked.append(request)
         if isinstance(request, Remeasure):
             return machine()
-        if isinstance(request, MemoryRate):
-            return machine().bandwidth
+        if isinstance(request, MeasurePace):
+            return Pace()
         if isinstance(request, Memory):
             return int(self.resident)
         if isinstance(request, LoadModel):
@@ -168,7 +169,25 @@ def test_verifying(monkeypatch: pytest.MonkeyPatch) -> None:
     load = next(request for request in FakeMeasurer.asked if isinstance(request, LoadModel))
     pool = load.options["cpu_kv_cache_gib"] * 2**30
     assert rows[-1].predicted > pool + plan.costs.weight_bytes + 3e8
-    assert sum(isinstance(request, Remeasure) for request in FakeMeasurer.asked) == 5
+    assert sum(isinstance(request, Remeasure) for request in FakeMeasurer.asked) == 1
+    runs = [request for request in FakeMeasurer.asked if isinstance(request, Run)]
+    assert runs.count(runs[1]) >= 5, "in several rounds"
+
+
+def test_a_machine_that_changes_its_pace_is_predicted_at_that_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slower(FakeMeasurer):
+        factor = 1.0
+
+        def ask(self, request: Request, answer: type[Any]) -> Any:
+            if isinstance(request, MeasurePace):
+                return Pace(1.5, 1.5)
+            found = super().ask(request, answer)
+            return Ran([(chunks, 1.5 * seconds) for chunks, seconds in found.steps]) if answer is Ran else found
+
+    Slower.model, Slower.asked = decoder(), []
+    monkeypatch.setattr(verifying, "Measurer", Slower)
+    for row in verifying.verify(Plan(Costs(Slower.model), machine()), Path("somewhere"))[:-1]:
+        assert row.error == pytest.approx(0.0), row.what
 
 
 def test_a_model_is_loaded_and_run_in_the_process_that_measures() -> None:
@@ -207,9 +226,21 @@ def test_descriptions_survive_a_file() -> None:
     assert len(json.loads(told)["steps"]["seconds"]) == len(PARTS)
 
 
-def test_what_waits_for_memory_is_quicker_while_memory_is() -> None:
-    seconds = [1.0] * (len(PARTS) - 2 * (1 + len(KNOTS))) + [2.0] * (1 + len(KNOTS)) + [6.0] * (1 + len(KNOTS))
-    costs = StepCosts(seconds=tuple(seconds), cache=1e6, bytes_per_weight=2.0)
-    assert set(costs.at_memory_rate(2.0).seconds[-1 - len(KNOTS) :]) == {3.0}
-    assert set(costs.at_memory_rate(6.0).seconds[-1 - len(KNOTS) :]) == {2.0}  # products take as long as from a cache
-    assert costs.at_memory_rate(0.5).seconds[: -1 - len(KNOTS)] == tuple(seconds[: -1 - len(KNOTS)])
+def test_only_waits_for_memory_change_with_its_pace() -> None:
+    count = 1 + len(KNOTS)
+    plain = [1.0] * (len(PARTS) - 2 * count)
+    cached, streamed = [2.0] * (count - 1) + [100.0], [6.0] * (count - 1) + [130.0]
+    costs = StepCosts(seconds=(*plain, *cached, *streamed), cache=1e6, bytes_per_weight=2.0)
+    assert costs.at_pace(Pace()) == costs
+    for streaming, one, many in ((0.5, 3.0, 127.0), (1.5, 9.0, 133.0), (0.1, 2.0, 126.0)):
+        found = costs.at_pace(Pace(1.0, streaming)).seconds
+        assert found[:-count] == costs.seconds[:-count]
+        assert found[-count:] == pytest.approx([one] * (count - 1) + [many]), streaming
+    assert costs.at_pace(Pace(2.0, 2.0)).seconds[: -count - 1] == tuple(
+        2 * each for each in costs.seconds[: -count - 1]
+    )
+
+
+def test_without_waits_for_memory_only_computing_counts() -> None:
+    costs = StepCosts(seconds=(1.0,) * len(PARTS), cache=1e6, bytes_per_weight=2.0)
+    assert set(costs.at_pace(Pace(2.0, 1.0)).seconds) == {2.0}
