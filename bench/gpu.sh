@@ -119,16 +119,17 @@ if [ "$ONLY" != tests ]; then
 part kernels 150 "$PYTHON" -m bench.kernels $DRY --out "$RESULTS/kernels.json"
 if has "steps and offline" msgspec structlog safetensors tqdm llguidance; then
     for shape in qwen3-0.6b llama-3.1-8b; do
-        part "step-$shape" 120 "$PYTHON" -m bench.decode_step $DRY --shape $shape --out "$RESULTS/step-$shape.json"
+        part "step-$shape" 120 \
+            "$PYTHON" -m bench.engine.decode_step $DRY --shape $shape --out "$RESULTS/step-$shape.json"
         if [ -n "$DRY" ]; then break; fi
     done
     part offline-uniform-qwen3-0.6b 90 \
-        "$PYTHON" -m bench.offline $DRY --shape qwen3-0.6b --out "$RESULTS/offline-uniform-qwen3-0.6b.json"
-    part offline-1024x1024-qwen3-8b 120 "$PYTHON" -m bench.offline $DRY --shape qwen3-8b \
+        "$PYTHON" -m bench.engine.offline $DRY --shape qwen3-0.6b --out "$RESULTS/offline-uniform-qwen3-0.6b.json"
+    part offline-1024x1024-qwen3-8b 120 "$PYTHON" -m bench.engine.offline $DRY --shape qwen3-8b \
         --workload 1024x1024 --out "$RESULTS/offline-1024x1024-qwen3-8b.json"
     for kv in int8 fp8_e4m3; do
-        part "offline-1024x1024-qwen3-8b-kv-$kv" 120 "$PYTHON" -m bench.offline $DRY --shape qwen3-8b --kv-cache-dtype $kv \
-            --workload 1024x1024 --out "$RESULTS/offline-1024x1024-qwen3-8b-kv-$kv.json"
+        part "offline-1024x1024-qwen3-8b-kv-$kv" 120 "$PYTHON" -m bench.engine.offline $DRY --shape qwen3-8b \
+            --kv-cache-dtype $kv --workload 1024x1024 --out "$RESULTS/offline-1024x1024-qwen3-8b-kv-$kv.json"
         if [ -n "$DRY" ]; then break; fi
     done
 fi
@@ -139,7 +140,7 @@ then
 fi
 if [ -z "$DRY" ] && has "offline, second shape" msgspec structlog safetensors tqdm llguidance; then
     part offline-uniform-qwen3-8b 90 \
-        "$PYTHON" -m bench.offline --shape qwen3-8b --out "$RESULTS/offline-uniform-qwen3-8b.json"
+        "$PYTHON" -m bench.engine.offline --shape qwen3-8b --out "$RESULTS/offline-uniform-qwen3-8b.json"
 fi
 fi
 wait

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.decode_step import bytes_read
+from bench.engine.decode_step import bytes_read
 from bench.machine import commit, machine
 from bench.shapes_folder import described, shape_folder
 from penstock.gpu_worker.devices.cpu import CpuDevice

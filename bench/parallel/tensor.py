@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from bench.engine.offline import sampling_of
 from bench.local_engine import LocalEngine, repeat
 from bench.machine import commit, machine
-from bench.offline import sampling_of
 from bench.shapes_folder import described, shape_folder
 from penstock.core.config import Config
 from penstock.core.config.ranks import Rank

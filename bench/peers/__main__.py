@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.decode_step import bytes_read
+from bench.engine.decode_step import bytes_read
 from bench.machine import commit, machine
 from bench.peers.envs import PEERS, PeerError
 from bench.peers.formats import AS_STORED, FORMATS, weight_bits

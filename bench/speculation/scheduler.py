@@ -15,7 +15,7 @@ from array import array
 from dataclasses import replace
 from random import Random
 
-from bench.scheduler import add_requests, make_scheduler
+from bench.scheduling.scheduler import add_requests, make_scheduler
 from penstock.core.scheduling.scheduler import Scheduler
 from penstock.core.steps.draft_lengths import draft_lengths
 from penstock.ipc.messages import StepPlan, StepResult

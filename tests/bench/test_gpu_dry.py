@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.engine.offline import uniform
 from bench.gpu import table as gpu_table
-from bench.offline import uniform
 from tests.faults.soak import only_in_soak
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 import itertools
 
-from bench.images_flood import pictures
+from bench.images.flood import pictures
 
 
 def test_no_file_comes_twice() -> None:

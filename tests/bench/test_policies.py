@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.policies import draw, simulate
-from bench.policy_scenarios import SCENARIOS, Scenario, Served
+from bench.scheduling.policies import draw, simulate
+from bench.scheduling.policy_scenarios import SCENARIOS, Scenario, Served
 from penstock.core.policies.registry import POLICIES
 from penstock.core.simulation.arrivals import Arrival
 from penstock.core.simulation.device import Timing

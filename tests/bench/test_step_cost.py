@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.step_cost import fit, main
+from bench.engine.step_cost import fit, main
 
 
 def test_the_line_through_a_series() -> None:

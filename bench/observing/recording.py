@@ -1,9 +1,10 @@
 """What a recording costs the scheduler's process, in CPU time: for each step, for each request, and in its thread.
 
-    python -m bench.recording
+    python -m bench.observing.recording
 
-Steps are decodes with all rows busy, as in `bench.scheduler`, of which rows cross into a new page at different steps;
-beside them stands what the scheduler itself takes for such a step. One line is what one prompt costs when it comes.
+Steps are decodes with all rows busy, as in `bench.scheduling.scheduler`, of which rows cross into a new page at
+different steps; beside them stands what the scheduler itself takes for such a step. One line is what one prompt costs
+when it comes.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import time
 from array import array
 from pathlib import Path
 
-from bench.scheduler import add_requests, answer, make_scheduler
+from bench.scheduling.scheduler import add_requests, answer, make_scheduler
 from penstock.core.config import Config, SchedulerOptions
 from penstock.core.recording.recorder import Recorder
 from penstock.ipc.messages import AddRequest, SamplingParams, StepPlan

@@ -1,6 +1,6 @@
 """Decode steps of B rows: how long one takes, and how much of that the device waits for the host.
 
-    python -m bench.decode_step --shape llama-3.1-8b [--batch 1,256] [--out FILE.json]
+    python -m bench.engine.decode_step --shape llama-3.1-8b [--batch 1,256] [--out FILE.json]
 
 Three figures per batch. `step`: between the results of two decode steps, through scheduler and runner at pipeline
 depth 1. `queued`: the same plans executed again with several of them queued, so that the device waits for nobody.
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from bench.engine.offline import fixed, sampling_of
 from bench.local_engine import LocalEngine, Run
-from bench.offline import fixed, sampling_of
 from bench.shapes_folder import described, shape_folder
 from penstock.core.checkpoint.model_config import ModelConfig
 

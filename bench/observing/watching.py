@@ -1,7 +1,7 @@
 """What it costs when somebody watches a server's steps, and when nobody does.
 
-    python -m bench.watching [--base PYTHON] [--rounds 12]
-    python -m bench.watching --steps
+    python -m bench.observing.watching [--base PYTHON] [--rounds 12]
+    python -m bench.observing.watching --steps
 
 Rounds of the same load take turns: nobody watches; one client reads `/debug/steps`; and, with `--base`, the server of
 another commit (its Python, with Penstock installed) that nobody watches. Told are output tokens a second, and processor
@@ -28,7 +28,7 @@ import msgspec
 import psutil
 
 from bench.machine import commit, machine
-from bench.scheduler import add_requests, answer, make_scheduler
+from bench.scheduling.scheduler import add_requests, answer, make_scheduler
 from bench.server_process import free_port, running
 from penstock.core.engine.watchers import INTERVAL
 from penstock.core.watching.feed import Feed
@@ -37,7 +37,7 @@ from penstock.ipc.messages import StepPlan
 _START_SECONDS = 240.0
 STEP_SECONDS = 0.001
 _PROMPT = "Once upon a time "
-_MODEL = Path(__file__).resolve().parents[1] / "demo" / "model"
+_MODEL = Path(__file__).resolve().parents[2] / "demo" / "model"
 
 
 class Served(NamedTuple):

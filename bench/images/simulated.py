@@ -1,6 +1,6 @@
 """How far simulations of images are off: requests with images and without are served, recorded, and simulated.
 
-    python -m bench.images_simulated --out images_simulated.json
+    python -m bench.images.simulated --out images_simulated.json
 
 Costs are fitted to the recording of the first load. The second, whose requests come faster, is simulated by these, from
 what its recording says of its requests. Times until the first token count from a request's arrival at the scheduler.
@@ -21,10 +21,10 @@ from typing import Any
 import aiohttp
 from msgspec.structs import replace
 
-from bench.batches import START_SECONDS
-from bench.images_flood import pictures, write_checkpoint
+from bench.images.flood import pictures, write_checkpoint
 from bench.machine import commit, machine
 from bench.server_process import free_port, running
+from bench.serving.batches import START_SECONDS
 from penstock.core.config import Config
 from penstock.core.simulation.figures import spread
 from penstock.core.simulation.study import Load, Machine, Measured, compare, measured

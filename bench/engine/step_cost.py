@@ -1,6 +1,6 @@
 """What a decode step costs as rows, context and the number of finished requests grow: linear, linear and flat.
 
-    python -m bench.step_cost [--shape llama-tiny] [--threads N] [--out FOLDER]
+    python -m bench.engine.step_cost [--shape llama-tiny] [--threads N] [--out FOLDER]
 
 Through the scheduler (prefix cache on, so that finished requests leave something behind) and the model runner on the
 CPU, without HTTP. Writes step_cost.json and, with the extra `bench`, step_cost.svg.
@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.cpu import decode_ms
+from bench.engine.cpu import decode_ms
+from bench.engine.offline import sampling_of
 from bench.local_engine import LocalEngine
 from bench.machine import commit, machine
-from bench.offline import sampling_of
-from bench.peers.plot import is_available
 from bench.shapes_folder import described, shape_folder
 
 _CONTEXT = 128
@@ -133,8 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"  {start:.3f} ms + {1e3 * slope:.4f} us each; the line explains {explained:.1%} of the variance")
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "step_cost.json").write_text(json.dumps(record, indent=1) + "\n")
-    if is_available():
+    try:
         draw(record, args.out / "step_cost.svg")
+    except ImportError:
+        print("no plot: it needs matplotlib, which the extra `bench` brings", file=sys.stderr)
     return 0
 
 

@@ -1,6 +1,6 @@
 """Decode and prefill on a CPU: Penstock's own kernels beside torch's, taking turns in one run.
 
-    python -m bench.cpu [--model FOLDER | --shape NAME] [--batch 1,4,16] [--threads N] [--out FILE.json]
+    python -m bench.engine.cpu [--model FOLDER | --shape NAME] [--batch 1,4,16] [--threads N] [--out FILE.json]
 
 Weights are random, in the checkpoint's own dtype; `--dtype auto` computes as `penstock serve` would. `step` is the
 median time between the results of two decode steps, `of memory` the bytes that the native kernels' step must read
@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from bench.decode_step import bytes_read, decode_times
-from bench.grammar import demo_folder
+from bench.engine.decode_step import bytes_read, decode_times
+from bench.engine.offline import sampling_of
 from bench.local_engine import LocalEngine
 from bench.machine import commit, processor
-from bench.offline import sampling_of
 from bench.shapes_folder import described, shape_folder
 from penstock.calibration.rates import read_rate
+from penstock.core.checkpoint.registry import demo_path
 from penstock.core.config.options import CpuKernels
 from penstock.gpu_worker.state.kv_pool import page_groups
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
-    folder = shape_folder(args.shape) if args.shape else args.model or demo_folder()
+    folder = shape_folder(args.shape) if args.shape else args.model or demo_path("model")
     model, batches = described(folder), [int(batch) for batch in args.batch.split(",")]
     num_groups = len(page_groups(model, 16))
     engines = {
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "commit": commit(),
             "machine": processor(),
             "threads": args.threads,
-            "command": shlex.join(["python", "-m", "bench.cpu", *(sys.argv[1:] if argv is None else argv)]),
+            "command": shlex.join(["python", "-m", "bench.engine.cpu", *(sys.argv[1:] if argv is None else argv)]),
         }
         record |= {"dtype": hello.dtype, "read_gb_per_second": rate / 1e9, "rows": rows}
         args.out.write_text(json.dumps(record, indent=1) + "\n")

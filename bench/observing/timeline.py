@@ -1,6 +1,6 @@
 """Frames a second of the Scheduler room's timeline, with steps of an engine that is not there, in a headless Chromium.
 
-    python -m bench.timeline [--rows 256] [--chromium /usr/bin/chromium]
+    python -m bench.observing.timeline [--rows 256] [--chromium /usr/bin/chromium]
 
 At widths from milliseconds to minutes: how often the browser asked for a frame in some seconds (at most 60 times a
 second), and how long drawing one took. Rendering is by software, without a GPU.
@@ -16,7 +16,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from bench.machine import commit, machine
-from bench.watching import serving
+from bench.observing.watching import serving
 
 _WIDTHS = (0.02, 0.2, 2.0, 10.0, 60.0, 120.0)
 _SECONDS = 5

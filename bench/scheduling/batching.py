@@ -1,6 +1,6 @@
 """The batching kinds beside each other: the real scheduler in virtual time, one load at several rates.
 
-    python -m bench.batching [--plot docs/_static/batching.svg]
+    python -m bench.scheduling.batching [--plot docs/_static/batching.svg]
 
 Requests come at random (a Poisson process). Half of them are short questions of one key, half are long ones of another
 key; lengths vary within both. All outputs stop before their `max_tokens`, as a model's do. Steps take as long as on the

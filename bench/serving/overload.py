@@ -1,6 +1,6 @@
 """Goodput under more load than there is capacity for, with clients that leave: what part of the capacity is of use.
 
-    python -m bench.overload --out overload.json
+    python -m bench.serving.overload --out overload.json
 
 The model's steps take a fixed time and no processor's, so that the capacity is rows over step time on any machine, and
 server and clients have the cores to themselves. Clients come at a fixed rate, stream one answer each on a connection of

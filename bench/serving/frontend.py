@@ -1,6 +1,6 @@
 """The frontend alone: tokens per second of one core, fed by a fake scheduler.
 
-    python -m bench.frontend
+    python -m bench.serving.frontend
 
 Two rows per number of streams. "paced": steps come slowly enough that every token leaves in an event of
 its own, the frontend's dearest case; the figure is tokens per second of its CPU time, so what one core

@@ -1,6 +1,6 @@
 """Is this checkout as fast as another one? Two processes take turns: the same decodes, prompts and scheduler steps.
 
-    python -m bench.against OTHER [--model FOLDER | --shape NAME] [--rounds N] [--out FILE.json]
+    python -m bench.engine.against OTHER [--model FOLDER | --shape NAME] [--rounds N] [--out FILE.json]
 
 OTHER is another checkout's folder, with Penstock installed in its `.venv` and its CPU kernels built. Each process keeps
 one engine; a turn takes a fraction of a second, and what comes first changes from round to round, so that what else the
@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parents[1]
+_HERE = Path(__file__).resolve().parents[2]
 _CASES = (
     "scheduler 1", "scheduler 64", "scheduler 256", "decode 1", "decode 4", "decode 16", "mixed 8", "prefill 1024",
 )  # fmt: skip
@@ -55,12 +55,17 @@ class Checkout:
         return float(self._process.stdout.readline())
 
 
+def _modules(benches: Path) -> list[str]:
+    """Where a checkout has what measures it: early commits have it elsewhere."""
+    if (benches / "engine" / "cpu.py").exists():
+        return ["bench.engine.cpu", "bench.scheduling.scheduler", "bench.local_engine", "bench.engine.offline"]
+    package = "bench" if (benches / "load").exists() else "penstock.bench"
+    return [f"{package}.{name}" for name in ("cpu", "scheduler", "local_engine", "offline")]
+
+
 def _measurer(model: Path, threads: int) -> Callable[[str], float]:
     """In a checkout's process, with the benches and the engine of that checkout."""
-    benches = "bench" if (Path.cwd() / "bench" / "load").exists() else "penstock.bench"  # where early commits have them
-    cpu, scheduler, local_engine, offline = (
-        import_module(f"{benches}.{name}") for name in ("cpu", "scheduler", "local_engine", "offline")
-    )
+    cpu, scheduler, local_engine, offline = map(import_module, _modules(Path.cwd() / "bench"))
     engine = local_engine.LocalEngine(
         model, device="cpu", max_num_seqs=16, max_num_batched_tokens=2048, max_model_len=2048, num_pages=512,
         num_threads=threads, cpu_kernels="native",
@@ -127,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{case:16} {statistics.median(other):12.1f} {statistics.median(this):12.1f} {ratio:8.3f}", flush=True
             )
     if args.out:
-        command = shlex.join(["python", "-m", "bench.against", *(sys.argv[1:] if argv is None else argv)])
+        command = shlex.join(["python", "-m", "bench.engine.against", *(sys.argv[1:] if argv is None else argv)])
         commits = {name: commit(path) for name, path in folders.items()}
         record = {"kind": "against", "command": command, "commits": commits, "model": model.name}
         args.out.write_text(json.dumps(record | {"machine": machine(), "rows": rows}, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """What one row that follows a grammar costs its neighbours: decode steps of 16 rows, with and without such a row.
 
-    python -m bench.grammar [--model FOLDER] [--device cpu|cuda] [--out FILE.json]
+    python -m bench.engine.grammar [--model FOLDER] [--device cpu|cuda] [--out FILE.json]
 
 Fifteen rows are free. The sixteenth is free too, or writes JSON under a schema with nested objects, arrays, enums
 and patterns. Both kinds take turns, so that a machine's moods meet both. `step_ms` is wall time, median over steps.
@@ -14,14 +14,13 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.decode_step import decode_times
+from bench.engine.decode_step import decode_times
 from bench.local_engine import LocalEngine
 from penstock.core.checkpoint.grammar_tokens import grammar_vocabulary
-from penstock.core.checkpoint.registry import open_checkpoint
+from penstock.core.checkpoint.registry import demo_path, open_checkpoint
 from penstock.frontend.grammars.child import read_grammar
 from penstock.ipc.messages import SamplingParams
 
@@ -40,14 +39,6 @@ _ITEM: dict[str, Any] = {
 }
 _SCHEMA = {"type": "array", "items": _ITEM, "minItems": 100, "maxItems": 200}
 """No text that is measured comes to its end."""
-
-
-def demo_folder() -> Path:
-    """The bundled demo model's folder."""
-    spec = find_spec("penstock.demo")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 
 class Times(NamedTuple):
@@ -80,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=200, help="per round")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args(argv)
-    folder = args.model or demo_folder()
+    folder = args.model or demo_path("model")
     vocabulary = grammar_vocabulary(open_checkpoint(folder))
     grammar = read_grammar(vocabulary, "json", json.dumps(_SCHEMA)).text
     engine = LocalEngine(

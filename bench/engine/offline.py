@@ -1,6 +1,6 @@
 """Offline throughput: many sequences at once through scheduler and runner in one process.
 
-    python -m bench.offline --shape qwen3-0.6b [--workload uniform|1024x1024] [--out FILE.json]
+    python -m bench.engine.offline --shape qwen3-0.6b [--workload uniform|1024x1024] [--out FILE.json]
 
 `uniform` is the workload of nano-vllm's and mini-sglang's own benchmark: 256 sequences, prompt and output lengths
 uniform from 100 to 1024, seed 0, temperature 0.6, EOS ignored, one warm-up. Weights are random.

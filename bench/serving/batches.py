@@ -1,6 +1,6 @@
 """What streams feel of a batch that runs beside them: times between their tokens with it, and without.
 
-    python -m bench.batches --shape qwen2.5-0.5b --out batches.json
+    python -m bench.serving.batches --shape qwen2.5-0.5b --out batches.json
 
 Some clients stream one chat after another, each on a connection of its own. First they are alone, then with a batch
 that does not end meanwhile, and so on in turns, so that a machine that changes its pace does it to both.

@@ -1,6 +1,6 @@
 """How well steps with prompts keep to --max-prefill-ms, beside streams.
 
-    python -m bench.prefill_pace --bounds 20,50 --out pace.json
+    python -m bench.scheduling.prefill_pace --bounds 20,50 --out pace.json
 
 A server with a step trace, some streams, and long prompts one after the other. Of the steps that have both, the share
 that took at most 1.2 times the bound, and how predicted and measured times compare. The default is the demo model.

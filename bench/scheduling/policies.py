@@ -1,6 +1,6 @@
 """Each scheduling policy on the load that it is made for, beside fcfs: on a real server, and in the simulator.
 
-    python -m bench.policies --out FOLDER
+    python -m bench.scheduling.policies --out FOLDER
 
 Serves the demo model over HTTP with a server of its own for each run. A scenario's first run has all requests come at
 once: it says what rate the server can do, of which the others have a multiple, and its step trace is what the
@@ -24,12 +24,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.grammar import demo_folder
 from bench.machine import commit, machine
-from bench.policy_scenarios import FLOOD, LIGHT, SCENARIOS, Run, Scenario, Served
+from bench.scheduling.policy_scenarios import FLOOD, LIGHT, SCENARIOS, Run, Scenario, Served
 from bench.server_process import free_port, running
 from penstock.bench.load.job import Job, PlannedRequest
 from penstock.bench.load.processes import run as run_load
+from penstock.core.checkpoint.registry import demo_path
 from penstock.core.config import Config
 from penstock.core.config.options import SchedulerOptions
 from penstock.core.policies.registry import POLICIES
@@ -60,7 +60,7 @@ def server(folder: Path, policy: str, flags: Sequence[str], trace: Path | None =
     )
     port = free_port()
     options = {"num_pages": _NUM_PAGES, **_OPTIONS, "scheduling_policy": policy, "num_threads": 1}
-    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(demo_folder()), "--port", str(port)]
+    command = [sys.executable, "-m", "penstock.core.cli", "serve", str(demo_path("model")), "--port", str(port)]
     for name, value in options.items():
         command += ["--" + name.replace("_", "-"), str(value)]
     command += [*flags, "--api-keys-file", str(keys), "--served-model-name", "m"]

@@ -1,6 +1,6 @@
 """A conversation with a model whose layers keep states: what each turn computes, with snapshots of states and without.
 
-    python -m bench.conversation [--shape granite-4.0-h-350m] [--turns 3] [--first 600] [--turn 100] [--answer 64]
+    python -m bench.kv.conversation [--shape granite-4.0-h-350m] [--turns 3] [--first 600] [--turn 100] [--answer 64]
 
 Both engines are there from the start and take turns. Random weights; a turn's prompt is all that was said before, and
 what is new.

@@ -1,6 +1,6 @@
 """What streams feel of a flood of large images beside them, and what memory it takes.
 
-    python -m bench.images_flood --out images_flood.json
+    python -m bench.images.flood --out images_flood.json
 
 Some clients stream one chat after another. First they are alone, then other clients send chats with images, none of
 them twice, as fast as these are answered; and so on in turns. Memory is that of all of the server's processes (PSS) and
@@ -27,11 +27,11 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from bench.batches import START_SECONDS, percentiles, phase
 from bench.machine import commit, machine
 from bench.server_process import free_port, running
+from bench.serving.batches import START_SECONDS, percentiles, phase
 
-_MODEL = Path(__file__).parents[1] / "demo" / "model"
+_MODEL = Path(__file__).parents[2] / "demo" / "model"
 _MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _NUMBER_BITS = 16
 _EACH_SECONDS = 5.0

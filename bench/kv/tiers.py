@@ -1,6 +1,6 @@
 """Preempted sequences of long context: computed again, swapped to the host's memory and back, or as `auto` decides.
 
-    python -m bench.tiers [--shape llama-tiny] [--prompt 1024] [--seqs 6] [--rounds 3] [--slow-us 0]
+    python -m bench.kv.tiers [--shape llama-tiny] [--prompt 1024] [--seqs 6] [--rounds 3] [--slow-us 0]
 
 All sequences are there from the start, in a pool that has room for the prompts of two and not for their outputs: one of
 them is preempted while the other grows. The kinds take turns within each round. `--slow-us` lets each page's copy take

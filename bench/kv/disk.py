@@ -1,6 +1,6 @@
 """Time to the first token of a long prompt that a server has answered before it was started again.
 
-    python -m bench.disk_kv --out disk_kv.json
+    python -m bench.kv.disk --out disk_kv.json
 
 Three servers, one after the other: without tiers; with an empty folder for --disk-kv; with what that one wrote. Each
 gets the same prompt first and some others beside it. Their greedy tokens must be equal.
