@@ -1,13 +1,13 @@
 """Whether a request is allowed, and what each API key may use of this process: requests and tokens per minute, and
 concurrent requests.
 
-Each sequence of a request (its prompts times `n`) counts as a request: a hundred answers cost the same, requested at
-once or one by one.
+Each sequence of a request (its prompts times `n`) counts as a request: a hundred answers cost the same whether they are
+requested at once or one by one.
 
-Limits per minute are leaky buckets: usage drains evenly, a sixtieth of the limit each second, so a whole minute's worth
-may come at once, but the limit holds over any longer time. Tokens are counted when they occur (a prompt when it is
-submitted, outputs when they are sampled), so a request that begins below the limit may end above it: it is served, and
-the next one waits until the excess has drained too.
+Limits per minute are leaky buckets. Usage drains evenly, a sixtieth of the limit each second, so a whole minute's worth
+may come at once, but the limit holds over any longer time. Tokens are counted when they occur: a prompt when it is
+submitted, outputs when they are sampled. A request that begins below the limit may therefore end above it. It is
+served, and the next one waits until the excess has drained too.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from penstock.core.config.api_keys import ApiKey, find_key, kept_apart
 from penstock.frontend.errors import InvalidApiKey, InvalidParameter, PermissionDenied, RateLimitExceeded
 
 _BEARER = "bearer "
-_ROUNDING = 1e-6  # error of sums of many small drains
+_ROUNDING = 1e-6  # rounding error of many small drains added up
 
 CONCURRENT_RETRY_SECONDS = 1
-"""When one of a key's requests ends, its owner knows best; sooner it need not ask."""
+"""The shortest useful wait before a retry: only the client knows when one of its key's requests will end."""
 
 
 class _PerMinute:
@@ -35,7 +35,7 @@ class _PerMinute:
         self._used_at = clock()
 
     def check(self, amount: int = 1) -> None:
-        """Raise RateLimitExceeded unless this much more fits."""
+        """Raise RateLimitExceeded unless `amount` more fits."""
         excess = self._drained() + amount - self.limit
         if self.limit and excess > _ROUNDING:
             raise RateLimitExceeded(
@@ -49,11 +49,11 @@ class _PerMinute:
 
     @property
     def is_half_free(self) -> bool:
-        """Whether less than half of it is used."""
+        """Whether less than half of the limit is used."""
         return not self.limit or self._drained() * 2 < self.limit
 
     def change(self, limit: int) -> None:
-        """Change the limit; what was used until now has drained at the old rate."""
+        """Change the limit, after draining usage at the old rate up to now."""
         self._drained()
         self.limit = limit
 
@@ -75,7 +75,7 @@ class KeyUse:
         self._tokens = _PerMinute("tokens_per_minute", key.tokens_per_minute, clock)
 
     def change(self, key: ApiKey) -> None:
-        """The key is the same, but its limits have changed; its usage still counts."""
+        """Take over new limits for the same key; its usage still counts."""
         self.key = key
         self._requests.change(key.requests_per_minute)
         self._tokens.change(key.tokens_per_minute)
@@ -84,7 +84,7 @@ class KeyUse:
         """A request begins; `leave` must follow.
 
         Raises:
-            RateLimitExceeded: if the limit is reached; then it does not count, and has not begun.
+            RateLimitExceeded: if a limit is reached; the request is then not counted.
         """
         most = self.key.max_concurrent
         if most and self._num_running >= most:
@@ -101,8 +101,8 @@ class KeyUse:
         """Count a request's sequences besides its first one; `leave` must count them too.
 
         Raises:
-            InvalidParameter: it has more than the key may ever have at once, or in a minute.
-            RateLimitExceeded: it has more than the key may have now. In both cases they do not count.
+            InvalidParameter: the request has more sequences than the key may ever have at once, or in a minute.
+            RateLimitExceeded: it has more than the key may have now. In both cases they are not counted.
         """
         limits = {"max_concurrent": self.key.max_concurrent, "requests_per_minute": self.key.requests_per_minute}
         for name, limit in limits.items():
@@ -122,12 +122,12 @@ class KeyUse:
         self._num_running += count
 
     def leave(self, num_seqs: int) -> None:
-        """A request has ended, with so many sequences."""
+        """A request with `num_seqs` sequences has ended."""
         self._num_running -= num_seqs
 
     @property
     def has_spare(self) -> bool:
-        """Whether work in the background may begin: half of each limit is for requests that somebody waits for."""
+        """Whether background work may begin: half of each limit is reserved for requests that a client waits for."""
         most = self.key.max_concurrent
         is_free = not most or self._num_running < max(1, most // 2)
         return is_free and self._requests.is_half_free and self._tokens.is_half_free
@@ -136,7 +136,7 @@ class KeyUse:
         """A request is about to be submitted.
 
         Raises:
-            RateLimitExceeded: others of this key have used up the tokens since it began.
+            RateLimitExceeded: other requests of this key have used up the tokens since this one began.
         """
         self._tokens.check()
         self._tokens.use(num_tokens)
@@ -146,12 +146,12 @@ class KeyUse:
         self._tokens.use(num_tokens)
 
     def salted(self, cache_salt: str) -> str:
-        """Return a salt that keeps namespaces apart: no client can write one that means another key's namespace."""
+        """Return a salt that keeps namespaces apart: no client can forge the salt of another key's namespace."""
         return f"{self.key.namespace}\n{cache_salt}" if self.key.namespace else cache_salt
 
 
 class Access:
-    """The keys of this server; without any, everyone may ask for everything."""
+    """The keys of this server. Without keys, every request is allowed."""
 
     def __init__(self, keys: tuple[ApiKey, ...], *, shares_prefix_cache: bool = False) -> None:
         self._shares_prefix_cache = shares_prefix_cache
@@ -161,7 +161,7 @@ class Access:
         self.change(keys)
 
     def change(self, keys: tuple[ApiKey, ...]) -> None:
-        """Replace the keys. The usage of keys that stay still counts."""
+        """Replace the keys. Keys that remain keep their usage."""
         if not self._shares_prefix_cache:
             keys = kept_apart(keys)
         uses = {key.digest: self._uses.get(key.digest) or KeyUse(key) for key in keys}
@@ -170,11 +170,11 @@ class Access:
         self._keys, self._uses, self.has_keys = keys, uses, bool(keys)
 
     def check(self, scope: str, authorization: Sequence[str]) -> KeyUse:
-        """Raise unless the request may go on, where keys are needed; whose it is.
+        """Check a request's key; return the key's usage. Only for servers with keys.
 
         Args:
-            scope: what a key needs for the route.
-            authorization: all Authorization headers, or what stands for them (see `exchange.py`).
+            scope: the scope that a key needs for the route.
+            authorization: all Authorization headers, or the headers used in their place (see `exchange.py`).
 
         Raises:
             InvalidApiKey: there is no key, more than one, or an unknown one.
@@ -190,7 +190,7 @@ class Access:
         return self._uses[key.digest]
 
     def of(self, key_id: str, scope: str) -> KeyUse:
-        """The use of a key by its id, for what its owner has left to be done.
+        """The usage of a key by its id, for work that its owner has left to run in the background.
 
         Raises:
             InvalidApiKey: the key is gone.

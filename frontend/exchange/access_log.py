@@ -1,6 +1,6 @@
-"""A file with one line for each request, as web servers write it, for the programs that read such files.
+"""An access log like those of web servers, one line per request, for the programs that read such files.
 
-The log has each request too, with what the engine did for it; here is what the client sent and got.
+The process's own log has each request too, with what the engine did for it. This file has what the client sent and got.
 """
 
 import os
@@ -28,7 +28,7 @@ class AccessLog:
         """Open, or make, the file.
 
         Raises:
-            ConfigError: if that is not possible.
+            ConfigError: if it cannot be opened.
         """
         self._path = Path(path)
         self._write = _as_json if is_json else _combined
@@ -40,18 +40,18 @@ class AccessLog:
 
     def note(self, record: RequestRecord, route: Route, request: Request, now: float) -> None:
         """Write the line of a request that has ended at this time (`time.monotonic`)."""
-        if not record.is_background:  # no client has sent it
+        if not record.is_background:  # background requests come from no client
             self._sink.put(self._write(record, route, request, now - record.arrived))
 
     def reopen(self) -> None:
-        """Open the file by its name again: it may have been moved away."""
+        """Open the path again: log rotation may have moved the file away."""
         try:
             opened = self._open()
         except OSError as error:
             log.error("the access log cannot be opened again", file=str(self._path), reason=error.strerror)
             return
         self._sink.flush(FLUSH_SECONDS)
-        os.dup2(opened, self._descriptor, inheritable=False)  # the sink, and its thread, stay
+        os.dup2(opened, self._descriptor, inheritable=False)  # the sink and its thread go on
         os.close(opened)
 
     async def close(self) -> None:
@@ -63,7 +63,7 @@ class AccessLog:
 
 
 def _combined(record: RequestRecord, route: Route, request: Request, seconds: float) -> str:
-    """Apache's and nginx's format."""
+    """The combined format of Apache and nginx."""
     now = datetime.now().astimezone().strftime("%d/%b/%Y:%H:%M:%S %z")
     referer, agent = _header(request, "referer"), _header(request, "user-agent")
     who = f"{request.remote or '-'} - {_plain(record.key_id)} [{now}]"
@@ -101,6 +101,6 @@ def _header(request: Request, name: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A field that ends no line and no quotation; "-" if it is empty."""
+    """A field with line breaks and quotation marks escaped; "-" if it is empty."""
     escaped = text.encode("ascii", "backslashreplace").decode().replace('"', '\\"')
     return "".join(char if " " <= char <= "~" else f"\\x{ord(char):02x}" for char in escaped) or "-"

@@ -1,4 +1,4 @@
-"""What the engines report, as Prometheus has it: queue, rows, pages, tiers, drafts, by their latest `EngineStats`."""
+"""Prometheus metrics from the engines' latest `EngineStats`: queue, rows, pages, tiers, drafts."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -9,7 +9,7 @@ from penstock.ipc.messages import EngineStats
 
 
 class EngineCollector(Collector):
-    """The engines' counters, as of their latest `EngineStats`, with the engines' labels where these are not empty."""
+    """The counters of the engines' latest `EngineStats`, labelled by engine where the label is not empty."""
 
     def __init__(self, engines: Callable[[], Mapping[str, EngineStats]]) -> None:
         self._engines = engines
@@ -35,7 +35,7 @@ class EngineCollector(Collector):
         info = GaugeMetricFamily(
             "penstock_cache_config_info",
             "1; the labels are tokens of a page, and pages of the KV pool.",
-            labels=("block_size", "num_gpu_blocks"),  # as the endpoint pickers of Kubernetes' gateways read them
+            labels=("block_size", "num_gpu_blocks"),  # the labels that endpoint pickers of Kubernetes gateways read
         )
         info.add_metric((str(stats.page_size), str(stats.num_pages)), 1)
         yield info
@@ -50,24 +50,24 @@ _Value = Callable[[EngineStats], float]
 
 
 def _host(stats: EngineStats, **fields: str) -> dict[str, int]:
-    """These fields of the host tier by label; none without the tier."""
+    """The given fields of the host tier, by label; empty without the tier."""
     host = stats.host_tier
     return {} if not host else {label: getattr(host, field) for label, field in fields.items()}
 
 
 def _drafts(stats: EngineStats, field: str) -> dict[str, float]:
-    """A field of what a drafter has guessed, by its name; none without one."""
+    """A field of the drafter's statistics, by the drafter's name; empty without a drafter."""
     drafts = stats.drafts
     return {} if not drafts else {drafts.drafter: getattr(drafts, field)}
 
 
 def _drafts_at(stats: EngineStats, field: str) -> dict[str, float]:
-    """The same by position, from 1 on."""
+    """The same, by position from 1 on."""
     return {} if not stats.drafts else {str(i): count for i, count in enumerate(getattr(stats.drafts, field), 1)}
 
 
 def _fields(part: object | None, **fields: str) -> dict[str, int]:
-    """These fields of a part by label; none of a part that the engine does not have."""
+    """The given fields of a part, by label; empty if the engine does not have that part."""
     return {} if part is None else {label: getattr(part, field) for label, field in fields.items()}
 
 

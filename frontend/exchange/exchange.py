@@ -1,9 +1,9 @@
-"""A request's life around its handler, whatever carries it: aiohttp, another server, a test.
+"""A request's life around its handler, whichever server carries it: aiohttp, another one, a test.
 
     head --key, limits--> body, handler (until the deadline) --> answer --sent--> metrics, one line in the log
       `-------------------- ApiError: an answer, too -----------^
 
-Whoever mounts it finds the route, makes a `Request` and sends the answer inside `Exchange.answer`.
+The server that mounts the exchange finds the route, makes a `Request` and sends the answer inside `Exchange.answer`.
 """
 
 import asyncio
@@ -46,15 +46,15 @@ RESUMABLE_HEADER = "x-resumable"
 """`true`: the request's stream outlives its connection for a while, and can be continued."""
 
 ENGINE_HEADER = "x-penstock-engine"
-"""Tells which engine answers, if there are several; at the head of a stream: which one begins."""
+"""Tells which engine answers, if there are several. In front of a stream: the engine that begins it."""
 
 WARNING_HEADER = "x-penstock-warning"
-"""Tells the client which parts of its request were honoured in another way than it may expect:
+"""Tells the client which parts of its request were not honoured in the way that it may expect:
 `field: what was done instead; another field: ...`, in the order in which handlers noted it in `RequestRecord.warnings`.
 What cannot be honoured at all is refused instead."""
 
 MAX_WARNING_BYTES = 2048
-"""Of the header's value: clients and proxies bound what they read."""
+"""Limit for the header's value: clients and proxies limit the headers that they accept."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -69,31 +69,31 @@ class Route:
     """One method of one path: who may use it, what answers, and how the API's description shows it."""
 
     method: Literal["GET", "POST", "DELETE", ""]
-    path: str  # may have an argument, `{id}`, and a second one, `{item}`
+    path: str  # may have one argument, `{id}`, or two, `{id}` and `{item}`
     handler: Handler
     summary: str = ""
     answer: type | None = None  # None: an object of no fixed shape
-    body: type | None = None  # None: it takes none
+    body: type | None = None  # None: the route takes no body
     errors: tuple[int, ...] = ()  # statuses
     streams: bool = False
     stream_type: str = "text/event-stream"
     content_type: str = JSON
     query: tuple[tuple[str, str], ...] = ()  # (name, type)
     argument: str = "[^/]+"  # a pattern for `{id}`
-    aliases: tuple[str, ...] = ()  # other paths, such as those of other servers' probes
-    scope: Literal["", "infer", "metrics", "admin"] = "infer"  # of API keys; empty: open to all, for it tells nothing
+    aliases: tuple[str, ...] = ()  # other paths, such as those that probes for other servers use
+    scope: Literal["", "infer", "metrics", "admin"] = "infer"  # that a key needs; empty: open to all, nothing secret
     error_shape: ErrorShape = OPENAI
-    body_type: str = JSON  # or FORM: then the handler gets an `Upload`
+    body_type: str = JSON  # with FORM the handler gets an `Upload`
     takes_any_type: bool = False  # the body is JSON, whatever its Content-Type says
-    id_headers: tuple[str, ...] = ("x-request-id",)  # that tell the request's id
-    is_quiet: bool = False  # machines ask all the time: not worth a line in the log unless it breaks
+    id_headers: tuple[str, ...] = ("x-request-id",)  # answer headers with the request's id
+    is_quiet: bool = False  # polled by machines: logged only when it fails
     for_header: tuple[tuple[str, "Route"], ...] = ()
-    """(header in lower case, what answers a request that has it): another API with the same path."""
+    """(header in lower case, the route for requests that have it): another API with the same path."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All its paths: also without `/v1`, which the base URL of some clients lacks; under `/openai`, where KServe
-        puts an OpenAI API; and each with a slash at its end."""
+        """All paths of the route: also without `/v1`, which some clients' base URLs lack; under `/openai`, where KServe
+        puts an OpenAI API; and each also with a slash at its end."""
         version, is_versioned, rest = self.path.partition("/v1/")
         others = (f"/{rest}", f"/openai{self.path}") if is_versioned and not version else ()
         named = (self.path, *self.aliases, *others)
@@ -101,17 +101,17 @@ class Route:
         return tuple(dict.fromkeys((*named, *slashed)))
 
     def for_headers(self, headers: Mapping[str, Sequence[str]]) -> "Route":
-        """The route for a request with these headers: mostly this one."""
+        """The route for a request with these headers: usually this one."""
         return next((route for name, route in self.for_header if name in headers), self)
 
     @property
     def is_action(self) -> bool:
-        """Any web page could send it without a preflight, and it does something."""
+        """Whether it changes something, and any web page could send it without a preflight."""
         return self.method == "POST" and (self.body is None or self.takes_any_type or self.body_type == FORM)
 
     @property
     def is_for_admins(self) -> bool:
-        """For those who run the server. If there is a listener for them, it alone answers."""
+        """Whether the route is for administrators. If they have a listener of their own, only that one answers it."""
         return self.scope in ("metrics", "admin")
 
 
@@ -125,36 +125,36 @@ async def _no_form() -> Upload:
 
 @dataclass(slots=True)
 class Request:
-    """A request as whoever mounts the exchange knows it."""
+    """A request as the server that mounts the exchange knows it."""
 
     headers: Mapping[str, Sequence[str]]  # by their names in lower case
-    read: Callable[[], Awaitable[bytes]] = _no_body  # gives the body; called once, for routes that take one
+    read: Callable[[], Awaitable[bytes]] = _no_body  # returns the body; called once, for routes that take one
     query: dict[str, str] = field(default_factory=dict)
-    argument: str = ""  # what stands at the place of `{id}` in the route's path
-    item: str = ""  # the same of `{item}`
+    argument: str = ""  # the value of `{id}` in the route's path
+    item: str = ""  # the value of `{item}`
     remote: str = ""  # the client's address
-    error: ApiError | None = None  # found in its head by whoever carries it
-    why_left: Callable[[], ApiError | None] = lambda: None  # asked when the client is gone before its answer
-    line: Callable[[], str] = str  # gives method, path and protocol as they came
-    num_sent: int = 0  # bytes of the answer's body, so far
-    upload: Callable[[], Awaitable[Upload]] = _no_form  # gives the body of a form, instead of `read`
-    key_id: str | None = None  # on whose behalf, for work in the background: nobody waits, and no key is sent
+    error: ApiError | None = None  # that the server found in the request's head
+    why_left: Callable[[], ApiError | None] = lambda: None  # called if the client has left before its answer
+    line: Callable[[], str] = str  # returns method, path and protocol as received
+    num_sent: int = 0  # bytes of the answer's body sent so far
+    upload: Callable[[], Awaitable[Upload]] = _no_form  # used for forms instead of `read`
+    key_id: str | None = None  # of background work's owner: no client waits, and no key is sent
 
 
 Observer = Callable[[RequestRecord, Route, Request, float], None]
-"""Is told of each request that has ended, and when (`time.monotonic`)."""
+"""Called with each request that has ended, and the time when it did (`time.monotonic`)."""
 
 
 class Exchange:
-    """The exchange of one service; holds nothing of a request when it has been answered."""
+    """The exchange of one service. Keeps nothing of a request after it has been answered."""
 
     def __init__(
         self, service: Any, access: Access, metrics: Metrics, max_seconds: float, keeper: Keeper | None = None
     ) -> None:
-        """`service` is what the handlers work with; a request may take `max_seconds` at most (0: any time).
+        """`service` is passed to the handlers; a request may take at most `max_seconds` (0: no limit).
 
-        The service's `observers` are told of every request. `keeper` keeps streams beyond their connections; without
-        one, none is kept.
+        The service's `observers` are called for every request. `keeper` keeps streams beyond their connections; without
+        it, no stream is kept.
         """
         self._service = service
         self._keeper = keeper
@@ -165,10 +165,10 @@ class Exchange:
 
     @asynccontextmanager
     async def answer(self, route: Route, request: Request) -> AsyncIterator[Reply | StreamReply]:
-        """The answer to one request, errors included, with all headers; to be sent inside of the `async with`.
+        """The answer to one request, or its error, with all headers; send it inside the `async with`.
 
-        To leave that normally says that all has been sent. To leave it with an exception says that the client has
-        left: what was under way for it ends, also if it leaves before there is an answer.
+        Leaving the block normally means that everything has been sent. Leaving it with an exception means that the
+        client has left: the work for it ends, even if there is no answer yet.
         """
         if route.for_header:
             route = route.for_headers(request.headers)
@@ -178,7 +178,7 @@ class Exchange:
         record.is_background = request.key_id is not None
         structlog.contextvars.bind_contextvars(request_id=record.request_id)
         self._metrics.live_requests.inc()
-        record.status = CLIENT_LEFT  # unless an answer is finished
+        record.status = CLIENT_LEFT  # until an answer is finished
         try:
             reply = await self._reply(record, route, request)
             ids = dict.fromkeys(route.id_headers, record.request_id)
@@ -210,7 +210,7 @@ class Exchange:
         for observe in self._observers:
             try:
                 observe(record, route, request, now)
-            except Exception:  # the client has its answer, whatever happens here
+            except Exception:  # the client already has its answer
                 log.exception("a request could not be told of")
 
     async def _reply(self, record: RequestRecord, route: Route, request: Request) -> Reply | StreamReply:
@@ -252,7 +252,7 @@ class Exchange:
     async def _handle(self, record: RequestRecord, route: Route, request: Request) -> Reply | StreamReply:
         try:
             async with asyncio.timeout(record.seconds) as timer:
-                # The handler alone gets hold of the body, and lets it go when it has been read.
+                # Only the handler holds the body, so that it can free it once it has decoded it.
                 if route.body_type == FORM:
                     return await route.handler(self._service, record, await request.upload())
                 body = request.read() if route.body is not None else _no_body()
@@ -263,7 +263,7 @@ class Exchange:
             raise exceeded(record.seconds) from None
 
     def _note(self, record: RequestRecord, route: Route, now: float) -> None:
-        """The end of a request: its metrics and its one line in the log."""
+        """Count an ended request in the metrics, and write its one line in the log."""
         self._metrics.note(record, now)
         facts: dict[str, object] = {"endpoint": record.endpoint, "status": record.status}
         if record.key_id:
@@ -285,7 +285,7 @@ class Exchange:
         bill = record.bill
         if bill is not None and bill.is_complete:
             facts |= self._bill_facts(bill)
-        elif bill is not None:  # the client has left, or a stop string was met: the engine tells it in a moment
+        elif bill is not None:  # the client left, or a stop string ended it: the engine's bill is still to come
             key = {"key": record.key_id} if record.key_id else {}
             told = log.bind(request_id=record.request_id, **key)
             bill.when_complete(lambda: told.info("bill", **self._bill_facts(bill)))
@@ -320,13 +320,13 @@ def _request_id(request: Request) -> str:
 
 
 def _credentials(request: Request) -> Sequence[str]:
-    """All Authorization headers; where there are none, the keys that come by their other name."""
+    """All Authorization headers; if there are none, the keys in the other header for them."""
     given = request.headers.get("authorization", ())
     return given or [f"Bearer {key}" for key in request.headers.get("x-api-key", ())]
 
 
 def is_resumable(route: Route, headers: Mapping[str, Sequence[str]]) -> bool:
-    """Whether the client wants its stream kept, and this route has streams that can be.
+    """Whether the client wants its stream kept, and this route's streams can be kept.
 
     Raises:
         InvalidParameter: if the header is neither true nor false.
@@ -338,7 +338,7 @@ def is_resumable(route: Route, headers: Mapping[str, Sequence[str]]) -> bool:
 
 
 def allowed_seconds(given: Sequence[str], most: float) -> float | None:
-    """Seconds that a request may take, by its header and `--max-request-timeout` (0: no bound); None for no limit.
+    """Seconds that a request may take by its header and `--max-request-timeout` (0: no limit); None: no limit.
 
     Raises:
         InvalidParameter: if the header is no positive number.
@@ -353,12 +353,12 @@ def allowed_seconds(given: Sequence[str], most: float) -> float | None:
 
 
 def exceeded(seconds: float) -> DeadlineExceeded:
-    """The error of a request that took so long."""
+    """The error of a request that exceeded `seconds`."""
     return DeadlineExceeded(f"the request was not finished within {seconds:g} s")
 
 
 def warning_headers(warnings: Iterable[str]) -> dict[str, str]:
-    """The header for these sentences, if there are any. Each is told once."""
+    """The warning header, if there are warnings. Duplicates are dropped."""
     texts = [_printable(warning) for warning in dict.fromkeys(warnings)]
     kept: list[str] = []
     room = MAX_WARNING_BYTES - len("; and 9999 more")
@@ -373,6 +373,6 @@ def warning_headers(warnings: Iterable[str]) -> dict[str, str]:
 
 
 def _printable(text: str) -> str:
-    """Headers hold ASCII without line breaks: a client's own words may be in a warning."""
+    """Make a text fit for a header, which holds ASCII without line breaks: a warning may quote the client."""
     escaped = text.encode("ascii", "backslashreplace").decode()
     return "".join(char if " " <= char <= "~" else " " for char in escaped)

@@ -1,8 +1,8 @@
 """Prometheus metrics, named in vLLM's style.
 
-What requests produce is counted here; what the engine reports is read at each scrape (`engine_metrics.py`). If it
-is wanted, all of it is told under vLLM's own names beside (`vllm_names.py`). Several frontends on one port share their
-counts (`metrics_board.py`), so that any of them answers for all.
+What requests produce is counted here; what the engine reports is read at each scrape (`engine_metrics.py`). On request
+all metrics are also exported under vLLM's own names (`vllm_names.py`). Several frontends on one port share their
+counts (`metrics_board.py`), so that any of them can answer for all.
 """
 
 from bisect import bisect_left
@@ -35,7 +35,7 @@ _PHASE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 
 _TOKEN_BUCKETS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 
 MAX_KEYS, OTHER_KEYS = 1000, "(others)"
-"""API keys with totals of their own; those of all others are together. (A file of keys may be replaced many times.)"""
+"""API keys with totals of their own; all further keys share one. (A file of keys may be replaced many times.)"""
 
 _KEY_TOTALS = {
     "device_seconds": "Parts of the steps' times that requests of an API key took.",
@@ -62,7 +62,7 @@ class Histogram:
         self._sum += value
 
     def family(self) -> Metric:
-        """All values so far, in the text format's terms."""
+        """All values so far, as a metric of the text format."""
         names = [*(floatToGoString(bound) for bound in self._bounds), "+Inf"]
         buckets = list(zip(names, accumulate(self._counts), strict=True))
         return HistogramMetricFamily(self._name, self._about, buckets=buckets, sum_value=self._sum)
@@ -78,17 +78,17 @@ class Metrics:
         price_per_hour: float = 0.0,
         vllm_model: str = "",
     ) -> None:
-        """`engines` returns the latest statistics of each engine, by its label; `board` is shared with siblings.
+        """`engines` returns each engine's latest statistics by its label; `board` is shared with the other frontends.
 
-        `price_per_hour`: of one engine's devices; 0: nothing is said of prices. `vllm_model`: the model's name, if
-        all is told under vLLM's names, too.
+        `price_per_hour`: of one engine's devices; 0: no prices are exported. `vllm_model`: the model's name, if
+        metrics are exported under vLLM's names too.
         """
         self._engine_collector = EngineCollector(engines)
         self._board = board
         self._vllm_model = vllm_model
         registry = CollectorRegistry()
         self.registry = registry
-        """Of what this process counts."""
+        """The metrics that this process counts itself."""
         self._histograms: list[Histogram] = []
         self.requests = Counter(
             "penstock_requests", "HTTP requests by endpoint and status.", ["endpoint", "status"], registry=registry
@@ -213,7 +213,7 @@ class Metrics:
         if self._board is None:
             families += self._families()
         else:
-            # Published first: the frontend asked next must not report less than this one does now.
+            # Publish first: the frontend that is scraped next must not report less than this one does now.
             counted = self._publish(self._board)
             add(counted, self._board.others())
             families += counted
@@ -245,7 +245,7 @@ class Metrics:
 
 
 class _Families(Collector):
-    """Metrics that exist already."""
+    """A collector of finished metrics."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families

@@ -1,11 +1,11 @@
-"""Where the frontends of one launch read each other's metrics: memory that the supervisor made and all of them inherit.
+"""Shared memory where the frontends of one launch read each other's metrics; the supervisor makes it, they inherit it.
 
     region of frontend 0         region of frontend 1       ...
     [ snapshot | older one ]     [ snapshot | older one ]
 
 A frontend writes only into its own region, over the older of two snapshots. What it wrote outlives it: its successor
-adds to it, so that no counter ever falls. The memory is read and written like a file and belongs to no file system,
-so a full disk cannot touch it, and a lack of memory is an error that is caught.
+adds to it, so that no counter ever falls. The memory is read and written like a file but belongs to no file system. So
+a full disk cannot affect it, and a lack of memory is an error that is caught.
 """
 
 import os
@@ -44,10 +44,10 @@ class MetricsBoard:
         self._others = [i for i in range(num_frontends) if i != index]
         self._decoder = msgspec.msgpack.Decoder(Snapshot)
         self._number, self.inherited = self._read(index)
-        """What the process in whose place this one came had counted."""
+        """The counts of the process that this one replaces."""
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Let the others read this. Without memory for it they go on reading the last one."""
+        """Publish a snapshot to the other frontends. If memory for it is lacking, they keep reading the last one."""
         content = msgspec.msgpack.encode(snapshot)
         number = self._number + 1
         header = _HEADER.pack(number, len(content), zlib.crc32(content, number & 0xFFFFFFFF))
@@ -66,7 +66,7 @@ class MetricsBoard:
         return [self._read(index)[1] for index in self._others]
 
     def _read(self, index: int) -> tuple[int, Snapshot]:
-        """Number and content of the newest whole snapshot; one that is just being written is not whole."""
+        """Number and content of the newest complete snapshot; one that is being written is not complete."""
         newest, snapshot = 0, Snapshot()
         for slot in range(2):
             data = os.pread(self._descriptor, _SLOT_BYTES, self._offset(index, slot))

@@ -1,7 +1,7 @@
-"""What handlers take and give: nothing here or in the handlers knows a web framework.
+"""What handlers take and return. Neither this file nor the handlers know a web framework.
 
 A handler is `async def handler(service, record, body) -> Reply | StreamReply` and raises `ApiError`.
-`exchange.py` turns errors into `error_reply`, and calls `StreamReply.close()` on every path, also if the client
+`exchange.py` turns errors into `error_reply`, and calls `StreamReply.close()` on every path, even if the client
 has left.
 """
 
@@ -20,10 +20,10 @@ FORM = "multipart/form-data"
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """The body of a form, on its way in: not read yet, and never held as a whole."""
+    """The body of a form, which is still to be read; it is never held as a whole."""
 
     content_type: str
-    next_piece: Callable[[], Awaitable[bytes]]  # gives what has come of the body; nothing at its end
+    next_piece: Callable[[], Awaitable[bytes]]  # returns the next bytes of the body; empty at its end
 
 
 class Billed(Protocol):
@@ -47,11 +47,11 @@ class Billed(Protocol):
         """What the device seconds cost."""
 
     def when_complete(self, callback: Callable[[], None]) -> None:
-        """Call this once nothing more is to come."""
+        """Call `callback` once nothing more is to come."""
 
 
 class Asked(Protocol):
-    """What a request for output asks for (`frontend/validation/common.py`)."""
+    """The parameters of a request for output (`frontend/validation/common.py`)."""
 
     @property
     def model(self) -> str: ...
@@ -76,15 +76,15 @@ class RequestRecord:
     request_id: str
     endpoint: str
     arrived: float  # time.monotonic, seconds (an event loop's clock may be coarse)
-    seconds: float | None = None  # that it may take, from its arrival; None: any time
-    targets: Targets | None = None  # for its tokens, by its headers and its body
-    targets_met: bool = False  # of a request that has ended
-    key_id: str = ""  # of the API key that it came with; empty if there are no keys
-    tenant: str = ""  # who shares the engine with others: the API key, else the client's address; or a user of these
-    engine: str = ""  # that it was sent to last; empty if there is only one
-    asked: Asked | None = None  # once it is submitted to the engine
-    key_use: KeyUse | None = None  # of that key, once the request counts for its limits
-    num_added_seqs: int = 0  # that count for them too
+    seconds: float | None = None  # its time limit, from its arrival; None: no limit
+    targets: Targets | None = None  # for its tokens, from its headers and its body
+    targets_met: bool = False  # set when the request has ended
+    key_id: str = ""  # of the API key it came with; empty if there are no keys
+    tenant: str = ""  # for fair sharing: the API key, else the client's address; or a user of one of them
+    engine: str = ""  # the last one it was sent to; empty if there is only one
+    asked: Asked | None = None  # set once it is submitted to the engine
+    key_use: KeyUse | None = None  # of its key; set once the request counts towards the limits
+    num_added_seqs: int = 0  # sequences besides the first that count too
     status: int = 0
     is_stream: bool = False
     num_prompt_tokens: int = 0
@@ -95,18 +95,18 @@ class RequestRecord:
     first_token_at: float | None = None
     last_token_at: float = 0.0
     submitted_at: float = 0.0  # to the engine
-    queue_seconds: float = 0.0  # from then to its first row
+    queue_seconds: float = 0.0  # from submission to its first row
     finish_reasons: list[str] = field(default_factory=list)
     bill: Billed | None = None
     error: ApiError | None = None
     warnings: list[str] = field(default_factory=list)  # for the client; see `exchange.py`
     query: dict[str, str] = field(default_factory=dict)
-    argument: str = ""  # what stands at the place of `{id}` in the route's path
-    item: str = ""  # the same of `{item}`
+    argument: str = ""  # the value of `{id}` in the route's path
+    item: str = ""  # the value of `{item}`
     headers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of the request, by their names in lower case
-    on_end: Callable[[], None] | None = None  # called when the request has ended, however it did
-    is_background: bool = False  # nobody waits for it: others come first, and its answer tells nothing of the moment
-    is_kept: bool = False  # its work goes on without the client, and ends later than the exchange
+    on_end: Callable[[], None] | None = None  # called when the request has ended, in whatever way
+    is_background: bool = False  # no client waits: others go first, and its usage has no cached tokens
+    is_kept: bool = False  # its work goes on without the client and outlives the exchange
 
     def end(self) -> None:
         """The request has ended: free what was held for it."""
@@ -126,7 +126,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """A stream that goes on without any client: its id, and what is answered at once (None: the stream)."""
+    """A stream that goes on without a client: its id, and the immediate answer (None: the stream itself)."""
 
     stream_id: str
     answer: Reply | None
@@ -138,29 +138,29 @@ def _ignore(error: ApiError) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StreamReply:
-    """An answer in pieces. `close` stops the work behind it; it is idempotent and may come at any time."""
+    """An answer in pieces. `close` stops the work behind it; it is idempotent and may be called at any time."""
 
     chunks: AsyncGenerator[bytes, None]
     close: Callable[[], None]
     headers: dict[str, str]
-    fail: Callable[[ApiError], None] = _ignore  # ends the work with an error, which the stream then tells of
+    fail: Callable[[ApiError], None] = _ignore  # ends the work with an error, which the stream then sends
     background: Background | None = None
 
 
 class Keeper(Protocol):
-    """Keeps streams beyond their connections (`frontend/streams/`). It takes a request's record over: `is_kept`."""
+    """Keeps streams beyond their connections (`frontend/streams/`). It takes over a request's record: `is_kept`."""
 
     async def answer(
         self, record: RequestRecord, handling: Coroutine[None, None, Reply | StreamReply], ended: Callable[[], None]
     ) -> Reply | StreamReply:
-        """Let a handler work until it has an answer, whether or not the client waits; keep that if it is a stream.
+        """Let a handler work until it has an answer, even if the client leaves; keep the answer if it is a stream.
 
         `ended` is called when a kept request has ended.
         """
         ...
 
     def detach(self, record: RequestRecord, reply: StreamReply, ended: Callable[[], None]) -> Reply | StreamReply:
-        """Keep a background stream; what is answered at once."""
+        """Keep a background stream; return the immediate answer."""
         ...
 
 

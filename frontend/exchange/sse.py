@@ -1,4 +1,4 @@
-"""Server-sent events: the only place that knows their framing."""
+"""The framing of server-sent events, which no other file knows."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from penstock.frontend.errors import ApiError, error_body
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache, no-transform",
-    "X-Accel-Buffering": "no",  # nginx must not collect events
+    "X-Accel-Buffering": "no",  # nginx must not buffer events
 }
 
 PREFIX = b"data: "
@@ -36,7 +36,7 @@ def event(data: bytes) -> bytes:
 
 
 def named_event(name: str, data: bytes) -> bytes:
-    """Frame one event that carries its name also outside the data."""
+    """Frame one event that has its name outside the data too."""
     return b"event: " + name.encode() + b"\n" + PREFIX + data + SUFFIX
 
 

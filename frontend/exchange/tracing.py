@@ -1,14 +1,14 @@
-"""OpenTelemetry's traces of requests: sent when a request has ended, from the times that its record has.
+"""OpenTelemetry traces of requests, sent when a request has ended, from the times in its record.
 
     chat penstock-demo            the request, under the span that its `traceparent` names
       queue                       from its submission to the first row
       prefill                     from there to the first token
       decode                      from there to the last token
 
-Nothing is done for traces while a request runs. A thread of OpenTelemetry's SDK sends them, some at a time; what a
-collector does not take is dropped. The SDK reads its own environment variables, for sampling (`OTEL_TRACES_SAMPLER`),
+Nothing is done for traces while a request runs. A thread of OpenTelemetry's SDK sends them in batches; spans that a
+collector does not accept are dropped. The SDK reads its own environment variables for sampling (`OTEL_TRACES_SAMPLER`),
 headers (`OTEL_EXPORTER_OTLP_HEADERS`) and the service's name (`OTEL_SERVICE_NAME`).
-Attributes are those of the semantic conventions for generative AI, and those of times that vLLM tells.
+Attributes are those of the semantic conventions for generative AI, and vLLM's for latencies.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ log = structlog.get_logger()
 
 DEFAULT_PATH = "/v1/traces"
 FLUSH_SECONDS = 3.0
-"""How long an ending process tries to send the last spans."""
+"""How long a process that shuts down tries to send its last spans."""
 
 _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
-"""Of routes that generate; the others answer chats."""
+"""The operation of routes that generate; all others are chats."""
 
 _BATCH = "batch_"
-"""Begins the id of a batch, which the ids of its requests begin with."""
+"""The prefix of a batch's id. The ids of its requests begin with the batch's id."""
 
 
 class Traces:
@@ -57,7 +57,7 @@ class Traces:
         if not urlsplit(endpoint).path.strip("/"):
             endpoint = endpoint.rstrip("/") + DEFAULT_PATH
         service = Resource.create({SERVICE_NAME: NAME, SERVICE_VERSION: VERSION})
-        service = service.merge(OTELResourceDetector().detect())  # the environment knows better
+        service = service.merge(OTELResourceDetector().detect())  # the environment has the last word
         self._provider = TracerProvider(resource=service, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
         self._tracer = self._provider.get_tracer(NAME, VERSION)
@@ -67,7 +67,7 @@ class Traces:
         """Make the spans of a request that has ended at this time (`time.monotonic`)."""
         if route.is_quiet:
             return
-        since = time.time_ns() - int(now * 1e9)  # from the one clock to the other
+        since = time.time_ns() - int(now * 1e9)  # from the monotonic clock to the wall clock
 
         def at(seconds: float) -> int:
             return since + int(seconds * 1e9)
@@ -104,19 +104,19 @@ class Traces:
             child.end(at(end))
 
     def reopen(self) -> None:
-        """Nothing: there is no file."""
+        """Do nothing: there is no file."""
 
     async def close(self) -> None:
-        """Send what is left, if that is possible soon."""
+        """Send what is left, for at most FLUSH_SECONDS."""
         done = asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def work() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: nothing waits any more
                 loop.call_soon_threadsafe(done.set)
 
-        # Not an executor's thread: the process would wait for that, however long the collector is silent.
+        # Not an executor's thread: the process would wait for it at exit, however long the collector is silent.
         threading.Thread(target=work, name="traces", daemon=True).start()
         try:
             await asyncio.wait_for(done.wait(), FLUSH_SECONDS)
@@ -197,7 +197,7 @@ def _output_tokens(record: RequestRecord) -> dict[str, AttributeValue]:
 
 
 class _ToOurLog(logging.Handler):
-    """The SDK's complaints as lines of our log."""
+    """Writes the SDK's messages to our log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log.warning("traces", reason=record.getMessage())

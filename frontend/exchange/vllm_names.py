@@ -1,7 +1,7 @@
 """Our metrics under the names, labels and values that vLLM gives them.
 
-Dashboards made for vLLM, and the endpoint pickers of Kubernetes' gateways with their own settings, then read this
-server as one of vLLM's. What vLLM has no name for is told under ours alone.
+Dashboards made for vLLM, and the endpoint pickers of Kubernetes gateways with their default settings, can then read
+this server like one of vLLM's. Metrics that vLLM has no name for are exported under our names alone.
 """
 
 from collections.abc import Iterable
@@ -31,11 +31,11 @@ _SAME = (
     "request_prompt_tokens",
     "request_generation_tokens",
 )
-"""Names that are the same but for what they begin with."""
+"""Names that are the same except for the prefix."""
 
 _THEIRS = {f"penstock_{name}": (f"vllm:{name}",) for name in _SAME} | {
     "penstock_engine_prompt_tokens": ("vllm:prefix_cache_queries",),
-    # Older dashboards know this name of it.
+    # Older dashboards use its second name.
     "penstock_inter_token_latency_seconds": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     "penstock_draft_steps": ("vllm:spec_decode_num_drafts",),
     "penstock_draft_guessed_tokens": ("vllm:spec_decode_num_draft_tokens",),
@@ -45,24 +45,24 @@ _THEIRS = {f"penstock_{name}": (f"vllm:{name}",) for name in _SAME} | {
 """Our name -> theirs."""
 
 _VALUES = {
-    "finished_reason": {"tool_calls": "stop"},  # there it is the answer's, not the sequence's
-    "position": {str(position): str(position - 1) for position in range(1, 65)},  # there they begin at 0
+    "finished_reason": {"tool_calls": "stop"},  # vLLM's is the sequence's reason, not the answer's
+    "position": {str(position): str(position - 1) for position in range(1, 65)},  # vLLM counts from 0
 }
-"""Label -> our values that are others there."""
+"""Label -> our value -> vLLM's, where they differ."""
 
 _OURS_ALONE = ("drafter",)
 """Labels that vLLM does not have."""
 
 
 def vllm_families(families: Iterable[Metric], model: str) -> list[Metric]:
-    """These metrics under vLLM's names, of a model of this name."""
+    """The same metrics under vLLM's names, labelled with the model's name."""
     found = []
     for family in families:
         for name in _THEIRS.get(family.name, ()):
             told = Metric(name, family.documentation, family.type)
             told.samples = _samples(family, name, model)
             found.append(told)
-    # There are no adapters, which pickers look for in any case.
+    # Endpoint pickers look for adapters in any case; there are none.
     adapters = GaugeMetricFamily(
         "vllm:lora_requests_info",
         "Adapters of running and waiting requests.",
@@ -73,7 +73,7 @@ def vllm_families(families: Iterable[Metric], model: str) -> list[Metric]:
 
 
 def _samples(family: Metric, name: str, model: str) -> list[Sample]:
-    """A family's samples by their new names and labels; those whose labels become the same are added up."""
+    """A family's samples under their new names and labels; samples with the same labels are added up."""
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
     for sample in family.samples:
         labels = {"model_name": model, "engine": "0"}
