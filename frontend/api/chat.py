@@ -33,7 +33,7 @@ from penstock.frontend.validation.common import Rules
 _encode = msgspec.json.encode
 
 _NUM_LAST_TOKENS = 16
-"""How much of a prompt's end is needed to see whether the template has opened reasoning."""
+"""How many of a prompt's last tokens show whether the template has opened reasoning."""
 
 
 async def _validated(
@@ -182,7 +182,7 @@ class ParsedChatChunks(ChatChunks):
             parts += parser.finish()
             reason = parser.end(reason)
             self.run.record.num_calling += reason == "tool_calls"
-        # The log-probabilities go first, in a chunk without text; then the parts; then the end.
+        # First the log-probabilities in a chunk without text, then the parts, then the end.
         chunks = super().event(replace(event, text="", finish_reason=None), usage)
         for part in parts:
             if isinstance(part, Content):
@@ -252,7 +252,7 @@ async def _whole(output_format: OutputFormat, run: Run) -> bytes:
 
 
 def _message(message: ParsedMessage, output_format: OutputFormat) -> schema.ChatMessage:
-    """The message with all its parts; a model with reasoning always reports whether it reasoned."""
+    """The message with all its parts. The field for reasoning is always there, null if there was none."""
     reasoning: str | None = None
     if output_format.reasoning is not None and output_format.include_reasoning:
         reasoning = message.reasoning or None

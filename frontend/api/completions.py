@@ -30,7 +30,7 @@ MAX_TOLD_TOKENS = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A submitted prompt, and what is shown of it before each output: its text if it is echoed, else nothing."""
+    """A submitted prompt, and the text shown before each output: the prompt's if it is echoed, else none."""
 
     token_ids: list[int]
     echo: str
@@ -194,19 +194,19 @@ async def _opening(run: Run, valid: ValidCompletion, prompts: list[_Prompt], chu
 
 
 class _Scored:
-    """A prompt with everything returned about it, for its choices."""
+    """A prompt with everything that its choices return about it."""
 
     def __init__(self, run: Run, valid: ValidCompletion, prompt: _Prompt, told: list[TokenLogprobs]) -> None:
         self._valid = valid
         self._prompt = prompt
         self._writer = run.score_writer()
         self._prompt_logprobs = prompt_logprobs(run.service.model.tokenizer, valid.common.logprobs, told)
-        self.of_prompt: schema.CompletionLogprobs | None = None  # if it is echoed
+        self.of_prompt: schema.CompletionLogprobs | None = None  # set if the prompt is echoed
         if self._writer is not None and valid.echo:
             self.of_prompt = self._writer.echoed(prompt.token_ids, told, prompt.echo)
 
     def choice(self, index: int, answer: Answer) -> schema.CompletionChoice:
-        """A whole answer behind the prompt."""
+        """A complete answer, after its prompt."""
         prompt, is_with_ids = self._prompt, self._valid.common.return_token_ids
         logprobs = None
         if self._writer is not None:

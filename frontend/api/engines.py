@@ -17,31 +17,31 @@ async def list_engines(service: Service, record: RequestRecord, body: bytes) -> 
 
 
 async def drain_engine(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """POST /engines/{id}/drain: its requests go on at the others; without others, they finish there.
+    """POST /engines/{id}/drain: move the engine's requests to others; without others, they finish where they are.
 
     Raises:
-        EngineNotFound: if there is none of that name.
+        EngineNotFound: if there is no engine of that name.
         Unavailable: if it cannot be reached.
     """
     return _order(service, record, DrainEngine())
 
 
 async def restart_engine(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """POST /engines/{id}/restart: the same, and then its processes are started again. Raises the same."""
+    """POST /engines/{id}/restart: drain the engine, then restart its processes. Raises the same errors."""
     return _order(service, record, DrainEngine(restarts=True))
 
 
 async def undrain_engine(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """POST /engines/{id}/undrain: it takes requests again. Raises the same."""
+    """POST /engines/{id}/undrain: let the engine take requests again. Raises the same errors."""
     return _order(service, record, DrainEngine(is_draining=False))
 
 
 async def set_role(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """POST /engines/{id}/role: what it does with new requests; those that it has go on as they are.
+    """POST /engines/{id}/role: set the engine's role for new requests; those that it has are not affected.
 
     Raises:
         InvalidParameter: if there is no such role.
-        InvalidRequest: if it was started without a role.
+        InvalidRequest: if the engine was started without a role.
         EngineNotFound, Unavailable: as above.
     """
     wanted = decode(schema.ROLE, body).role

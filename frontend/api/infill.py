@@ -25,21 +25,21 @@ from penstock.frontend.validation.completion import ValidCompletion
 _encode = msgspec.json.encode
 
 REPOSITORY, FILE = "myproject\n", "filename\n"
-"""What llama.cpp calls the repository, and the file with the gap, of which it is not told the names."""
+"""The names that llama.cpp gives the repository and the file with the gap, whose real names it is not told."""
 
 SNIPPET = "\n\n--- snippet ---\n\n"
-"""Before each of the other files, where the format has no mark for files."""
+"""Written before each of the other files if the format has no token for files."""
 
 MAX_EXTRAS = 1024
 LEAST_OUTPUT = 256
-"""Tokens for which a prompt leaves room, or an eighth of the context: editors send whole files."""
+"""Tokens of output that a prompt leaves room for, at most an eighth of the context: editors send whole files."""
 
 
 def infill_format(service: Service, param: str) -> Infill:
     """The model's format.
 
     Raises:
-        UnsupportedParameter: it has none.
+        UnsupportedParameter: the model has none.
     """
     if service.model.infill is None:
         known = ", ".join(dict.fromkeys(marks.models for marks in FORMATS))
@@ -51,7 +51,7 @@ def infill_format(service: Service, param: str) -> Infill:
 
 
 def with_ends(common: ValidRequest, infill: Infill, *, ignore_eos: bool) -> ValidRequest:
-    """The request, which ends where the text in the gap does."""
+    """The request with stop tokens that end its output where the text in the gap ends."""
     if ignore_eos:
         return common
     ends = tuple(dict.fromkeys((*common.sampling.stop_token_ids, *infill.ends)))
@@ -68,7 +68,7 @@ async def infill_prompt(
     begins: bool = True,
     max_tokens: int | None = None,
 ) -> list[int]:
-    """A prompt's token ids. Special tokens that the texts spell are text.
+    """A prompt's token ids. Special tokens spelled out in the texts are read as plain text.
 
     Raises:
         InvalidParameter: a text cannot be tokenized.
@@ -88,7 +88,7 @@ async def infill_prompt(
 
 
 async def filled_prompts(service: Service, valid: ValidCompletion) -> list[list[int]]:
-    """The prompts of completions with a suffix. With `truncate_prompt_tokens` what is farthest from the gap goes."""
+    """The prompts of completions with a suffix. `truncate_prompt_tokens` cuts what is farthest from the gap."""
     infill, kept = infill_format(service, "suffix"), valid.common.num_kept_prompt_tokens
     if kept is not None and kept < 0:
         kept = max(valid.common.max_model_len - (valid.common.max_tokens or 1), 1)
@@ -138,7 +138,7 @@ async def _validated(
 
 
 def _near(extras: list[InfillExtra], most_chars: int) -> list[InfillExtra]:
-    """Those that may fit, which are the last."""
+    """The last extras, as many as may fit."""
     sizes = accumulate(len(extra.text) for extra in reversed(extras))
     num = sum(1 for size in sizes if size <= most_chars)
     return extras[len(extras) - num :]
@@ -149,7 +149,7 @@ infill = partial(run, INFILL, _validated)
 
 
 class _Writer:
-    """Answers as llama.cpp writes them."""
+    """Writes answers in llama.cpp's shape."""
 
     def __init__(self, fields: list[str], *, is_cut: bool) -> None:
         self._fields = fields
@@ -215,7 +215,7 @@ class _Chunks:
 
 
 def _picked(told: dict[str, Any], paths: list[str]) -> dict[str, Any]:
-    """The fields of these paths, whose names are parted by slashes."""
+    """The fields at these paths, whose names are separated by slashes."""
     found: dict[str, Any] = {}
     for path in paths:
         value: Any = told

@@ -1,6 +1,6 @@
 """Log-probabilities as clients read them: OpenAI's shapes for chat and completions, vLLM's `prompt_logprobs`.
 
-Those of a prompt may be hundreds of thousands of numbers, so they are written in one of the tokenizer's threads.
+A prompt's log-probabilities may be hundreds of thousands of numbers, so one of the tokenizer's threads writes them.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ LEAST = -9999.0
 class ScoreWriter:
     """Writes one request's log-probabilities.
 
-    A token is named by its text. One that is not a whole character is named by its bytes, as in `bytes:\\xe2\\x82`; one
-    that the tokenizer does not know, and every one with `as_token_ids`, as in `token_id:7`.
+    A token is named by its text; if that is not whole characters, by its bytes, as in `bytes:\\xe2\\x82`. Tokens that
+    the tokenizer does not know, and all tokens with `as_token_ids`, are named by their ids, as in `token_id:7`.
     """
 
     def __init__(self, tokenizer: TextTokenizer, num_best: int, *, as_token_ids: bool = False) -> None:
@@ -88,7 +88,7 @@ class ScoreWriter:
         return named
 
     def _offsets(self, prompt: list[int], echo: str) -> list[int]:
-        """Where each prompt token begins in the echoed text, whether or not special tokens are in it."""
+        """Where each prompt token begins in the echoed text, whether or not the text has special tokens."""
         for skips in (False, True):
             detokenizer = self._tokenizer.detokenizer(skip_special_tokens=skips)
             offsets, length = [], 0

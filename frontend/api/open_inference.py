@@ -1,4 +1,4 @@
-"""What KServe and others ask a model server by the Open Inference Protocol (v2): health, and what it serves.
+"""The part of the Open Inference Protocol (v2) that KServe and others use: health, and what the server serves.
 
 Text is generated over the OpenAI API, which KServe calls under `/openai/v1`; there is no v2 inference.
 """
@@ -62,7 +62,7 @@ async def ready(service: Service, record: RequestRecord, body: bytes) -> Reply:
 
 
 async def model_ready(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """GET /v2/models/{id}/ready: as GET /ready, for a model that there is.
+    """GET /v2/models/{id}/ready: as GET /ready, if the model exists.
 
     Raises:
         ModelNotFound: if there is none of that name.

@@ -26,7 +26,7 @@ _LIST_SECONDS = 5.0
 _STATES: dict[str, RequestState] = {"": "", "running": "running", "waiting": "waiting", "paused": "paused"}
 
 _SILENT_TIMEOUTS = 3
-"""Heartbeat timeouts: one until a scheduler counts as silent, and another one for its restart."""
+"""Heartbeat timeouts that /health waits: one until a scheduler counts as silent, the others for its restart."""
 
 
 async def list_models(service: Service, record: RequestRecord, body: bytes) -> Reply:
@@ -70,11 +70,11 @@ def _card(service: Service, name: str) -> schema.ModelCard:
 
 
 async def health(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """GET /health: this process answers, and makes progress with its work. If it does not, it should be restarted.
+    """GET /health: whether this process answers and makes progress with its work. If not, it should be restarted.
 
     Raises:
-        Unavailable: if there is work, and an engine that says it is ready has not computed a step for too long, or has
-            gone silent and does not come back.
+        Unavailable: if there is work, and no engine that reports it is ready has computed a step for too long; or if an
+            engine has gone silent and does not come back, and no other one takes requests.
     """
     seconds, limit = service.engine.stuck_seconds, service.config.frontend.health_timeout
     if seconds > limit:
@@ -116,14 +116,14 @@ async def reset_prefix_cache(service: Service, record: RequestRecord, body: byte
     """POST /reset_prefix_cache: drop all cached prompts that no request uses now.
 
     Raises:
-        Unavailable: if no engine is there.
+        Unavailable: if there is no engine.
     """
     service.engine.reset_prefix_cache()
     return Reply(b'{"status":"ok"}')
 
 
 async def list_requests(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """GET /debug/requests: what all live sequences are doing, and why those wait that do.
+    """GET /debug/requests: what all live sequences are doing, and why some of them wait.
 
     Raises:
         InvalidParameter: if the query is not understood.
@@ -154,10 +154,10 @@ async def list_requests(service: Service, record: RequestRecord, body: bytes) ->
 
 
 async def expert_load(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """GET /debug/expert_load: the tokens that each expert has computed; --expert-load reads the same.
+    """GET /debug/expert_load: the tokens that each expert has computed, in the format that --expert-load reads.
 
     Raises:
-        RouteNotFound: if no engine has told of any.
+        RouteNotFound: if no engine has reported any.
     """
     layers: dict[str, list[int]] = {}
     for load in service.engine.expert_loads:

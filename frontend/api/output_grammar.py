@@ -3,8 +3,8 @@
     reasoning? (calls | form)                  a forced choice leaves only calls, without tools only the form
     reasoning? text (call text)*               free text with calls of strict tools
 
-`ToolFormat` knows how calls are written, which is how the model's chat template teaches it. Constraints on the answer
-do not apply to the reasoning before it.
+`ToolFormat` knows how calls are written: as in the model's chat template. Constraints on the answer do not apply to the
+reasoning before it.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ def output_grammar_of(
     """Return the grammar of a request's output, if its form is constrained, calls are forced, or tools are strict.
 
     Raises:
-        InvalidParameter: if the output cannot end.
+        InvalidParameter: if the grammar would never let the output end.
     """
     tools, form = output_format.tools, common.grammar
     if tools is not None and tools.is_forced:

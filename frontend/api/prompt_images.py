@@ -1,4 +1,4 @@
-"""Images of a conversation on their way into its prompt. Loaded for models that take images only, but for its entry."""
+"""From a conversation's images to its prompt. What this needs is imported only for models that take images."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class PromptImages:
-    """Reads images and finds their places; lives in a running event loop until `close`."""
+    """Reads images and finds their places in the prompt; lives in a running event loop until `close`."""
 
     def __init__(
         self, family: "ImageFamily", image_token_id: int, reader: "ImageReader", limits: ImageLimits, *, is_remote: bool
     ) -> None:
-        """`is_remote`: an engine may be on another machine, which sees none of our shared memory."""
+        """`is_remote`: an engine may be on another machine, which cannot see this one's shared memory."""
         self._family = family
         self._image_token_id = image_token_id
         self.reader = reader
@@ -42,12 +42,12 @@ class PromptImages:
     ) -> tuple[list["ReadImage"], str]:
         """Read a conversation's images; return them, and its text with a placeholder for each.
 
-        They are held until the record's request has ended.
+        The images are held until the record's request has ended.
 
         Raises:
-            InvalidImage: one cannot be read, or is not fetched.
-            InvalidRequest: the chat template has no place for one.
-            Overloaded, Unavailable: they cannot be read now.
+            InvalidImage: an image cannot be read or fetched.
+            InvalidRequest: the chat template has no place for an image.
+            Overloaded, Unavailable: images cannot be read now.
         """
         from penstock.frontend.images.prompt import check_marks, with_placeholders
         from penstock.frontend.images.reader import ImageHold
@@ -65,10 +65,10 @@ class PromptImages:
         return read, with_placeholders(text, self._family.mark, [image.placeholder for image in read])
 
     async def placed(self, token_ids: list[int], read: Sequence["ReadImage"]) -> Prompt:
-        """The prompt of this text's tokens.
+        """The prompt of a text's tokens, with its images in their places.
 
         Raises:
-            InvalidRequest: the messages spell the token that stands for images, or there is too much to send.
+            InvalidRequest: the messages spell out the placeholder token, or the images are too large to send.
         """
         from penstock.frontend.images.prompt import expanded
 
@@ -95,10 +95,10 @@ class PromptImages:
 
 
 def prompt_images(config: Config, tokenizer: TextTokenizer) -> PromptImages | None:
-    """What puts images into the prompts of this model; None if it takes none.
+    """What puts images into this model's prompts; None if the model takes no images.
 
     Raises:
-        ConfigError: its processor has settings that make no sense, or do not fit its vision tower.
+        ConfigError: the model's image processor has settings that make no sense, or do not fit its vision tower.
     """
     checkpoint, options = open_model(config), config.frontend
     if not options.max_images or not checkpoint.processor_config:

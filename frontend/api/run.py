@@ -1,8 +1,8 @@
-"""A request for output, from its body to the end of its answer: the same path for chats, completions and responses.
+"""A request for output, from its body to the end of its answer; chats, completions and responses share this path.
 
     body --decode, admit, validate--> Job --prompts, grammar--> Prepared --submit--> Run --stream or gather--> answer
 
-What is specific to one API is in the functions that `Job` and `Prepared` hold, and in its `Chunks`.
+Each API puts its own code into the functions that `Job` and `Prepared` hold, and into its `Chunks`.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ Q = TypeVar("Q")
 _encode = msgspec.json.encode
 
 MAX_PROMPT_LOGPROBS = 1 << 19
-"""For all prompts of a request, best tokens included: about 50 MB and a second of work when the answer is written."""
+"""Limit for all prompts of a request, top tokens included: about 50 MB, and a second to write the answer."""
 
 _MAX_COMPLAINT = 200
-"""Characters that a client gets to read about a field of the wrong type."""
+"""The longest message about a field of the wrong type, in characters."""
 
 _LARGE_BODY = 1 << 20
 """Bytes. Decoding a body of 8 MiB may take 40 ms on a slow machine."""
@@ -65,7 +65,7 @@ class Chunks(Protocol):
     """Produces the bytes of one stream."""
 
     async def opening(self) -> bytes:
-        """The bytes before any output. Asked for when that begins, or has not begun for FIRST_TOKEN_WAIT_SECONDS."""
+        """The bytes before any output; called when output begins, or after FIRST_TOKEN_WAIT_SECONDS without any."""
         ...
 
     def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
@@ -73,7 +73,7 @@ class Chunks(Protocol):
         ...
 
     async def end(self, usage: schema.Usage | None) -> bytes:
-        """The end of a complete stream; with the whole request's usage, if given."""
+        """The end of a complete stream, with the whole request's usage if given."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
@@ -99,7 +99,7 @@ class ReadyRequest:
 
     valid: ValidRequest
     prompts: list[list[int]]
-    sampling: list[SamplingParams]  # of each prompt
+    sampling: list[SamplingParams]  # one for each prompt
     grammar: Grammar
     images: tuple[ImageRef, ...] = ()  # in the only prompt
 
@@ -121,17 +121,17 @@ class Run:
         return ScoreWriter(self.service.model.tokenizer, asked.output, as_token_ids=asked.as_token_ids)
 
     def usage(self) -> schema.Usage:
-        """Tokens so far, and what else the client asks to see there."""
+        """Tokens so far, and the other figures that the client asked for."""
         return usage(self.record, self.generation, self.ready.valid, self.service.metrics.price_per_hour)
 
     async def final_usage(self) -> schema.Usage:
-        """The same when all sequences have ended, with the bill if it is asked for."""
+        """The usage once all sequences have ended, with the bill if the client asked for it."""
         if self.ready.valid.return_bill:
             await self.generation.billed()
         return self.usage()
 
     def moments(self) -> tuple[float, float, float]:
-        """When the request had a row, when its first token came, and now: `time.monotonic`, in this order."""
+        """Three times (`time.monotonic`): when the request got a row, when its first token came, and now."""
         progress, now = self.generation.progress, time.monotonic()
         begun = min(progress.submitted_at + progress.queue_seconds, now) if progress.submitted_at else now
         first = now if progress.first_token_at is None else max(progress.first_token_at, begun)
@@ -169,7 +169,7 @@ class Run:
         return wrong
 
     def warn(self) -> None:
-        """Record a warning for the client if its request could not meet its targets, and was served nevertheless."""
+        """Record a warning for the client if its request is served although it cannot meet its targets."""
         if late := self.generation.late:
             self.record.warnings.append(f"slo: {late}; it was served behind others")
 
@@ -180,7 +180,7 @@ class Run:
         if not self.service.generations.remove(generation):
             return
         if record.error is None and not generation.is_finished:
-            record.error = generation.error  # the client may not have read it
+            record.error = generation.error  # recorded here too: the client may not have read it
         record.num_output_tokens = progress.num_output_tokens
         record.num_cached_tokens = progress.num_cached_tokens
         record.first_token_at = progress.first_token_at
@@ -191,24 +191,24 @@ class Run:
             self.warn()
             record.targets_met = progress.targets_met(record.targets, record.arrived, generation.num_sequences)
         reasons = progress.finish_reasons
-        for _ in range(record.num_calling):  # sequences ended by tool calls count as "stop" for the engine
+        for _ in range(record.num_calling):  # the engine counts sequences ended by tool calls as "stop"
             reasons[reasons.index("stop")] = "tool_calls"
         record.finish_reasons = reasons + ["abort"] * (generation.num_sequences - len(reasons))
         record.bill, metrics = generation.bill, self.service.metrics
-        record.engine = generation.bill.engine  # it may have moved
+        record.engine = generation.bill.engine  # the request may have moved
         generation.bill.when_complete(partial(metrics.note_bill, record.key_id, generation.bill))
 
 
 class ChunkWriter:
-    """What the streams of chats and completions share: as little work per token as possible.
+    """The shared part of chat and completion streams, made for little work per token.
 
-    Everything but a chunk's text is the same for all chunks of a sequence, so it is encoded once; a chunk
-    is then prefix + text as JSON + suffix.
+    Everything but the text is the same for all chunks of a sequence, so it is encoded once. A chunk is then
+    prefix + text as JSON + suffix.
     """
 
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
-    nothing: ClassVar[dict[str, object]]  # the fields of a choice without news
+    nothing: ClassVar[dict[str, object]]  # the fields of a choice that has no new text
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -230,7 +230,7 @@ class ChunkWriter:
         self._finish_reasons: dict[int, str] = {}
 
     def _collect(self, event: SequenceEvent) -> None:
-        """Record the output: it is checked at the end, because its schema could not be fully enforced."""
+        """Record output whose schema could not be fully enforced: it is validated at the end."""
         self._texts.setdefault(event.index, []).append(event.text)
         if event.finish_reason is not None:
             self._finish_reasons[event.index] = event.finish_reason
@@ -248,7 +248,7 @@ class ChunkWriter:
     async def end(self, usage: schema.Usage | None) -> bytes:
         """The end of a complete stream.
 
-        Before it, a chunk for each finished text that does not match its schema, and one with usage if requested.
+        Includes a chunk for each finished text that does not match its schema, and one with usage if requested.
         """
         end = b""
         for index, reason in sorted(self._finish_reasons.items()):
@@ -288,7 +288,7 @@ class Job:
 
 
 Validate = Callable[[Service, RequestRecord, Q, Rules, int], Awaitable[Job]]
-"""Takes a request as it was sent, and its body's bytes."""
+"""Validates a decoded request; the last argument is the size of its body in bytes."""
 
 
 async def run(
@@ -297,7 +297,7 @@ async def run(
     """Answer a request.
 
     Raises:
-        ApiError: before the first byte.
+        ApiError: if the request fails before the first byte of its answer.
     """
     num_bytes = len(body)
     request = await read(decoder, body)
@@ -332,7 +332,7 @@ async def run(
 
 
 async def read(decoder: msgspec.json.Decoder[Q], body: bytes) -> Q:
-    """`decode`, and a turn for others after a large one: what follows takes its time, too."""
+    """`decode`; after a large body, yield to other tasks, because the next steps take long too."""
     request = decode(decoder, body)
     if len(body) > _LARGE_BODY:
         await asyncio.sleep(0)
@@ -362,12 +362,12 @@ def decode(decoder: msgspec.json.Decoder[Q], body: bytes) -> Q:
 
 
 def _cut(complaint: str) -> str:
-    """It may quote a name of the body's."""
+    """Shorten a message: it may quote a long name from the body."""
     return complaint if len(complaint) <= _MAX_COMPLAINT else f"{complaint[:_MAX_COMPLAINT]}…"
 
 
 def unknown_fields(decoder: msgspec.json.Decoder[Any], body: bytes) -> list[str]:
-    """Return a warning for each unknown, and so ignored, field of a body. The body has been decoded already."""
+    """Return a warning for each unknown field of a body, which is ignored. The body must have been decoded before."""
     request_type: type[msgspec.Struct] = decoder.type
     known = _known_fields(request_type)
     found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -384,13 +384,13 @@ async def make_ready(
 ) -> ReadyRequest:
     """Combine a valid request with its prompts, and parse its grammar.
 
-    Warnings for the client are recorded; if requests are strict here, the first one refuses the request.
+    Warnings for the client are recorded. If this server is strict, the first one refuses the request.
 
     Raises:
         ContextLengthExceeded: if a prompt is too long.
         InvalidParameter: if no token is left to sample.
         InvalidRequest: if the grammar cannot be used, or too many log-probabilities of prompts are requested.
-        UnsupportedParameter: if requests are strict and there is a warning.
+        UnsupportedParameter: if the server is strict and there is a warning.
         Overloaded: if too many grammars wait to be parsed.
     """
     grammar = Grammar() if source is None else await service.grammars.read(source, record.tenant)
@@ -437,9 +437,9 @@ def submit(
     shown: frozenset[int] = frozenset(),
     is_prompt_only: bool = False,
 ) -> Run:
-    """Send a request to the engine: one AddRequest per prompt. The caller finishes the run on every path.
+    """Send a request to the engine, one AddRequest per prompt. The caller must `finish` the run on every path.
 
-    The special tokens in `shown` always stay in the text. If `is_prompt_only`, nothing of the output is returned.
+    The special tokens in `shown` always stay in the text. If `is_prompt_only`, no output is returned.
 
     Raises:
         RateLimitExceeded: if the API key's tokens are used up.

@@ -1,9 +1,9 @@
 """What all handlers share: the model's text tools, the engine, and the requests in progress.
 
-Prompts become token ids off the event loop. A chat template is always rendered in a process that can be killed: it is
-a program, and only running it shows whether it ends. That costs about 0.2 milliseconds more than a thread would.
-Short texts are tokenized in a thread, which takes a bounded time (any tokenizer reads 64 KiB in well under a second);
-longer ones in the process too.
+Prompts become token ids off the event loop. A chat template is a program, and only running it shows whether it ends, so
+it is always rendered in a process that can be killed. That costs about 0.2 milliseconds more than a thread would. Short
+texts are tokenized in a thread, which takes a bounded time: any tokenizer reads 64 KiB in well under a second. Longer
+texts are tokenized in the process too.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ _MAX_ANSWER_BYTES = 256 << 20
 
 BASE_BODY_BYTES = 2 << 20
 BODY_BYTES_PER_TOKEN = 32
-"""A body may have this many bytes, plus these for each token of context: tokens are a few bytes, escapes are more."""
+"""A body may have the base plus this much per token of context: a token is a few bytes, but escapes take more."""
 
 READY_WAIT_SECONDS = 10.0
 """How long a request waits for an engine that is not ready."""
@@ -104,7 +104,7 @@ class PromptReader:
         )
 
     async def warm(self) -> None:
-        """Start a process before the first request arrives."""
+        """Start a helper process before the first request arrives."""
         await self._children.warm()
 
     async def close(self) -> None:
@@ -118,11 +118,11 @@ class PromptReader:
     ) -> Prompt:
         """Render and tokenize a conversation. Templates write their own special tokens, so none are added by default.
 
-        Its images are held until the record's request has ended.
+        The conversation's images are held until the record's request has ended.
 
         Raises:
             TemplateFailed: if the template refuses the messages, or does not end.
-            ContextLengthExceeded: if the text cannot fit, whatever its tokens.
+            ContextLengthExceeded: if the text is too long to fit, however it is tokenized.
             InvalidImage: an image cannot be read.
         """
         text, seam = await self._render(conversation, rules)
@@ -160,7 +160,7 @@ class PromptReader:
     async def encode_inputs(
         self, inputs: list[str] | list[list[int]], *, field: str, add_special_tokens: bool
     ) -> list[list[int]]:
-        """The same for the inputs of any field."""
+        """The token ids of each input of the given field. Raises the same errors."""
         texts = [each for each in inputs if isinstance(each, str)]
         if not texts:
             return [each for each in inputs if isinstance(each, list)]
@@ -173,7 +173,7 @@ class PromptReader:
     async def encode_all(
         self, texts: list[str], *, field: str, add_special_tokens: bool, seam: str = ""
     ) -> list[list[int]]:
-        """Tokenize texts, without the seam's tokens.
+        """Tokenize texts, and leave out the seam's tokens.
 
         Raises:
             InvalidParameter: if it takes too long.
@@ -246,18 +246,18 @@ class Generations:
         return self.num_made
 
     def add(self, generation: Generation) -> None:
-        """Add one that is about to start."""
+        """Add a generation that is about to start."""
         self._live[id(generation)] = generation
 
     def remove(self, generation: Generation) -> bool:
-        """Remove one that has ended; False if it was removed already."""
+        """Remove a generation that has ended; False if it was removed already."""
         is_known = self._live.pop(id(generation), None) is not None
         if not self._live:
             self._idle.set()
         return is_known
 
     async def keep_alive(self) -> None:
-        """Keep silent streams alive, for as long as the process runs."""
+        """Keep silent streams alive; runs as long as the process."""
         while True:
             await asyncio.sleep(KEEP_ALIVE_SECONDS)
             silent_since = time.monotonic() - KEEP_ALIVE_SECONDS
@@ -266,7 +266,7 @@ class Generations:
                     generation.tick()
 
     async def drain(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Let running requests finish for this many seconds, or until `hurry`, then end them with an error."""
+        """Let running requests finish for this many seconds, or until `hurry`; then end the rest with an error."""
         self.is_draining = True
         log.info("draining", num_requests=len(self), seconds=seconds)
         if self._live:
@@ -278,7 +278,7 @@ class Generations:
         for generation in self:
             generation.fail(ShuttingDown("the server shut down before the request was finished", retry_after=5))
         if self._live:
-            await asyncio.sleep(0.2)  # their handlers send the error
+            await asyncio.sleep(0.2)  # time for their handlers to send the error
 
 
 @dataclass
@@ -299,10 +299,10 @@ class Service:
     grammars: GrammarReader = field(init=False)
     prompts: PromptReader = field(init=False)
     generations: Generations = field(default_factory=Generations)
-    observers: tuple[Observer, ...] = ()  # of requests that have ended
+    observers: tuple[Observer, ...] = ()  # called for requests that have ended
     _own_file: OwnFile | None = field(default=None, init=False)  # of stored responses, without --data-dir
     _facts: EngineReady | None = field(default=None, init=False)
-    _system: tuple[str, schema.SystemParts] | None = field(default=None, init=False)  # of these facts
+    _system: tuple[str, schema.SystemParts] | None = field(default=None, init=False)  # and the fingerprint made from it
 
     def __post_init__(self) -> None:
         options = self.config.frontend
@@ -329,20 +329,20 @@ class Service:
         self.conversations = ConversationStore(tables, *limits)
 
     def share_stored(self, other: "Service") -> None:
-        """From now on keep responses, conversations and streams with those of another service in this process."""
+        """From now on, share stored responses, conversations and streams with another service in this process."""
         if self._own_file is not None:
             self._own_file.close()
             self._own_file = None
         self.responses, self.conversations, self.streams = other.responses, other.conversations, other.streams
 
     async def meet_siblings(self, name: str) -> None:
-        """Continue the streams of other frontends, too, if there are any that can be reached; `name` is this one's."""
+        """Find the other frontends, so that their streams can be continued here; `name` is this frontend's own."""
         address = addresses_in(self.config.ipc.frontend_address)[0]
         if self.config.frontend.num_frontends > 1 and self.streams.is_on and address.startswith("ipc://"):
             siblings = Siblings(self.streams, Path(address.removeprefix("ipc://")).parent, name)
             try:
                 await siblings.listen()
-            except OSError as error:  # requests are answered all the same
+            except OSError as error:  # requests can be answered without them
                 log.warning("other frontends cannot continue the streams of this one", reason=str(error))
             self.siblings = siblings
 
@@ -365,7 +365,7 @@ class Service:
         """Reserve room in the queue while a request's prompts are tokenized. No text has more tokens than bytes.
 
         Raises:
-            InvalidParameter: the request has more sequences than allowed here, or for its API key.
+            InvalidParameter: the request has more sequences than this server, or its API key, allows.
             RateLimitExceeded: its API key may not start that many now.
             Overloaded: when entered, if there is no room.
         """
@@ -385,7 +385,7 @@ class Service:
         return self.engine.queue.reserve(num_seqs, num_tokens * valid.num_sequences, record.tenant)
 
     def rules(self) -> Rules:
-        """This server's limits, and the model's facts as far as the engine has reported them."""
+        """This server's limits, and the facts about the model that the engine has reported so far."""
         facts = self.engine.last_facts
         return Rules(
             model_names=self.model.names,
@@ -401,7 +401,7 @@ class Service:
 
     @property
     def image_limits(self) -> ImageLimits | None:
-        """What requests may ask of images; None while no engine has told that it takes any."""
+        """The limits for images in requests; None until an engine has reported that it takes images."""
         facts = self.engine.last_facts
         if self.prompts.images is None or facts is None or not facts.takes_images:
             return None
@@ -415,7 +415,7 @@ class Service:
 
     @property
     def system(self) -> tuple[str, schema.SystemParts] | None:
-        """The fingerprint, and what it stands for: everything that a seeded answer depends on besides the request."""
+        """The fingerprint, and what it is made from: all that a seeded answer depends on besides the request."""
         facts = self.engine.last_facts
         if facts is not None and facts is not self._facts:
             self._facts, self._system = facts, _system(facts, self.model.digest)
@@ -429,13 +429,13 @@ class Service:
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest body allowed: as configured, or else what a prompt that fits can need."""
+        """The largest body allowed, in bytes: as configured, else enough for any prompt that fits the context."""
         given = self.config.frontend.max_body_bytes
         of_images = 2 * self.config.frontend.max_image_bytes if self.image_limits is not None else 0
         return given or BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * (self.max_model_len or 0) + of_images
 
     async def close(self) -> None:
-        """Fail what still runs, disconnect from the engine, and end helper processes and threads."""
+        """Fail the requests that still run, disconnect from the engine, and end helper processes and threads."""
         for generation in self.generations:
             generation.fail(ShuttingDown("the server closed before the request was finished", retry_after=5))
         if self.siblings is not None:

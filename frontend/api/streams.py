@@ -8,7 +8,7 @@ from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.streams.keeper import STOPPED, StreamNotFound, StreamStopped
 
 POSITION_HEADER = "last-event-id"
-"""What browsers send when they continue a stream; `starting_after` goes before it."""
+"""The header that browsers send to continue a stream; `starting_after` takes precedence over it."""
 
 _FROM_BEGINNING = -1
 _MOST = 1 << 31
@@ -21,10 +21,10 @@ class DeletedStream(msgspec.Struct, frozen=True):
 
 
 def position(record: RequestRecord) -> int:
-    """The number of the last event that the client has, by its query or its Last-Event-ID; -1: none.
+    """The number of the last event that the client has, from its query or its Last-Event-ID; -1: none.
 
     Raises:
-        InvalidParameter: it is no such number.
+        InvalidParameter: if it is not a valid number.
     """
     given = record.query.get("starting_after") or next(iter(record.headers.get(POSITION_HEADER, ())), "")
     if not given:
@@ -37,10 +37,10 @@ def position(record: RequestRecord) -> int:
 
 
 async def continued(service: Service, owner: str, stream_id: str, after: int) -> StreamReply | None:
-    """The events of a stream after the one with this number, whichever frontend keeps it; None if nobody does.
+    """The events of a stream after number `after`, whichever frontend keeps it; None if no frontend does.
 
     Raises:
-        EventsGone: they are no longer kept.
+        EventsGone: if these events are no longer kept.
     """
     kept = service.streams.find(owner, stream_id)
     if kept is not None:
@@ -50,7 +50,7 @@ async def continued(service: Service, owner: str, stream_id: str, after: int) ->
 
 
 async def stopped(service: Service, owner: str, stream_id: str) -> bool:
-    """Stop a stream, whichever frontend keeps it; whether there is one."""
+    """Stop a stream, whichever frontend keeps it; return whether it exists."""
     kept = service.streams.find(owner, stream_id)
     if kept is not None:
         await kept.begun.wait()
@@ -60,12 +60,12 @@ async def stopped(service: Service, owner: str, stream_id: str) -> bool:
 
 
 async def continue_stream(service: Service, record: RequestRecord, body: bytes) -> StreamReply:
-    """Go on with a stream after an event, from this connection.
+    """Continue a stream after an event, over this connection.
 
     Raises:
-        StreamNotFound: nobody keeps it, or it is another key's.
-        EventsGone: what is asked for is no longer kept.
-        InvalidParameter: the position is no number.
+        StreamNotFound: no frontend keeps the stream, or it belongs to another key.
+        EventsGone: the requested events are no longer kept.
+        InvalidParameter: the position is not a number.
     """
     found = await continued(service, record.key_id, record.argument, position(record))
     if found is None:
@@ -77,7 +77,7 @@ async def stop_stream(service: Service, record: RequestRecord, body: bytes) -> R
     """End a stream's request, and forget the stream.
 
     Raises:
-        StreamNotFound: nobody keeps it, or it is another key's.
+        StreamNotFound: no frontend keeps the stream, or it belongs to another key.
     """
     if not await stopped(service, record.key_id, record.argument):
         raise _not_here(service, record.argument)

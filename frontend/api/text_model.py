@@ -32,17 +32,17 @@ class TextModel:
     eos_token_ids: tuple[int, ...]
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
-    infill: Infill | None = None  # None: it does not fill in the middle
+    infill: Infill | None = None  # None: the model cannot fill in the middle
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     embeddings: Embeddings = field(default_factory=Embeddings)
-    digest: str = ""  # of all that turns requests into tokens, and tokens into text
+    digest: str = ""  # of everything that turns requests into tokens, and tokens into text
 
 
 def load_text_model(config: Config) -> TextModel:
     """Read tokenizer, chat template and generation defaults of the checkpoint.
 
     Raises:
-        ConfigError: in one clear sentence, if one of them cannot be used.
+        ConfigError: if one of them cannot be used.
     """
     checkpoint = open_model(config)
     tokenizer = load_tokenizer(checkpoint)

@@ -58,7 +58,7 @@ async def tokenize(service: Service, record: RequestRecord, body: bytes) -> Repl
 
 
 async def _token_strs(tokenizer: TextTokenizer, token_ids: list[int]) -> list[str]:
-    """The names of the tokens; a long context has too many to look up in one go."""
+    """The names of the tokens, looked up in pieces: a long context would block the event loop."""
     found: list[str] = []
     for begin in range(0, len(token_ids), _SLICE):
         found += [tokenizer.token_text(token_id) for token_id in token_ids[begin : begin + _SLICE]]
@@ -80,7 +80,7 @@ async def detokenize(service: Service, record: RequestRecord, body: bytes) -> Re
     check_model(request.model, rules)
     if request.tokens is None:
         raise InvalidParameter("tokens is required", param="tokens")
-    # As many as /tokenize may return: each stands for at least one byte.
+    # As many tokens as /tokenize may return: each stands for at least one byte.
     check_token_ids("tokens", request.tokens, rules.vocab_size, MAX_BYTES_PER_TOKEN * rules.max_model_len)
     text = await service.model.tokenizer.decode_off_loop(request.tokens)
     return Reply(msgspec.json.encode(schema.DetokenizeAnswer(prompt=text)))

@@ -1,4 +1,4 @@
-"""Conversations that are longer than the context: the oldest turns go."""
+"""Drops the oldest turns of conversations that are longer than the context."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from penstock.frontend.validation.common import Rules, ValidRequest
 async def fitting_prompt(
     prompts: PromptReader, common: ValidRequest, conversation: ValidConversation, rules: Rules, record: RequestRecord
 ) -> Prompt:
-    """The prompt. The oldest turns are left out until the rest fits; instructions stay.
+    """The prompt of a conversation without its oldest turns, so that the rest fits; instructions stay.
 
     Raises:
         ContextLengthExceeded: if not even the last turn fits.
@@ -23,13 +23,13 @@ async def fitting_prompt(
     num_first = next(
         (i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")), len(messages)
     )
-    # A turn begins with a user's message; what it was answered is of no use without it.
+    # A turn begins with a user's message; the answer to it is of no use without it.
     starts = [i for i, message in enumerate(messages) if i >= num_first and message["role"] == "user"]
     starts = [num_first, *(i for i in starts if i > num_first)]
-    low, high = 0, len(starts) - 1  # which of them the prompt begins with: the first that fits
+    low, high = 0, len(starts) - 1  # search for the earliest start with which the prompt fits
     fitting: Prompt | None = None
     while low <= high:
-        middle = (low + high) // 2 if fitting is not None or low else 0  # mostly all of it fits
+        middle = (low + high) // 2 if fitting is not None or low else 0  # usually everything fits
         begins = starts[middle]
         kept = replace(conversation, messages=messages[:num_first] + messages[begins:])
         if conversation.images:

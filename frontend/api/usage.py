@@ -1,4 +1,4 @@
-"""What an answer tells of itself: tokens, times, targets, and what the engine has spent."""
+"""The usage reported with an answer: tokens, times, targets, and what the engine spent."""
 
 from math import inf
 
@@ -39,7 +39,7 @@ def _slo_report(targets: Targets, arrived: float, generation: Generation) -> sch
 
 
 def bill_as_sent(bill: Bill, price_per_hour: float) -> schema.Bill:
-    """What the engine has spent on a request, as far as it has told."""
+    """What the engine has spent on a request, as far as it has reported."""
     return schema.Bill(
         queue_ms=None if bill.queue_seconds is None else round(bill.queue_seconds * 1e3, 3),
         steps=bill.num_steps,
