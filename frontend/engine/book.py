@@ -1,4 +1,4 @@
-"""The book of live requests: which engine has which, and what another engine needs to continue it.
+"""The book of live requests: which engine has each, and what another engine needs to continue it.
 
     submitted --deltas--> submitted ... --> finished
         |  ^
@@ -6,8 +6,8 @@
         v  |
        lost                  its scheduler is gone, or it was taken from an engine that drains or has lost its workers
 
-A lost request waits for an engine for a limited time; then it fails with `EngineLost`. No request is taken from an
-engine while no other one would have it.
+A lost request waits for an engine for a limited time; then it fails with `EngineLost`. A request is taken from an
+engine only if another one can have it.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ RESUME_WAIT_SECONDS = 60.0
 """How long a request that lost its scheduler waits for another scheduler and its worker."""
 
 MAX_DEATHS, DEATH_TOKENS = 2, 4
-"""A request that may have ended so many workers, without so many tokens in between, stays at the engine where it did so
-last: that engine finds out whether it was this one, and the others go on with the rest."""
+"""A request that may have caused MAX_DEATHS deaths of workers, without DEATH_TOKENS tokens in between, stays at the
+engine where the last one died. That engine finds out whether the request was to blame; others go on with the rest."""
 
 MAX_LOSSES = 3
 """A request lost this often without a token in between may itself be what crashes the scheduler."""
@@ -60,8 +60,8 @@ CLOSE_SECONDS = 0.05
 class Bill:
     """What the engine spent on a request: the sum over its sequences, as their bills come.
 
-    They come with the last deltas. Those of sequences that were aborted come up to a few steps later, when their client
-    may have been answered.
+    A sequence's bill comes with its last delta. If the sequence was aborted, it comes up to a few steps later, perhaps
+    after the client has been answered.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Bill:
     def __init__(self, num_sequences: int) -> None:
         self._num_due = num_sequences
         self._on_complete: list[Callable[[], None]] = []
-        self.engine = ""  # the label of the one that has, or had, the first sequences last; empty if there is only one
+        self.engine = ""  # label of the engine that last got the first prompt's sequences; empty if there is only one
         self.queue_seconds: float | None = None  # until the first of its sequences had a row
         self.num_steps = 0
         self.device_seconds = 0.0
@@ -91,7 +91,7 @@ class Bill:
         return self._num_due <= 0
 
     def add(self, bill: SequenceBill | None) -> None:
-        """A sequence has ended; None: nobody knows its bill, because its scheduler is gone or refused it."""
+        """A sequence has ended; None: its bill is unknown, because its scheduler is gone or refused it."""
         if bill is not None:
             seconds = bill.queued_us * 1e-6
             self.queue_seconds = seconds if self.queue_seconds is None else min(self.queue_seconds, seconds)
@@ -112,15 +112,15 @@ class Bill:
                 callback()
 
     def expect(self, num_more: int) -> None:
-        """Sequences move to another engine: what they have cost here is billed, too."""
+        """Expect more bills: sequences move to another engine, and what they cost here is billed too."""
         self._num_due += num_more
 
     def price(self, per_hour: float) -> float:
-        """What the device seconds cost, at this price of an hour."""
+        """What the device seconds cost at a price per hour."""
         return self.device_seconds * per_hour / 3600
 
     def when_complete(self, callback: Callable[[], None]) -> None:
-        """Call this once nothing more is to come: now, or later."""
+        """Call `callback` once nothing more is to come: now, or later."""
         if self.is_complete:
             callback()
         else:
@@ -132,7 +132,7 @@ class DeltaSink(Protocol):
 
     @property
     def bill(self) -> Bill:
-        """Where the bills of its sequences go; it may outlive the sink."""
+        """Where the bills of the request's sequences go; it may outlive the sink."""
         ...
 
     def push(self, first_index: int, delta: SequenceDelta) -> None:
@@ -177,16 +177,16 @@ class LiveRequest:
         self.lost_at = 0.0  # time of the first loss since its last token
         self.num_losses = 0  # since its last token
         self.tried: tuple[EngineLink, ...] = ()  # to schedulers whose queues had no room for it
-        self.num_deaths = 0  # of workers that it may have ended
-        self._num_tokens_to_trust = 0  # until it has not
+        self.num_deaths = 0  # of workers that it may have caused
+        self._num_tokens_to_trust = 0  # tokens that it must still get until it is no longer suspected
         self._num_submissions = 0
-        self._submitted_at = 0.0  # first
+        self._submitted_at = 0.0  # first submission
         self._outputs = [array("i") for _ in range(request.n)]
         self._num_prompt_logprobs = 0
 
     @property
     def is_new(self) -> bool:
-        """Whether it was submitted once, or not yet."""
+        """Whether it was submitted at most once."""
         return self._num_submissions <= 1
 
     @property
@@ -195,21 +195,21 @@ class LiveRequest:
         return self.request.prompt_token_ids + pack_int32(self._outputs[min(self.unfinished, default=0)])
 
     def lose(self, now: float, *, is_failure: bool = True) -> None:
-        """No scheduler has it any more."""
+        """No scheduler has the request any more."""
         self.link = None
         if not self.num_losses:
             self.lost_at = now
         self.num_losses += is_failure
 
     def suspect(self) -> None:
-        """It may have ended a worker."""
+        """The request may have caused a worker's death."""
         self.num_deaths += 1
         self._num_tokens_to_trust = DEATH_TOKENS * len(self.unfinished)
 
     def message(self, now: float) -> AddRequest:
         """Return the request as it must be submitted now, under a new id.
 
-        Messages from an earlier scheduler or connection then match no request.
+        With the new id, late messages from an earlier scheduler or connection match no request.
         """
         request_id = self.request.request_id
         self.wire_id = f"{request_id}#{self._num_submissions}" if self._num_submissions else request_id
@@ -251,14 +251,14 @@ class LiveRequest:
 
 
 def _narrowest(known: Iterable[EngineReady | None]) -> EngineReady | None:
-    """Of engines' facts: those of the engine that can take the least."""
+    """The facts of the engine with the tightest limits."""
     return min((facts for facts in known if facts is not None), key=lambda facts: facts.max_model_len, default=None)
 
 
 class RequestBook(Engines):
     """All live requests of a frontend, over its links. Make it inside the running event loop; it opens the links.
 
-    There is always a link, at least: engines may come and go (`join`, `leave`), but the last one stays.
+    There is always at least one link: engines may come and go (`join`, `leave`), but the last one stays.
     """
 
     def __init__(self, links: Sequence[EngineLink], limits: SchedulerOptions, router: Router | None = None) -> None:
@@ -266,12 +266,12 @@ class RequestBook(Engines):
         super().__init__()
         self._router = router
         self._loop = asyncio.get_running_loop()
-        self._live: dict[str, LiveRequest] = {}  # by the ids that they were submitted with
-        self._submitted: dict[str, LiveRequest] = {}  # those that are not lost, by their wire ids
-        self._owed: dict[tuple[str, int], tuple[EngineLink, Bill]] = {}  # by wire id and index: aborted sequences
+        self._live: dict[str, LiveRequest] = {}  # by the ids given to `submit`
+        self._submitted: dict[str, LiveRequest] = {}  # requests that are not lost, by their wire ids
+        self._owed: dict[tuple[str, int], tuple[EngineLink, Bill]] = {}  # aborted sequences, by wire id and index
         self.queue = QueueGate(limits, lambda: self._able() or self._links)
         """The gate to the engines' queues."""
-        self._has_roles = False  # some engine does not do everything
+        self._has_roles = False  # some engine does only prefill or only decode
         for link in links:
             self.join(link)
 
@@ -282,17 +282,17 @@ class RequestBook(Engines):
 
     @property
     def name(self) -> str:
-        """This frontend's, unique among all."""
+        """This frontend's name, unique among all frontends."""
         return self._links[0].to.name
 
     @property
     def facts(self) -> EngineReady | None:
-        """What a request may rely on, whichever engine it goes to; None while no engine takes requests."""
+        """Facts that hold whichever engine a request goes to; None while no engine takes requests."""
         return _narrowest(link.facts for link in self._links if link.takes_requests)
 
     @property
     def last_facts(self) -> EngineReady | None:
-        """The same, but kept while none does."""
+        """The same, but kept while no engine takes requests."""
         return self.facts or _narrowest(link.last_facts for link in self._links)
 
     def join(self, link: EngineLink) -> None:
@@ -303,10 +303,10 @@ class RequestBook(Engines):
         link.open(self)
 
     async def leave(self, link: EngineLink) -> None:
-        """Use an engine no more: its requests go on at the others, which may have to become ready; closes the link.
+        """Stop using an engine and close its link; its requests go on at the others, once these are ready.
 
         Raises:
-            ValueError: if it is the last one, or not there.
+            ValueError: if it is the last engine, or unknown.
         """
         if len(self._links) == 1:
             raise ValueError("the last link stays")
@@ -320,7 +320,7 @@ class RequestBook(Engines):
         link.close()
 
     async def wait_ready(self, seconds: float) -> EngineReady:
-        """Return an engine's facts, waiting for them at most this long.
+        """Return the facts, waiting at most `seconds` for an engine to be ready.
 
         Raises:
             Unavailable: if no engine is ready by then.
@@ -334,14 +334,14 @@ class RequestBook(Engines):
             except TimeoutError:
                 raise self._unavailable() from None
         facts = self.facts
-        if facts is None:  # it went away again before this task ran
+        if facts is None:  # the engine went away again before this task ran
             raise self._unavailable()
         return facts
 
     def submit(self, request: AddRequest, sink: DeltaSink, first_index: int = 0) -> None:
         """Send a request; its deltas go to `sink` until each sequence has finished or was aborted.
 
-        If no engine is ready at this moment, the next one to become ready gets it.
+        If no engine is ready now, the next one to become ready gets the request.
 
         Raises:
             Unavailable: if the queue to the scheduler is full.
@@ -356,7 +356,7 @@ class RequestBook(Engines):
             raise Unavailable("the queue to the engine is full", retry_after=1)
 
     def abort(self, request_id: str, sequence_idx: int = -1) -> None:
-        """Stop a request, or one sequence of it; none of its deltas is delivered any more. Idempotent."""
+        """Stop a request, or one sequence of it; no more of its deltas are delivered. Idempotent."""
         live = self._live.get(request_id)
         if live is None or (sequence_idx >= 0 and sequence_idx not in live.unfinished):
             return
@@ -433,7 +433,7 @@ class RequestBook(Engines):
                 live.suspect()
 
     def _warn_others(self, live: LiveRequest) -> None:
-        """Engines that have no such request yet need not find out for themselves."""
+        """Warn the other engines of a request that ends workers, so that they need not find out for themselves."""
         request = live.request
         for link in self._links:
             if link is not live.link:
@@ -469,11 +469,11 @@ class RequestBook(Engines):
     # --- submitting ---------------------------------------------------------------------------
 
     def _has_work(self, link: EngineLink | None) -> bool:
-        """Whether an engine has requests that should go on, or requests have none (None)."""
+        """Whether an engine has requests that are not paused; with None, whether such requests wait for an engine."""
         return any(not live.is_paused and live.link is link for live in self._live.values())
 
     def _begin_work(self, link: EngineLink) -> None:
-        """Called before an engine gets a request, or goes on with one."""
+        """Called before an engine gets a request, or resumes one."""
         if not self._has_work(link):
             link.begin_work()
 
@@ -507,7 +507,7 @@ class RequestBook(Engines):
         return self._router.choose(live, links)
 
     def _goes_elsewhere(self, live: LiveRequest, delta: SequenceDelta) -> bool:
-        """An engine's queue was full for a request: offer it to another one. False if it has tried all of them."""
+        """An engine's queue had no room for a request: offer it to another engine. False if all were tried."""
         if self._router is None or live.link is None:
             return False
         live.tried = *live.tried, live.link
@@ -515,7 +515,7 @@ class RequestBook(Engines):
             return False
         self._router.refused(live.link)
         live.link.sent.num_ended += live.request.n
-        live.unfinished.add(delta.sequence_idx)  # its other sequences were refused, too, which nobody will listen to
+        live.unfinished.add(delta.sequence_idx)  # its other sequences were refused too; those deltas will be ignored
         del self._submitted[live.wire_id]
         self._leave_engine(live)
         live.lose(self._loop.time(), is_failure=False)
@@ -527,7 +527,7 @@ class RequestBook(Engines):
             self._router.gone(live)
 
     def _take_from(self, link: EngineLink) -> None:
-        """Take all requests from an engine that takes none, if another one would have them."""
+        """Take all requests from an engine that accepts none any more, if another one can have them."""
         if not self.ready.is_set():
             return
         here = [live for live in self._live.values() if live.link is link]
@@ -540,7 +540,7 @@ class RequestBook(Engines):
             live.lost_at = self._loop.time()
 
     def _tell_abort(self, live: LiveRequest, sequence_idx: int, aborted: Sequence[int]) -> None:
-        """Tell a request's engine that a sequence of it (-1: it) is aborted; the bills of these are still to come."""
+        """Tell a request's engine that one of its sequences (-1: all) is aborted; their bills are still to come."""
         link, bill = live.link, live.sink.bill
         is_told = link is not None and link.send(AbortRequest(live.wire_id, sequence_idx))
         for idx in aborted:
@@ -557,7 +557,7 @@ class RequestBook(Engines):
         for live in [live for live in self._live.values() if live.link is None]:
             link = self._link_for(live)
             if link is None or not self._submit(live, link):
-                break  # the queue is full, or there is no engine: the rest follows
+                break  # the queue is full, or there is no engine: the rest follows later
             num_submitted += 1
         if num_submitted:
             log.info("requests resubmitted", num_requests=num_submitted)

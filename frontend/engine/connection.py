@@ -1,4 +1,4 @@
-"""How schedulers are reached: their addresses, and connections over sockets or whatever else stands for them."""
+"""How schedulers are reached: their addresses, and connections over sockets or a replacement for them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class EngineAddress:
     heartbeat_interval: float = 1.0  # seconds
     heartbeat_timeout: float = 10.0
     keys: ChannelKeys | None = None
-    label: str = ""  # of the engine, where several are told apart
+    label: str = ""  # the engine's, if there are several
 
 
 def engine_addresses(config: Config, name: str, model_fingerprint: str) -> list[EngineAddress]:
-    """What links to all engines need, in the order of the engines' numbers.
+    """The addresses of all engines, in the order of their numbers.
 
     Raises:
         ConfigError: if the key file cannot be used.
@@ -59,7 +59,7 @@ Connect = Callable[[EngineAddress, Callable[[ToFrontend], None], Callable[[], No
 
 
 def over_sockets(context: zmq.Context[Any], on_dropped: Callable[[], object] = lambda: None) -> Connect:
-    """Connections over ZeroMQ; `on_dropped` is called for each message that cannot be read."""
+    """Make connections over ZeroMQ; `on_dropped` is called for each message that cannot be read."""
     codec: Codec[ToFrontend] = Codec(ToFrontend)
     return lambda to, on_message, on_broken: Dealer(
         context, to.address, to.name, codec, on_message, to.keys, on_dropped, on_broken

@@ -1,4 +1,4 @@
-"""All engines of a frontend, as probes and administrators ask for them; which request is where, is `book.py`'s."""
+"""All engines of a frontend, for probes and administrators. `book.py` knows which engine has which request."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ class Engines:
         """Set while an engine takes requests."""
 
     def label(self, link: EngineLink) -> str:
-        """What metrics and administrators call an engine."""
+        """The name of an engine for metrics and administrators."""
         return link.to.label or str(self._links.index(link))
 
     @property
     def stats(self) -> EngineStats | None:
-        """The latest statistics of the first engine that has told any."""
+        """The latest statistics of the first engine that has reported any."""
         return next((link.stats for link in self._links if link.stats is not None), None)
 
     @property
     def all_stats(self) -> dict[str, EngineStats]:
-        """The latest statistics of each engine that is there, by its label: empty for an engine that has none."""
+        """The latest statistics of each connected engine, by its label; the label is empty if there is only one."""
         return {link.to.label: link.stats for link in self._links if link.stats is not None}
 
     @property
@@ -46,12 +46,12 @@ class Engines:
 
     @property
     def stuck_seconds(self) -> float:
-        """How long each engine that says it is ready has computed nothing although there is work for it here."""
+        """For how long all engines that report they are ready have computed nothing, although each has work."""
         return min((link.stuck_seconds for link in self._links if link.facts is not None), default=0.0)
 
     @property
     def silent_seconds(self) -> float:
-        """How long an engine that was once there has been silent, although there is work and no other engine."""
+        """How long an engine that was connected before has been silent, although there is work and no other engine."""
         return 0.0 if self.ready.is_set() else max(link.silent_seconds for link in self._links)
 
     @property
@@ -63,7 +63,7 @@ class Engines:
         """Make the schedulers drop all cached pages that no sequence uses.
 
         Raises:
-            Unavailable: if no engine is there, or the queue to a scheduler is full.
+            Unavailable: if no engine is connected, or the queue to a scheduler is full.
         """
         sent = [link.send(ResetPrefixCache()) for link in self._links if link.facts is not None]
         if not sent or not all(sent):
@@ -71,11 +71,11 @@ class Engines:
 
     @property
     def expert_loads(self) -> list[ExpertLoad]:
-        """What engines have told of their experts, which may be some seconds old."""
+        """The engines' latest reports about their experts, which may be some seconds old."""
         return [link.expert_load for link in self._links if link.expert_load is not None]
 
     def order(self, link: EngineLink, order: DrainEngine | SetRole) -> None:
-        """Tell an engine what to do from now on.
+        """Give an engine an order.
 
         Raises:
             Unavailable: if the queue to its scheduler is full.

@@ -38,22 +38,22 @@ from penstock.ipc.messages import AddRequest, EngineStats, SequenceDelta, TokenL
 StopReason = str | int | None
 
 MAX_UNREAD_TOKENS, MAX_UNREAD_PER_SEQUENCE = 64, 4
-"""As events they take about 16 KiB. A request with many sequences gets that many tokens in a single step."""
+"""As events these tokens take about 16 KiB. The limit grows with the sequences, which each yield a token per step."""
 
 BILL_SECONDS = 5.0
-"""How long an answer waits for the rest of its bill: the steps in flight of sequences that met a stop string."""
+"""How long an answer waits for the rest of its bill: steps are still in flight when a stop string ends a sequence."""
 
 
 @dataclass(slots=True)
 class SequenceEvent:
-    """News of one sequence. Without news of text it still carries its token ids."""
+    """News of one sequence. An event without text still carries its token ids."""
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: StopReason = None
-    scores: list[ShownToken] | None = None  # of the tokens whose text is out; None if there are none
+    scores: list[ShownToken] | None = None  # of the tokens whose text has been released; None if there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class SequenceText:
         self._scores: HeldScores | None = None  # made with the first token that has a score
         self._num_shown = 0  # characters; counted only for tokens with scores
         self.num_tokens = 0
-        self.pooled = b""  # fp32[k], if that was asked for in place of tokens
+        self.pooled = b""  # fp32[k], if a vector was requested instead of tokens
         self.finish_reason: str | None = None
 
     def advance(self, index: int, delta: SequenceDelta) -> SequenceEvent:
-        """Take a delta; return an event with what the client may see now."""
+        """Take a delta; return an event with what may be shown to the client now."""
         if delta.logprobs is not None or self._rules.is_prompt_only:
             return self._advance_scored(index, delta)
         if len(delta.token_ids) == 1 and delta.finish_reason is None and self._matcher is None:  # nearly always
@@ -155,12 +155,12 @@ class Progress:
     first_token_at: float | None = None
     last_token_at: float = 0.0
     submitted_at: float = 0.0
-    queue_seconds: float = 0.0  # of the sequence whose token came first, for its row
+    queue_seconds: float = 0.0  # that the sequence with the first token waited for its row
     late: str = ""  # why that sequence was served behind others
     finish_reasons: list[str] = field(default_factory=list)
 
     def targets_met(self, targets: Targets, arrived: float, num_sequences: int) -> bool:
-        """Whether the tokens so far came in time for a client whose request arrived at this time."""
+        """Whether the tokens so far met the targets of a request that arrived at this time."""
         first = self.first_token_at
         if first is None:
             return False
@@ -169,7 +169,7 @@ class Progress:
         return targets.are_met((first - arrived) * 1e3, tpot_ms)
 
     def timings(self, arrived: float) -> Timings:
-        """The timings for a client whose request arrived at this time."""
+        """The timings of a request that arrived at this time."""
         now = monotonic()
         first = self.first_token_at
         return Timings(
@@ -180,18 +180,18 @@ class Progress:
 
 
 class SlowReader:
-    """The reader of one stream. A slow one holds a bounded output here, and nothing in the engine.
+    """The reader of one stream. A slow reader holds a bounded amount of output here, and nothing in the engine.
 
     keeps up --MAX_UNREAD_TOKENS unread, and it does not read--> paused: row and pages go to others
     paused   --it reads what was unread-->  keeps up            the engine continues with the very next token
 
-    The watch over all connections closes a reader that reads nothing for too long.
+    The watch over all connections disconnects a reader that reads nothing for too long.
     """
 
     __slots__ = ("_is_paused", "_max_unread", "_num_unread", "_pause", "_resume")
 
     def __init__(self, num_sequences: int, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """`pause` and `resume` are for the engine."""
+        """`pause` and `resume` pause and resume the request at the engine."""
         self._max_unread = max(MAX_UNREAD_TOKENS, MAX_UNREAD_PER_SEQUENCE * num_sequences)
         self._pause = pause
         self._resume = resume
@@ -199,14 +199,14 @@ class SlowReader:
         self._is_paused = False
 
     def pushed(self, num_tokens: int, *, is_awaited: bool) -> None:
-        """Output has arrived; `is_awaited` if the reader waits for it. (A burst for a waiting reader is no delay.)"""
+        """Output has arrived. `is_awaited`: the reader waits for it, so even a burst does not make the reader slow."""
         self._num_unread += num_tokens
         if self._num_unread > self._max_unread and not is_awaited and not self._is_paused:
             self._is_paused = True
             self._pause()
 
     def took_all(self) -> None:
-        """The reader has taken what there was."""
+        """The reader has taken all output."""
         self._num_unread = 0
         if self._is_paused:
             self._is_paused = False
@@ -243,7 +243,7 @@ class Generation:
         self._of_prompts: list[list[TokenLogprobs]] = [[] for _ in requests]
         self._awaits_prompts = False
         self.progress = Progress()
-        self.deadline: asyncio.TimerHandle | None = None  # cancelled when it closes
+        self.deadline: asyncio.TimerHandle | None = None  # cancelled by `close`
 
     @property
     def is_finished(self) -> bool:
@@ -252,12 +252,12 @@ class Generation:
 
     @property
     def late(self) -> str:
-        """Why it is served behind others, as far as that is known; empty if it is not."""
+        """Why the request is served behind others, as far as known; empty if it is not."""
         return self.progress.late or next((delta.late for _, delta in self._buffer if delta.late), "")
 
     @property
     def error(self) -> ApiError | None:
-        """The error with which it failed."""
+        """The error that the generation failed with."""
         return self._error
 
     @property
@@ -300,7 +300,7 @@ class Generation:
         self._wake()
 
     def end(self, error: ApiError) -> None:
-        """The same, and stop the engine at once: rows and pages are freed even if the client reads the rest late."""
+        """As `fail`, but stop the engine's work at once: rows and pages are freed even if the client reads slowly."""
         self.fail(error)
         self._abort_unfinished()
 
@@ -309,7 +309,7 @@ class Generation:
         self._wake()
 
     async def wait_first(self, seconds: float) -> None:
-        """Wait for the first delta, a failure, or this long; an early failure can still become a status code.
+        """Wait for the first delta or a failure, at most `seconds`; an early failure can still become a status code.
 
         Raises:
             ApiError: if the engine refused the request.
@@ -331,7 +331,7 @@ class Generation:
             raise self._error
 
     async def billed(self) -> Bill:
-        """Wait for the bills of all sequences, which have ended. They are not waited for if the engine is gone."""
+        """Wait for the bills of all sequences, which must have ended. Does not wait if the engine is gone."""
         with suppress(TimeoutError):
             async with asyncio.timeout(BILL_SECONDS):
                 while not self.bill.is_complete:
@@ -340,7 +340,7 @@ class Generation:
         return self.bill
 
     async def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
-        """Wait for the prompts' log-probabilities: for each, one entry per token but the first, in pieces.
+        """Wait for the prompts' log-probabilities: for each prompt one entry per token except the first, in pieces.
 
         Raises:
             ApiError: if the generation failed.
@@ -386,7 +386,7 @@ class Generation:
         return list(events.values())
 
     def close(self) -> None:
-        """Abort what is unfinished. Idempotent; every user of a generation calls it in `finally`."""
+        """Abort what is unfinished. Idempotent; every user of a generation must call it in `finally`."""
         if not self._is_closed:
             self._is_closed = True
             if self.deadline is not None:
@@ -396,7 +396,7 @@ class Generation:
     def _advance(self, index: int, delta: SequenceDelta) -> SequenceEvent | None:
         sequence = self._sequences[index]
         if sequence.finish_reason is not None:
-            return None  # it met a stop string while this was on its way
+            return None  # a stop string ended the sequence while this delta was on its way
         if delta.finish_reason in ("error", "abort"):
             self.fail(self._failure_of(delta))  # raised once the events before it have been taken
             return None

@@ -1,4 +1,4 @@
-"""The connection to one engine: hello, heartbeats, readiness, and how much is waiting there.
+"""The connection to one engine: hello, heartbeats, readiness, and how much waits in its queue.
 
     connect --hello--> (nothing yet) --EngineReady--> ready <--> EngineNotReady: its requests stay where they are
                   ^                                     |
@@ -8,8 +8,8 @@
 The scheduler may start later, disappear and come back. `book.py` decides what happens to the requests.
 
 The queue gate refuses a request before anything expensive is done for it. The scheduler has the last word
-(`core/sequences/intake.py`). Its reports about its queue are up to a fraction of a second old, so between two of them
-the gate adds what this frontend has admitted since, and what is still being tokenized.
+(`core/sequences/intake.py`). Its reports about its queue are up to a fraction of a second old, so the gate adds the
+requests that this frontend has admitted since the last report, and those that are still being tokenized.
 """
 
 import asyncio
@@ -58,22 +58,22 @@ EngineState = Literal["ready", "draining", "drained", "not ready"]
 
 
 class LinkUser(Protocol):
-    """Whatever has requests at an engine."""
+    """The owner of requests at an engine."""
 
     def on_tokens(self, batch: TokenBatch) -> None:
         """Output of requests."""
         ...
 
     def on_readiness(self, link: "EngineLink") -> None:
-        """The engine takes requests from now on, or takes none any more. It keeps those that it has."""
+        """The engine has begun or stopped taking requests. It keeps those that it has."""
         ...
 
     def on_suspects(self, wire_ids: Collection[str]) -> None:
-        """A worker has died, and one of these requests, of any frontend, may have ended it."""
+        """A worker has died, and one of these requests, which may be of any frontend, may be the cause."""
         ...
 
     def on_lost(self, link: "EngineLink") -> None:
-        """It has lost all requests that it was sent."""
+        """The engine has lost all requests that it was sent."""
         ...
 
     def on_beat(self) -> None:
@@ -93,7 +93,7 @@ class Load:
         self.seqs: Counter[str] = Counter()
         self.num_seqs = 0
         self.num_tokens = 0
-        self.num_ended = 0  # sequences, of these or older ones
+        self.num_ended = 0  # sequences that have ended since, of these or older requests
 
     def add(self, tenant: str, num_seqs: int, num_tokens: int) -> None:
         """Count a request."""
@@ -103,7 +103,7 @@ class Load:
         self.num_tokens += num_tokens
 
     def take(self, tenant: str, num_seqs: int, num_tokens: int) -> None:
-        """Count a request no more."""
+        """Stop counting a request."""
         self.groups[tenant] -= 1
         self.seqs[tenant] -= num_seqs
         if not self.groups[tenant]:
@@ -125,36 +125,36 @@ class EngineLink:
         self.facts: EngineReady | None = None
         """The engine's facts while it is ready; None while no worker is serving."""
         self.last_facts: EngineReady | None = None
-        """The same, but kept while it is not ready."""
+        """The same, but kept while the engine is not ready."""
         self.stats: EngineStats | None = None
         self.expert_load: ExpertLoad | None = None
         self.is_draining = False
-        """The engine finishes or gives away what it has, and takes nothing new."""
+        """The engine finishes or gives away its requests, and takes no new ones."""
         self.sent = Load()
-        """Requests of this frontend that are not in `stats` yet."""
+        """This frontend's requests that `stats` does not include yet."""
         self.not_ready_reason = "the engine has not answered yet"
         self.on_cache_events: Callable[[CacheEvents], None] | None = None
-        """Set before `open` by who wants to be told what the engine has cached."""
+        """Called with what the engine has cached. Set it before `open`."""
         self.on_steps: Callable[[WatchedSteps], None] | None = None
-        """Set by who has asked to be told of steps."""
+        """Called with the engine's steps, after they were asked for."""
         self._connect_to = connect
         self._on_refused = on_refused
         self._num_asked = 0
         self._asked: dict[int, asyncio.Future[RequestList | Answer]] = {}
         self._loop = asyncio.get_running_loop()
-        self._progress_at = self._loop.time()  # last sign that steps are computed, or that there was nothing to compute
-        self._silent_since: float | None = None  # last message of a scheduler that has been given up
-        self._is_missed = False  # there has been work for it since then
+        self._progress_at = self._loop.time()  # last sign of steps being computed, or of there being nothing to compute
+        self._silent_since: float | None = None  # when a scheduler that was given up sent its last message
+        self._is_missed = False  # there has been work for that scheduler since then
 
     def open(self, user: LinkUser) -> None:
-        """Connect; from now on `user` gets the events."""
+        """Connect; `user` gets the events from now on."""
         self._user = user
         self._connect()
         self._heartbeats = asyncio.create_task(self._keep_alive())
 
     @property
     def which(self) -> dict[str, str]:
-        """What log lines say of the engine: its label, if there are several."""
+        """The engine's fields in log lines: its label, if there are several engines."""
         return {"engine": self.to.label} if self.to.label else {}
 
     @property
@@ -164,20 +164,20 @@ class EngineLink:
 
     @property
     def stuck_seconds(self) -> float:
-        """How long an engine that says it is ready has computed nothing although there is work for it here."""
+        """How long an engine that reports it is ready has computed nothing, although it has work from here."""
         is_waited_for = self.facts is not None and self._user.is_waiting_for(self)
         return self._loop.time() - self._progress_at if is_waited_for else 0.0
 
     @property
     def silent_seconds(self) -> float:
-        """How long a scheduler that was once there has been silent although there was work for it."""
+        """How long a scheduler that was connected before has been silent, although there was work for it."""
         if self._silent_since is None or not (self._is_missed or self._user.is_waiting_for(self)):
             return 0.0
         return self._loop.time() - self._silent_since
 
     @property
     def state(self) -> EngineState:
-        """What administrators are told."""
+        """The engine's state as shown to administrators."""
         if self.facts is None:
             return "not ready"
         if not self.is_draining:
@@ -189,7 +189,7 @@ class EngineLink:
         return "drained"
 
     def begin_work(self) -> None:
-        """Work has arrived where there was none: from now on there should be progress."""
+        """The engine gets work after having none: from now on it should make progress."""
         self._progress_at = self._loop.time()
 
     def miss(self) -> None:
@@ -202,7 +202,7 @@ class EngineLink:
         return self._channel.send(message)
 
     async def ask(self, question: ListRequests | Question, seconds: float) -> RequestList | Answer | None:
-        """Ask the engine something, whatever its number says; None if it does not answer in time."""
+        """Ask the engine something; the question's number is set here. None if it does not answer in time."""
         number = self._num_asked = self._num_asked + 1
         answer: asyncio.Future[RequestList | Answer] = self._loop.create_future()
         self._asked[number] = answer
@@ -217,7 +217,7 @@ class EngineLink:
             del self._asked[number]
 
     def stop(self) -> None:
-        """Say goodbye; call `close` after there was time to send what is queued."""
+        """Say goodbye; call `close` once there was time to send what is queued."""
         self._heartbeats.cancel()
         self.send(Goodbye())
 
@@ -291,8 +291,8 @@ class EngineLink:
         self.facts = None
         self.not_ready_reason = reason
         if is_lost:
-            self.is_draining = False  # that one did
-            self.stats, self.sent = None, Load()  # they were its own
+            self.is_draining = False  # the lost scheduler drained; the next one does not
+            self.stats, self.sent = None, Load()  # they were about the lost scheduler
             self._user.on_lost(self)
         self._user.on_readiness(self)
 
@@ -313,13 +313,13 @@ class EngineLink:
         self._give_up("the engine is silent")
 
     def _on_broken(self) -> None:
-        """The scheduler has ended, or the network between; if nothing was heard yet, the socket goes on trying."""
+        """The scheduler has ended, or the network has failed; if nothing was heard yet, the socket keeps trying."""
         if self._has_heard:
             log.warning("connection to the engine lost, reconnecting", **self.which)
             self._give_up("the connection to the engine is lost")
 
     def _give_up(self, reason: str) -> None:
-        """Drop the connection, because what is queued in it must not reach another scheduler. Then reconnect."""
+        """Drop the connection, so that what is queued in it cannot reach another scheduler. Then reconnect."""
         if self._has_heard:
             self._silent_since, self._is_missed = self._last_heard, self._user.is_waiting_for(self)
         self._set_not_ready(reason, is_lost=True)
@@ -335,7 +335,7 @@ UNKNOWN_RETRY_SECONDS, MAX_RETRY_SECONDS = 5, 120
 def retry_after(stats: Sequence[EngineStats], num_seqs: int, num_tokens: int = 0) -> int:
     """Whole seconds until so many sequences and tokens have left these engines' queues at the current rate, at least 1.
 
-    1 if no engine has told anything.
+    1 if no engine has reported anything.
     """
     if not stats:
         return 1
@@ -351,20 +351,20 @@ class Queued(Protocol):
     """An engine that has a queue (`EngineLink`)."""
 
     last_facts: EngineReady | None  # with its limits
-    stats: EngineStats | None  # what it has told last
-    sent: Load  # what it was sent since
+    stats: EngineStats | None  # its last report
+    sent: Load  # what it was sent since then
 
 
 class QueueGate:
-    """Counts by sequences, by prompt tokens (a prompt with `n` sequences counts `n` times), and by turns.
+    """Limits the queue by sequences, by prompt tokens (a prompt with `n` sequences counts `n` times), and by turns.
 
-    The queues of several engines count as one: what waits in them is added, and so are their limits.
+    The queues of several engines count as one: their waiting requests are added up, and so are their limits.
     """
 
     def __init__(self, options: SchedulerOptions, engines: Callable[[], Sequence[Queued]]) -> None:
-        """`engines` returns those that a request may wait at.
+        """`engines` returns the engines at which a request may wait.
 
-        `options` apply until an engine reports its own: a frontend started on its own has no such options.
+        `options` apply until an engine reports its own: a frontend that was started alone does not know them.
         """
         self._options = options
         self._engines = engines
@@ -372,11 +372,11 @@ class QueueGate:
 
     @property
     def stats(self) -> list[EngineStats]:
-        """What these engines have told last."""
+        """The engines' last reports."""
         return [each.stats for each in self._engines() if each.stats is not None]
 
     def check(self, num_seqs: int = 1, num_tokens: int = 0, tenant: str | None = None) -> None:
-        """Refuse what would not fit, or would wait too long for its turn. Without a tenant: as the busiest one.
+        """Refuse a request that would not fit, or would wait too long for its turn. No tenant: as for the busiest one.
 
         A request that finds the queue empty is admitted, however many tokens it has.
 
@@ -389,7 +389,7 @@ class QueueGate:
         num_ended = sum(each.num_ended for each in sent)
         num_free_rows = sum(each.num_rows - each.num_running for each in told if not each.num_waiting)
         num_waiting = sum(each.num_waiting for each in told) + sum(each.num_seqs for each in (*sent, reserved))
-        num_waiting -= num_ended + num_free_rows  # newer requests went straight to free rows
+        num_waiting -= num_ended + num_free_rows  # requests sent since the reports went straight to free rows
         num_tokens_waiting = sum(each.num_waiting_tokens for each in told)
         num_tokens_waiting += sum(each.num_tokens for each in (*sent, reserved))
         if told and num_waiting <= 0:
@@ -436,7 +436,7 @@ class QueueGate:
             self._reserved.take(tenant, num_seqs, num_tokens)
 
     def _limits(self, engines: Sequence[Queued]) -> tuple[int, int]:
-        """Of sequences and tokens: the engines' own, and as long as these are unknown those of the options."""
+        """The limits for sequences and tokens: the engines' own, or those of the options while they are unknown."""
         options, facts = self._options, [each.last_facts for each in engines]
         return (
             sum((each is not None and each.max_num_queued_seqs) or options.max_num_queued_seqs for each in facts),
@@ -444,7 +444,7 @@ class QueueGate:
         )
 
     def _counts(self, engines: Sequence[Queued]) -> list[WaitingTenant]:
-        """What each tenant has waiting, as far as known here."""
+        """How much waits for each tenant, as far as known here."""
         groups, seqs = self._reserved.groups.copy(), self._reserved.seqs.copy()
         for engine in engines:
             groups.update(engine.sent.groups)

@@ -1,7 +1,7 @@
-"""Which engines a request may go to, and which may compute its prompt, by what they say they do.
+"""Which engines a request may go to, and which may compute its prompt, by the roles that the engines report.
 
-A request belongs to an engine that decodes. While there is one of the role "decode", its prompts go to engines of the
-role "prefill", if there are any. Nobody waits for a role: prefill engines serve alone when no other engine is there.
+A request belongs to an engine that decodes. An engine with the role "decode" gives its prompts to engines with the
+role "prefill", if there are any. No request waits for a role: if only prefill engines are left, they serve alone.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from penstock.frontend.engine.link import EngineLink
 
 MAX_PREFILL_ENGINES = 4
-"""Those named in a request: the second is for the case that the first is lost."""
+"""How many are named in a request: the second is used if the first is lost, and so on."""
 
 
 def serving(links: list[EngineLink]) -> list[EngineLink]:
-    """Of the links that take requests those that get them: without prefill engines, if there are others."""
+    """Of the links that take requests, those that should get them: no prefill engines if there are others."""
     return [link for link in links if link.facts is not None and link.facts.role != "prefill"] or links
 
 

@@ -1,4 +1,4 @@
-"""What a book of live requests asks of the one who chooses among its engines."""
+"""The interface between the book of live requests and the router that chooses among its engines."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -10,28 +10,28 @@ if TYPE_CHECKING:
 
 
 class Router(Protocol):
-    """Chooses the engine of each request, where there are several (`frontend/engine/router/`). It never waits."""
+    """Chooses the engine of each request if there are several (`frontend/engine/router/`). It never waits."""
 
     def join(self, link: EngineLink, label: str) -> None:
-        """There is one more engine; its link is not open yet."""
+        """An engine joins; its link is not open yet."""
 
     def leave(self, link: EngineLink) -> None:
-        """An engine is used no more."""
+        """An engine is no longer used."""
 
     def lost(self, link: EngineLink) -> None:
-        """An engine is gone. It may come back, and has nothing cached then."""
+        """An engine is gone. If it comes back, it has nothing cached."""
 
     def choose(self, live: "LiveRequest", links: Sequence[EngineLink]) -> EngineLink:
-        """Return the engine for a request, one of these, which take requests; there is at least one.
+        """Return the engine for a request: one of `links`, at least one, all of which take requests.
 
-        If it can, not one that the request has tried.
+        Avoids engines that the request has tried, if possible.
         """
 
     def sent(self, live: "LiveRequest", link: EngineLink) -> None:
-        """It was sent to the engine that was chosen just now."""
+        """The request was sent to the engine that was just chosen."""
 
     def refused(self, link: EngineLink) -> None:
-        """An engine's queue was full for a request, which goes to another one."""
+        """An engine's queue had no room for a request, which goes to another engine."""
 
     def gone(self, live: "LiveRequest") -> None:
-        """No engine has it any more. Idempotent."""
+        """No engine has the request any more. Idempotent."""

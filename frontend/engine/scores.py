@@ -2,9 +2,9 @@
 
     delta.logprobs --read_scores--> TokenScore --HeldScores--> ShownToken, in the event with its text
 
-A token's entry waits as long as its text does: for the rest of a character, or because the text may become a stop
-string. At the end of a sequence every sampled token has had its entry, as it has its id in `token_ids`, including those
-of a stop string, and the stop token.
+A token's entry is held back as long as its text is: until a character is complete, or because the text may become a
+stop string. At the end of a sequence every sampled token has its entry, just as it has its id in `token_ids`. That
+includes the tokens of a stop string, and the stop token.
 """
 
 import struct
@@ -57,7 +57,7 @@ def read_scores(table: TokenLogprobs) -> list[TokenScore]:
 
 
 def num_scored(pieces: list[TokenLogprobs]) -> int:
-    """Return how many tokens they contain."""
+    """Return how many tokens the pieces contain."""
     return sum(len(table.ranks) for table in pieces) // 4
 
 
@@ -68,18 +68,18 @@ class HeldScores:
 
     def __init__(self) -> None:
         self._held: deque[ShownToken] = deque()
-        self._ends: deque[int] = deque()  # the text's length up to which each must be shown, where it is known
+        self._ends: deque[int] = deque()  # how long the shown text must be to release each entry, as far as known
         self._num_characters = 0
 
     def take(self, score: TokenScore, text: str) -> None:
-        """Take a token and the characters that it completes; without any, it is released with the next ones."""
+        """Take a token and the characters that it completes; if there are none, it is released with the next ones."""
         self._held.append(ShownToken(score, self._num_characters))
         if text:
             self._num_characters += len(text)
             self._ends.extend([self._num_characters] * (len(self._held) - len(self._ends)))
 
     def release(self, num_shown: int) -> list[ShownToken]:
-        """Those whose text is within the first `num_shown` characters."""
+        """Release the entries whose text is within the first `num_shown` characters."""
         released = []
         while self._ends and self._ends[0] <= num_shown:
             self._ends.popleft()
@@ -87,7 +87,7 @@ class HeldScores:
         return released
 
     def release_all(self) -> list[ShownToken]:
-        """The sequence has ended."""
+        """Release all entries: the sequence has ended."""
         released = list(self._held)
         self._held.clear()
         self._ends.clear()

@@ -1,1 +1,1 @@
-"""Which engine a request goes to, where a frontend has several. It never waits, and what it knows may be old."""
+"""Chooses the engine for a request if there are several. It never waits, and what it knows may be out of date."""

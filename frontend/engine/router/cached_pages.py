@@ -1,9 +1,9 @@
-"""What one engine has cached, as it tells (`CacheEvents`), and what it is about to have.
+"""What one engine has cached by its own reports (`CacheEvents`), and what it will have soon.
 
-    told       pages by their short keys, on the device, on the host, or both; forgotten by age at a bound
-    expected   pages of prompts that were sent there, for a while: nobody has told of them yet
+    told       pages by their short keys, on the device, on the host, or both; the oldest are forgotten at a limit
+    expected   pages of prompts that were sent there a short while ago: the engine has not reported them yet
 
-Whoever misses a message asks for a snapshot, and goes on with what is known until it comes.
+After a missed message a snapshot is requested; until it comes, the known pages are used.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,16 +15,16 @@ from penstock.ipc.codec import MalformedMessage, unpack_uint64
 from penstock.ipc.messages import CacheEvents
 
 MAX_PAGES = 1 << 19
-"""Of one engine: some 60 MB at most. With pages of 16 tokens that is the KV of eight million tokens."""
+"""Limit for one engine: some 60 MB at most. With pages of 16 tokens that is the KV of eight million tokens."""
 
 MAX_EXPECTED, EXPECT_SECONDS = 1 << 16, 10.0
-"""Pages, and how long they are expected: sooner or later they are told, or the request has ended before."""
+"""Limit of expected pages, and how long they are expected: by then they were reported, or the request has ended."""
 
 _FORGOTTEN_AT_ONCE = 16
-"""Part of the bound: one in so many."""
+"""At the limit, one page in this many is forgotten at once."""
 
 _ASK_AGAIN_SECONDS, _PART_SECONDS = 2.0, 5.0
-"""Between two questions; and between two parts of a snapshot, of which the last ones may be lost."""
+"""Least time between two questions; most time between two parts of a snapshot, whose last parts may be lost."""
 
 _ON_DEVICE, _ON_HOST = 1, 2
 
@@ -32,22 +32,22 @@ _ON_DEVICE, _ON_HOST = 1, 2
 class Found(NamedTuple):
     """Pages at the start of a prompt."""
 
-    num_device: int = 0  # or expected there
+    num_device: int = 0  # on the device, or expected there
     num_host: int = 0
-    """Those that have to be copied first."""
+    """Pages on the host only, which have to be copied first."""
 
 
 class CachedPages:
-    """One engine's. `ask` asks it for a snapshot."""
+    """The cached pages of one engine. `ask` asks the engine for a snapshot."""
 
     def __init__(self, ask: Callable[[], object], max_pages: int = MAX_PAGES) -> None:
         self._ask = ask
         self._max_pages = max_pages
         self._asked_at = -_ASK_AGAIN_SECONDS
-        self._places: dict[int, int] = {}  # in the order in which they were last told or found, if it is crowded
+        self._places: dict[int, int] = {}  # in the order of their last report or, when crowded, use
         self._expected: dict[int, float] = {}  # until when
         self._number: int | None = None  # of the latest message; None: a snapshot has to come first
-        self._part: int | None = None  # of a snapshot that is being told
+        self._part: int | None = None  # the latest part of a snapshot that is not complete yet
         self._part_at = 0.0
         self.num_gaps = 0
         self.page_size = 0  # tokens; 0: nothing is cached
@@ -56,16 +56,16 @@ class CachedPages:
 
     @property
     def num_pages(self) -> int:
-        """Known pages."""
+        """The number of known pages."""
         return len(self._places)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all was told, and no message is missing."""
+        """Whether everything was reported, and no message is missing."""
         return self._number is not None and self._part is None
 
     def take(self, events: CacheEvents) -> None:
-        """Learn from the engine's latest message.
+        """Apply the engine's latest message.
 
         Raises:
             MalformedMessage: if it cannot be read.
@@ -94,7 +94,7 @@ class CachedPages:
                 del self._places[key]
 
     def expect(self, keys: Iterable[int]) -> None:
-        """A prompt with these pages goes there."""
+        """A prompt with these pages is sent to the engine."""
         until, expected = monotonic() + EXPECT_SECONDS, self._expected
         for key in keys:
             if key not in self._places:
@@ -105,7 +105,7 @@ class CachedPages:
                 del expected[key]
 
     def find(self, keys: Iterable[int]) -> Found:
-        """Return how much of a prompt's start is there; `keys` are asked for one by one, until one is not."""
+        """Return how much of a prompt's start is cached; takes `keys` one by one, up to the first that is not."""
         places, expected = self._places, self._expected
         is_crowded, now = len(places) > self._max_pages // 2, monotonic()
         num_device = num_host = 0
@@ -116,7 +116,7 @@ class CachedPages:
                     break
                 num_device += 1
                 continue
-            if is_crowded:  # what is in use is not old
+            if is_crowded:  # pages in use must not count as old
                 places[key] = places.pop(key)
             if place & _ON_DEVICE:
                 num_device += 1
@@ -125,11 +125,11 @@ class CachedPages:
         return Found(num_device, num_host)
 
     def forget(self) -> None:
-        """The engine is gone: whatever comes next begins with a snapshot."""
+        """Forget everything: the engine is gone, and its next messages must begin with a snapshot."""
         self._places, self._expected, self._number, self._part = {}, {}, None, None
 
     def known(self) -> dict[int, int]:
-        """Return all known pages; for checks. 1: on the device, 2: on the host, 3: on both."""
+        """Return the place of every known page, for checks. 1: on the device, 2: on the host, 3: on both."""
         return dict(self._places)
 
     def _follows(self, events: CacheEvents) -> bool:

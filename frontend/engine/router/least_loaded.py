@@ -1,4 +1,4 @@
-"""Where the least waits, whatever is cached."""
+"""Chooses the less loaded engine, whatever is cached."""
 
 from collections.abc import Sequence
 from random import Random
@@ -9,7 +9,7 @@ from penstock.frontend.engine.router.prompt import Prompt
 
 
 class LeastLoaded:
-    """The one of two engines at random that has less to do."""
+    """Chooses the less loaded of two random engines."""
 
     uses_cache = False
 

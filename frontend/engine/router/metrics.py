@@ -1,10 +1,10 @@
-"""What the router counts."""
+"""The router's metrics."""
 
 from prometheus_client import CollectorRegistry, Counter
 
 
 class RouterMetrics:
-    """Counters of one frontend's choices, in the registry of all that it counts."""
+    """Counters of one frontend's choices, in the frontend's registry of metrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(

@@ -1,4 +1,4 @@
-"""What a way of choosing engines is given, and what it says."""
+"""What a routing policy is given, and what it returns."""
 
 from collections.abc import Sequence
 from random import Random
@@ -13,23 +13,24 @@ class Choice(NamedTuple):
 
     engine: Engine
     reason: str  # a word or two, for the metrics
-    num_expected: int = 0  # tokens of the prompt that should be cached there
+    num_expected: int = 0  # prompt tokens that should be cached at the engine
 
 
 class Policy(Protocol):
-    """One way of choosing."""
+    """One routing policy."""
 
     uses_cache: bool
-    """Whether engines have to tell what they have cached."""
+    """Whether engines have to report what they have cached."""
 
     def choose(self, prompt: Prompt, engines: Sequence[Engine]) -> Choice:
-        """Choose one of these, which are ready; there is at least one. It must return at once."""
+        """Choose one of `engines`, at least one, all ready. Must return at once."""
 
 
 def two_of(engines: Sequence[Engine], rng: Random) -> Sequence[Engine]:
-    """Return two of them at random, or all if there are no more.
+    """Return two random engines, or all if there are no more than two.
 
-    The better of two random choices is nearly as good as the best of all, and frontends that all know the same old
-    figures do not all choose the same one (Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 1996).
+    The better of two random choices is nearly as good as the best of all. It also keeps frontends with the same old
+    figures from all choosing the same engine (Mitzenmacher, The Power of Two Choices in Randomized Load Balancing,
+    1996).
     """
     return rng.sample(engines, 2) if len(engines) > 2 else engines

@@ -8,11 +8,11 @@ from penstock.ipc.messages import ImageRef
 from penstock.ipc.page_keys import image_marks, namespace_of, short_keys
 
 _Kind = tuple[int, int, bool]
-"""Page size, longest usual prompt, whether each longer one is special: engines that have these in common share keys."""
+"""Page size, longest usual prompt, whether each longer one is special: engines with equal values share keys."""
 
 
 class Prompt:
-    """What must be known before a sequence's next token: its prompt, and its outputs if it has moved."""
+    """The tokens before a sequence's next token: its prompt, and its outputs if it has moved."""
 
     __slots__ = ("_images", "_keys", "_num_prompt_tokens", "_rest", "_salt", "_tokens", "num_sequences", "num_tokens")
 
@@ -25,14 +25,14 @@ class Prompt:
         self._salt = salt
         self._num_prompt_tokens = num_prompt_tokens
         self._keys: dict[_Kind, list[int]] = {}
-        self._rest: dict[_Kind, Iterator[int]] = {}  # keys that nobody has asked for
+        self._rest: dict[_Kind, Iterator[int]] = {}  # keys that were not needed so far
         self.num_tokens = len(tokens) // 4
         self.num_sequences = num_sequences
 
     def keys(self, cached: CachedPages) -> Iterator[int]:
-        """Yield the short keys of its full pages, as this engine makes them; each is made once, when it is asked for.
+        """Yield the short keys of the prompt's full pages as this engine makes them; each is computed once, on demand.
 
-        The last token is computed in any case, so no page ends with it.
+        The last token is computed in any case, so a page that ends with it is left out.
         """
         size = cached.page_size
         if not size:

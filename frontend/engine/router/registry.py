@@ -1,4 +1,4 @@
-"""The ways of choosing an engine, by their names in `--routing`."""
+"""The routing policies, by their names in `--routing`."""
 
 from collections.abc import Callable
 from random import Random

@@ -1,4 +1,4 @@
-"""One after the other, whatever they have to do."""
+"""Chooses engines in turn, whatever their load."""
 
 from collections.abc import Sequence
 from random import Random
@@ -9,7 +9,7 @@ from penstock.frontend.engine.router.prompt import Prompt
 
 
 class RoundRobin:
-    """Each engine in turn; a frontend begins at a random one."""
+    """Chooses each engine in turn; a frontend begins at a random one."""
 
     uses_cache = False
 

@@ -1,4 +1,4 @@
-"""The router of one frontend: asks the policy, and keeps count of what was sent where."""
+"""The router of one frontend: asks the policy, and counts what was sent to each engine."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +19,7 @@ from penstock.ipc.messages import CacheEvents, SequenceDelta
 
 
 def router_for(config: Config, num_engines: int, registry: CollectorRegistry) -> "EngineRouter | None":
-    """Return the router that the options ask for; None where there is nothing to choose."""
+    """Return the router that the options ask for; None if there is nothing to choose."""
     return EngineRouter(config.frontend.routing, config.scheduler, registry) if num_engines > 1 else None
 
 
@@ -29,8 +29,8 @@ class EngineRouter:
     def __init__(
         self, policy: str, limits: SchedulerOptions, registry: CollectorRegistry, seed: int | None = None
     ) -> None:
-        """`policy`: a name in the registry of policies; `limits`: of queues whose engines report none; `registry`: for
-        its counters."""
+        """`policy`: a name in the registry of policies; `limits`: for the queues of engines that report none;
+        `registry`: for the router's counters."""
         self._limits = limits
         self._policy = POLICIES[policy](Random(seed))
         self._metrics = RouterMetrics(registry)
@@ -76,7 +76,7 @@ class EngineRouter:
         while not choice.engine.has_room(request):
             engines.remove(choice.engine)
             if not engines:
-                choice = first  # its scheduler has the last word
+                choice = first  # the scheduler itself decides whether it has room
                 break
             choice = self._policy.choose(prompt, engines)
         self._chosen = live, prompt, choice
@@ -107,7 +107,7 @@ class EngineRouter:
         self._metrics.refused.labels(self._engines[link].label).inc()
 
     def begun(self, live: LiveRequest, num_found: int) -> None:
-        """A request has its first token, and so many tokens were found cached."""
+        """A request has its first token, and `num_found` of its tokens were cached."""
         routed = self._routed.get(live)
         if routed is not None and not routed.has_begun:
             routed.has_begun = True
@@ -131,7 +131,7 @@ class _Routed:
 
 
 class _FirstToken:
-    """A request's sink until its first token: tells the router of that, and is gone."""
+    """A request's sink until its first token: tells the router of it, then takes itself out of the way."""
 
     def __init__(self, router: EngineRouter, live: LiveRequest) -> None:
         self._router = router
