@@ -2,9 +2,9 @@
 
 Checks of Host and Origin keep web pages from using a server that listens only on its own machine. A page may give its
 own host name the address 127.0.0.1 (DNS rebinding) and then send requests with that name as Host, as if the server were
-its own. So a server without keys that listens on a loopback address, or was given --allowed-hosts, answers only to
-localhost, to IP addresses, and to the names of that option. Any page may also send simple requests without a preflight:
-they carry its Origin, and routes where an empty POST changes something refuse origins that are not allowed.
+the page's own. So a server without keys that listens on a loopback address, or was given --allowed-hosts, answers only
+to localhost, to IP addresses, and to the names of that option. Any page may also send simple requests without a
+preflight. These carry the page's Origin, and routes where an empty POST changes something refuse disallowed origins.
 """
 
 import ipaddress
@@ -46,13 +46,13 @@ from penstock.frontend.json_size import JsonSize, TooManyValuesError
 from penstock.ipc.version import NAME
 
 Part = Literal["all", "public", "admin"]
-"""Which routes a listener has; those for probes are always included."""
+"""Which routes a listener has; routes for probes are always included."""
 
 SMALL_BODY_BYTES = 4096
-"""Bodies this small are cheap to decode, whatever they contain: most bodies need not be measured."""
+"""Bodies this small are cheap to decode, whatever they contain, so most bodies need not be measured."""
 
 MAX_HELD_BODIES = 32
-"""How many bodies of the largest size may be held half-read: a client may take its time with each last byte."""
+"""How many incomplete bodies of the largest size may be held: a client may delay its last byte as long as it likes."""
 
 _RETRY_SECONDS = 5
 
@@ -112,12 +112,12 @@ class _Mount:
                     headers={"Content-Type": reply.content_type, **_SERVER, **reply.headers},
                 )
                 if isinstance(request.error, MalformedRequest | UnsupportedTransfer):
-                    response.force_close()  # it is not certain where the request's body ends
+                    response.force_close()  # where the request's body ends is uncertain
                 await response.prepare(asked)
                 await response.write_eof()
                 request.num_sent = len(reply.body)
                 return response
-        except ConnectionError:  # noticed while writing; the handler's cleanup has aborted the work
+        except ConnectionError:  # writing failed; the handler's cleanup has aborted the work
             raise CancelledError from None
 
     def _request(self, route: Route, asked: web.Request) -> Request:
@@ -150,7 +150,7 @@ class _Mount:
 
 
 def refusing(method: str, path: str, allowed: Collection[str] = ()) -> Route:
-    """A route for a path that has none for this method; `allowed` are the methods that it has routes for."""
+    """A route that refuses requests for which there is none; `allowed` are the methods that the path has routes for."""
     error: ApiError = RouteNotFound(f"there is nothing at {path[:256]!r}")
     if allowed:
         names = ", ".join(sorted(allowed))
@@ -164,7 +164,7 @@ def refusing(method: str, path: str, allowed: Collection[str] = ()) -> Route:
 
 
 def _path_pattern(path: str, route: Route) -> str:
-    """As aiohttp writes it."""
+    """The path in aiohttp's syntax."""
     return path.replace("{id}", f"{{id:{route.argument}}}").replace("{item}", "{item:[^/]+}")
 
 
@@ -200,7 +200,7 @@ class Origins:
     """The Host and Origin rules of one listener."""
 
     def __init__(self, host: str, options: FrontendOptions) -> None:
-        """`host` is the address that it listens on."""
+        """`host` is the address that the listener has."""
         self._guards_host = is_loopback(host) or bool(options.allowed_hosts)
         self._allowed = frozenset(name.lower().rstrip(".") for name in (host, *options.allowed_hosts))
         self._pages = frozenset(options.cors_origins)
@@ -238,7 +238,7 @@ class Origins:
 
 
 def _check_framing(headers: Headers, *, is_new: bool) -> None:
-    """Raise if the body has a coding that is not supported, or that its version of HTTP does not know."""
+    """Raise if the body has a coding that is not supported, or that does not exist in its version of HTTP."""
     coding = _first(headers, "transfer-encoding")
     if coding is None:
         return
@@ -261,7 +261,7 @@ def _name_of(host: str) -> str:
 
 @lru_cache(256)
 def _is_safe(name: str) -> bool:
-    """Whether no page can reach this machine under this name: it needs no name server, or always means this machine."""
+    """Whether DNS rebinding is impossible with this name: it needs no name server, or always means this machine."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
@@ -286,11 +286,11 @@ class BodyReader:
 
         Args:
             headers: of the request.
-            next_piece: gives what has come of the body; nothing at its end.
+            next_piece: returns the next bytes of the body; empty at its end.
             any_type: the body is JSON, whatever the headers say.
 
         Raises:
-            UnsupportedMediaType: it is not JSON, or is compressed.
+            UnsupportedMediaType: the body is not JSON, or is compressed.
             BodyTooLarge: it has too many bytes.
             TooManyValues: it contains too many values, or too deeply nested ones.
             MalformedBody: it is not valid HTTP.
@@ -330,7 +330,7 @@ async def form(headers: Headers, next_piece: Callable[[], Awaitable[bytes]]) -> 
     """The body of a form, for a handler that reads it piece by piece within limits of its own.
 
     Raises:
-        UnsupportedMediaType: it is no form, or is compressed.
+        UnsupportedMediaType: the body is not a form, or is compressed.
     """
     _check_coding(headers)
     given = _first(headers, "content-type") or _NO_TYPE

@@ -1,9 +1,9 @@
-"""The exchange behind an ASGI server: the same routes and rules as `app.py`, where somebody else has the sockets.
+"""The exchange behind an ASGI server: the same routes and rules as `app.py`, but the other server has the sockets.
 
     receive: head, body ──▶ Request ──▶ Exchange.answer ──▶ send: head, pieces
-       `──── http.disconnect: what was under way for the request ends
+       `──── http.disconnect: the request's work ends
 
-Limits on connections (`connections.py`) are that server's to set. See https://asgi.readthedocs.io for the messages.
+Limits on connections (`connections.py`) are left to that server. See https://asgi.readthedocs.io for the messages.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class RouteTable:
                     self._exact.setdefault(path, {})[route.method] = route
 
     def find(self, method: str, path: str) -> tuple[Route, tuple[str, str]]:
-        """The route of a request, and its arguments; one that refuses it if there is none."""
+        """The route of a request, and its arguments; if there is none, a route that refuses the request."""
         wanted = "GET" if method == "HEAD" else method
         found = {name: (route, ("", "")) for name, route in self._exact.get(path, {}).items()}
         for pattern, route in self._patterns:
@@ -56,7 +56,7 @@ class AsgiApp:
     """All routes of one service, which must outlive it."""
 
     def __init__(self, service: Service, host: str = "", routes: Iterable[Route] = ROUTES) -> None:
-        """`host`: the address that its server listens on; empty: not a loopback address, or not known."""
+        """`host`: the address that the server listens on; empty: not a loopback address, or unknown."""
         options = service.config.frontend
         self._access = service.access
         self._exchange = Exchange(
@@ -121,7 +121,7 @@ class AsgiApp:
             line=partial(_request_line, scope),
             upload=partial(form, headers, client.next_piece),
         )
-        with suppress(OSError):  # the client has left, as `send` tells; leaving `answer` with it ends the work
+        with suppress(OSError):  # raised by `send` if the client has left; passing it through `answer` ends the work
             async with self._exchange.answer(route, request) as reply:
                 extra = self._cors.headers(origin)
                 if isinstance(reply, StreamReply):
@@ -148,18 +148,18 @@ def _request_line(scope: Message) -> str:
 
 
 class _Client:
-    """What a client sends: the pieces of a body, and, after it, that it has left."""
+    """What a client sends: the pieces of a body, and later the news that it has left."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._is_read = asyncio.Event()
 
     def skip_body(self) -> None:
-        """Nobody will read the body."""
+        """The body will not be read."""
         self._is_read.set()
 
     async def next_piece(self) -> bytes:
-        """Some more of the body; nothing at its end.
+        """The next bytes of the body; empty at its end.
 
         Raises:
             CancelledError: the client has left.
@@ -175,7 +175,7 @@ class _Client:
         return b""
 
     async def leave(self) -> None:
-        """Return when the client has left; nobody waits for that while the body is still being read."""
+        """Return when the client has left; does not listen for that until the body has been read."""
         await self._is_read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -187,7 +187,7 @@ async def _send_head(send: Send, status: int, headers: dict[str, str]) -> None:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """The server's start and end, which are not ours: the service was there before, and is closed later."""
+    """Answer the server's start and end. They do nothing here: the service starts earlier, and is closed later."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

@@ -1,4 +1,4 @@
-"""Limits on what a connection may do before and beside its requests: those that aiohttp itself does not set.
+"""Limits on what a connection may do before and beside its requests, as far as aiohttp does not set them.
 
     connected -> head -> body -> answer -> idle -> head -> ...
                   |       |         |      `-- aiohttp: closed after KEEPALIVE_SECONDS
@@ -7,7 +7,7 @@
                   `-- incomplete after head_timeout, however many bytes have come: closed
 
 aiohttp limits the size and the number of header fields, and stops reading while MAX_MSG_QUEUE_SIZE pipelined
-requests wait. Deadlines are checked once a second for all connections together: a timer for each would cost
+requests wait. Deadlines are checked once a second for all connections together, because a timer for each would cost
 more than the requests. A connection beyond max_connections gets a one-line answer, and is closed.
 """
 
@@ -34,32 +34,32 @@ WATCH_SECONDS = 1.0
 
 MAX_HEADER_FIELDS = 128
 MAX_HEADER_BYTES = 8190
-"""For the request line, and for each field."""
+"""Limit for the request line, and for each header field."""
 
 READING_BYTES = 16 << 10
-"""A client that takes less than this of its waiting bytes within slow_reader_timeout counts as not reading."""
+"""A client that reads less than this of its waiting bytes within slow_reader_timeout counts as not reading."""
 
 WRITE_BUFFER_BYTES = 8 << 10
-"""How much is buffered here for a client before its stream is held up. TLS would buffer sixty times as much."""
+"""How much is buffered here for a client before its stream has to wait. TLS would buffer sixty times as much."""
 
 OTHER_DESCRIPTORS = 128
-"""Open files of a frontend besides its clients' connections, with room to spare: sockets, pipes, helper processes."""
+"""A generous estimate of a frontend's open files besides client connections: sockets, pipes, helper processes."""
 
 NO_DESCRIPTORS_SECONDS = 60.0
-"""Between two log lines about connections that cannot be accepted."""
+"""Time between two log lines about connections that cannot be accepted."""
 
 LISTEN_BACKLOG = 4096
 """Connections that may wait to be accepted: a thousand clients may come at once."""
 
 SEND_BUFFER_BYTES, UNSENT_BYTES = 64 << 10, 4 << 10
-"""What the system buffers for a client: in total, and the part not yet sent because the other side has no room.
-By default it would be megabytes: minutes of output."""
+"""What the kernel buffers for a client: in total, and the part not yet sent because the other side has no room.
+The default would be megabytes: minutes of output."""
 
 TLS_SHUTDOWN_SECONDS = 5.0
 """How long closing a TLS connection waits for the client."""
 
 CountClosed = Callable[[str], None]
-"""Gets why a connection was closed: "head_timeout", "body_timeout", "slow_reader_timeout" or "max_connections"."""
+"""Called with why a connection was closed: "head_timeout", "body_timeout", "slow_reader_timeout", "max_connections"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def connections_within_limit(wanted: int) -> int:
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's protocol, which also records how long it has been waiting for its client: to send, or to read."""
+    """aiohttp's protocol. It also records how long it has been waiting for its client to send, or to read."""
 
     __slots__ = (
         "_body", "_count_closed", "_head_is_due", "_heard_at", "_max_connections", "_num_heads", "_num_unread",
@@ -104,9 +104,9 @@ class Connection(web.RequestHandler):
         self._count_closed = count_closed
         self._body: StreamReader = EMPTY_PAYLOAD  # of the last request with a complete head
         self._num_heads = 0
-        self._head_is_due = True  # the first byte of a head has come (or the connection, for the first one)
+        self._head_is_due = True  # a head has begun: its first byte has come (for the first head: the connection)
         self._heard_at = monotonic()  # when the head began, or the last byte of the body came
-        self._num_unread = 0  # bytes that were waiting for the client when it last took some
+        self._num_unread = 0  # bytes that were waiting for the client when it last read some
         self._unread_since = 0.0
         self.was_too_slow = False
 
@@ -125,7 +125,7 @@ class Connection(web.RequestHandler):
         was_in_body = not self._body.is_eof()
         super().data_received(data)
         if self._request_count != self._num_heads:
-            if not self._body.is_eof():  # no new message can come before the last one ends: this is aiohttp's error
+            if not self._body.is_eof():  # a new message before the last one's end is how aiohttp reports an error
                 self._break_body()
             self._num_heads = self._request_count
             self._head_is_due = False
@@ -139,7 +139,7 @@ class Connection(web.RequestHandler):
             self._heard_at = monotonic()
 
     def _break_body(self) -> None:
-        """The bytes received are not HTTP: fail the reader of the body; after its answer the connection ends."""
+        """The bytes received are not HTTP: fail the reader of the body, and close the connection after its answer."""
         self._body.set_exception(BadHttpMessage("the rest of it is not HTTP"))
         self._body.feed_eof()
         self.close()
@@ -150,12 +150,12 @@ class Connection(web.RequestHandler):
         self._unread_since = monotonic()
 
     async def drained(self) -> None:
-        """Wait until the client has taken what is buffered; at once if it keeps up. aiohttp waits every 64 KiB."""
+        """Wait until the client has read what is buffered; at once if it keeps up. aiohttp waits every 64 KiB."""
         if self._paused:
             await self._drain_helper()
 
     def close_if_late(self, now: float, timeouts: Timeouts) -> None:
-        """Close this connection if its client is late in sending (unless we do not read), or does not read."""
+        """Close this connection if its client sends too slowly (unless reading is paused), or does not read."""
         if self._paused:
             self._drop_if_unread(now, timeouts.reading)
         if self._reading_paused or self._buffer_paused or self._force_close:
@@ -179,7 +179,7 @@ class Connection(web.RequestHandler):
             self.was_too_slow = True
             self._count_closed("slow_reader_timeout")
             if self.transport is not None:
-                self.transport.abort()  # a normal close would wait until all is read
+                self.transport.abort()  # a normal close would wait until everything is read
 
     def _num_buffered(self) -> int:
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
@@ -276,13 +276,13 @@ def _has_descriptors() -> bool:
 
 
 def drain(request: web.BaseRequest) -> Callable[[], Awaitable[None]]:
-    """Return what to await between a stream's pieces, so that at most WRITE_BUFFER_BYTES and a piece wait."""
+    """Return what to await between a stream's pieces, so that at most WRITE_BUFFER_BYTES plus a piece are buffered."""
     protocol = request.protocol
     return protocol.drained if isinstance(protocol, Connection) else protocol._drain_helper
 
 
 def was_too_slow(request: web.BaseRequest) -> bool:
-    """Whether the request's connection was closed because its client did not read."""
+    """Whether the request's connection was closed because the client did not read."""
     return isinstance(request.protocol, Connection) and request.protocol.was_too_slow
 
 

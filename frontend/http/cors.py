@@ -18,37 +18,37 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9._-]+(, ?[A-Za-z0-9._-]+)*")
 
 
 class Cors:
-    """The pages of these origins may read answers, and no others; without any, no answer says a word."""
+    """Lets pages of these origins, and no others, read answers; without origins, answers get no CORS headers."""
 
     def __init__(self, origins: tuple[str, ...]) -> None:
         self.origins = origins
 
     def headers(self, origin: str | None) -> dict[str, str]:
-        """What every answer to a request with this Origin says."""
+        """The headers of every answer to a request with this Origin."""
         if not self.origins:
             return {}
-        vary = {"Vary": "Origin"}  # otherwise a cache would give one origin's answer to another
+        vary = {"Vary": "Origin"}  # otherwise a cache could give one origin's answer to another
         if origin not in self.origins:
             return vary
         return vary | {"Access-Control-Allow-Origin": origin or "", "Access-Control-Expose-Headers": _EXPOSED}
 
     def preflight(self, method: str, header: Callable[[str], str | None]) -> dict[str, str] | None:
-        """The further headers of the answer to a preflight, whose status is 204; None if the request is none.
+        """The further headers of the answer to a preflight, whose status is 204; None if the request is not one.
 
-        It needs no key, and the answer is the same for all paths. `header` gives a header's value by its name.
+        A preflight needs no key, and its answer is the same for all paths. `header` returns a header's value by name.
         """
         is_asked = method == "OPTIONS" and header("access-control-request-method") is not None
         if not is_asked or header("origin") not in self.origins:
             return None
         headers = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": str(_MAX_AGE_SECONDS)}
         names = header("access-control-request-headers") or ""
-        if _HEADER_NAMES.fullmatch(names):  # client libraries add their own: allow whichever the page wants
+        if _HEADER_NAMES.fullmatch(names):  # client libraries add headers of their own: allow all that the page wants
             headers["Access-Control-Allow-Headers"] = names
         return headers
 
 
 def allow_origins(app: web.Application, origins: tuple[str, ...]) -> None:
-    """Let pages of these origins read the answers of `app`, and no others; without any, nothing changes."""
+    """Let pages of these origins, and no others, read the answers of `app`; without origins, nothing changes."""
     if not origins:
         return
     cors = Cors(origins)

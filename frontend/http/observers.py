@@ -1,4 +1,4 @@
-"""Who is told of each request that has ended: as the options ask, and imported only then."""
+"""The observers of ended requests that the options ask for; their code is imported only then."""
 
 from typing import Protocol
 
@@ -7,20 +7,20 @@ from penstock.frontend.exchange.exchange import Observer
 
 
 class Observing(Protocol):
-    """One of them."""
+    """One observer."""
 
     @property
     def note(self) -> Observer: ...
 
     def reopen(self) -> None:
-        """A file may have been moved away."""
+        """Open files again: they may have been moved away."""
 
     async def close(self) -> None:
-        """No more requests come."""
+        """Finish: no more requests will come."""
 
 
 def observing(options: FrontendOptions) -> list[Observing]:
-    """Those of these options.
+    """The observers that these options ask for.
 
     Raises:
         ConfigError: if a file cannot be opened.

@@ -23,7 +23,7 @@ _REQUIRED: dict[type, tuple[str, ...]] = {
     anthropic.CountTokensRequest: ("messages",),
     BatchRequest: ("input_file_id", "endpoint", "completion_window"),
 }
-"""Fields that a request must have. The structs make them optional, so that their absence is our own error."""
+"""Fields that a request must have. The structs make them optional, so that we can write the error ourselves."""
 
 _REASONS = {
     400: "The request must be changed.",

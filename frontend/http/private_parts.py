@@ -1,6 +1,6 @@
 """The private parts of libraries that this package uses: checked when a frontend starts.
 
-The version bounds in pyproject.toml exclude other releases. Whoever installs one anyway is told which part is missing.
+The version bounds in pyproject.toml exclude other releases. If one is installed anyway, an error names the part.
 """
 
 import inspect
@@ -40,7 +40,7 @@ def check_private_parts() -> None:
 
 
 def _has(owner: type, name: str) -> bool:
-    """Whether instances have an attribute: of the class, or assigned by one of its methods."""
+    """Whether instances have an attribute: one of the class, or one that a method assigns."""
     if hasattr(owner, name):
         return True
     methods = [method for kind in owner.__mro__ for method in vars(kind).values() if inspect.isfunction(method)]

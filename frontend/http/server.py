@@ -76,7 +76,7 @@ class Server:
             count_closed=lambda reason: self.service.metrics.closed_connections.labels(reason).inc(),
             access_log=None,
             keepalive_timeout=KEEPALIVE_SECONDS,
-            shutdown_timeout=1.0,  # for handlers that still run after the drain
+            shutdown_timeout=1.0,  # for handlers that are still running after the drain
             auto_decompress=False,
             logger=_http_logger(),
         )
@@ -104,13 +104,13 @@ class Server:
             self._batches = BatchRunner(self.service, self.service.database, by_path)
 
     def end(self, *, at_once: bool) -> None:
-        """Begin to stop: running streams may finish, or get an error now if `at_once`, even during a drain."""
+        """Begin to stop: running streams may finish, but with `at_once` they get an error now, even during a drain."""
         if at_once:
             self._hurry.set()
         self.stopped.set()
 
     def reload(self) -> None:
-        """Read the key file and the certificate again; one that cannot be used changes nothing."""
+        """Read the key file and the certificate again; a file that cannot be used changes nothing."""
         options = self._config.frontend
         for each in self._observing:
             each.reopen()
@@ -124,7 +124,7 @@ class Server:
             log.error("the API keys stay unchanged", reason=str(error))
         try:
             if self._tls is not None:
-                load_tls(options)  # a trial: a key that does not belong to the certificate would break both
+                load_tls(options)  # try first: loading a key that does not fit the certificate would break both
                 load_certificate(self._tls, options)
                 log.info("read the certificate again", file=options.tls_certificate)
         except ConfigError as error:
@@ -164,7 +164,7 @@ class Server:
 
 
 class _OneLine(logging.Handler):
-    """Logs aiohttp's messages (mostly about invalid HTTP) as one of our lines, without a traceback."""
+    """Logs each of aiohttp's messages (mostly about invalid HTTP) as one line of our log, without a traceback."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None

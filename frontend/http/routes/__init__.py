@@ -1,6 +1,7 @@
 """The routes, declared once: listeners and the API's description (`openapi.py`) are generated from them.
 
-One file for each API. A new one: its handlers in a room of their own, a file here, and a line below.
+There is one file for each API. To add an API, put its handlers into a folder of their own, and add a file here and a
+line below.
 """
 
 from penstock.frontend.api.service import Service

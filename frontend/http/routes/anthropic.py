@@ -30,10 +30,10 @@ ROUTES = (
 
 MODELS = _Route("GET", "/v1/models", models.list_models, errors=(400, 500))
 MODEL = _Route("GET", "/v1/models/{id}", models.show_model, errors=LOOKS_UP)
-"""What answers who asks OpenAI's routes of these paths with `anthropic-version`."""
+"""Answers requests with `anthropic-version` in place of OpenAI's routes with the same paths."""
 
 
 def for_anthropic(route: Route) -> Route:
-    """The route, with errors as Anthropic's clients read them if they ask."""
+    """The route, with errors in Anthropic's shape for Anthropic's clients."""
     theirs = replace(route, error_shape=ANTHROPIC, id_headers=_ID_HEADERS)
     return replace(route, for_header=((VERSION, theirs),))

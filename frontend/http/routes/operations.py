@@ -1,4 +1,4 @@
-"""For those who run the server: probes, metrics, engines, what requests are doing."""
+"""Routes for administrators: probes, metrics, engines, what requests are doing."""
 
 from penstock.frontend import schema
 from penstock.frontend.api import engines, operations

@@ -1,4 +1,4 @@
-"""What engines do, for those who run the server."""
+"""What engines do, for administrators."""
 
 from penstock.frontend.exchange.exchange import Route
 from penstock.frontend.http.routes.statuses import READS_BODY
