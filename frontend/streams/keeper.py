@@ -3,8 +3,8 @@
     POST with x-resumable ──answer──▶ handler in a task of its own ──▶ KeptStream ──▶ reader: this connection
     GET /v1/streams/{id}  ──find────▶ here, or at another frontend of the launch (`siblings.py`)
 
-A live stream counts with all the bytes that it may take, one that has ended with those that it has. When there is no
-room for a new one, those go that have ended and nobody reads, the longest first.
+A live stream counts with all the bytes that it may take, an ended one with the bytes that it has. If there is no room
+for a new stream, ended streams without a reader are dropped, the oldest first.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.streams.kept import Bounds, KeptStream
 
 STREAM_HEADER = "x-penstock-stream"
-"""Tells the path under which a stream can be continued."""
+"""The header with the path at which a stream can be continued."""
 
 PATH = "/v1/streams/"
 
@@ -40,18 +40,18 @@ class StreamsFull(ApiError, status=429, type="rate_limit_error", code="streams_f
 
 
 class StreamStopped(ApiError, status=499, code="stream_stopped"):
-    """Its client has stopped it."""
+    """The client has stopped the stream."""
 
 
 class StreamKeeper:
-    """Lives in a running event loop until `close`."""
+    """The kept streams; lives in a running event loop until `close`."""
 
     def __init__(self, max_bytes: int, bounds: Bounds) -> None:
-        """At most `max_bytes` are kept (0: nothing is), of each stream what `bounds` says."""
+        """Keeps at most `max_bytes` (0: keeps no streams); `bounds` limits each stream."""
         self.is_on = max_bytes > 0
         self._max_bytes = max(max_bytes, bounds.num_bytes)
         self._bounds = bounds
-        self._streams: dict[tuple[str, str], KeptStream] = {}  # in the order of their beginning
+        self._streams: dict[tuple[str, str], KeptStream] = {}  # in the order in which they began
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -62,9 +62,9 @@ class StreamKeeper:
         """See `exchange.replies.Keeper`.
 
         Raises:
-            StreamExists: the owner has a stream with the request's id.
-            StreamsFull: as it says.
-            ApiError: by the handler.
+            StreamExists: the owner already has a stream with the request's id.
+            StreamsFull: there is no room for another stream.
+            ApiError: raised by the handler.
         """
         if not self.is_on:
             record.warnings.append(f"{RESUMABLE_HEADER}: no effect, this server keeps no streams")
@@ -78,7 +78,7 @@ class StreamKeeper:
         work = asyncio.create_task(self._begin(kept, record, handling, ended))
         try:
             reply, record.is_kept = await asyncio.shield(work)
-        except asyncio.CancelledError:  # the client has left: the handler goes on
+        except asyncio.CancelledError:  # the client has left, but the handler goes on
             work.add_done_callback(partial(_left_early, ended))
             raise
         except Exception:
@@ -110,7 +110,7 @@ class StreamKeeper:
         """See `exchange.replies.Keeper`.
 
         Raises:
-            StreamsFull: as it says; the work has ended.
+            StreamsFull: there is no room for another stream; its work has been stopped.
         """
         if reply.background is None:
             return reply
@@ -127,7 +127,7 @@ class StreamKeeper:
         return reply.background.answer
 
     def find(self, owner: str, stream_id: str) -> KeptStream | None:
-        """The stream, if it is kept here."""
+        """The stream, if this frontend keeps it."""
         return self._streams.get((owner, stream_id))
 
     def _new(self, owner: str, stream_id: str) -> KeptStream:
@@ -166,7 +166,7 @@ class StreamKeeper:
 
 
 def _begun(kept: KeptStream, record: RequestRecord, reply: StreamReply, ended: Callable[[], None]) -> StreamReply:
-    """Keep the stream; what its first reader gets."""
+    """Keep the stream; return what its first reader gets."""
 
     def finish(is_complete: bool) -> None:
         if is_complete:
@@ -179,7 +179,7 @@ def _begun(kept: KeptStream, record: RequestRecord, reply: StreamReply, ended: C
 
 
 def _left_early(ended: Callable[[], None], work: asyncio.Task[tuple[Reply | StreamReply, bool]]) -> None:
-    """The handler of a client that has left is ready."""
+    """The handler has finished after its client left."""
     if work.cancelled() or work.exception() is not None:
         ended()
         return

@@ -1,11 +1,11 @@
-"""One stream that outlives its connection: its latest events, in a bounded buffer, and who reads them.
+"""One stream that outlives its connection: its latest events, in a bounded buffer, and its readers.
 
     generator ──pump──▶ numbered events ──▶ readers: each from the event that it asks for
-                          ▲ bytes           attached: the client is there; nobody attached: it has left
+                          ▲ bytes           one attached: the client is there; none attached: it has left
 
-An event that nobody has been sent is not dropped: when half the buffer is such events, the pump waits, so the request
-is paused as that of a slow reader. What has been sent stays while there is room, for it may not have arrived. A stream
-that runs in the background never waits: whoever comes late may find its oldest events gone.
+An event that was not sent yet is never dropped: when half the buffer is unsent events, the pump waits, and the request
+is paused like a slow reader's. Sent events are kept while there is room, because they may not have arrived. A stream
+that runs in the background never waits, so a late reader may find its oldest events gone.
 """
 
 import asyncio
@@ -27,27 +27,27 @@ class EventsGone(InvalidRequest, status=410, code="stream_events_gone"):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one stream."""
+    """The limits of one stream."""
 
     num_bytes: int  # of the events that are kept; the last one is kept whatever its size
-    seconds: float  # without a reader, until the work ends, or what it left is forgotten
+    seconds: float  # without a reader until the work is ended or, if it has ended, the stream is forgotten
 
 
 class KeptStream:
     """A stream from the request's arrival until it is forgotten; lives in a running event loop."""
 
     def __init__(self, stream_id: str, owner: str, bounds: Bounds, *, forget: Callable[["KeptStream"], None]) -> None:
-        """`forget` is called once, when the stream is to be forgotten."""
+        """`forget` is called once, when the stream is dropped."""
         self.id, self.owner = stream_id, owner
         self.num_bytes = 0  # of the events that are kept
-        self.begun = asyncio.Event()  # there is a stream, or there will be none
+        self.begun = asyncio.Event()  # the stream has begun, or will never begin
         self.headers: dict[str, str] = {}
         self._bounds = bounds
         self._forget = forget
         self._events: dict[int, bytes] = {}
-        self._first = 0  # of the numbers that are kept
+        self._first = 0  # the number of the first event that is kept
         self._next = 0  # the number of the next event
-        self._num_sent = 0  # events that were sent to some reader: all before this number
+        self._num_sent = 0  # all events before this number were sent to some reader
         self._num_unsent_bytes = 0
         self._num_readers = 0
         self._num_keep_alives = 0
@@ -57,21 +57,21 @@ class KeptStream:
         self._source: StreamReply | None = None
         self._pump: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._news = asyncio.Event()  # replaced by each one
+        self._news = asyncio.Event()  # set, and replaced, by each event
         self._room = asyncio.Event()
 
     @property
     def is_begun(self) -> bool:
-        """Whether there is a stream."""
+        """Whether the stream has begun."""
         return self._source is not None
 
     @property
     def is_live(self) -> bool:
-        """Whether more is to come, or somebody reads."""
+        """Whether more events are to come, or there is a reader."""
         return not self._is_done or self._num_readers > 0
 
     def begin(self, source: StreamReply, ended: Callable[[bool], None]) -> None:
-        """Take over a stream. `ended` is called at its end, with whether it came to its own."""
+        """Take over a stream. `ended` is called at its end, with whether it ended by itself."""
         self._source, self.headers = source, source.headers
         self._is_background = source.background is not None
         self._pump = asyncio.create_task(self._run(source, ended))
@@ -79,25 +79,25 @@ class KeptStream:
         self._watch()
 
     def give_up(self) -> None:
-        """There will be no stream."""
+        """The stream will never begin."""
         self._is_done = True
         self.begun.set()
         self._forget(self)
 
     def stop(self, error: ApiError) -> None:
-        """End the work with an error, which those who read are told; nobody else can continue it any more."""
+        """End the work with an error, which current readers get; the stream cannot be continued any more."""
         self._stop_timer()
         self._forget(self)
         if self._source is not None and not self._is_done:
-            self._is_background = True  # the pump must not wait for anybody
+            self._is_background = True  # the pump must not wait for readers
             self._room.set()
             self._source.fail(error)
 
     def reader(self, after: int = -1) -> StreamReply:
-        """The events after the one with this number, those that are yet to come included.
+        """The events after number `after`, including those still to come.
 
         Raises:
-            EventsGone: they are no longer kept.
+            EventsGone: some of them are no longer kept.
         """
         if after + 1 < self._first:
             raise EventsGone(
@@ -118,7 +118,7 @@ class KeptStream:
         return StreamReply(self._read(after + 1), close=leave, headers=dict(self.headers))
 
     def drop(self) -> None:
-        """End the work at once, and forget what came of it."""
+        """End the work at once, and drop the stream's events."""
         self._stop_timer()
         if self._pump is not None and not self._is_done:
             self._pump.cancel()
@@ -178,7 +178,7 @@ class KeptStream:
     async def _read(self, position: int) -> AsyncGenerator[bytes, None]:
         heard = self._num_keep_alives
         while True:
-            if position < self._first:  # it reads more slowly than a background stream comes
+            if position < self._first:  # the reader is slower than a background stream
                 return
             if position < self._next:
                 begin, position = position, self._next
@@ -193,7 +193,7 @@ class KeptStream:
                 await self._news.wait()
 
     def _note_sent(self, position: int) -> None:
-        """All before this number has been written to some connection."""
+        """All events before this number have been written to some connection."""
         while self._num_sent < position:
             self._num_unsent_bytes -= len(self._events[self._num_sent])
             self._num_sent += 1
@@ -204,7 +204,7 @@ class KeptStream:
         self._news = asyncio.Event()
 
     def _watch(self) -> None:
-        """Count the time while nobody reads."""
+        """Start the timer while there is no reader."""
         self._stop_timer()
         if self._num_readers == 0 and (self._is_done or not self._is_background):
             self._timer = asyncio.get_running_loop().call_later(self._bounds.seconds, self.drop)

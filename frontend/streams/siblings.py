@@ -2,10 +2,10 @@
 
     ask: one line of JSON: {"owner", "id", "after", "stop"}
     answer: one line of JSON: {"found", "error", "headers"}; for a stream then frames: 4 bytes of length, bytes;
-            a frame of length 0 is its proper end
+            a frame of length 0 is its regular end
 
-The sockets lie in the launch's folder, which only its user can read. Frontends that connect to their scheduler by TCP
-have none: there a stream is continued only by the frontend that keeps it.
+The sockets are in the launch's folder, which only its user can read. Frontends that connect to their scheduler over TCP
+have none, so a stream can be continued only at the frontend that keeps it.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from penstock.frontend.streams.kept import EventsGone
 _PREFIX = "streams-"
 _LINE_BYTES = 1 << 16
 _ANSWER_SECONDS = 10.0
-"""How long a sibling may take to say whether it has a stream: one that hangs must not hang the others."""
+"""How long a sibling may take to say whether it has a stream: a sibling that hangs must not block the others."""
 
 
 class Question(msgspec.Struct):
@@ -44,10 +44,10 @@ _answers = msgspec.json.Decoder(Answer)
 
 
 class Siblings:
-    """The frontends of one launch, as one of them sees the others."""
+    """The other frontends of one launch."""
 
     def __init__(self, keeper: StreamKeeper, folder: Path, name: str) -> None:
-        """`folder` is the launch's, `name` this frontend's, which no other has."""
+        """`folder` is the launch's; `name` is this frontend's own, and unique."""
         self._keeper = keeper
         self._folder = folder
         self._path = folder / f"{_PREFIX}{name}.sock"
@@ -55,20 +55,20 @@ class Siblings:
 
     async def listen(self) -> None:
         """Begin to answer the others."""
-        self._path.unlink(missing_ok=True)  # of a predecessor that was killed
+        self._path.unlink(missing_ok=True)  # left by a predecessor that was killed
         self._server = await asyncio.start_unix_server(self._answer, self._path, limit=_LINE_BYTES)
 
     async def close(self) -> None:
-        """Answer no more."""
+        """Stop answering the others."""
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)
 
     async def read(self, owner: str, stream_id: str, after: int) -> StreamReply | None:
-        """The stream from the one that has it; None if nobody has.
+        """The stream, read from the sibling that keeps it; None if no sibling does.
 
         Raises:
-            EventsGone: as it says.
+            EventsGone: the events after `after` are no longer kept.
         """
         found = await self._ask(Question(owner, stream_id, after))
         if found is None:
@@ -80,7 +80,7 @@ class Siblings:
         return StreamReply(_frames(reader, writer), close=writer.close, headers=answer.headers)
 
     async def stop(self, owner: str, stream_id: str) -> bool:
-        """Have the one that has the stream stop it; whether anybody has."""
+        """Let the sibling that keeps the stream stop it; return whether one does."""
         found = await self._ask(Question(owner, stream_id, stop=True))
         if found is not None:
             found[2].close()
@@ -98,7 +98,7 @@ class Siblings:
                     except BaseException:
                         writer.close()
                         raise
-            except (OSError, TimeoutError, msgspec.DecodeError):  # it has died, hangs, or is about to end
+            except (OSError, TimeoutError, msgspec.DecodeError):  # the sibling has died, hangs, or is about to end
                 continue
             if answer.found:
                 return answer, reader, writer
@@ -136,7 +136,7 @@ async def _send(writer: asyncio.StreamWriter, reader: asyncio.StreamReader, stre
         writer.write(bytes(4))
 
     sending = asyncio.create_task(send())
-    leaving = asyncio.create_task(reader.read(1))  # nothing comes but the end of the connection
+    leaving = asyncio.create_task(reader.read(1))  # returns only when the connection ends
     try:
         await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
     finally:

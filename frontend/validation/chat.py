@@ -26,13 +26,13 @@ from penstock.frontend.validation.tools import validate_tools
 MAX_MESSAGES = 2048
 MAX_TOOL_CALLS = 128
 MAX_ARGUMENT_NUMBERS = 65_536
-"""For the arguments of all past calls together."""
+"""Limit for the arguments of all past calls together."""
 
 MAX_TEMPLATE_VARIABLES = 32
 
 _FIELD = "chat_template_kwargs"
 _THINKING = ("enable_thinking", "thinking")
-"""Variables with which templates that know no effort switch reasoning on and off."""
+"""Variables that switch reasoning on and off in templates without an effort."""
 
 _MESSAGE_FIELDS = frozenset(
     ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
@@ -138,7 +138,7 @@ def validate_conversation(
         content = message.get("content")
         if isinstance(content, str):
             check_text_size(f"messages[{index}].content", content, rules)
-        elif content is not None:  # parts
+        elif content is not None:  # a list of parts
             text = "".join(part.get("text", "") for part in content)
             check_text_size(f"messages[{index}].content", text, rules)
     settings, warnings = settings_for(template, variables or {})
@@ -171,7 +171,7 @@ def _message(
             param=f"{field}.role",
         )
     if role == "developer" and "developer" not in template.source:
-        role = "system"  # OpenAI's newer name of the same thing
+        role = "system"  # "developer" is OpenAI's newer name for it
     content = _content(f"{field}.content", message.get("content"), limits, images)
     if content is None and role != "assistant":
         raise InvalidParameter(f"{field}.content is required", param=f"{field}.content")
@@ -186,7 +186,7 @@ def _content(
 ) -> str | list[dict[str, str]] | None:
     """Content is a string, or a list of parts of type text (joined with line breaks).
 
-    With an image among the parts it stays a list, of what templates know: {"type": "image"} and texts.
+    If there are images among the parts, it stays a list in the form that templates know: {"type": "image"} and texts.
     """
     if content is None or isinstance(content, str):
         return content
@@ -224,7 +224,7 @@ def _kinds(limits: ImageLimits | None) -> str:
 def _tool_calls(field: str, tool_calls: Any, rules: Rules, size: JsonSize) -> list[Any]:
     """Past calls of an assistant message. Templates need their arguments as objects, clients send JSON text.
 
-    `size` has counted the values of the messages before.
+    `size` has counted the values of the earlier messages.
     """
     if not isinstance(tool_calls, list) or not all(isinstance(call, dict) for call in tool_calls):
         raise InvalidParameter(f"{field}: expected a list of objects", param=field)
@@ -257,18 +257,18 @@ def _arguments(field: str, text: str, size: JsonSize) -> Any:
 
 
 def with_fields(variables: dict[str, Any] | None, **fields: str | None) -> dict[str, Any] | None:
-    """Merge the request's variables with those of its fields that are set; a variable wins over its field."""
+    """Merge the request's variables with the given fields that are set; a variable wins over a field of its name."""
     given = {name: value for name, value in fields.items() if value is not None}
     return {**given, **(variables or {})} if given else variables
 
 
 def settings_for(template: ChatTemplate, variables: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the variables that this template reads, and warnings about those that it does not.
+    """Return the variables that this template reads, and warnings about the others.
 
-    An effort is passed on if the template reads one; otherwise it decides whether to reason at all, if possible.
+    An effort is passed on if the template reads one. If not, it switches reasoning on or off, if the template can.
 
     Raises:
-        InvalidParameter: there are too many, or one is not a plain value, or not a variable of any template.
+        InvalidParameter: there are too many variables, or one is not a plain value, or not a variable of any template.
     """
     if len(variables) > MAX_TEMPLATE_VARIABLES:
         raise InvalidParameter(
@@ -299,7 +299,7 @@ def settings_for(template: ChatTemplate, variables: dict[str, Any]) -> tuple[dic
 
 
 def thinking_switch(template: ChatTemplate) -> str | None:
-    """The variable with which this template switches reasoning on and off, if it has one."""
+    """The variable that switches reasoning on and off in this template, if there is one."""
     return next((name for name in _THINKING if name in template.extra_variables), None)
 
 

@@ -1,7 +1,7 @@
 """From a request as sent (`schema.py`) to a valid one: another type, which only this module creates.
 
-Every bound is checked here, before anything is tokenized, queued or allocated; the messages name the
-field, the limit and the value.
+Every limit is checked here, before anything is tokenized, queued or allocated. Messages name the field, the limit and
+the value.
 """
 
 import gc
@@ -72,13 +72,13 @@ class Rules:
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
     tool_format: ToolFormat | None = None  # None: tools are not available
-    images: ImageLimits | None = None  # None: the model takes none
-    has_drafts: bool = True  # whether engines guess tokens, as far as they have told
+    images: ImageLimits | None = None  # None: the model takes no images
+    has_drafts: bool = True  # whether engines guess tokens, as far as they have reported
 
 
 @dataclass(frozen=True, slots=True)
 class ValidLogprobs:
-    """How many best tokens are returned: -1 for nothing, 0 for the token itself only."""
+    """How many best tokens are returned: -1 for no log-probabilities, 0 for the token itself only."""
 
     output: int = -1
     prompt: int = -1  # in vLLM's `prompt_logprobs`
@@ -117,17 +117,17 @@ class ValidRequest:
     priority: int
     targets: Targets | None
     cache_salt: str
-    user: str  # empty: none was named
+    user: str  # empty: the request names none
     max_tokens_field: str
     logprobs: ValidLogprobs
     bad_words: tuple[str, ...]
-    num_kept_prompt_tokens: int | None  # the last ones; -1: as many as leave room for the output; None: all
-    keeps_prompt_start: bool = False  # when a prompt is truncated
+    num_kept_prompt_tokens: int | None  # from the end; -1: as many as leave room for the output; None: all
+    keeps_prompt_start: bool = False  # a truncated prompt keeps its start instead
     prompt_field: str = "prompt"
     grammar: GrammarSource | None = None  # what the output must match, as the client wrote it
     warnings: tuple[str, ...] = ()  # for the client; see `exchange.py`
     max_drafts: int = -1  # as in `SamplingParams`
-    pooling: Pooling | None = None  # likewise
+    pooling: Pooling | None = None  # as in `SamplingParams`
 
     def truncated_chat(self, prompt: Prompt) -> Prompt:
         """Return the part of a chat's prompt that is kept.
@@ -214,7 +214,7 @@ def validate_common(
     num_best_of_prompt = check_num_best("prompt_logprobs", request.prompt_logprobs, rules)
     if num_best_of_prompt >= 0 and request.stream:
         raise InvalidParameter("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
-    if max_tokens == -1:  # some clients send this for as many as there is room for
+    if max_tokens == -1:  # some clients send it to mean as many as there is room for
         max_tokens = None
     if max_tokens is not None:
         max_tokens = integer(max_tokens_field, max_tokens, 1, 1, _MAX_INT)
@@ -350,7 +350,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"), (0,)),
     **dict.fromkeys(("top_a", "smoothing_factor"), (0,)),
 }
-"""Values of unsupported fields that ask for nothing, in addition to null and false."""
+"""Values of unsupported fields that have no effect, and are accepted like null and false."""
 
 
 @cache
@@ -359,7 +359,7 @@ def _unsupported_fields(request_type: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 def refuse_unsupported(request: msgspec.Struct) -> None:
-    """Refuse known but unsupported fields, rather than ignore them."""
+    """Refuse fields that are known but unsupported: ignoring them would mislead the client."""
     for field in _unsupported_fields(type(request)):
         value = getattr(request, field)
         if value is None or value is False or any(value == off for off in _OFF.get(field, ())):
@@ -376,7 +376,7 @@ _INSTEAD = {
     "format": "response_format",
     "options": "the fields of this API",
 }
-"""The name of the same, or nearly the same, in this API."""
+"""Unsupported field -> the field of this API that does the same, or nearly the same."""
 
 
 def _best_of(request: SamplingRequest, n: int, max_n: int) -> int:
@@ -499,7 +499,7 @@ def _cache_salt(salt: str | None) -> str:
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Pause the garbage collector while JSON is read: new objects are not garbage yet, and scanning many takes long."""
+    """Pause the garbage collector while JSON is read: it would scan many new objects, none of which is garbage yet."""
     is_collecting = gc.isenabled()
     gc.disable()
     try:

@@ -29,7 +29,7 @@ class ValidCompletion:
     echo: bool
     is_prompt_only: bool  # no output is wanted, only information about the prompt
     add_special_tokens: bool
-    suffix: str = ""  # the text behind the gap that is to be filled in
+    suffix: str = ""  # the text after the gap that is to be filled in
 
 
 def validate_completion(request: CompletionRequest, rules: Rules) -> ValidCompletion:
@@ -37,7 +37,7 @@ def validate_completion(request: CompletionRequest, rules: Rules) -> ValidComple
     max_tokens = request.max_tokens
     is_prompt_only = max_tokens == 0 and bool(request.echo)
     if is_prompt_only:
-        max_tokens = 1  # the engine samples one in any case; it is not shown
+        max_tokens = 1  # the engine samples at least one; it is not shown
     elif max_tokens is None:
         max_tokens = max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0)
     num_best = check_num_best("logprobs", request.logprobs, rules)
@@ -82,7 +82,7 @@ def valid_prompts(
             f"{field}[{index}] must be of the kind of {field}[0]: all strings, all token ids or all lists of token ids",
             param=field,
         )
-    if kind is int:  # all are, and there may be many: no Python loop
+    if kind is int:  # so are all others; there may be many, so no Python loop
         return [check_token_ids(field, cast("list[int]", prompt), rules.vocab_size)]
     texts = [part for part in prompt if isinstance(part, str)]
     for index, text in enumerate(texts):

@@ -23,7 +23,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 
 def check_grammar(request: SamplingRequest, eos_token_ids: tuple[int, ...]) -> GrammarSource | None:
-    """Return the request's grammar, whichever field gives it; None if the output is free.
+    """Return the request's grammar, whichever field contains it; None if the output is unconstrained.
 
     Raises:
         InvalidParameter: with the field, the limit and the value.
@@ -53,7 +53,7 @@ def _sources(request: SamplingRequest) -> Iterator[GrammarSource | None]:
         if (pattern := getattr(request, field)) is not None:
             yield _source("regex", field, pattern)
     for field in ("guided_grammar", "grammar", "ebnf"):
-        if grammar := getattr(request, field):  # llama.cpp's clients send an empty one for none
+        if grammar := getattr(request, field):  # llama.cpp's clients send an empty string for no grammar
             yield _source("grammar", field, grammar)
     if request.guided_choice is not None:
         yield _choice("guided_choice", request.guided_choice)

@@ -1,4 +1,4 @@
-"""Which tokens may be drawn: fields that name tokens, or words that are made of them."""
+"""Checks of the fields that limit which tokens may be drawn: they name tokens, or words made of tokens."""
 
 from penstock.frontend.errors import InvalidParameter
 from penstock.frontend.text.tokenizer import TextTokenizer
@@ -10,7 +10,7 @@ MAX_ALLOWED_TOKEN_IDS = 4096
 
 
 def check_drawable(sampling: Sampling, bad_words: tuple[tuple[int, ...], ...] = ()) -> None:
-    """Refuse limits that leave no token to sample; `bad_words` as tokens, once they are known.
+    """Refuse limits that leave no token to sample; `bad_words`: as token sequences, once these are known.
 
     Raises:
         InvalidParameter: naming the limits that conflict.
@@ -60,10 +60,10 @@ def check_bad_words(words: list[str]) -> tuple[str, ...]:
 
 
 def bad_word_tokens(words: tuple[str, ...], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that spell bad words, at the start of a text and behind a space.
+    """The token sequences that spell bad words, at the start of a text and after a space.
 
-    As in vLLM: the second spelling counts if it differs in its first token but not in length. Other spellings of
-    the same text by other tokens are not found.
+    As in vLLM, the second spelling counts if it differs in its first token but not in length. Sequences of other tokens
+    that spell the same text are not found.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:

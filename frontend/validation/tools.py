@@ -23,11 +23,11 @@ def validate_tools(
     template: ChatTemplate | None,
     tool_format: ToolFormat | None,
 ) -> ValidTools | None:
-    """Check tools in the shape of chat completions; None if the model is offered none.
+    """Check tools in the shape of chat completions; return None if the model is offered no tools.
 
     Raises:
         InvalidParameter: naming what is wrong with a tool or the choice.
-        UnsupportedParameter: if this model, or this server, cannot honour them.
+        UnsupportedParameter: if this model, or this server, does not support them.
     """
     choice, wanted = check_tool_choice(tool_choice)
     is_forced = choice in ("required", "named", "allowed_required")
@@ -53,15 +53,15 @@ def validate_tools(
         raise InvalidParameter(f"tool_choice names {unknown!r}, which is not one of the tools", param="tool_choice")
     if choice == "named":
         return ValidTools(tools, frozenset(wanted), False, tool_format, is_forced)
-    if wanted:  # the model is not offered the others
+    if wanted:  # other tools are not offered to the model
         tools = [tool for tool in tools if tool["function"]["name"] in wanted]
     return ValidTools(tools, frozenset(wanted or names), parallel is not False, tool_format, is_forced)
 
 
 def check_tool_choice(choice: ToolChoice | None) -> tuple[str, tuple[str, ...]]:
-    """Return what the model may do, and the names of the tools that the choice is limited to (empty for all).
+    """Return the kind of choice, and the names of the tools that the choice is limited to (empty: all).
 
-    It is "auto", "none", "required", "named" (the one tool must be called), "allowed_auto" or "allowed_required".
+    The kind is "auto", "none", "required", "named" (the one tool must be called), "allowed_auto" or "allowed_required".
 
     Raises:
         InvalidParameter: for any other choice.
