@@ -1,4 +1,4 @@
-"""Outputs made of messages in channels, as gpt-oss writes them: reasoning, calls and content.
+"""Parses outputs made of messages in channels, as gpt-oss writes them: reasoning, calls and content.
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
     <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
@@ -18,7 +18,7 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 
 
 class ChannelParser:
-    """One sequence's text to parts. Feed it, then `finish` it; pieces give what the whole gives."""
+    """Turns one sequence's text into parts. Call `feed`, then `finish`; how the text is cut makes no difference."""
 
     def __init__(self, tool_format: ToolFormat, schemas: Schemas, *, parallel: bool = True) -> None:
         """`schemas` has the offered tools; if there are none, messages to tools are content."""
@@ -38,7 +38,7 @@ class ChannelParser:
         return self._advance()
 
     def finish(self) -> list[Part]:
-        """No more text comes; return what was held back."""
+        """End the text; return what was held back."""
         self._block.is_final = True
         return self._advance()
 
@@ -80,7 +80,7 @@ class ChannelParser:
         block.settle()
 
     def _say(self, kind: type[Reasoning | Content]) -> Callable[[str], None]:
-        """Hands on a message's text; a line break stands between two messages of a kind."""
+        """Return what passes on a message's text; two messages of the same kind are separated by a line break."""
         separator = "\n" if kind in self._said else ""
 
         def say(text: str) -> None:

@@ -4,9 +4,9 @@
                   `-----------> content --ToolCallParser--> content, calls
     text --ChannelParser--> all of them, for models that write in channels
 
-How the outputs of one request are to be read is decided once, from the model, the request and the prompt.
-Streams feed the parser event by event; whole answers feed it everything at once, with the same result.
-Stop strings are looked for before, in the raw text, reasoning and calls included.
+How a request's outputs are read is decided once, from the model, the request and the prompt. Streams feed the parser
+event by event; complete answers feed it everything at once, with the same result. Stop strings are looked for earlier,
+in the raw text, which includes reasoning and calls.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class ValidTools:
     parallel: bool
     tool_format: ToolFormat
     is_forced: bool = False
-    """The output must be calls, of the tools in `names`."""
+    """Whether the output must be calls, of the tools in `names`."""
 
     @property
     def functions(self) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ class ValidTools:
 
     @property
     def has_strict(self) -> bool:
-        """Some tool's arguments must match their schema whenever it is called."""
+        """Whether there is a strict tool: its arguments must match their schema whenever it is called."""
         return any(tool["function"].get("strict") for tool in self.definitions)
 
 
@@ -54,25 +54,25 @@ class OutputFormat:
 
     reasoning: ReasoningFormat | None = None
     is_reasoning_open: bool = False  # the prompt ends inside reasoning
-    is_reasoning_over: bool = False  # the prompt ends behind it
+    is_reasoning_over: bool = False  # the prompt ends after reasoning
     include_reasoning: bool = True
     tools: ValidTools | None = None
-    tool_format: ToolFormat | None = None  # None: there are no calls to be looked for
+    tool_format: ToolFormat | None = None  # None: no calls are looked for
     is_call_open: bool = False  # the prompt ends with the mark that opens calls
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What must stay visible even if the tokenizer spells it as special tokens."""
+        """The marks that must stay visible even if the tokenizer has special tokens for them."""
         reasoning = () if self.reasoning is None else self.reasoning.marks
         return reasoning if self.tool_format is None else (*reasoning, *self.tool_format.marks)
 
 
 PLAIN = OutputFormat()
-"""All text is content."""
+"""The format in which all text is content."""
 
 
 class MessageParser:
-    """One sequence's text to parts of its message."""
+    """Turns one sequence's text into the parts of its message."""
 
     def __init__(self, output_format: OutputFormat) -> None:
         self._format = output_format
@@ -97,7 +97,7 @@ class MessageParser:
         return self._without_reasoning(self._splitter.feed(text))
 
     def finish(self) -> list[Part]:
-        """No more text comes; return what was held back."""
+        """End the text; return what was held back."""
         parts = self._without_reasoning([] if self._splitter is None else self._splitter.finish())
         return parts if self._tools is None else parts + self._wanted(self._tools.finish())
 
@@ -107,7 +107,7 @@ class MessageParser:
         return "tool_calls" if has_calls and finish_reason == "stop" else finish_reason
 
     def _without_reasoning(self, parts: list[Part]) -> list[Part]:
-        """Parts with their content searched for calls, and the reasoning gone if it is not wanted."""
+        """Parts with calls found in their content, and without reasoning if it is not wanted."""
         if self._tools is None and self._format.include_reasoning:
             return parts
         found: list[Part] = []
@@ -119,7 +119,7 @@ class MessageParser:
         return found
 
     def _wanted(self, parts: list[Part]) -> list[Part]:
-        """The parts without reasoning, if that is not wanted."""
+        """The parts, without reasoning if it is not wanted."""
         if self._format.include_reasoning:
             return parts
         return [part for part in parts if not isinstance(part, Reasoning)]
@@ -127,7 +127,7 @@ class MessageParser:
 
 @dataclass(slots=True)
 class ParsedCall:
-    """One whole call."""
+    """One complete call."""
 
     call_id: str
     name: str
@@ -136,7 +136,7 @@ class ParsedCall:
 
 @dataclass(slots=True)
 class ParsedMessage:
-    """A whole message. `reasoning` is empty if there was none."""
+    """A complete message. `reasoning` is empty if there was none."""
 
     reasoning: str = ""
     content: str = ""
@@ -145,7 +145,7 @@ class ParsedMessage:
 
 
 def parse_message(output_format: OutputFormat, text: str, finish_reason: str) -> ParsedMessage:
-    """A whole text at once."""
+    """Parse a complete text."""
     parser = MessageParser(output_format)
     message = ParsedMessage()
     for part in parser.feed(text) + parser.finish():
@@ -173,7 +173,7 @@ class ReasoningCounter:
         self._num_tokens = 0
 
     def feed(self, token_ids: list[int]) -> int:
-        """Take the next tokens; how many were reasoning so far."""
+        """Take the next tokens; return how many were reasoning so far."""
         splitter = self._splitter
         if splitter is not None:
             for token_id in token_ids:

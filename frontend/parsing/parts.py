@@ -1,4 +1,4 @@
-"""What an assistant's output is made of, once its marks are understood."""
+"""The parts of an assistant's output, once its marks are understood."""
 
 from dataclasses import dataclass
 
@@ -38,11 +38,11 @@ Part = Reasoning | Content | CallStart | CallArguments
 
 
 def held_suffix(text: str, marks: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that begins a mark without completing it."""
+    """Length of the longest end of `text` that is the beginning of a mark, but not all of it."""
     longest = 0
     for mark in marks:
         window = text[max(len(text) - len(mark) + 1, 0) :]
-        at = window.find(mark[0])  # nearly always it is not there
+        at = window.find(mark[0])  # fast: it is hardly ever found
         while at >= 0 and not mark.startswith(window[at:]):
             at = window.find(mark[0], at + 1)
         if at >= 0:

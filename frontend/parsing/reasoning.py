@@ -1,12 +1,12 @@
-"""Separates what a model thinks before its answer from the answer: `<think>` ... `</think>`.
+"""Separates a model's reasoning from the answer that follows: `<think>` ... `</think>`.
 
     BEFORE --start mark--> INSIDE --end mark--> AFTER (white space) --> CONTENT
        |------------- anything else -----------------|------------------^
        `------------- mark of the answer ------------`--> ANSWER --its end mark--> BEHIND (white space) --^
 
-Only the beginning of the output can be reasoning. A template may open it itself, at the end of the prompt:
-then the machine begins inside. Some models put the answer between marks, too, which are no part of it.
-The result does not depend on how the text is cut.
+Only the beginning of the output can be reasoning. A template may open it at the end of the prompt; the state machine
+then begins inside. Some models also put marks around the answer, which are not part of it. The result does not depend
+on how the text is cut.
 """
 
 from dataclasses import dataclass
@@ -22,21 +22,21 @@ class ReasoningFormat:
 
     name: str
     models: tuple[str, ...]
-    """Families that reason so; for the documentation."""
+    """Families that use this format; for the documentation."""
     start: str
     end: str
     label: str = ""
-    """Stands behind the start mark, and is no part of the reasoning."""
+    """Text after the start mark that is not part of the reasoning."""
     answer: tuple[str, str] | None = None
     """The marks around the answer, which a model may leave out."""
     hints: tuple[str, ...] = ("",)
-    """A template must show one of these, too, because other formats have the same marks."""
+    """A template must also contain one of these texts, because other formats have the same marks."""
     has_channels: bool = False
-    """All of the output is made of channels (`channels.py`), one of which is reasoning."""
+    """Whether the whole output is made of channels (`channels.py`), one of which is reasoning."""
 
     @property
     def opening(self) -> str:
-        """What begins reasoning."""
+        """The text that begins reasoning."""
         return self.start + self.label
 
     @property
@@ -45,19 +45,19 @@ class ReasoningFormat:
         return CHANNEL_MARKS if self.has_channels else (self.start, self.end, *(self.answer or ()))
 
     def is_taught_by(self, template: str) -> bool:
-        """Whether a chat template shows these marks."""
+        """Whether a chat template contains these marks."""
         template = template.replace("\\n", "\n")
         shows = self.start in template or (not self.label and self.end in template)
         return shows and any(hint in template for hint in self.hints)
 
     def is_opened_by(self, prompt_end: str, final_message: str = "") -> bool:
-        """The output goes on inside reasoning, since the prompt (or the message to continue) opens it."""
+        """Whether the output begins inside reasoning, because the prompt (or the message to continue) opens it."""
         if final_message:
             return final_message.rfind(self.start) > final_message.rfind(self.end)
         return not self.has_channels and prompt_end.rstrip().endswith(self.opening)
 
     def is_closed_by(self, prompt_end: str, final_message: str = "") -> bool:
-        """The output has no reasoning, since the prompt (or the message to continue) has closed it."""
+        """Whether the output has no reasoning, because the prompt (or the message to continue) has closed it."""
         return bool(final_message) or prompt_end.rstrip().endswith(self.end)
 
 
@@ -66,7 +66,7 @@ _THINK = ("<think>", "</think>")
 REASONING_FORMATS = {
     reasoning_format.name: reasoning_format
     for reasoning_format in (
-        # In the order in which a template is asked.
+        # A template is compared with them in this order.
         ReasoningFormat(
             "think_answer", ("Hunyuan",), *_THINK, answer=("<answer>", "</answer>"), hints=("<answer>",)
         ),
@@ -99,7 +99,7 @@ REASONING_FORMATS = {
 
 
 def reasoning_format_of(template_source: str) -> ReasoningFormat | None:
-    """The format whose marks a chat template shows, if any."""
+    """The format whose marks a chat template contains, if any."""
     for reasoning_format in REASONING_FORMATS.values():
         if reasoning_format.is_taught_by(template_source):
             return reasoning_format
@@ -107,20 +107,20 @@ def reasoning_format_of(template_source: str) -> ReasoningFormat | None:
 
 
 class ReasoningSplitter:
-    """One sequence's text to reasoning and content. White space around the reasoning belongs to neither."""
+    """Splits one sequence's text into reasoning and content. White space around the reasoning belongs to neither."""
 
     def __init__(self, reasoning_format: ReasoningFormat, *, is_open: bool) -> None:
         self._format = reasoning_format
         self._is_open = is_open
         self._state = "before"
         self._buffer = ""
-        self._has_text = False  # of what stands between the marks
+        self._has_text = False  # there was text between the marks
         self.has_begun = False
-        """There is reasoning, though its text may be empty."""
+        """Whether there is reasoning, though its text may be empty."""
 
     @property
     def is_over(self) -> bool:
-        """The output has got beyond reasoning."""
+        """Whether reasoning has ended."""
         return self._state not in ("before", "inside")
 
     def feed(self, text: str) -> list[Part]:
@@ -131,7 +131,7 @@ class ReasoningSplitter:
         return self._advance(is_final=False)
 
     def finish(self) -> list[Part]:
-        """No more text comes; return what was held back."""
+        """End the text; return what was held back."""
         return self._advance(is_final=True)
 
     def _advance(self, *, is_final: bool) -> list[Part]:
@@ -178,7 +178,7 @@ class ReasoningSplitter:
             self._state = "content"
 
     def _up_to(self, end: str, *, is_final: bool) -> tuple[str, bool]:
-        """Take what is certain to stand before the end mark, without white space around it; whether the mark came."""
+        """Take the text that is certainly before the end mark, without white space around it; whether the mark came."""
         text, found, rest = self._buffer.partition(end)
         if not found and not is_final:
             text = text[: len(text) - held_suffix(text, (end,))]

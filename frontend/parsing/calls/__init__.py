@@ -1,1 +1,1 @@
-"""The machinery behind the tool formats: text that grows, calls found in it, grammars of calls."""
+"""The machinery behind the tool formats: reading calls in growing text, and the grammars of calls."""

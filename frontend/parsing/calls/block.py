@@ -1,8 +1,8 @@
-"""Text of a block of calls, read from its front by a generator that waits at `yield` for more to come.
+"""The text of a block of calls, read from the front by a generator that waits at `yield` for more text.
 
 A format's reader asks for what it needs (`yield from block.until("</tool_call>")`), and writes what it finds
-(`start_call`, `add`). No answer depends on how the text was cut: each waits until it is certain, or until the
-text has ended.
+(`start_call`, `add`). No answer depends on how the text was cut into pieces: each one waits until it is certain, or
+until the text has ended.
 """
 
 import re
@@ -16,39 +16,39 @@ Reading = Generator[None, None, T]
 """Reads some of a block; yields when it needs more text."""
 
 MAX_UNDECIDED = 32768
-"""Characters after which what shows no name of a call is taken for text."""
+"""After this many characters without a call's name, a block is taken for text."""
 
 _LOOK_AHEAD = 1024
-"""More than any reader looks ahead of what it has taken."""
+"""More characters than any reader looks ahead."""
 
 SPACE = " \t\r\n"
 
 
 class NoCallError(Exception):
-    """What was taken for a call is none."""
+    """The text that was taken for a call is not one."""
 
 
 class EndOfTextError(Exception):
-    """The text ended before what was waited for."""
+    """The text ended before what the reader was waiting for."""
 
 
 class Block:
     """The text from a block's opening on, and the calls found in it."""
 
     def __init__(self, names: frozenset[str], make_id: Callable[[], str], *, parallel: bool, num_calls: int) -> None:
-        """`names` are those of the offered tools; without `parallel` only the first call of all counts."""
+        """`names` are the offered tools' names; without `parallel` only the output's first call counts."""
         self.names = names
         self.num_calls = num_calls
         self.is_final = False
         self.is_in_call = False
         self.has_calls = False
-        """Of this block."""
+        """Whether calls were found in this block."""
         self._make_id = make_id
         self._parallel = parallel
         self._text = ""
-        self._at = 0  # what is before was read
-        self._settled = 0  # what is before is understood, and never given back
-        self._num_dropped = 0  # characters that the text has lost at its front
+        self._at = 0  # the text before this place was read
+        self._settled = 0  # the text before this place is understood, and never given back
+        self._num_dropped = 0  # characters dropped from the front of the text
         self._parts: list[Part] = []
         self._arguments: list[str] = []
 
@@ -63,7 +63,7 @@ class Block:
         self._settled = 0
 
     def parts(self) -> list[Part]:
-        """What was found since the last time."""
+        """The parts found since the last call of this method."""
         if self._arguments:
             self._flush()
         if not self._parts:
@@ -73,17 +73,17 @@ class Block:
 
     @property
     def rest(self) -> str:
-        """What was not read."""
+        """The text that was not read."""
         return self._text[self._at :]
 
     @property
     def unsettled(self) -> str:
-        """What was not read, or read and not understood."""
+        """The text that was not read, or read but not understood."""
         return self._text[self._settled :]
 
     @property
     def num_unsettled(self) -> int:
-        """Characters that were read and not understood."""
+        """Characters that were read but not understood."""
         return self._at - self._settled
 
     # --- reading ----------------------------------------------------------------------------
@@ -92,8 +92,8 @@ class Block:
         """Wait for more text.
 
         Raises:
-            EndOfTextError: if none comes.
-            NoCallError: if it has been too long without a call's name.
+            EndOfTextError: if no more comes.
+            NoCallError: if the block is too long already without a call's name.
         """
         if self.is_final:
             raise EndOfTextError
@@ -117,13 +117,13 @@ class Block:
             raise EndOfTextError
 
     def take(self, count: int) -> str:
-        """Read characters that are there."""
+        """Read characters that have come already."""
         text = self._text[self._at : self._at + count]
         self._at += len(text)
         return text
 
     def pass_over(self, count: int) -> None:
-        """Read characters that are there and known."""
+        """Read over characters that have come already and are known."""
         self._at += count
 
     def back(self, count: int) -> None:
@@ -131,7 +131,7 @@ class Block:
         self._at -= count
 
     def skip(self, characters: str = SPACE) -> Reading[None]:
-        """Read over these characters, up to another one or the end of the text."""
+        """Read over these characters, up to a different one or the end of the text."""
         while True:
             while self._at < len(self._text):
                 if self._text[self._at] not in characters:
@@ -142,7 +142,7 @@ class Block:
             yield from self.more()
 
     def sees(self, *marks: str) -> Reading[str]:
-        """The first of these marks that comes next; empty if none does."""
+        """Which of these marks comes next; empty if none does."""
         while True:
             rest = self._text[self._at : self._at + _LOOK_AHEAD]
             is_open = False
@@ -157,7 +157,7 @@ class Block:
             yield from self.more()
 
     def accepts(self, *marks: str) -> Reading[str]:
-        """Read one of these marks, if it comes next; it, or an empty text."""
+        """Read one of these marks if it comes next; return it, or an empty text."""
         mark = yield from self.sees(*marks)
         self._at += len(mark)
         return mark
@@ -177,11 +177,11 @@ class Block:
         return mark
 
     def ends_within(self, *marks: str) -> bool:
-        """Whether the text has ended, with nothing or the beginning of one of these marks."""
+        """Whether the text has ended, and its rest is empty or the beginning of one of these marks."""
         return self.is_final and any(mark.startswith(self.rest) for mark in marks)
 
     def word(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Read as much as the pattern matches here; it must match any beginning of a match."""
+        """Read as much as the pattern matches here. The pattern must match every beginning of a match, too."""
         while True:
             found = pattern.match(self._text, self._at)
             end = self._at if found is None else found.end()
@@ -199,10 +199,10 @@ class Block:
         """Read up to the first of these marks, and over it.
 
         Args:
-            marks: the earliest in the text counts, of two at one place the one named first.
-            then: if given, a mark counts only if one of these comes behind it and white space, or nothing.
+            marks: the earliest in the text counts; of two at the same place, the one named first.
+            then: if given, a mark counts only if white space and one of these, or the end of the text, follow.
             free: one more mark, which counts whatever follows.
-            each: gets the text in pieces as it comes; then the text returned is empty.
+            each: called with the text in pieces as it comes; the returned text is then empty.
 
         Raises:
             EndOfTextError: if no mark comes; `each` has got all text by then.
@@ -226,7 +226,7 @@ class Block:
                     if not self.is_in_call and self.num_unsettled > MAX_UNDECIDED:
                         raise NoCallError
                     return "".join(kept), mark
-            elif not self.is_final or self.is_in_call:  # half a mark at the end of a call is none of its text
+            elif not self.is_final or self.is_in_call:  # half a mark at the end of a call is not part of its text
                 end -= held_suffix(self._text[start:], marks)
             self._pass_on(end, write)
             start = end + self._num_dropped
@@ -234,9 +234,9 @@ class Block:
             start -= self._num_dropped
 
     def close(self, end: str, *starts: str) -> Reading[None]:
-        """Read what stands between the last call and the end mark: it is no content, unless that mark never comes.
+        """Read the text between the last call and the end mark: it is not content, unless that mark never comes.
 
-        One of `starts`, with which another block begins, ends it, too.
+        A mark of `starts`, which begins another block, ends it too.
         """
         try:
             _, found = yield from self.until(end, *starts)
@@ -253,7 +253,7 @@ class Block:
             write(self.take(end - self._at))
 
     def _is_followed(self, place: int, then: tuple[str, ...]) -> bool | None:
-        """Whether one of `then` comes there; None if it is not certain yet."""
+        """Whether one of `then` follows at that place; None if that is not certain yet."""
         if not then:
             return True
         rest = self._text[place : place + _LOOK_AHEAD].lstrip()
@@ -266,10 +266,10 @@ class Block:
     # --- writing ----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """What was read is understood.
+        """Mark everything that was read as understood.
 
         Raises:
-            NoCallError: if that took too long.
+            NoCallError: if too much was read before it was understood.
         """
         if not self.is_in_call and self.num_unsettled > MAX_UNDECIDED + 1:
             raise NoCallError
@@ -285,24 +285,24 @@ class Block:
             self._parts.append(CallStart(self.num_calls - 1, call_id or self._make_id(), name))
 
     def say(self, part: Part) -> None:
-        """Something that is no call, in formats whose blocks hold such."""
+        """Write a part that is not a call, for formats whose blocks contain such parts."""
         self._flush()
         self._settled = self._at
         self._parts.append(part)
 
     def add(self, text: str) -> None:
-        """More of the call's arguments, as JSON text; what was read so far is settled."""
+        """Write more of the call's arguments, as JSON text; settles what was read so far."""
         self._settled = self._at
         if text and self._is_counted:
             self._arguments.append(text)
 
     def end_call(self) -> None:
-        """The call is whole."""
+        """The call is complete."""
         self.settle()
         self.is_in_call = False
 
     def rewind(self) -> None:
-        """Back to what was settled last."""
+        """Go back to the last settled place."""
         self._at = self._settled
 
     @property

@@ -3,7 +3,7 @@
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
              ^ known here    ^............^ handed on piece by piece, verbatim
 
-A call begins once its name is known and its arguments begin, or the object ends. What is no call shows that before.
+A call begins once its name is known and its arguments begin, or the object ends. By then it is clear whether it is one.
 """
 
 import re
@@ -30,7 +30,7 @@ _SCALAR_END = re.compile(r"[,}\]\s]")
 
 
 def read_object(block: Block, *, known_only: bool = False) -> Reading[None]:
-    """Read one call from its object's opening brace on; with `known_only` it must be of an offered tool."""
+    """Read one call from its object's opening brace on; with `known_only` it must name an offered tool."""
     if (yield from block.peek()) != "{":
         raise NoCallError
     block.take(1)
@@ -62,7 +62,7 @@ def read_objects(block: Block, *, known_only: bool = False) -> Reading[None]:
 
 
 def _up_to_its_end(block: Block, reading: Reading[None]) -> Reading[None]:
-    """A call that has begun ends where it is no JSON any more."""
+    """End a call that has begun where it is no longer JSON."""
     try:
         yield from reading
     except NoCallError:
@@ -70,13 +70,13 @@ def _up_to_its_end(block: Block, reading: Reading[None]) -> Reading[None]:
             raise
     except EndOfTextError:
         if not block.is_in_call and block.num_unsettled > MAX_UNDECIDED + 1:
-            raise NoCallError from None  # as in a stream, where it has gone on too long
+            raise NoCallError from None  # as in a stream, where the limit is reached before the end of the text
         raise
     block.end_call()
 
 
 def _read_members(block: Block, known_names: frozenset[str] | None) -> Reading[None]:
-    """Read a call's object behind its brace; with `known_names` it is one only if its name is among them."""
+    """Read a call's object after its brace; with `known_names` it is a call only if its name is among them."""
     name = held = ""  # arguments that came before the name
     has_arguments = False
     while True:
@@ -126,7 +126,7 @@ def _read_members(block: Block, known_names: frozenset[str] | None) -> Reading[N
 
 
 def _read_arguments(block: Block, *, is_object: bool) -> Reading[None]:
-    """Hand the arguments of a call that has begun on: an object as it comes, another value as one when it is whole."""
+    """Pass on the arguments of a call that has begun: an object as it comes, any other value once it is complete."""
     if is_object:
         yield from _read_value(block, block.add)
     else:
@@ -140,7 +140,7 @@ def _whole(block: Block) -> Reading[str]:
 
 
 def _read_value(block: Block, each: Callable[[str], None]) -> Reading[None]:
-    """Read a value; `each` gets its text verbatim, as it comes."""
+    """Read a value; `each` is called with its text, verbatim, as it comes."""
     is_scalar = (yield from block.peek()) not in ("{", "[", '"')
     depth = 0
     is_string = is_escaped = is_over = False
@@ -177,8 +177,8 @@ def _read_value(block: Block, each: Callable[[str], None]) -> Reading[None]:
         if block.is_final:
             raise EndOfTextError
         if not block.is_in_call and block.num_unsettled > MAX_UNDECIDED + 1:
-            raise NoCallError  # it has gone on too long
-        yield  # as `more`, and without its cost: most tokens of a call pass here
+            raise NoCallError  # the value is too long
+        yield  # does what `more` does at less cost: most tokens of a call pass here
 
 
 def read_json_string(block: Block) -> Reading[str | None]:
@@ -196,7 +196,7 @@ def read_json_string(block: Block) -> Reading[str | None]:
 
 
 def _as_arguments(raw: str) -> str:
-    """Arguments that are no object as written: JSON within a text is unpacked, null means none."""
+    """The JSON text of arguments that were not written as an object: JSON in a string is unpacked, null means none."""
     value = _decoded(raw)
     if isinstance(value, str):
         return value

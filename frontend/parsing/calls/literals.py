@@ -1,6 +1,6 @@
 """Values written as literals of a programming language, read as they grow and written as JSON.
 
-Python's quotes and words, or strings between marks of a model's own: a `Notation` says which.
+A `Notation` says how: with Python's quotes and words, or with a model's own marks around strings.
 """
 
 import re
@@ -34,9 +34,9 @@ class Notation:
 
     quotes: tuple[str, ...]
     has_escapes: bool
-    """A backslash in a string means something."""
+    """Whether a backslash in a string begins an escape."""
     has_bare_keys: bool
-    """Keys of objects stand without quotes, in the order of the alphabet."""
+    """Whether keys of objects are written without quotes, in alphabetical order."""
     words: tuple[str, str, str]
     """True, false and null, as grammars let the model write them."""
 
@@ -48,7 +48,7 @@ def read_value(block: Block, write: Write, notation: Notation, depth: int = 0) -
     """Read one value and write it as JSON.
 
     Raises:
-        NoCallError: if it is none.
+        NoCallError: if it is not a value.
     """
     yield from block.skip()
     quote = yield from block.accepts(*notation.quotes)
@@ -93,7 +93,7 @@ def _read_items(block: Block, write: Write, notation: Notation, end: str, depth:
 
 
 def read_members(block: Block, write: Write, notation: Notation, depth: int = 0) -> Reading[None]:
-    """Read an object behind its brace, and write it as JSON without braces."""
+    """Read an object after its brace, and write it as JSON without braces."""
     is_first = True
     while True:
         yield from block.skip(" \t\r\n,")
@@ -109,7 +109,7 @@ def read_members(block: Block, write: Write, notation: Notation, depth: int = 0)
 
 
 def _read_key(block: Block, write: Write, notation: Notation) -> Reading[None]:
-    """Read an object's key and the colon behind it, and write it as JSON."""
+    """Read an object's key and its colon, and write the key as JSON."""
     quote = yield from block.accepts(*notation.quotes)
     if quote:
         yield from _read_string(block, write, quote, notation)
@@ -131,7 +131,7 @@ def _read_string(block: Block, write: Write, quote: str, notation: Notation) -> 
         write('"')
         return
     while True:
-        # A quote that nothing of the notation follows is one of the text: not every template escapes it.
+        # A quote counts as the string's end only if the notation continues after it: not every template escapes quotes.
         _, found = yield from block.until(quote, then=_AFTER_STRING, free="\\", each=text)
         if found == quote:
             break
@@ -140,7 +140,7 @@ def _read_string(block: Block, write: Write, quote: str, notation: Notation) -> 
 
 
 def _read_escape(block: Block, write: Write) -> Reading[None]:
-    """What a backslash means, as JSON."""
+    """Read what follows a backslash, and write its meaning as JSON."""
     kind = yield from block.peek()
     yield from block.goes_on()
     block.take(1)
@@ -163,7 +163,7 @@ def _read_escape(block: Block, write: Write) -> Reading[None]:
 
 
 def word_as_json(word: str) -> str:
-    """A number, or a word that means something; any other is a text without quotes."""
+    """The JSON of a number or a known word; any other word is a string without quotes."""
     if word in _WORDS:
         return _WORDS[word]
     for text in (word, word.replace("_", "")):
@@ -179,7 +179,7 @@ def word_as_json(word: str) -> str:
 
 
 def literal_rule(rules: Rules, schema: Any, root: Any, notation: Notation, depth: int = 0) -> str:
-    """The grammar of a value; what the notation has no rule for is left open."""
+    """The grammar of a value; constraints that the notation has no rule for are left out."""
     reference = schema.get("$ref") if isinstance(schema, dict) else None
     if isinstance(reference, str):
         found_schema = resolved(schema, root)
@@ -222,7 +222,7 @@ def literal_rule(rules: Rules, schema: Any, root: Any, notation: Notation, depth
 
 
 def members(schema: dict[str, Any], notation: Notation) -> list[tuple[str, Any, bool]]:
-    """An object's keys in the order in which they are written, their schemas, and whether they must be there."""
+    """An object's keys in the order in which they are written, their schemas, and whether they are required."""
     properties = schema.get("properties")
     properties = properties if isinstance(properties, dict) else {}
     needed = required(schema)
@@ -231,7 +231,7 @@ def members(schema: dict[str, Any], notation: Notation) -> list[tuple[str, Any, 
 
 
 def is_open(schema: dict[str, Any]) -> bool:
-    """An object of which the schema does not name the keys."""
+    """Whether the schema is of an object whose keys it does not name."""
     return not schema.get("properties") and schema.get("additionalProperties") is not False
 
 
@@ -282,7 +282,7 @@ def _string_rule(rules: Rules, notation: Notation) -> str:
 
 
 def _any_rule(rules: Rules, notation: Notation) -> str:
-    """Any value: the rule refers to itself."""
+    """The grammar of any value: a rule that refers to itself."""
 
     def body(name: str) -> str:
         true, false, null = notation.words

@@ -1,12 +1,12 @@
-"""Finds the tool calls in a model's text, whatever the borders of the pieces that it comes in.
+"""Finds the tool calls in a model's text, whatever pieces it comes in.
 
     TEXT --a mark, or an opening at the start of a line--> BLOCK, read by the format --> TEXT
       ^                                                      |
-      `------- it was no call: its text, after all ----------'
+      `------- it was not a call: its text is content -------'
 
-Nothing is shown before it is certain what it is: a mark that may yet be completed, a block whose call is
-not known, white space that may stand before a call. So feeding a text in pieces gives what feeding it
-at once gives; whole answers are parsed by this very machine.
+Text is held back until it is certain what it is: a mark that may yet be completed, a block whose call is not known yet,
+white space that may precede a call. So the result is the same whether a text is fed in pieces or at once, and complete
+answers are parsed by the same state machine.
 """
 
 import re
@@ -17,7 +17,7 @@ from penstock.frontend.parsing.parts import Content, Part, held_suffix
 
 
 class ToolCallParser:
-    """One sequence's text to content and calls. Feed it, then `finish` it."""
+    """Turns one sequence's text into content and calls. Call `feed` with the text, then `finish`."""
 
     def __init__(
         self, tool_format: ToolFormat, schemas: Schemas, *, parallel: bool = True, is_open: bool = False
@@ -39,7 +39,7 @@ class ToolCallParser:
         self._block: Block | None = None
         self._reading: Reading[None] | None = None
         self._opening = ""  # the mark or character that opened the block
-        self._is_bare = False  # it is a character
+        self._is_bare = False  # it was a character
         openings = re.escape(tool_format.opening)
         self._bare_here = re.compile(rf"[ \t\r\n]*[{openings}]") if openings else None
         self._bare_later = re.compile(rf"\n[ \t\r]*[{openings}]") if openings else None
@@ -56,7 +56,7 @@ class ToolCallParser:
         return self._run()
 
     def finish(self) -> list[Part]:
-        """No more text comes; return what was held back."""
+        """End the text; return what was held back."""
         self._is_final = True
         if self._block is not None:
             self._block.is_final = True
@@ -75,7 +75,7 @@ class ToolCallParser:
     # --- text -------------------------------------------------------------------------------
 
     def _in_text(self) -> bool:
-        """Show text up to the next block; whether there is one."""
+        """Show text up to the next block; return whether there is one."""
         if not self._buffer:
             return False
         starts = self._format.starts
@@ -100,12 +100,12 @@ class ToolCallParser:
     def _next_mark(self) -> tuple[int, str]:
         found = [
             (at, -len(mark), mark) for mark in self._format.starts if (at := self._buffer.find(mark)) >= 0
-        ]  # of two at one place the longer one
+        ]  # of two marks at the same place, the longer one
         at, _, mark = min(found, default=(len(self._buffer), 0, ""))
         return at, mark
 
     def _next_bare(self, before: int) -> int:
-        """Where a block without a mark opens at the start of a line, ahead of the next mark; -1 for nowhere."""
+        """Where a block without a mark opens at the start of a line, before the next mark; -1: nowhere."""
         if self._bare_here is None or self._bare_later is None:
             return -1
         found = self._bare_here.match(self._buffer) if self._is_line_start else None
@@ -113,7 +113,7 @@ class ToolCallParser:
         return found.end() - 1 if found is not None and found.end() - 1 < before else -1
 
     def _show(self, text: str) -> None:
-        """Content, without white space beside calls."""
+        """Show content, without white space next to calls."""
         if not text:
             return
         line = text[text.rfind("\n") + 1 :]
@@ -143,7 +143,7 @@ class ToolCallParser:
         self._block, self._reading = block, self._format.read(block, mark, self._schemas)
 
     def _in_block(self, block: Block) -> bool:
-        """Let the format read on; whether the block has ended."""
+        """Let the format read on; return whether the block has ended."""
         assert self._reading is not None
         is_whole = False
         try:
@@ -153,7 +153,7 @@ class ToolCallParser:
         except NoCallError:
             rest = block.unsettled
         except EndOfTextError:
-            rest = "" if block.num_calls else block.unsettled  # cut off behind a call, or within one
+            rest = "" if block.num_calls else block.unsettled  # the text ends after a call, or within one
             is_whole = bool(block.num_calls)
         else:
             self._found(block)

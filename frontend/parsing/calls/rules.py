@@ -1,4 +1,4 @@
-"""The rules of a grammar of calls, being collected: Lark, and JSON schemas that it refers to by name."""
+"""Collects the rules of a grammar of calls: Lark, and JSON schemas that it refers to by name."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _DESCRIPTIONS = frozenset(
         *("example", "examples", "nullable", "readOnly", "title", "writeOnly"),
     )
 )
-"""Keywords of JSON schemas that allow and forbid nothing by themselves."""
+"""Keywords of JSON schemas that are not constraints by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +29,32 @@ class Function:
 
 @dataclass(slots=True)
 class Rules:
-    """Expressions are Lark; what has a name is added once and referred to."""
+    """The collected rules. Expressions are Lark; named rules are added once and referred to by name."""
 
     tokenizer: TextTokenizer
     lines: list[str] = field(default_factory=list)
     schemas: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Each with what is taken instead if it cannot be used."""
+    """By name: a schema, and the one to use instead if it cannot be used."""
     inner: str = ""
-    """A mark that stands within others, and may be a token of its own."""
+    """A mark that is part of other marks, and may be a token of its own."""
     not_enforced: dict[str, None] = field(default_factory=dict)
-    """Keywords of schemas that the grammar has no rule for, in the order in which they were met."""
+    """Keywords of schemas that the grammar has no rule for, in the order in which they were found."""
     _names: dict[str, str] = field(default_factory=dict)
 
     def mark(self, mark: str) -> str:
-        """A mark: as its own token where it has one, else as text."""
+        """A mark: as a token if it is one, else as text."""
         token_id = self.tokenizer.token_id(mark)
         if token_id is not None:
             return f"<[{token_id}]>"
         return self.marks(mark, self.inner) if self.inner and self.inner in mark[:-1] else quoted(mark)
 
     def marks(self, text: str, *marks: str) -> str:
-        """Text that holds marks."""
+        """Text that contains marks."""
         found = re.split("(" + "|".join(re.escape(mark) for mark in marks) + ")", text)
         return " ".join(self.mark(part) if part in marks else quoted(part) for part in found if part)
 
     def json(self, schema: dict[str, Any], instead: dict[str, Any] | None = None) -> str:
-        """JSON that matches a schema; if that cannot be used, `instead`, or any object."""
+        """JSON that matches a schema. If the schema cannot be used: JSON that matches `instead`, or any object."""
         key = msgspec.json.encode(schema).decode()
         if key not in self._names:
             self._names[key] = f"json_{len(self.schemas)}"
@@ -62,53 +62,53 @@ class Rules:
         return self._names[key]
 
     def rule(self, body: str, options: str = "") -> str:
-        """A rule of its own, for an expression that is used several times."""
+        """A named rule for an expression that is used several times."""
         return self._named("rule", body, options)
 
     def terminal(self, body: str) -> str:
-        """A regular expression of its own."""
+        """A named terminal for a regular expression."""
         return self._named("TERM", body, "")
 
     def text_without(self, *marks: str) -> str:
-        """Any text, not an empty one, without these marks."""
+        """Any non-empty text without these marks."""
         without = "".join(rf" & ~/(.|\n)*{regex(mark)}(.|\n)*/" for mark in marks)
         return self.terminal(rf"/(.|\n)+/{without}")
 
     def text_until(self, mark: str, then: str = "", before: str = "") -> str:
-        """Any text, perhaps empty, up to a mark and over it, with the text that stands around the mark."""
+        """Any text, perhaps empty, up to and including a mark, with the text `before` and `then` around the mark."""
         if self.tokenizer.token_id(mark) is not None:
             return f"{self.text_without(mark)}? {self.mark(mark)}" + (f" {quoted(then)}" if then else "")
         if self.inner and self.inner in mark and self.tokenizer.token_id(self.inner) is not None:
             head, _, tail = mark.partition(self.inner)
-            # A lexer does not go back: text and every beginning of `head` are lexemes of their own.
+            # The lexer does not backtrack: text and every beginning of `head` are lexemes of their own.
             text = self.terminal(f"/[^{regex(head[0])}]+/")
             pieces = f"({' | '.join([text, *(quoted(head[:i]) for i in range(1, len(head) + 1))])})*"
             return sequence(pieces, quoted(head), self.mark(self.inner), quoted(tail + then))
         return self.rule(rf"/(.|\n)*{regex(before + mark + then)}/", "[lazy]")
 
     def text_until_line(self, beginning: str) -> str:
-        """Any text up to a line that begins with this regular expression, and over that."""
+        """Any text up to a line that begins with this regular expression, and that beginning."""
         return self.rule(rf"/((.|\n)*\n)?[ \t\r]*{beginning}/", "[lazy]")
 
     def text_without_lines(self, beginning: str, *marks: str) -> str:
-        """Any text, not an empty one, in which no line begins with this regular expression; and without marks."""
+        """Any non-empty text without these marks in which no line begins with this regular expression."""
         without = "".join(rf" & ~/(.|\n)*{regex(mark)}(.|\n)*/" for mark in marks)
         blank = r"[ \t\r]*"
         return self.terminal(rf"/(.|\n)+/ & ~/((.|\n)*\n)?{blank}{beginning}(.|\n)*/{without}")
 
     def leave_out(self, schema: dict[str, Any], known: frozenset[str] = frozenset()) -> None:
-        """Note the keywords that a value is not held to: all but the `known` ones and those that only describe."""
+        """Note the keywords that are not enforced: all except the `known` ones and those that only describe."""
         self.not_enforced.update(dict.fromkeys(sorted(schema.keys() - known - _DESCRIPTIONS)))
 
     def recursive(self, key: str, body: Callable[[str], str]) -> str:
-        """A rule that may refer to itself; `body` gets its name and makes its expression, once for a key."""
+        """A rule that may refer to itself; `body` makes its expression from its name, and is called once for a key."""
         if key not in self._names:
             self._names[key] = name = f"rule_{len(self._names)}"
             self.lines.append(f"{name}: {body(name)}")
         return self._names[key]
 
     def lark(self, start: str) -> str:
-        """All rules; a text matches `start`."""
+        """All rules as Lark source; a text must match `start`."""
         return "\n".join([f"start: {start}", *self.lines])
 
     def _named(self, kind: str, body: str, options: str) -> str:
@@ -120,7 +120,7 @@ class Rules:
 
 
 def quoted(text: str) -> str:
-    """A text as Lark writes it."""
+    """A text as a Lark string."""
     return msgspec.json.encode(text).decode()
 
 
@@ -128,7 +128,7 @@ NEW_LINE = quoted("\n")
 
 
 def sequence(*parts: str) -> str:
-    """Expressions one behind the other; empty ones are left out."""
+    """Expressions one after the other; empty ones are left out."""
     return " ".join(part for part in parts if part)
 
 
@@ -143,7 +143,7 @@ def regex(text: str) -> str:
 
 
 def listed(rules: Rules, items: list[tuple[str, bool]], separator: str) -> str:
-    """Items (expression, whether it must be there) in their order, with a separator between those that are there."""
+    """Items (expression, whether it is required) in their order, with a separator between those that are present."""
     first = more = '""'  # an empty text
     for item, is_needed in reversed(items):
         behind = rules.rule(f"{quoted(separator)} {item} {more}") if more != '""' else f"{quoted(separator)} {item}"

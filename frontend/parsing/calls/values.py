@@ -11,7 +11,7 @@ from penstock.frontend.parsing.calls.rules import Rules, quoted
 
 _MAX_DEPTH = 8
 _ENFORCED = frozenset({"type", "enum", "const", "anyOf", "oneOf", "allOf"})
-"""What a text between tags can be held to; of several types it may be any."""
+"""Keywords that can be enforced for a text between tags; of several types it may have any."""
 _KINDS = ("array", "boolean", "integer", "null", "number", "object", "string")
 
 
@@ -30,19 +30,19 @@ class ArgumentWriter:
         self._is_empty = False
 
     def raw(self, text: str) -> None:
-        """Some of the argument's value, as JSON."""
+        """A piece of the argument's value, as JSON."""
         self._block.add(text)
 
     def string(self, text: str) -> None:
-        """Some of a string's text."""
+        """A piece of a string's text."""
         self._block.add(json_text(text)[1:-1])
 
     def value(
         self, key: str, *ends: str, then: tuple[str, ...] = (), kinds: frozenset[str] | None = None
     ) -> Reading[None]:
-        """Read an argument's text up to one of `ends`, and write it as what the schema says it is.
+        """Read an argument's text up to one of `ends`, and write it with the type that the schema gives it.
 
-        A string is handed on as it comes, anything else when it is whole. `kinds` overrides the schema.
+        A string is passed on as it comes, anything else once it is complete. `kinds` overrides the schema.
         """
         kinds = kinds_of(self._schema, key) if kinds is None else kinds
         self.key(key)
@@ -66,7 +66,7 @@ def json_text(value: Any) -> str:
 
 
 def as_json(text: str, kinds: frozenset[str]) -> str:
-    """A value's text as JSON of one of these kinds; of whatever kind it seems to be if there are none."""
+    """A value's text as JSON of one of these kinds; if there are none, of the kind that it seems to have."""
     written = text.strip()
     value, kind = _decoded(written)
     if kind and (kind in kinds or (kind == "integer" and "number" in kinds)):
@@ -77,7 +77,7 @@ def as_json(text: str, kinds: frozenset[str]) -> str:
 
 
 def _decoded(text: str) -> tuple[str, str]:
-    """JSON text and its kind; Python's words and quotes are understood, too. Two empty texts if it is neither."""
+    """JSON text and its kind; Python literals are understood too. Two empty texts if it is neither."""
     try:
         return text, _kind(msgspec.json.decode(text))
     except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -109,7 +109,7 @@ def _kind(value: Any) -> str:
 
 
 def property_schema(schema: Any, key: str) -> Any:
-    """What the schema says of an argument; an empty object if nothing."""
+    """The schema of an argument; an empty object if there is none."""
     schema = resolved(schema, schema)
     properties = schema.get("properties")
     if isinstance(properties, dict) and key in properties:
@@ -125,7 +125,7 @@ def required(schema: dict[str, Any]) -> set[str]:
 
 
 def resolved(schema: Any, root: Any) -> dict[str, Any]:
-    """The schema, or what it refers to within `root`; an empty object for what cannot be found."""
+    """The schema, or the one that it refers to within `root`; an empty object if that cannot be found."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(schema, dict):
             return {}
@@ -141,7 +141,7 @@ def resolved(schema: Any, root: Any) -> dict[str, Any]:
 
 
 def kinds_of(schema: Any, key: str) -> frozenset[str]:
-    """The JSON types that an argument may have; none if the schema does not say."""
+    """The JSON types that an argument may have; empty if the schema does not say."""
     return frozenset(_kinds(property_schema(schema, key), schema, 0))
 
 
@@ -169,7 +169,7 @@ def _kinds(schema: Any, root: Any, depth: int) -> set[str]:
 
 
 def _value_rule(rules: Rules, schema: Any, key: str, end: str, then: str = "", before: str = "") -> str:
-    """The grammar of an argument's text and of the end mark behind it, with the text around that mark."""
+    """The grammar of an argument's text and its end mark, with the text around that mark."""
     kinds = kinds_of(schema, key)
     said = property_schema(schema, key)
     plain = resolved(said, schema)
@@ -199,11 +199,11 @@ def arguments_rule(
     """The grammar of arguments, each with its marks, in the order of the schema.
 
     Args:
-        opening: what stands in front of a key.
-        key_end: what stands between a key and its value, by the value's kinds; None for any.
-        end: the mark behind a value.
-        then: text behind that mark.
-        before: text in front of it.
+        opening: the text before a key.
+        key_end: returns the expression between a key and its value for the value's kinds; None for any.
+        end: the mark after a value.
+        then: text after that mark.
+        before: text before it.
     """
     plain = resolved(schema, schema)
     properties = plain.get("properties")

@@ -1,1 +1,1 @@
-"""How models write tool calls: one file for each way, found in `registry.py`."""
+"""The formats in which models write tool calls: one file for each, listed in `registry.py`."""

@@ -1,4 +1,4 @@
-"""Functionary: a tag that holds the name around the arguments, or `>>>`, the name, and the arguments in a new line."""
+"""Functionary: arguments within a tag that has the tool's name, or `>>>`, the name, and arguments on a new line."""
 
 import re
 
@@ -11,7 +11,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{0,256}")
 
 
 class FunctionaryV31(ToolFormat):
-    """Also the way in which Llama 3.1 was taught tools of a user's own."""
+    """Also the format of Llama 3.1 for tools that the user defines."""
 
     name = "functionary_v31"
     models = ("Functionary 3.1",)
@@ -39,7 +39,7 @@ class FunctionaryV31(ToolFormat):
 
 
 class FunctionaryV32(ToolFormat):
-    """`>>>all` opens content. The prompt ends with the first `>>>`, so that the output begins behind it."""
+    """`>>>all` opens content. The prompt ends with the first `>>>`, so the output begins after it."""
 
     name = "functionary_v32"
     models = ("Functionary 3.2",)
@@ -67,7 +67,7 @@ class FunctionaryV32(ToolFormat):
         return sequence(quoted(f"{function.name}\n"), rules.json(function.arguments))
 
     def calls_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of an output that is nothing but calls; the prompt has written the first mark."""
+        """The grammar of an output that consists of calls alone; the prompt ends with the first mark."""
         call = self.block_rule(rules, functions, parallel=parallel)
         return sequence(call, f"({self.start_rule(rules)} {call})*") if parallel else call
 

@@ -48,7 +48,7 @@ class Gemma4(ToolFormat):
 
 
 class FunctionGemma(Gemma4):
-    """The same with other marks."""
+    """The same format with other marks."""
 
     name = "function_gemma"
     models: ClassVar[tuple[str, ...]] = ("FunctionGemma",)

@@ -1,4 +1,4 @@
-"""For a template whose way of writing is not known: the usual marks and bare objects."""
+"""The format for templates that teach no known one: the usual marks, and bare objects."""
 
 from penstock.frontend.parsing.calls.block import Block, Reading
 from penstock.frontend.parsing.calls.format import Schemas
@@ -12,7 +12,7 @@ class Generic(BareObjects):
     name = "generic"
     models = ("any other",)
     example = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
-    taught_by = ("",)  # it is what remains
+    taught_by = ("",)  # any template that teaches no other format
     ends = (
         ("<tool_call>", "</tool_call>"),
         ("<function_call>", "</function_call>"),

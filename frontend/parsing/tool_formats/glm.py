@@ -25,7 +25,7 @@ class Glm(ToolFormat):
     marks = (_CALL, _CALL_END, _KEY, _KEY_END, _VALUE, _VALUE_END)
     separator = "\n"
     line = "\n"
-    """What stands between tags."""
+    """The text between tags."""
 
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
         yield from block.skip()
@@ -61,7 +61,7 @@ class Glm(ToolFormat):
 
 
 class Glm47(Glm):
-    """No line breaks."""
+    """The same format without line breaks."""
 
     name = "glm47"
     models: ClassVar[tuple[str, ...]] = ("GLM-4.7", "GLM-5")

@@ -42,13 +42,13 @@ class Harmony(ToolFormat):
 
 
 def recipient_of(header: str) -> str:
-    """The tool that a message goes to; empty if to none."""
+    """The tool that a message goes to; empty if it goes to none."""
     found = _RECIPIENT.search(header)
     return found[1].removeprefix("functions.") if found else ""
 
 
 def read_call(block: Block, name: str) -> Reading[None]:
-    """Read a call from its message's text on, and over what ends that."""
+    """Read a call from its message's text on, up to and including the mark that ends the message."""
     yield from block.skip()
     if (yield from block.peek()) == "{":
         yield from read_arguments(block, name)

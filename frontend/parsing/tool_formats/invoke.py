@@ -1,4 +1,4 @@
-"""MiniMax M2 and DeepSeek V3.2: `invoke` tags with `parameter` tags, which name themselves in attributes."""
+"""MiniMax M2 and DeepSeek V3.2: `invoke` tags with `parameter` tags, which have their names in attributes."""
 
 import re
 from typing import ClassVar
@@ -22,7 +22,7 @@ class MiniMaxM2(ToolFormat):
     )
     starts: tuple[str, ...] = ("<minimax:tool_call>",)
     prefix: ClassVar[str] = ""
-    """Stands at the beginning of every tag's name within a block."""
+    """The beginning of every tag's name within a block."""
 
     def __init__(self) -> None:
         self.marks = (*self.starts, *("</" + start[1:] for start in self.starts))
@@ -75,7 +75,7 @@ class MiniMaxM2(ToolFormat):
         return sequence(opening, arguments, rules.mark(f"{self._invoke_end}\n"))
 
     def _key_end(self, kinds: frozenset[str] | None) -> str:
-        """The grammar of what stands between a key and its value of these kinds, of any if there are none."""
+        """The grammar of the text between a key and its value, by the value's kinds; None for any."""
         return quoted('">')
 
 

@@ -15,7 +15,7 @@ class JsonBlocks(ToolFormat):
     """Blocks of one object, or of an array of them."""
 
     ends: ClassVar[tuple[tuple[str, str], ...]]
-    """The marks that open a block, each with the one that closes it; empty if nothing does."""
+    """The marks that open a block, each with the mark that closes it; empty if none does."""
     arguments_key: ClassVar[str] = "arguments"
     around: ClassVar[tuple[str, str]] = ("", "")
     """Text between the marks and the calls."""
@@ -36,7 +36,7 @@ class JsonBlocks(ToolFormat):
         return sequence(before, self._calls_rule(rules, functions, parallel=parallel), behind, self._end_rule(rules))
 
     def _calls_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of what stands between the marks."""
+        """The grammar of the text between the marks."""
         return self.any_call_rule(rules, functions)
 
     def _end_rule(self, rules: Rules) -> str:
@@ -51,7 +51,7 @@ class JsonBlocks(ToolFormat):
 
 
 class Hermes(JsonBlocks):
-    """An object; several calls are several blocks."""
+    """One object in a block; several calls are several blocks."""
 
     name = "hermes"
     models = ("Hermes 2 and 3", "Qwen2.5", "Qwen3", "QwQ", "SmolLM3", "Granite 4", "EXAONE 4", "ERNIE 4.5")
@@ -62,7 +62,7 @@ class Hermes(JsonBlocks):
 
 
 class InternLm(JsonBlocks):
-    """The objects say `parameters`."""
+    """The objects have the key `parameters`."""
 
     name = "internlm"
     models = ("InternLM 2.5", "InternLM 3")
@@ -89,7 +89,7 @@ class JsonArrays(JsonBlocks):
     """The model writes one block, with an array of all calls."""
 
     inner: ClassVar[tuple[str, str, str]] = ("[", ", ", "]")
-    """What opens the array, stands between calls, and closes it."""
+    """The text that opens the array, the text between calls, and the text that closes it."""
 
     def _calls_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
         opening, between, closing = self.inner
@@ -112,7 +112,7 @@ class Nemotron(JsonArrays):
 
 
 class Granite(JsonArrays):
-    """Nothing closes the array but its own bracket; some versions write a tag."""
+    """Only its own bracket closes the array; some versions write a tag."""
 
     name = "granite"
     models = ("Granite 3.0 to 3.3",)
@@ -122,7 +122,7 @@ class Granite(JsonArrays):
 
 
 class Phi4Mini(JsonArrays):
-    """Both ways are read."""
+    """Both forms are read."""
 
     name = "phi4_mini"
     models = ("Phi-4-mini",)
@@ -132,7 +132,7 @@ class Phi4Mini(JsonArrays):
 
 
 class CommandR(JsonArrays):
-    """The objects say `tool_name` and `parameters`, and number the calls."""
+    """The objects have the keys `tool_name` and `parameters`, and number the calls."""
 
     name = "command_r"
     models = ("Command R7B", "Command A")
@@ -150,7 +150,7 @@ class CommandR(JsonArrays):
 
 
 class Apertus(JsonArrays):
-    """The one key of an object is the tool's name."""
+    """An object's only key is the tool's name."""
 
     name = "apertus"
     models = ("Apertus",)
@@ -183,7 +183,7 @@ class Apertus(JsonArrays):
 
 
 def read_known_objects(block: Block) -> Reading[None]:
-    """Read an object or an array of them; what comes behind the first call and is none ends the block."""
+    """Read an object or an array of them; after the first call, anything that is not a call ends the block."""
     try:
         yield from read_objects(block)
     except NoCallError:
@@ -205,15 +205,15 @@ def read_bare_objects(block: Block, *, known_only: bool) -> Reading[None]:
 
 
 class BareObjects(JsonBlocks):
-    """Calls may stand without a mark: objects of offered tools at the start of a line."""
+    """Calls may come without a mark: objects that name offered tools at the start of a line."""
 
     opening = "{["
 
-    def start_rule(self, rules: Rules) -> str:  # nothing opens a call but its own brace
+    def start_rule(self, rules: Rules) -> str:  # only its own brace opens a call
         return ""
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of a call: all of it is JSON, since it may have to be told from other JSON by its keys."""
+        """The grammar of a call. It is all JSON, because only the keys may tell it from other JSON."""
         calls = []
         for function in functions:
             schema = _call_schema(function.name, function.arguments, self.arguments_key)
@@ -222,7 +222,7 @@ class BareObjects(JsonBlocks):
         return rules.rule(" | ".join(calls))
 
     def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of text that may end with calls: in it no line begins like a call."""
+        """The grammar of text that may end with calls: no line of the text itself begins like a call."""
         separator, openings = self.separator or "", []
         for function in functions:
             opening = rules.text_until_line(regex(self._opening_of(function)))
@@ -234,13 +234,13 @@ class BareObjects(JsonBlocks):
 
 
 def beginning_of_object(arguments_key: str) -> str:
-    """A regular expression for how a call's object begins, or an array of them."""
+    """A regular expression for the beginning of a call's object, or of an array of them."""
     blank = r"[ \t\r\n]*"
     return rf"(\[{blank})?\{{{blank}\"({'|'.join(('name', 'function', 'type', arguments_key))})\""
 
 
 def _call_schema(name: str, arguments: dict[str, Any], arguments_key: str) -> dict[str, Any]:
-    """The JSON schema of a call's object. That of the arguments moves into it, and what it refers to with it."""
+    """The JSON schema of a call's object. It contains the schema of the arguments, and all that this refers to."""
     return {
         "type": "object",
         "properties": {
@@ -253,7 +253,7 @@ def _call_schema(name: str, arguments: dict[str, Any], arguments_key: str) -> di
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """The schema with its references to places in itself pointing to where it is moved."""
+    """The schema with its references to itself changed to point to its new place."""
     if isinstance(schema, list):
         return [_moved(part, place) for part in schema]
     if not isinstance(schema, dict):
@@ -266,7 +266,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 class Llama3Json(BareObjects):
-    """Objects with `parameters`, with ';' between them. Without the mark they must be calls of offered tools."""
+    """Objects with the key `parameters`, and ';' between them. Without the mark they must name offered tools."""
 
     name = "llama3_json"
     models = ("Llama 3.1", "Llama 3.2", "Llama 3.3")

@@ -1,4 +1,4 @@
-"""Mistral: [TOOL_CALLS], then an array of objects, or since version 11 of its tokenizers a name and arguments."""
+"""Mistral: [TOOL_CALLS], then an array of objects or, since version 11 of its tokenizers, a name and arguments."""
 
 import re
 import string
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{0,256}")
 
 
 class Mistral(JsonArrays):
-    """An array of calls behind the mark. Both ways are read."""
+    """An array of calls after the mark. Both forms are read."""
 
     name = "mistral"
     models: ClassVar[tuple[str, ...]] = ("Mistral 7B v0.3", "Mistral Nemo", "Mistral Small 2409", "Mixtral 8x22B")
@@ -24,11 +24,11 @@ class Mistral(JsonArrays):
     ends = (("[TOOL_CALLS]", ""),)
 
     def make_id(self) -> str:
-        """Mistral's templates refuse other ids than nine letters and digits."""
+        """Make an id of nine letters and digits: Mistral's templates refuse others."""
         return "".join(DRAWS.get().choices(_ALPHANUMERIC, k=9))
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        # With the mark as a token of its own the templates write a blank behind it; models write either.
+        # If the mark is a token of its own, templates write a space after it; models write either.
         return f'" "? {super().block_rule(rules, functions, parallel=parallel)}'
 
     def read(self, block: Block, mark: str, schemas: Schemas) -> Reading[None]:
@@ -50,7 +50,7 @@ class Mistral(JsonArrays):
 
 
 class MistralNamed(Mistral):
-    """A name and arguments behind a mark of its own for each call."""
+    """Each call has its own mark, followed by the name and the arguments."""
 
     name = "mistral_named"
     models: ClassVar[tuple[str, ...]] = ("Mistral Small 3.1 and later", "Ministral 3", "Magistral", "Devstral")

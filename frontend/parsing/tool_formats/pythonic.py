@@ -1,4 +1,4 @@
-"""Calls as Python writes them, in a list: Llama 3.2 (pythonic), Llama 4, Gemma 3, LFM2, OLMo 3."""
+"""Calls in Python's syntax, in a list: Llama 3.2 (pythonic), Llama 4, Gemma 3, LFM2, OLMo 3."""
 
 import re
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ _BETWEEN = " \t\r\n,"
 
 
 class Pythonic(ToolFormat):
-    """A list of calls at the start of a line, of offered tools; or between marks. JSON objects are read, too."""
+    """A list of calls of offered tools at the start of a line, or a list between marks. JSON objects are read too."""
 
     name: ClassVar[str] = "pythonic"
     models: ClassVar[tuple[str, ...]] = ("Llama 3.2 (pythonic)", "Llama 4", "ToolACE")
@@ -25,7 +25,7 @@ class Pythonic(ToolFormat):
     end = "<|python_end|>"
     opening = "[{"
     is_sure_behind: ClassVar[bool] = True
-    """Behind a mark there may be calls of tools that were not offered."""
+    """Whether calls after a mark may be of tools that were not offered."""
 
     def __init__(self) -> None:
         self.marks = (*self.starts, self.end)
@@ -35,7 +35,7 @@ class Pythonic(ToolFormat):
         known_only = not (mark and self.is_sure_behind)
         yield from block.skip()
         is_over = bool(mark) and bool((yield from block.accepts(self.end)))
-        if is_over:  # Llama 4's template has only content between the marks, and calls behind them
+        if is_over:  # Llama 4's template has only content between the marks, and calls after them
             yield from block.skip()
         if (yield from _begins_with_object(block)):
             yield from read_bare_objects(block, known_only=known_only)
@@ -57,7 +57,7 @@ class Pythonic(ToolFormat):
             yield from read_call(block, schemas, known_only=known_only)
 
     def start_rule(self, rules: Rules) -> str:
-        """Nothing opens a list but its own bracket."""
+        """Only its own bracket opens a list."""
         return ""
 
     def block_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
@@ -70,7 +70,7 @@ class Pythonic(ToolFormat):
         return sequence(quoted(f"{function.name}("), arguments_rule(rules, function), '")"')
 
     def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of text that may end with a list of calls: in it no line begins like one."""
+        """The grammar of text that may end with a list of calls: no line of the text itself begins like one."""
         openings = [
             sequence(rules.text_until_line(regex(f"[{function.name}(")), arguments_rule(rules, function), '")"')
             for function in functions
@@ -84,7 +84,7 @@ class Pythonic(ToolFormat):
 
 
 class Gemma3(Pythonic):
-    """The model was not taught one way: it writes a list or objects, bare or in a fence, as the template asks."""
+    """The model was not trained on one format: it writes a list or objects, bare or fenced, as the template asks."""
 
     name = "gemma3"
     models: ClassVar[tuple[str, ...]] = ("Gemma 3 with a template for tools",)
@@ -96,7 +96,7 @@ class Gemma3(Pythonic):
 
 
 class Lfm2(Pythonic):
-    """The list stands between marks."""
+    """The list is between marks."""
 
     name = "lfm2"
     models: ClassVar[tuple[str, ...]] = ("LFM2", "LFM2.5")
@@ -113,12 +113,12 @@ class Lfm2(Pythonic):
         return f"{super().block_rule(rules, functions, parallel=parallel)} {rules.mark(self.end)}"
 
     def text_rule(self, rules: Rules, functions: list[Function], *, parallel: bool) -> str:
-        """The grammar of text that may hold lists of calls."""
+        """The grammar of text that may contain lists of calls."""
         return ToolFormat.text_rule(self, rules, functions, parallel=parallel)
 
 
 class Olmo3(Lfm2):
-    """A line for each call, between tags."""
+    """One line for each call, between tags."""
 
     name = "olmo3"
     models: ClassVar[tuple[str, ...]] = ("OLMo 3",)
@@ -142,7 +142,7 @@ def _begins_with_object(block: Block) -> Reading[bool]:
 
 
 def read_call(block: Block, schemas: Schemas, *, known_only: bool) -> Reading[None]:
-    """Read a name and arguments in parentheses; those without a name are taken in the order of the schema."""
+    """Read a name and arguments in parentheses; positional arguments are taken in the order of the schema."""
     name = yield from block.word(_NAME)
     if not name or (known_only and name not in block.names) or not (yield from block.accepts("(")):
         raise NoCallError
@@ -171,7 +171,7 @@ def read_call(block: Block, schemas: Schemas, *, known_only: bool) -> Reading[No
 
 
 def arguments_rule(rules: Rules, function: Function) -> str:
-    """The grammar of what stands in a call's parentheses."""
+    """The grammar of the text in a call's parentheses."""
     schema = resolved(function.arguments, function.arguments)
     items = [
         (f"{quoted(key + '=')} {literal_rule(rules, part, schema, PYTHON)}", is_needed)

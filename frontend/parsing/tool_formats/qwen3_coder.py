@@ -23,7 +23,7 @@ class Qwen3Coder(ToolFormat):
     starts: tuple[str, ...] = ("<tool_call>", _FUNCTION)
     end = "</tool_call>"
     value_lines = "\n"
-    """What stands around a value."""
+    """The text around a value."""
     separator = "\n"
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Qwen3Coder(ToolFormat):
             yield from arguments.value(key.strip(), *ends, then=(_PARAMETER, _FUNCTION_END, self.end))
 
     def _read_lone_end(self, block: Block) -> Reading[None]:
-        """A block whose opening mark was left out may have the closing one."""
+        """Read a closing mark, if there is one: it may be there even if the block's opening mark is missing."""
         try:
             yield from block.skip()
             yield from block.accepts(self.end)
@@ -83,7 +83,7 @@ class Qwen3Coder(ToolFormat):
 
 
 class SeedOss(Qwen3Coder):
-    """The same with marks of its own, and values without line breaks around them."""
+    """The same format with marks of its own, and no line breaks around values."""
 
     name = "seed_oss"
     models: ClassVar[tuple[str, ...]] = ("Seed-OSS",)

@@ -24,7 +24,7 @@ from penstock.frontend.parsing.tool_formats.qwen3_coder import Qwen3Coder, SeedO
 from penstock.frontend.parsing.tool_formats.sections import DeepSeekV3, DeepSeekV31, KimiK2
 
 _ALL: tuple[ToolFormat, ...] = (
-    # In the order in which a template is asked: a format whose marks are a part of another's comes after it.
+    # A template is compared with them in this order: a format whose marks are part of another's comes after it.
     Harmony(),
     MistralNamed(),
     Mistral(),
@@ -60,5 +60,5 @@ TOOL_FORMATS = {tool_format.name: tool_format for tool_format in _ALL}
 
 
 def tool_format_of(template: str) -> ToolFormat:
-    """The format that a chat template teaches; the generic one if it teaches none that is known."""
+    """The format that a chat template teaches; the generic one if it teaches no known format."""
     return next(tool_format for tool_format in _ALL if tool_format.is_taught_by(template))

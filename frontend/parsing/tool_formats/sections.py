@@ -13,12 +13,12 @@ _ID = re.compile(r"[A-Za-z0-9_.:\-]{0,300}")
 
 
 class Sections(ToolFormat):
-    """One block has all calls. Models sometimes leave the mark of the section out."""
+    """One block has all calls. Models sometimes leave out the section's mark."""
 
     section: ClassVar[tuple[str, str]]
     """The marks around all calls."""
     call: ClassVar[tuple[str, str]]
-    """Those around one call."""
+    """The marks around one call."""
     inner: ClassVar[str]
     """The mark between header and arguments."""
     between: ClassVar[str] = ""
@@ -69,7 +69,7 @@ class DeepSeekV3(Sections):
     taught_by: ClassVar[Taught] = ((section[0], "```json"),)
 
     def _read_call(self, block: Block) -> Reading[None]:
-        """V3.1 writes the name alone and the arguments without a fence; V3 says `function` before the name."""
+        """Read a call of V3.1 (just the name, and arguments without a fence) or of V3 (`function` before the name)."""
         name = yield from block.word(_NAME)
         yield from block.skip()
         yield from block.expects(self.inner)
@@ -93,7 +93,7 @@ class DeepSeekV3(Sections):
 
 
 class DeepSeekV31(DeepSeekV3):
-    """The arguments stand behind the name. Both ways are read."""
+    """The arguments directly follow the name. Both forms are read."""
 
     name = "deepseek_v31"
     models: ClassVar[tuple[str, ...]] = ("DeepSeek V3.1",)
