@@ -1,8 +1,8 @@
 """The process that parses grammars: `python -m penstock.frontend.grammars.child MODEL PARENT`.
 
 A grammar is code written by a client: parsing it may take for ever, exhaust memory or crash. Hence this separate
-process (see `child_pool.py`). [kind, text] is answered with [grammar, error, bytes of memory, what is not enforced];
-["check", schema, text] with [what is wrong with the text].
+process (see `child_pool.py`). [kind, text] is answered with [grammar, error, bytes of memory, what is not enforced],
+and ["check", schema, text] with [what is wrong with the text].
 """
 
 import ctypes
@@ -33,32 +33,32 @@ _AS_MODELS_WRITE: dict[str, str | bool] = {
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-"""JSON white space: at most one blank after a comma or colon, as models and their training data write it on one line.
-Where more are allowed, small models keep writing blanks, sometimes for ever."""
+"""JSON white space: at most one space after a comma or colon, as in models' training data for JSON on one line.
+If more is allowed, small models keep writing spaces, sometimes for ever."""
 
 _AS_TEMPLATES_WRITE: dict[str, str | bool] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-"""Calls use the white space that models were trained on."""
+"""The white space of calls: exactly that of the templates that models were trained with."""
 
 _PRIORITY = 10
-"""As `nice`: running requests come first."""
+"""The process's niceness: running requests come first."""
 
 _TRIED_TOKENS = 24
 """Length of the sample text: a grammar that gets stuck, or is slow, usually shows it within this length."""
 
 MAX_BYTES = 64 << 20
-"""Largest memory of a prepared grammar. Usual ones take a megabyte."""
+"""Limit for the memory of a prepared grammar. A typical one takes a megabyte."""
 
 
 class ReadGrammar(NamedTuple):
     """A grammar that can be used."""
 
     text: str  # as the worker's matcher reads it
-    not_enforced: tuple[str, ...]  # what it accepts though it should not, in words for the client
-    num_bytes: int  # memory that it takes, about
+    not_enforced: tuple[str, ...]  # what it accepts although it should not, in words for the client
+    num_bytes: int  # memory that it takes, approximately
 
 
 def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar:
@@ -67,7 +67,7 @@ def read_grammar(vocabulary: "LLTokenizer", kind: str, text: str) -> ReadGrammar
     Args:
         vocabulary: the model's tokens.
         kind: "json" (a JSON schema), "regex", "choice" (a JSON list of texts), "grammar" (Lark, or GBNF) or
-            "calls" (a JSON list: Lark; the JSON schemas that it refers to by name, each with one to be taken if it
+            "calls" (a JSON list: Lark; the JSON schemas that it refers to by name, each with a substitute in case it
             cannot be used; and a [kind, text] for its `form`).
         text: the grammar.
 
@@ -122,7 +122,7 @@ def _read_schema(vocabulary: "LLTokenizer", schema: Any, left_out: dict[str, Non
 
 
 def _superset(vocabulary: "LLTokenizer", schema: Any, blanks: dict[str, str | bool], left_out: dict[str, None]) -> str:
-    """The grammar of all texts that match a schema, and few others. The schema is changed to match."""
+    """The grammar of all texts that match a schema, and of few others. Changes the schema to fit the grammar."""
 
     def note(keyword: str) -> None:
         left_out.setdefault(f"{keyword} is not enforced while the text is written")
@@ -190,18 +190,18 @@ def _allocated_bytes() -> int:
 
 
 def _output_rules(vocabulary: "LLTokenizer", text: str, left_out: dict[str, None]) -> str:
-    """The Lark of an output: rules, and what they refer to: JSON schemas by name, and a form."""
+    """The Lark of an output: rules, and the JSON schemas (by name) and the form that they refer to."""
     lark, schemas, form = msgspec.json.decode(text, type=tuple[str, dict[str, tuple[Any, Any]], tuple[str, str] | None])
     rules = [lark]
     for name, (schema, instead) in schemas.items():
         try:
             rule = _schema_rule(vocabulary, schema, _AS_TEMPLATES_WRITE, left_out)
-        except GrammarError as error:  # of a tool: others' schemas are not always what their authors believe
+        except GrammarError as error:  # a tool's schema: often written by others, and not always valid
             left_out.setdefault(f"a schema is not enforced: {error}")
             rule = _schema_rule(vocabulary, instead, _AS_TEMPLATES_WRITE, left_out)
         rules.append(f"{name}: {rule}")
     if form is not None:
-        read_grammar(vocabulary, *form)  # on its own its errors are clearer
+        read_grammar(vocabulary, *form)  # read by itself first, for clearer errors
         rules.append(f"form: {_form_rule(vocabulary, *form, left_out)}")
     return "\n".join(rules) + "\n"
 

@@ -1,7 +1,7 @@
-"""A few slots shared by many clients: the one that has used them least goes first, and none can take them all.
+"""A few slots shared by many clients: the client that has used them least goes first, and none can take them all.
 
-    client asks ──▶ a slot is free and it may have it ──▶ it holds the slot for some seconds, added to its account
-                 └▶ it waits; the next free slot is for the waiting client whose account is lowest
+    client asks ──▶ a slot is free and it may have it ──▶ it holds the slot; the seconds are added to its account
+                 └▶ it waits; the next free slot goes to the waiting client with the lowest account
 
 Accounts are halved every `HALVING_SECONDS`, so a client that pauses for a while starts afresh. A client whose account
 is above `LIGHT_SECONDS` never gets the last free slot: that one is reserved for clients with little use.
@@ -28,7 +28,7 @@ class _Waiting(NamedTuple):
 
 
 class FairSlots:
-    """Lives in a running event loop. The caller names clients: an API key's id, or an address."""
+    """The slots; lives in a running event loop. The caller names clients: an API key's id, or an address."""
 
     def __init__(self, num_slots: int, max_waiting: int) -> None:
         self._num_free = num_slots
@@ -47,7 +47,7 @@ class FairSlots:
         """Hold a slot.
 
         Raises:
-            Overloaded: when entered, if too many wait already.
+            Overloaded: when entered, if too many clients wait already.
         """
         await self._enter(client)
         began = monotonic()
@@ -58,7 +58,7 @@ class FairSlots:
             self._leave(client)
 
     async def _enter(self, client: str) -> None:
-        if self._may_have_one(client):  # then nobody who might have it is waiting: see `_hand_out`
+        if self._may_have_one(client):  # no waiting client may have it: see `_hand_out`
             self._take(client)
             return
         if len(self._waiting) >= self._max_waiting:

@@ -1,4 +1,4 @@
-"""Whether a finished text matches a JSON schema: for what a grammar cannot enforce during generation.
+"""Checks a finished text against a JSON schema: for what a grammar cannot enforce during generation.
 
 Runs in the process that parses grammars (`child.py`), because a client's schema and patterns may make it slow.
 """

@@ -1,6 +1,6 @@
 """Checks of a JSON schema before the grammar library sees it: its size, references, patterns, and termination.
 
-Runs in the process that parses grammars (`child.py`), because a client's schema may make any of it slow.
+Runs in the process that parses grammars (`child.py`), because a client's schema may make any of these checks slow.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ MAX_DEPTH = 64
 MAX_VALUES = 10_000
 MAX_PATTERN_CHARACTERS = 4096
 MAX_PATTERN_REPEATS = 10_000
-"""Characters of a pattern with its counted repetitions written out: `(ab){10}` has 20."""
+"""Limit for the characters of a pattern with its counted repetitions written out: `(ab){10}` has 20."""
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -60,7 +60,7 @@ def check_repetitions(pattern: str) -> None:
     Raises:
         GrammarError: with the limit and the value.
     """
-    # Twice: within quotes, as in grammars, a bracket does not begin a set.
+    # Measured twice: within quotes, as in grammars, a bracket does not begin a set.
     size = max(_written_out(pattern), _written_out(pattern.replace("[", " ")))
     if size > MAX_PATTERN_REPEATS:
         raise GrammarError(
@@ -186,7 +186,7 @@ def _list(schema: dict[str, Any], key: str) -> list[Any]:
 
 def _written_out(pattern: str) -> int:
     """Characters of the pattern with `{n}` and `{n,m}` written out; escapes and sets count as one."""
-    sizes, last = [0], 0  # of the groups that are open, outermost first; of the last character or group
+    sizes, last = [0], 0  # sizes of the open groups, outermost first; size of the last character or group
     i = 0
     while i < len(pattern):
         char = pattern[i]

@@ -1,8 +1,8 @@
-"""From a JSON schema to one that can be enforced token by token: what cannot be enforced is removed, and recorded.
+"""Turns a JSON schema into one that can be enforced token by token: removes what cannot be enforced, and records it.
 
-Removing something only ever allows more texts, so every text that the schema allows can be written. Whether a finished
-text matches the whole schema is checked at the end (`json_check.py`). The grammar library ignores keywords that it does
-not know, and reports them; this file handles what the library would reject.
+Removing a constraint only ever allows more texts, so every text that the schema allows can be written. A finished text
+is checked against the whole schema at the end (`json_check.py`). The grammar library ignores keywords that it does not
+know, and reports them; this file handles what the library would reject.
 """
 
 import re
@@ -15,25 +15,25 @@ MAX_MULTIPLE = 10_000
 """A divisor's automaton has about this many states: 30 ms to build, 5 MB."""
 
 MAX_PATTERN_PROPERTIES = 64
-"""All pairs of them are compared."""
+"""Limit for patterns of properties: all pairs of them are compared."""
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _PROPERTY_COUNTS = ("minProperties", "maxProperties")
 _UNREADABLE = re.compile(r"\(\?<?[=!]|\(\?P?[=>]|(?<!\\)(?:\\\\)*\\[bB1-9k]")
-"""What no automaton can do: look-around, word borders, and back-references."""
+"""What no automaton can match: look-around, word boundaries, and back-references."""
 
 Note = Callable[[str], None]
 
 
 def superset_of(root: Schema, note: Note) -> None:
-    """Remove what cannot be enforced from a schema, in place; `note` gets each keyword at least once."""
+    """Remove what cannot be enforced from a schema, in place; `note` is called at least once for each such keyword."""
     for schema in schemas_of(root):
         _tidy(schema)
         _relax(schema, note)
 
 
 def fallbacks(root: Schema, note: Note) -> Iterator[None]:
-    """Remove more and more, in place, as long as the library rejects the rest: one step at a time."""
+    """Remove more and more, in place, one step at a time; go on as long as the library rejects the rest."""
     steps: tuple[tuple[str, ...], ...] = (
         ("patternProperties", "additionalProperties", "minProperties", "maxProperties"),
         ("pattern", "multipleOf"),
@@ -51,7 +51,7 @@ def fallbacks(root: Schema, note: Note) -> Iterator[None]:
 
 
 def notes_of(warnings: Iterable[str], note: Note) -> None:
-    """Map the library's own warnings to keywords. Formats that it does not know are annotations."""
+    """Map the library's own warnings to keywords. Formats that it does not know are treated as annotations."""
     for warning in warnings:
         if found := re.match(r"Unimplemented keys: (\[.*?\])", warning):
             for keyword in re.findall(r'"([^"]*)"', found[1]):
@@ -65,7 +65,7 @@ def notes_of(warnings: Iterable[str], note: Note) -> None:
 
 
 def _tidy(schema: Schema) -> None:
-    """Rewrite equivalent, or meaningless, parts in the way that the library supports."""
+    """Rewrite parts of a schema into equivalent ones that the library supports; drop meaningless ones."""
     for keyword in _COUNTS:
         count = schema.get(keyword)
         if isinstance(count, float) and count.is_integer():

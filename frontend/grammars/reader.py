@@ -1,4 +1,4 @@
-"""Grammars are parsed off the event loop, in processes that can be killed (`child_pool.py`), and cached.
+"""Parses grammars off the event loop, in processes that can be killed (`child_pool.py`), and caches them.
 
 read ──▶ cached, even a refusal: answered at once
      └─▶ being parsed for another request: one question for all of them
@@ -24,14 +24,14 @@ log = structlog.get_logger()
 GrammarKind = Literal["json", "regex", "choice", "grammar", "calls"]
 
 MAX_SECONDS = 2.0
-"""Time limit for parsing one grammar. Usual ones take a few milliseconds."""
+"""Time limit for parsing one grammar. A typical one takes a few milliseconds."""
 
 MAX_QUEUED = 64
 MAX_CACHED = 1024
 MAX_CACHED_BYTES = 16 << 20
 
 GIVEN_UP_SECONDS = 60.0
-"""How long a timeout is cached: on a machine that was busy, the grammar may succeed later."""
+"""How long a timeout is cached: if the machine was busy, the grammar may succeed later."""
 
 _MAX_PROCESSES = 3
 _MAX_ANSWER_BYTES = 4 << 20
@@ -44,7 +44,7 @@ class GrammarSource:
     kind: GrammarKind
     text: str
     field: str  # of the request; named in errors
-    is_strict: bool = False  # what cannot be enforced is refused
+    is_strict: bool = False  # refuse the grammar if anything in it cannot be enforced
     schema: str = ""  # JSON: finished texts are checked against it if it cannot be fully enforced
     warnings: tuple[str, ...] = ()  # for the client
 
@@ -53,8 +53,8 @@ class GrammarSource:
 class Grammar:
     """A grammar that can be used. The default accepts any text."""
 
-    text: str = ""  # as the worker takes it
-    num_bytes: int = 0  # of memory that it takes
+    text: str = ""  # as the worker reads it
+    num_bytes: int = 0  # of memory that the prepared grammar takes
     checked_schema: str = ""  # JSON: finished texts are checked against it; empty: no check
     warnings: tuple[str, ...] = ()  # for the client: what it accepts although it should not
 
@@ -63,10 +63,10 @@ class Grammar:
 class _Outcome:
     text: str = ""
     error: str = ""  # why it cannot be used
-    num_bytes: int = 0  # of memory, made ready
+    num_bytes: int = 0  # of memory that the prepared grammar takes
     not_enforced: tuple[str, ...] = ()  # what it accepts although it should not, in words for the client
     is_given_up: bool = False  # parsing did not finish
-    until: float = float("inf")  # monotonic: end of its time in the cache
+    until: float = float("inf")  # when it leaves the cache (monotonic)
 
     @property
     def size(self) -> int:
@@ -74,7 +74,7 @@ class _Outcome:
 
 
 class _Reading:
-    """A question in progress, and how many wait for its answer."""
+    """A question in progress, and how many requests wait for its answer."""
 
     def __init__(self, task: asyncio.Task[_Outcome]) -> None:
         self.task = task
@@ -105,12 +105,12 @@ class GrammarReader:
         return self._children.process_ids
 
     async def read(self, source: GrammarSource, client: str = "") -> Grammar:
-        """Return the grammar as the worker takes it. The time is charged to `client`.
+        """Return the grammar as the worker reads it. The time is charged to `client`.
 
         Raises:
-            UnsupportedParameter: if the grammar, or this model with one, is not supported.
-            InvalidParameter: if it takes too much time or memory.
-            Overloaded: if too many are waiting.
+            UnsupportedParameter: if the grammar is not supported, or this model supports none.
+            InvalidParameter: if the grammar takes too much time or memory.
+            Overloaded: if too many requests are waiting.
         """
         key = blake2b(f"{source.kind} {source.text}".encode(), digest_size=32).digest()
         outcome = self._cache.get(key)
@@ -152,7 +152,7 @@ class GrammarReader:
         await self._children.close()
 
     async def _read_once(self, key: bytes, source: GrammarSource, client: str) -> _Outcome:
-        """The outcome of one question, shared by all who ask it; cancelled when nobody waits for it any more."""
+        """The outcome of one question, shared by all requests that ask it; cancelled when none waits any more."""
         reading = self._readings.get(key)
         if reading is None:
             reading = self._readings[key] = _Reading(asyncio.create_task(self._ask(source, client)))

@@ -1,8 +1,8 @@
 """The checkpoint's chat template, rendered as transformers renders it, in Jinja's immutable sandbox.
 
-Same settings (trim_blocks, lstrip_blocks, loop controls), filters (`tojson` without HTML or ASCII
-escapes), globals (`raise_exception`, `strftime_now`, `dict`, `namespace`) and the `{% generation %}`
-tag, so that the text equals `tokenizer.apply_chat_template(..., tokenize=False)`.
+It has the same settings (trim_blocks, lstrip_blocks, loop controls), filters (`tojson` without HTML or ASCII escapes),
+globals (`raise_exception`, `strftime_now`, `dict`, `namespace`) and `{% generation %}` tag, so that the text equals
+`tokenizer.apply_chat_template(..., tokenize=False)`.
 """
 
 import json
@@ -41,12 +41,12 @@ _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 RESERVED = frozenset(
     {"messages", "tools", "xml_tools", "documents", "add_generation_prompt", "chat_template", "tokenize"}
 )
-"""Names that are no variables of a template: they have fields of their own, or none."""
+"""Names that a request may not set as template variables: they have fields of their own, or none."""
 
 _TOOL_VARIABLES = ("tools", "xml_tools")
-"""Where templates look for the tools; the second is SmolLM3's."""
+"""Variables in which templates look for tools; the second one is SmolLM3's."""
 _TOOLS_OF_A_MESSAGE = re.compile(r"message(\.tools\b|\[.tools.\])")
-"""Phi-4-mini's template has them in the system message, as text."""
+"""Phi-4-mini's template reads tools from the system message, as text."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _PROBE_CHARS = 1 << 20
 
@@ -66,21 +66,21 @@ class ValidConversation:
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """How to hand calls to a template."""
+    """How calls are passed to a template."""
 
     no_content: NoContent = "empty"
     arguments: Arguments = "object"
     calls_as: CallsAs = "calls"
     content: Beside = "kept"
-    """What becomes of content beside calls: it stays, goes behind the reasoning if there is some, or is left out."""
+    """What becomes of content beside calls: it is kept, appended to the reasoning if there is any, or left out."""
 
     def apply(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message as the template wants it; None values are dropped, but for a content that must be none."""
+        """The message as the template wants it; None values are dropped, except for a content that must be none."""
         given = {name: value for name, value in message.items() if value is not None}
         if given.get("role") != "assistant":
             return given
         if not given.get("tool_calls"):
-            given.pop("tool_calls", None)  # templates ask whether there is a list
+            given.pop("tool_calls", None)  # templates check whether the list exists
         elif self.calls_as == "content":
             given["content"] = "\n".join((*filter(None, [given.get("content")]), _as_text(given.pop("tool_calls"))))
         elif self.content == "dropped":
@@ -109,14 +109,14 @@ class ChatTemplate:
             raise ConfigError(f"the chat template does not compile: {error}") from None
         self.source = source
         self.words = frozenset(re.findall(r"\w+", source))
-        """Every name that the template may read, among others."""
+        """All words of the template; they include every name that it may read."""
         self._special_tokens = special_tokens
         variables = finder.undeclared_identifiers
         self._tool_variables = [name for name in _TOOL_VARIABLES if name in variables]
         self._has_tools_in_message = not self._tool_variables and bool(_TOOLS_OF_A_MESSAGE.search(source))
         self.reads_tools = bool(self._tool_variables) or self._has_tools_in_message
         self.extra_variables = frozenset(variables) - RESERVED - set(special_tokens) - set(environment.globals)
-        """What a request may set through `chat_template_kwargs`: variables that the template reads, no others."""
+        """The variables that a request may set through `chat_template_kwargs`: only those that the template reads."""
 
     def render(
         self,
@@ -128,7 +128,7 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         max_chars: int = 1 << 30,
     ) -> str:
-        """The prompt text of a conversation. It may take for ever: `child.py` is where that does no harm.
+        """The prompt text of a conversation. Rendering may take for ever, so it is done in the process of `child.py`.
 
         Raises:
             TemplateFailed: if the template refuses the conversation, or fails on it.
@@ -162,7 +162,7 @@ class ChatTemplate:
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Whether contents must be lists of parts: some templates of models with images ignore texts."""
+        """Whether contents must be lists of parts: some templates for models with images ignore plain texts."""
 
         def shows(message: dict[str, Any]) -> bool:
             try:
@@ -223,13 +223,13 @@ def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates read a message's reasoning under different names; offer it under all (as transformers does)."""
+    """Offer a message's reasoning under all names that templates read it by (as transformers does)."""
     reasoning = next((message[name] for name in _REASONING_FIELDS if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _with_tools(chat: Chat, tools: list[dict[str, Any]]) -> Chat:
-    """The chat with the tools in its system message, as JSON text; there is one then."""
+    """The chat with the tools in its system message, as JSON text; the message is added if there is none."""
     first, rest = ({"role": "system", "content": ""}, chat) if chat[0].get("role") != "system" else (chat[0], chat[1:])
     return [{**first, "tools": _tojson([tool["function"] for tool in tools])}, *rest]
 
@@ -256,8 +256,8 @@ def _cut_at_mark(text: str, final: str) -> str:
 # --- what a template expects of an assistant message that calls tools: found by trying, once -----
 #
 # Clients send such a message back with `content: null` and its arguments as JSON text. Qwen3's template looks for
-# `</think>` in the content, so it must be a text; DeepSeek's writes the calls only where the content is none. Most
-# templates write the arguments with `tojson`, some put the text as it is between two marks. gpt-oss's refuses calls
+# `</think>` in the content, so it must be a text; DeepSeek's writes the calls only if the content is none. Most
+# templates write the arguments with `tojson`; some put the text unchanged between two marks. gpt-oss's refuses calls
 # with both reasoning and content. Phi-4-mini's writes no calls: they become content, or the model would call again.
 
 _NAME, _VALUE = "penstock_probe", "Waterwheel"
@@ -280,9 +280,9 @@ _STYLES = (
 
 
 def find_style(render: Callable[[Chat, list[dict[str, Any]]], str]) -> CallStyle:
-    """The first style in which the template shows a call whole; the usual one if there is none such.
+    """The first style in which the template shows a complete call; the usual one if there is none.
 
-    `render` writes messages and tools as the template does and raises ApiError where it refuses them.
+    `render` renders messages and tools with the template, and raises ApiError if the template refuses them.
     """
     call = {"id": "abcdefghi", "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
 
@@ -309,7 +309,7 @@ def find_style(render: Callable[[Chat, list[dict[str, Any]]], str]) -> CallStyle
 def _shows_call(text: str, style: CallStyle) -> bool:
     if _VALUE not in text or _AS_PYTHON in text:
         return False
-    text_twice = '{\\"place\\"'  # JSON text that the template has put through `tojson` again
+    text_twice = '{\\"place\\"'  # JSON text that the template has passed through `tojson` again
     return style.arguments == "object" or text_twice not in text
 
 
@@ -331,7 +331,7 @@ def _with_text(call: Any) -> Any:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the model wrote, for training; here it only renders its body."""
+    """`{% generation %}` marks what the model wrote, for training; here only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -345,14 +345,14 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
-    """Computes nothing while it compiles: `{{ 9 ** 9 ** 9 }}` is for the process that can be killed."""
+    """Computes nothing while it compiles: `{{ 9 ** 9 ** 9 }}` must be left to the process that can be killed."""
 
     def _output_child_to_const(self, node: jinja2.nodes.Expr, frame: Any, finalize: Any) -> str:
         raise jinja2.nodes.Impossible
 
 
 class _VariableFinder(jinja2.meta.TrackingCodeGenerator):
-    """Finds the variables that a template reads, as `find_undeclared_variables`, and computes nothing either."""
+    """Finds the variables that a template reads, like `find_undeclared_variables`, but computes nothing."""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
@@ -363,7 +363,7 @@ class _VariableFinder(jinja2.meta.TrackingCodeGenerator):
 
 
 class _SafeNamespace(Namespace):
-    """A namespace without underscore names, which could reach into the interpreter."""
+    """A namespace without names that begin with an underscore, which could reach into the interpreter."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         attributes = dict(*args[1:], **kwargs)  # as in jinja2, so that `namespace(self=...)` works
@@ -377,7 +377,7 @@ class _SafeNamespace(Namespace):
 
 
 class _SafeDict:
-    """`dict(...)` and `dict.fromkeys(...)`, and nothing else of the class."""
+    """`dict(...)` and `dict.fromkeys(...)`; nothing else of the class is available."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

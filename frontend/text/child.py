@@ -2,15 +2,15 @@
 `python -m penstock.frontend.text.child MODEL TEMPLATE SPECIAL PARENT`.
 
 A checkpoint's template is a program, and a tokenizer's time need not be linear in its text: see `child_pool.py`.
-["render", conversation, max_chars] is answered with [[text, seam], error] (no text: it is too long),
-["encode", [text, seam], add_special_tokens] with [token ids, error]. SPECIAL is "tokens"
-if a client's text may spell special tokens, else "text". The tokenizer is read when the first long text comes.
+["render", conversation, max_chars] is answered with [[text, seam], error] (no text: it is too long), and
+["encode", [text, seam], add_special_tokens] with [token ids, error]. SPECIAL is "tokens" if a client's text may spell
+special tokens, else "text". The tokenizer is read when the first long text comes.
 
-What a client writes is text: special tokens spelled in it do not end a turn, or begin one of another role. The
-template's own special tokens and the client's text come out of one rendering. So wherever a client's text spells a
-special token, a character that nothing else holds (the seam) is put into it before the template is rendered; the text
-is tokenized whole, as ever, and the seam's tokens are dropped (`tokenizer.py`). All other text has the tokens that it
-has without seams, and conversations that spell none, which are nearly all, are left as they are.
+What a client writes is plain text: a special token spelled out in it must not end a turn, or begin one of another role.
+But one rendering yields both the template's own special tokens and the client's text. So wherever a client's text
+spells a special token, a character found nowhere else (the seam) is put into it before the template is rendered. The
+rendered text is tokenized as a whole, as always, and the seam's tokens are dropped (`tokenizer.py`). All other text
+gets the same tokens as without seams. Nearly all conversations spell no special token, and are left as they are.
 """
 
 import re
@@ -32,11 +32,11 @@ from penstock.frontend.text.tokenizer import TextTokenizer, load_tokenizer, spec
 from penstock.ipc import process
 
 _SEAMS = ("\U0010fffd", "\U0010fffc", "\U0010fffb", "\U000ffffd", "\U000ffffc", "\uf8ff")
-"""Private use: no tokenizer has learned to join them with other characters."""
+"""Characters for private use: no tokenizer has learned to join them with others."""
 
 
 class SpecialTexts:
-    """The texts of a tokenizer's special tokens, and where they stand."""
+    """The texts of a tokenizer's special tokens; finds them in what clients write."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = sorted({text for text in texts if len(text.strip()) > 1}, key=len, reverse=True)
@@ -58,7 +58,7 @@ class SpecialTexts:
     def broken(self, value: Any, seam: str) -> Any:
         """The value with a seam in each special token that it spells."""
         if isinstance(value, str):
-            while self._pattern.search(value):  # what is left of one may be another
+            while self._pattern.search(value):  # the rest of one special token may contain another
                 value = self._pattern.sub(lambda found: found[0][0] + seam + found[0][1:], value)
             return value
         if isinstance(value, dict):
@@ -69,10 +69,10 @@ class SpecialTexts:
 def render_plain(
     render: Callable[[ValidConversation], str], conversation: ValidConversation, special: SpecialTexts
 ) -> tuple[str, str]:
-    """The conversation's text, and the seam in it; without one if the client spells no special token.
+    """The conversation's text, and the seam in it; an empty seam if the client spells no special token.
 
-    A final message that is to be continued is the model's own text, and stays as it is. So do the assistant's others
-    if the template looks for what they spell.
+    A final message that is to be continued is the model's own text, and stays as it is. So do other messages of the
+    assistant if the template looks for the special tokens that they spell.
 
     Raises:
         TemplateFailed: as `render`, or if something is nested too deeply.
@@ -109,10 +109,10 @@ def _seamed(
 
 
 def seam_for(written: list[Any]) -> str:
-    """A seam that is not in what a client has written.
+    """A seam that does not occur in what a client has written.
 
     Raises:
-        TemplateFailed: all of them are.
+        TemplateFailed: if all seams occur in it.
     """
     everything = repr(written)
     for seam in _SEAMS:
@@ -122,7 +122,7 @@ def seam_for(written: list[Any]) -> str:
 
 
 def _clean(text: str, seam: str) -> str:
-    """With the seam itself where a template has written its JSON escape."""
+    """Replace the JSON escape of the seam, which a template may have written, by the seam itself."""
     escape = seam.encode("utf-16-be").hex()
     units = "".join(f"\\u{escape[i : i + 4]}" for i in range(0, len(escape), 4))
     return text.replace(units, seam)

@@ -1,18 +1,18 @@
-"""Work that may never end is done in processes that can be killed: grammars, chat templates, long texts.
+"""Runs work that may never end in processes that can be killed: grammars, chat templates, long texts.
 
     ask ──▶ one of `max_processes` processes, started when needed, one question each at a time
               │ answers in time          the answer; the process waits for the next question
               │ takes too long           killed; this question alone fails, if the time was spent on it
               ▼ dies                     this question alone fails, if a second process dies of it too
 
-A process may also be killed or stopped from outside, and then it is not the question's fault: it is asked once more,
-in a process that is started for it. What is nobody's fault is answered with status 503.
+A process may also be killed or stopped from outside, which is not the question's fault. The question is then asked once
+more, in a process that is started for it. If that fails too without a fault of the question, the answer is status 503.
 
-A thread cannot be ended, and neither can code in C; a process can, and the kernel bounds its memory.
-A process that has answered long, or has grown, is replaced by another one, which is started first.
+A thread cannot be ended from outside, and neither can code in C. A process can, and the kernel limits its memory. A
+process that has answered many questions, or has grown, is replaced; its successor is started first.
 
-One JSON line in is answered with one line out; a first line, [], says that the process is ready, and
-a first line ["", reason] that it never will be.
+Each JSON line in is answered with one line out. Before that, a first line [] says that the process is ready, and a
+first line ["", reason] that it never will be.
 """
 
 import asyncio
@@ -30,27 +30,27 @@ from penstock.frontend.errors import Overloaded, Unavailable
 log = structlog.get_logger()
 
 MAX_START_SECONDS = 60.0
-"""For a process to read the tokenizer: about a second, more on a machine that is busy starting."""
+"""Time for a process to read the tokenizer: about a second, more on a machine that is busy starting."""
 
 _LEFT_SECONDS = 0.1
-"""A question whose client has left may still be answered for so long: starting another process costs more."""
+"""How long a question whose client has left may still be answered: starting another process costs more."""
 
 MAX_QUESTIONS = 20_000
 MAX_GROWTH = 256 << 20
 """After so many questions, or when it is larger by so many bytes than when it was ready, a process is replaced."""
 
 RETRY_SECONDS = 5
-"""When clients may ask again if no process can be had now."""
+"""When clients may ask again if no process is available now."""
 
 _OWN_SHARE = 0.05
-"""A process that has computed for less of its time was held up from outside: stopped, or by a machine that is busy."""
+"""A process that computed for a smaller share of its time was held up from outside: stopped, or on a busy machine."""
 
 MAX_MEMORY = 4 << 30
-"""Bytes of address space of a process: most vocabularies and grammars need a tenth of it."""
+"""Limit for the address space of a process, in bytes: most vocabularies and grammars need a tenth of it."""
 
 
 class ChildTooSlowError(Exception):
-    """The question takes longer than it may; its process is gone."""
+    """The question took too long; its process was killed."""
 
 
 class ChildDiedError(Exception):
@@ -62,7 +62,7 @@ class ChildUnusableError(Exception):
 
 
 class _ChildHeldUpError(Exception):
-    """A process had no answer in time, and has not computed either."""
+    """A process had no answer in time, but has hardly computed either."""
 
 
 class _ChildNotStartedError(Exception):
@@ -75,13 +75,13 @@ class ChildPool:
     def __init__(
         self, module: str, arguments: tuple[str, ...], *, max_processes: int, max_queued: int, max_answer_bytes: int
     ) -> None:
-        """No process is started before the first question. It gets `arguments` and the id of this process."""
+        """No process is started before the first question. Processes get `arguments` and the id of this process."""
         self._kind = module.rpartition(".")[2]
         self._command = [sys.executable, *(["-O"] if sys.flags.optimize else []), "-m", module, *arguments]
         self._max_queued = max_queued
         self._max_answer_bytes = max_answer_bytes
         self._idle: list[_Child] = []
-        self._running: set[_Child] = set()  # those that start, work or wait
+        self._running: set[_Child] = set()  # processes that start, work or wait
         self._max_processes = max_processes
         self._slots = asyncio.Semaphore(max_processes)
         self._num_queued = 0
@@ -95,7 +95,7 @@ class ChildPool:
         return [child.pid for child in self._idle]
 
     async def warm(self) -> str:
-        """Start the first process before the first question; why that cannot be, which questions find out, too."""
+        """Start a process before the first question; return the error, or "". Questions would report the error too."""
         async with self._slots:
             if not self._idle:
                 try:
@@ -109,9 +109,9 @@ class ChildPool:
         """The answer to a question.
 
         Raises:
-            ChildTooSlowError, ChildDiedError, ChildUnusableError: there is none.
-            Overloaded: too many wait already.
-            Unavailable: no process could do it now, and not because of the question.
+            ChildTooSlowError, ChildDiedError, ChildUnusableError: there is no answer.
+            Overloaded: too many questions wait already.
+            Unavailable: no process could answer now, for reasons other than the question.
         """
         if self._num_queued >= self._max_queued:
             raise Overloaded(f"{self._max_queued} requests wait to be read", retry_after=1)
@@ -144,11 +144,11 @@ class ChildPool:
         return None
 
     async def close(self) -> None:
-        """End all processes, also those at work: their questions, and any later ones, are answered with status 503."""
+        """End all processes, even those at work: their questions, and any later ones, are answered with status 503."""
         self._is_closed = True
         for child in self._running:
             child.kill()
-        for _ in range(self._max_processes):  # questions end, now that their processes have
+        for _ in range(self._max_processes):  # questions end because their processes have ended
             await self._slots.acquire()
         for _ in range(self._max_processes):
             self._slots.release()
@@ -170,7 +170,7 @@ class ChildPool:
             raise ChildTooSlowError from None
         except (EOFError, OSError, RuntimeError, ValueError, msgspec.MsgspecError):  # RuntimeError: a closed pipe
             raise ChildDiedError from None
-        finally:  # also when the client leaves meanwhile
+        finally:  # even if the client leaves meanwhile
             release = asyncio.create_task(self._release(child, asking))
             self._releases.add(release)
             release.add_done_callback(self._releases.discard)
@@ -189,7 +189,7 @@ class ChildPool:
         await self._end(child)
 
     async def _renew(self, old: "_Child") -> None:
-        """Put a new process in the place of one that goes on until the new one is ready."""
+        """Replace a process by a new one; the old one goes on until the new one is ready."""
         try:
             new = await self._start()
             log.info("a process is replaced", kind=self._kind, pid=old.pid, by=new.pid)
@@ -215,11 +215,11 @@ class ChildPool:
                 limit=self._max_answer_bytes,
                 env=os.environ | {"RAYON_NUM_THREADS": "1"},  # the libraries' threads
             )
-        except OSError as error:  # no memory, no descriptors, no more processes
+        except OSError as error:  # out of memory, descriptors or processes
             raise _ChildNotStartedError(error.strerror) from None
         child = _Child(process)
         self._running.add(child)
-        if self._is_closed:  # since it was asked for
+        if self._is_closed:  # closed while the process was starting
             child.kill()
         is_ready = False
         try:
@@ -263,7 +263,7 @@ class _Child:
         return self._process.returncode is None
 
     def is_worn(self) -> bool:
-        """It has worked long enough, or has grown too large."""
+        """Whether it has answered enough questions, or has grown too large."""
         return self._num_questions >= MAX_QUESTIONS or self.size() - self.size_when_ready > MAX_GROWTH
 
     def size(self) -> int:
@@ -271,8 +271,8 @@ class _Child:
         return int(self._facts("statm", b"0 0")[1]) * _PAGE_BYTES
 
     def cpu_seconds(self) -> float:
-        """What it has computed so far."""
-        fields = self._facts("stat", b")" + b" 0" * 20)  # the name before the bracket may hold blanks
+        """CPU time that it has used so far, in seconds."""
+        fields = self._facts("stat", b")" + b" 0" * 20)  # the name before the bracket may contain spaces
         return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
 
     def _facts(self, name: str, none: bytes) -> list[bytes]:
@@ -305,7 +305,7 @@ class _Child:
         return await self.line()
 
     def kill(self) -> None:
-        """Whoever waits for its answer finds out."""
+        """Kill the process; the task that waits for its answer gets an error."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
@@ -325,7 +325,7 @@ class _Child:
 
 
 def limit_resources(max_file_bytes: int = 0) -> None:
-    """From here on: bounded memory, no file grows beyond this, no core dump, few descriptors."""
+    """Limit this process from now on: memory, the size of files, no core dumps, few descriptors."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

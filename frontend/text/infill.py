@@ -1,10 +1,10 @@
-"""Filling in the middle: how a model is shown the text before and after a gap, found by its tokenizer's tokens.
+"""Filling in the middle: how a model is shown the text before and after a gap. The tokenizer's tokens tell the format.
 
     prefix first: BEGIN [files] PREFIX text before SUFFIX text after MIDDLE
     suffix first: BEGIN [files] SUFFIX text after PREFIX text before MIDDLE
 
-The order of each model is that in which its authors write its prompts. Other files stand before, as Qwen2.5-Coder has
-learned them (https://arxiv.org/abs/2409.12186): REPOSITORY name, then FILE name and text of each.
+The order is the one in which the model's authors write its prompts. Other files come first, in the way that
+Qwen2.5-Coder was trained on (https://arxiv.org/abs/2409.12186): REPOSITORY name, then FILE name and text of each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from penstock.frontend.text.tokenizer import TextTokenizer
 
 JOINT = "\u263a"
-"""Written before a text that goes on from another one: no vocabulary joins it with what follows."""
+"""Tokenized before a text that continues another one: no vocabulary joins this character with what follows."""
 
 
 class Marks(NamedTuple):
@@ -50,11 +50,11 @@ FORMATS = (
 )  # fmt: skip
 
 _TEXT_ENDS = ("<|endoftext|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>")
-"""A chat model's generation defaults may name others alone."""
+"""Tokens that end a text; a chat model's generation defaults may name only others."""
 
 
 class Chunk(NamedTuple):
-    """Another file, or a piece of one: its tokens."""
+    """The tokens of another file, or of a piece of one."""
 
     name: list[int]
     text: list[int]
@@ -70,8 +70,8 @@ class Infill:
     is_suffix_first: bool
     repository: int | None
     file: int | None
-    begin: tuple[int, ...]  # what the tokenizer puts before any text
-    ends: tuple[int, ...]  # what ends the text in the gap, in addition to what ends all texts
+    begin: tuple[int, ...]  # what the tokenizer puts at the start of any text
+    ends: tuple[int, ...]  # tokens that end the text in the gap, in addition to those that end all texts
     num_joint_tokens: int | None  # the tokens of `JOINT`; None: texts need none before them
 
     def prompt(
@@ -89,13 +89,13 @@ class Infill:
 
         Args:
             before: the text before the gap.
-            after: the text behind it.
+            after: the text after it.
             chunks: other files, the nearest last.
-            repository_name: written before them, if the format has a mark for it.
+            repository_name: written before the files, if the format has a mark for it.
             file_name: of the file with the gap; written if there are chunks.
-            begins: with what begins a text.
-            max_tokens: what is farthest from the gap is left out until no more are left: chunks, then the begin of
-                what is before, and the end of what is behind.
+            begins: whether to begin with the tokens that begin any text.
+            max_tokens: limit; what is farthest from the gap is left out until the rest fits: first chunks, then the
+                beginning of `before` and the end of `after`.
         """
         begin = [*self.begin] if begins else []
         marks = [self.prefix, self.suffix, *([] if self.middle is None else [self.middle])]
@@ -115,7 +115,7 @@ class Infill:
     def _files(
         self, chunks: Sequence[Chunk], repository_name: list[int], file_name: list[int], room: int | None
     ) -> list[int]:
-        """Other files that fit, and the head of this one."""
+        """The other files that fit, and the head of the file with the gap."""
         if not chunks:
             return []
         head = [] if self.repository is None else [self.repository, *repository_name]
@@ -133,7 +133,7 @@ class Infill:
 def infill_of(tokenizer: TextTokenizer, config: Mapping[str, Any]) -> Infill | None:
     """The format of this tokenizer's model; None if it has none.
 
-    `config` is tokenizer_config.json, which may name the tokens; a GGUF file's metadata do.
+    `config` is tokenizer_config.json, which may name the tokens, as a GGUF file's metadata do.
     """
     named = [_text(config.get(f"{part}_token")) for part in ("prefix", "suffix", "middle")]
     found = next((marks for marks in FORMATS if marks.prefix == named[0]), None)

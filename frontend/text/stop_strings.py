@@ -1,14 +1,13 @@
-"""Stop strings in a stream of text pieces, whatever the piece borders."""
+"""Finds stop strings in a stream of text pieces, however the text is cut."""
 
 
 class StopMatcher:
     """Finds the stop string that is complete first, and holds back text that may become one.
 
-    One Knuth-Morris-Pratt automaton per stop string, fed character by character: the state of each is
-    the length of the longest suffix of the text so far that begins that stop string. Hence the result
-    does not depend on how the text is cut, a character costs O(number of stop strings), and the text
-    to hold back is exactly the longest state. If several stop strings end at one character, the
-    longest (which begins first) wins.
+    There is one Knuth-Morris-Pratt automaton per stop string, fed character by character. Its state is the length of
+    the longest suffix of the text so far that is a prefix of the stop string. Hence the result does not depend on how
+    the text is cut, a character costs O(number of stop strings), and the text to hold back is exactly the longest
+    state. If several stop strings end at the same character, the longest (which begins first) wins.
     """
 
     def __init__(self, stops: tuple[str, ...], *, include_stop: bool = False) -> None:
@@ -21,8 +20,8 @@ class StopMatcher:
     def feed(self, text: str) -> tuple[str, str | None]:
         """Take the next piece of text.
 
-        Returns the text that may be shown now, and the stop string that is complete, if one is; then
-        the rest of the text is dropped and nothing may be fed any more.
+        Returns the text that may be shown now, and the stop string that is complete, if any. In that case the rest of
+        the text is dropped, and `feed` must not be called again.
         """
         if not self._held and not any(stop[0] in text for stop in self._stops):
             return text, None

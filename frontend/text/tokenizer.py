@@ -1,15 +1,15 @@
 """The checkpoint's tokenizer: text to ids in worker threads, ids to text in the event loop.
 
-Only the `tokenizers` library is used: importing transformers would cost seconds and hundreds of MB.
-What transformers adds on top of tokenizer.json, the added and special tokens of tokenizer_config.json
-and special_tokens_map.json, is applied here.
+Only the `tokenizers` library is used: importing transformers would cost seconds and hundreds of MB. What transformers
+adds to tokenizer.json (the added and special tokens of tokenizer_config.json and special_tokens_map.json) is applied
+here.
 
 Tokens become text one at a time, never half a character. Tokenizers of language models spell bytes: byte-level BPE
 maps each of the 256 bytes to a printable character; sentencepiece-like ones write `\u2581` for a space and `<0xE2>`
 for a byte without a piece of its own. So each token is a run of bytes that does not depend on its neighbours, and an
-incremental UTF-8 decoder over those bytes gives the text: O(1) per token, independent of how tokens are grouped, and
-invalid bytes become U+FFFD as soon as they are certain to be invalid. Tokenizers that spell otherwise (word pieces) go
-through the library's own `DecodeStream`.
+incremental UTF-8 decoder over those bytes yields the text: O(1) per token, independent of how tokens are grouped.
+Invalid bytes become U+FFFD as soon as they are certain to be invalid. Tokenizers with another spelling (word pieces)
+use the library's own `DecodeStream`.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Detokenizer(Protocol):
 
 
 class ByteSpelling:
-    """The bytes of each token, and the texts of tokens that are whole characters, filled in as they are first met."""
+    """The bytes of each token, and the texts of tokens that are whole characters; filled in when first needed."""
 
     def __init__(self, tokenizer: Tokenizer, *, is_byte_level: bool, special_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -56,7 +56,7 @@ class ByteSpelling:
         self.special_ids = special_ids
         self._spelled: dict[int, bytes] = {}
         self.whole_texts: dict[int, str] = {}
-        """Of tokens already met that are valid UTF-8 by themselves."""
+        """The texts of tokens seen so far that are valid UTF-8 by themselves."""
 
     def __getitem__(self, token_id: int) -> bytes:
         spelled = self._spelled.get(token_id)
@@ -71,7 +71,7 @@ class ByteSpelling:
         if self._is_byte_level:
             try:
                 return bytes([_BYTE_OF_CHARACTER[character] for character in token])
-            except KeyError:  # an added token with characters outside the byte alphabet stands for itself
+            except KeyError:  # an added token with characters outside the byte alphabet is its own text
                 return token.encode()
         if match := _BYTE_PIECE.fullmatch(token):
             return bytes([int(match[1], 16)])
@@ -79,7 +79,7 @@ class ByteSpelling:
 
 
 class ByteDetokenizer:
-    """Detokenizer over `ByteSpelling`. The usual token, whole characters after whole characters, is one look-up."""
+    """Detokenizer over `ByteSpelling`. The usual case, whole characters after whole characters, costs one look-up."""
 
     __slots__ = ("_decoder", "_is_between_characters", "_skip", "_spelling", "_whole_texts")
 
@@ -173,7 +173,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: dict[str, Any], num_threads: int = 2) -> None:
         self._tokenizer = tokenizer
-        self.special_tokens = special_tokens  # by transformers' names: what chat templates see
+        self.special_tokens = special_tokens  # by transformers' names, as chat templates see them
         kind = spelling_kind(msgspec.json.decode(tokenizer.to_str(), type=_TokenizerFile).decoder)
         added = tokenizer.get_added_tokens_decoder().items()
         self._special_ids = {token.content: token_id for token_id, token in added if token.special}
@@ -187,12 +187,12 @@ class TextTokenizer:
 
     @property
     def threads(self) -> ThreadPoolExecutor:
-        """Where text is processed off the event loop."""
+        """The threads in which text is processed off the event loop."""
         return self._threads
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included; the model's may be larger."""
+        """Number of tokens, including added ones; the model's may be larger."""
         return self._tokenizer.get_vocab_size()
 
     @property
@@ -215,7 +215,7 @@ class TextTokenizer:
         pieces = [text[start:end] for start, end in encoding.offsets]
         if all(seam not in piece or piece == seam for piece in pieces):
             return [token_id for token_id, piece in zip(encoding.ids, pieces, strict=True) if piece != seam]
-        # A token joins the seam with its neighbours: then the parts between them are read one by one.
+        # A token joins the seam with its neighbours, so the parts between seams are tokenized one by one.
         first, *rest = text.split(seam)
         ids = self.encode(first, add_special_tokens=add_special_tokens)
         return [*ids, *(i for part in rest for i in self.encode(part, add_special_tokens=False))]
@@ -229,15 +229,15 @@ class TextTokenizer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, encode_each)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        """A whole text, as the library decodes it."""
+        """The text of all ids at once, as the library decodes it."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """Do other work over many tokens in one of the threads."""
+        """Do other work on many tokens in one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def decode_off_loop(self, token_ids: list[int]) -> str:
-        """The same, off the event loop, for lists of a client's choosing."""
+        """As `decode`, but off the event loop: for lists that a client chooses."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.decode, token_ids)
 
     def token_text(self, token_id: int) -> str:
@@ -245,7 +245,7 @@ class TextTokenizer:
         return self._tokenizer.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """What a token spells, in UTF-8 and perhaps not whole characters; None for an unknown id."""
+        """The bytes that a token spells, in UTF-8, perhaps not whole characters; None for an unknown id."""
         if self._tokenizer.id_to_token(token_id) is None:
             return None
         if self._spelling is None:
@@ -259,7 +259,7 @@ class TextTokenizer:
         return ByteDetokenizer(self._spelling, skip_special_tokens=skip_special_tokens, shown=shown)
 
     def token_id(self, text: str) -> int | None:
-        """The id of the token that is written so in the vocabulary, if there is one."""
+        """The id of the token with this text in the vocabulary, if there is one."""
         token_id: int | None = self._tokenizer.token_to_id(text)
         return token_id
 
@@ -320,7 +320,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
 
 
 def special_texts_of(checkpoint: Checkpoint) -> set[str]:
-    """How the checkpoint's special tokens are spelled; read without making a tokenizer of it."""
+    """How the checkpoint's special tokens are spelled; read without making a tokenizer."""
     found = set(_texts(special_tokens_of(checkpoint)))
     with suppress(OSError, ConfigError, msgspec.MsgspecError):  # `load_tokenizer` says what is wrong with it
         file = msgspec.json.decode(checkpoint.tokenizer(), type=_TokenizerFile)
@@ -331,7 +331,7 @@ def special_texts_of(checkpoint: Checkpoint) -> set[str]:
 
 
 def special_tokens_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Names, as chat templates see them, to texts (lists of texts for the list-valued ones)."""
+    """Special tokens by their names in chat templates: texts, or lists of texts."""
     config = checkpoint.tokenizer_config
     found: dict[str, Any] = {name: text for name in _SPECIAL_NAMES if (text := _text(config.get(name))) is not None}
     for name in _LIST_NAMES:
@@ -343,7 +343,7 @@ def special_tokens_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _add_tokens(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    """Add what tokenizer_config.json lists and tokenizer.json lacks; its ids must come out as listed."""
+    """Add the tokens that tokenizer_config.json lists and tokenizer.json lacks; they must get the listed ids."""
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return
