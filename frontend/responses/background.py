@@ -1,9 +1,10 @@
-"""Responses in the background: they go on without any client, and can be polled, followed and cancelled.
+"""Responses in the background: they go on without a client, and can be polled, followed and cancelled.
 
     POST background: true ──▶ stored as queued ──▶ the stream is kept (`frontend/streams/`) ──▶ stored at its end
     GET, POST .../cancel  ──▶ the store, which all frontends share; the stream at whichever frontend keeps it
 
-They survive their clients, not their frontend: when that ends, the response has failed, which its lease tells.
+A response survives its client, but not its frontend: if the frontend ends, the response's lease runs out, and it counts
+as failed.
 """
 
 from collections.abc import AsyncGenerator
@@ -22,14 +23,15 @@ _RENEW_SECONDS = 10.0
 
 
 class NotStored(ServerError, status=507, code="storage_full", may_retry=False):
-    """A response that must be stored could not be."""
+    """A response that must be stored could not be stored."""
 
 
 def check_background(service: Service, record: RequestRecord, request: ResponsesRequest) -> None:
     """Refuse a response in the background that could not be found again.
 
     Raises:
-        InvalidParameter, UnsupportedParameter: as they say.
+        InvalidParameter: the response would not be stored.
+        UnsupportedParameter: this server keeps no streams or stores no responses, or the request is part of a batch.
     """
     if request.store is False:
         raise InvalidParameter("background responses are stored: store must not be false", param="background")
@@ -49,7 +51,7 @@ async def in_background(reply: StreamReply, course: ResponseCourse, *, is_stream
     """Let a stream go on in the background; the client gets the queued response, or the stream.
 
     Raises:
-        NotStored: there is no room for it.
+        NotStored: there is no room for the response.
     """
     if not await course.keep(is_running=True):
         reply.close()
@@ -59,7 +61,7 @@ async def in_background(reply: StreamReply, course: ResponseCourse, *, is_stream
 
 
 async def _followed(reply: StreamReply, course: ResponseCourse) -> AsyncGenerator[bytes, None]:
-    """The same pieces; meanwhile the store is told how it goes."""
+    """Pass on a stream's pieces; meanwhile update the response in the store."""
     told, renewed = course.status, monotonic()
     async for piece in reply.chunks:
         if course.status != told and not course.is_over:

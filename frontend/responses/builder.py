@@ -1,8 +1,8 @@
-"""A response's output items, as the parts of its message come, and the events that tell of them.
+"""Builds a response's output items from the parts of its message, and the events that report them.
 
     output_item.added, content_part.added, *.delta ..., *.done, content_part.done, output_item.done
 
-Streams send the events; whole answers use only the items.
+Streams send the events; complete answers use only the items.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class ResponseBuilder:
-    """The items of one response. At any time one item at most is open."""
+    """The items of one response. At most one item is open at any time."""
 
     def __init__(self) -> None:
         self.items: list[OutputItem] = []  # closed ones
@@ -37,7 +37,7 @@ class ResponseBuilder:
         self._logprobs: list[ContentLogprob] = []  # of an open message
 
     def add(self, part: Part, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
-        """Take a part, with the log-probabilities of its tokens if it is content; the events that tell of it."""
+        """Take a part, with its tokens' log-probabilities if it is content; return the events that report it."""
         match part:
             case CallArguments(_, text):
                 self._texts.append(text)
@@ -57,7 +57,7 @@ class ResponseBuilder:
         return [*events, delta]
 
     def finish(self, status: Status) -> list[Event]:
-        """The output has ended: an open item ends with this status. A response without any item gets an empty text."""
+        """End the output: an open item gets this status, and a response without items gets an empty text."""
         events = [] if self.items or self._open is not None else self._begin(MessageItem)
         return [*events, *self._close(status)]
 

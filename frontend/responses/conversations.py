@@ -1,4 +1,4 @@
-"""/v1/conversations: items that responses go on from and add to, kept until they are deleted."""
+"""/v1/conversations: items that responses continue from and add to, kept until they are deleted."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from penstock.frontend.schema_responses import InputItems
 from penstock.frontend.storage.conversations import Conversation
 
 MAX_ADDED = 20
-"""Items of one request; OpenAI's bound."""
+"""OpenAI's limit for the items of one request."""
 
 
 class ConversationRequest(msgspec.Struct, kw_only=True):
@@ -62,7 +62,7 @@ async def create_conversation(service: Service, record: RequestRecord, body: byt
     """Make a conversation, perhaps with its first items.
 
     Raises:
-        InvalidRequest: as it says.
+        InvalidRequest: one of its kinds (see `errors.py`).
     """
     asked = decode(_created, body)
     items = await _items(service, record, asked.items or [])
@@ -73,7 +73,7 @@ async def show_conversation(service: Service, record: RequestRecord, body: bytes
     """One conversation.
 
     Raises:
-        ConversationNotFound: as it says.
+        ConversationNotFound: there is no such conversation.
     """
     return _shown(await service.conversations.get(record.key_id, record.argument))
 
@@ -82,27 +82,27 @@ async def update_conversation(service: Service, record: RequestRecord, body: byt
     """Replace a conversation's metadata.
 
     Raises:
-        InvalidRequest: as it says.
+        InvalidRequest: one of its kinds (see `errors.py`).
     """
     metadata = valid_metadata(decode(_updated, body).metadata)
     return _shown(await service.conversations.update(record.key_id, record.argument, metadata))
 
 
 async def delete_conversation(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """Forget a conversation with its items. Responses that came of it stay.
+    """Delete a conversation and its items. Responses that belong to it stay.
 
     Raises:
-        ConversationNotFound: as it says.
+        ConversationNotFound: there is no such conversation.
     """
     await service.conversations.delete(record.key_id, record.argument)
     return Reply(msgspec.json.encode(DeletedConversation(record.argument)))
 
 
 async def add_items(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """Add items at a conversation's end.
+    """Add items to a conversation's end.
 
     Raises:
-        InvalidRequest: as it says.
+        InvalidRequest: one of its kinds (see `errors.py`).
     """
     items = await _items(service, record, decode(_added, body).items)
     return _page(await service.conversations.append(record.key_id, record.argument, items), has_more=False)
@@ -112,7 +112,7 @@ async def list_items(service: Service, record: RequestRecord, body: bytes) -> Re
     """A page of a conversation's items.
 
     Raises:
-        InvalidRequest: as it says.
+        InvalidRequest: one of its kinds (see `errors.py`).
     """
     limit = number_in(record, "limit", PAGE, 1, MAX_PAGE)
     after = record.query.get("after")
@@ -125,22 +125,22 @@ async def show_item(service: Service, record: RequestRecord, body: bytes) -> Rep
     """One item of a conversation.
 
     Raises:
-        ConversationNotFound, ItemNotFound: as they say.
+        ConversationNotFound, ItemNotFound: there is no such conversation, or no such item in it.
     """
     return Reply(msgspec.json.encode(await service.conversations.item(record.key_id, record.argument, record.item)))
 
 
 async def delete_item(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """Delete one item; the conversation.
+    """Delete one item; answer with the conversation.
 
     Raises:
-        ConversationNotFound, ItemNotFound: as they say.
+        ConversationNotFound, ItemNotFound: there is no such conversation, or no such item in it.
     """
     return _shown(await service.conversations.delete_item(record.key_id, record.argument, record.item))
 
 
 async def _items(service: Service, record: RequestRecord, given: list[Item]) -> list[Item]:
-    """Items as they are kept."""
+    """The items in the form in which they are kept."""
     if len(given) > MAX_ADDED:
         raise InvalidParameter(f"items may hold {MAX_ADDED} items at most, got {len(given)}", param="items")
     if item_ids := references(given):

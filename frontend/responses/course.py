@@ -1,4 +1,4 @@
-"""A response from its first event to the last, streamed or whole."""
+"""A response from its first event to the last, streamed or not."""
 
 import sqlite3
 from itertools import accumulate, pairwise
@@ -47,8 +47,8 @@ class ResponseCourse:
         self._counter = ReasoningCounter(output_format, run.service.model.tokenizer)
         self._builder = ResponseBuilder()
         self._scores = run.score_writer()
-        self._untold: list[tuple[str, schema.ContentLogprob]] = []  # texts and scores of tokens not told of yet
-        self._num_characters = 0  # of the sequence's text so far, if its tokens are told of
+        self._untold: list[tuple[str, schema.ContentLogprob]] = []  # texts and scores of tokens not reported yet
+        self._num_characters = 0  # of the sequence's text so far, if its tokens are reported
         self.status: Status = "queued" if valid.background else "in_progress"
         self._usage: schema.Usage | None = None
         self._error: ResponseError | None = None
@@ -63,7 +63,7 @@ class ResponseCourse:
         return self._events.write([(f"response.{kind}", {"response": self.shown()}) for kind in kinds])
 
     def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
-        """The events of what has become certain."""
+        """The events for the output that has become certain."""
         begun: list[Event] = []
         if self.status == "queued":
             self.status = "in_progress"
@@ -71,7 +71,7 @@ class ResponseCourse:
         return self._events.write(begun + self.take(event))
 
     async def end(self, usage: schema.Usage | None) -> bytes:
-        """The last event, with the whole response."""
+        """The last event, with the complete response."""
         response = await self.finished(usage)
         return self._events.write([(f"response.{self.status}", {"response": msgspec.Raw(response)})])
 
@@ -87,7 +87,7 @@ class ResponseCourse:
         return self._events.write([("response.failed", {"response": self.shown()}), ("error", fields)])
 
     def take(self, event: SequenceEvent) -> list[Event]:
-        """Take news of the sequence; what there is to tell of it."""
+        """Take news of the sequence; return the events that report it."""
         self._run.record.num_reasoning_tokens = self._counter.feed(event.token_ids)
         events = self._take_text(event)
         if event.finish_reason is None:
@@ -103,7 +103,7 @@ class ResponseCourse:
     def _take_text(self, event: SequenceEvent) -> list[Event]:
         if self._scores is None:
             return self._add(self._parser.feed(event.text))
-        # Token by token, so that each part gets its own, however many came at once.
+        # Token by token, so that each part gets its own tokens, however many came at once.
         begin, events = self._num_characters, []
         self._num_characters += len(event.text)
         scores = event.scores or []
@@ -119,19 +119,19 @@ class ResponseCourse:
     def _add(self, parts: list[Part]) -> list[Event]:
         events: list[Event] = []
         for part in parts:
-            # What belongs to reasoning, calls or marks is not told of: there is no place for it.
+            # Tokens of reasoning, calls and marks are not reported: the API has no place for them.
             events += self._builder.add(part, self._scores_of(part.text) if isinstance(part, Content) else ())
             self._untold = []
         return events
 
     def _scores_of(self, content: str) -> list[schema.ContentLogprob]:
-        """Those of the tokens that wrote it: it is how their texts end."""
+        """The log-probabilities of the tokens that wrote `content`, which is the end of the unreported text."""
         begin = "".join(text for text, _ in self._untold).rfind(content)
         ends = accumulate(len(text) for text, _ in self._untold)
         return [entry for (_, entry), end in zip(self._untold, ends, strict=True) if end > begin]
 
     async def finished(self, usage: schema.Usage | None) -> bytes:
-        """The whole response as JSON; checked and stored, if either is wanted."""
+        """The complete response as JSON; validated and stored if requested."""
         for item in self._builder.items:
             if isinstance(item, MessageItem) and not self._schema_error:
                 text = "".join(part.text for part in item.content)
@@ -146,11 +146,11 @@ class ResponseCourse:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has its last status."""
+        """Whether the response has its final status."""
         return self.status not in ("queued", "in_progress")
 
     async def keep(self, *, is_running: bool = False, is_known: bool = False) -> bool:
-        """Store the response as it is now, see `ResponseStore.put`; whether it is stored."""
+        """Store the response as it is now (see `ResponseStore.put`); return whether it is stored."""
         output: list[dict[str, Any]] = [_stored(item) for item in self._builder.items]
         given = self._valid.items
         return await self._run.service.responses.put(
@@ -165,11 +165,11 @@ class ResponseCourse:
         )
 
     async def renew(self) -> None:
-        """Tell the store that it lives."""
+        """Renew the response's lease in the store."""
         await self._run.service.responses.renew(self._run.record.key_id, self.id)
 
     async def _converse(self, conversation_id: str) -> None:
-        """Add its input and its output to its conversation. That this may have gone meanwhile is no failure."""
+        """Add the response's input and output to its conversation. If that was deleted meanwhile, only log it."""
         items = self._valid.items[self._valid.num_before :] + [_stored(item) for item in self._builder.items]
         try:
             await self._run.service.conversations.append(self._run.record.key_id, conversation_id, items)
@@ -224,7 +224,7 @@ class EventWriter:
         self._num_events = 0
 
     def write(self, events: list[Event], after: int = -1) -> bytes:
-        """These events; those numbered up to `after` are left out."""
+        """The bytes of these events, without those numbered up to `after`."""
         framed = b""
         for kind, fields in events:
             if self._num_events > after:
@@ -246,7 +246,7 @@ def _usage(usage: schema.Usage, num_reasoning_tokens: int) -> ResponseUsage:
 
 
 def _stored(item: OutputItem) -> dict[str, Any]:
-    """An output item as a later request of the conversation goes on from it."""
+    """An output item in the form from which a later request of the conversation continues."""
     stored: dict[str, Any] = msgspec.to_builtins(item)
     for part in stored.get("content", ()):
         part.pop("logprobs", None)

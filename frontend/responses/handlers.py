@@ -58,7 +58,7 @@ async def _perhaps_in_background(
     rules: Rules,
     num_bytes: int,
 ) -> Job:
-    """Whatever the client gets, a response in the background is a stream here; it and whether the client gets it."""
+    """The request's job. A background response is always a stream; `begun` gets it, and whether the client wants it."""
     if not request.background:
         return await _job(service, record, request, rules, num_bytes)
     check_background(service, record, request)
@@ -107,7 +107,7 @@ async def _validated(
 
 
 def _check_conversation(items: bytes) -> None:
-    """What is kept is as quickly read as a body."""
+    """Refuse items that, once stored, would take longer to read than a body may."""
     try:
         JsonSize().feed_all(items)
     except TooManyValuesError as error:
@@ -118,7 +118,7 @@ def _check_conversation(items: bytes) -> None:
 
 async def _whole(valid: ValidResponse, output_format: OutputFormat, run: Run) -> bytes:
     course, generation = ResponseCourse(valid, output_format, run), run.generation
-    if run.ready.valid.logprobs.output >= 0:  # piece by piece: so it shows which of them belong to the message
+    if run.ready.valid.logprobs.output >= 0:  # event by event, to see which of them belong to the message
         while not generation.is_finished:
             for event in await generation.next_events():
                 course.take(event)
@@ -142,7 +142,7 @@ async def count_input_tokens(service: Service, record: RequestRecord, body: byte
 
 
 async def _prompt(prompts: PromptReader, valid: ValidResponse, rules: Rules, record: RequestRecord) -> Prompt:
-    """The prompt. With `truncation: auto`, the oldest turns go until the rest fits; instructions stay.
+    """The prompt. With `truncation: auto`, the oldest turns are dropped until the rest fits; instructions stay.
 
     Raises:
         ContextLengthExceeded: if not even the last turn fits.

@@ -21,13 +21,13 @@ _PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": 
 
 
 def as_messages(items: list[Item], instructions: str | None, *, takes_images: bool) -> list[dict[str, Any]]:
-    """The conversation of these items, the instructions as its first message.
+    """The conversation of these items, with the instructions as its first message.
 
-    Messages and results may have images, as chats have them, if the model takes any.
+    Messages and results may have images, like those of chats, if the model takes any.
 
     Raises:
         InvalidParameter: naming the item and what is wrong with it.
-        UnsupportedParameter: for items that no text model can take.
+        UnsupportedParameter: for items that a text model cannot take.
     """
     if len(items) > MAX_ITEMS:
         raise InvalidParameter(f"input may hold {MAX_ITEMS} items at most, got {len(items)}", param="input")
@@ -35,7 +35,7 @@ def as_messages(items: list[Item], instructions: str | None, *, takes_images: bo
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
-    assistant: dict[str, Any] | None = None  # the one that items still go into
+    assistant: dict[str, Any] | None = None  # the message that further items are still added to
     for index, item in enumerate(items):
         field = f"input[{index}]"
         kind = item.get("type", "message")
@@ -81,7 +81,7 @@ def _string(field: str, item: Item, key: str) -> str:
 
 
 def _content(field: str, content: Any) -> str | list[Any]:
-    """A text, or parts with images among them, which chats read."""
+    """A text, or parts including images, in the form that chats read."""
     if isinstance(content, list) and any(map(_is_image, content)):
         for index, part in enumerate(content):
             if not _is_image(part):
@@ -113,9 +113,9 @@ def _text(field: str, content: Any) -> str:
 
 
 def known_items(items: list[Item]) -> list[Item]:
-    """Items that `as_messages` has taken, with the fields that mean something here, and an id each.
+    """Items that `as_messages` has accepted, each with an id and only the fields that have a meaning here.
 
-    They are what is kept: whatever else a client sends would only take room.
+    These are stored; other fields would only take space.
     """
     return [_known(item) for item in items]
 
@@ -139,7 +139,7 @@ def _known(item: Item) -> Item:
 
 
 def _known_parts(content: Any, text_type: str | None) -> Any:
-    """Parts with nothing but their texts and images; a text becomes a part of `text_type`, or stays if that is None."""
+    """Parts with only their texts and images; a text becomes a part of `text_type`, or stays a text if that is None."""
     if isinstance(content, str):
         return content if text_type is None else [{"type": text_type, "text": content}]
     names = ("type", "text", "refusal", "image_url", "detail")
@@ -147,7 +147,7 @@ def _known_parts(content: Any, text_type: str | None) -> Any:
 
 
 def references(items: list[Item]) -> list[str]:
-    """The ids of items that stand for stored ones.
+    """The ids in items that are references to stored ones.
 
     Raises:
         InvalidParameter: if one has no usable id.
@@ -163,7 +163,7 @@ def references(items: list[Item]) -> list[str]:
 
 
 def resolved(items: list[Item], known: dict[str, Item]) -> list[Item]:
-    """The items with references replaced by what they stand for.
+    """The items, with references replaced by the stored items.
 
     Raises:
         InvalidParameter: for an item that is not stored.

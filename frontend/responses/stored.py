@@ -25,11 +25,11 @@ _CANCEL_LOOKS = 50
 
 
 async def retrieve_response(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
-    """A stored response, whole or as the stream that told of it (each text in one piece).
+    """A stored response, as JSON or as the stream of its events (each text in one piece).
 
     Raises:
         ResponseNotFound: if it is not stored here.
-        InvalidParameter: if the query asks for what is none.
+        InvalidParameter: if the query is not valid.
     """
     is_stream = record.query.get("stream", "false").lower()
     if is_stream not in ("false", "0", "true", "1"):
@@ -44,7 +44,7 @@ async def retrieve_response(service: Service, record: RequestRecord, body: bytes
         if live is not None:
             return live
     events = EventWriter().write(_events(response), after)
-    if response["background"] and after != _NO_EVENTS:  # in which pieces its texts came is not known any more
+    if response["background"] and after != _NO_EVENTS:  # the pieces in which its texts came are no longer known
         kind = f"response.{response['status']}"
         data = {"type": kind, "sequence_number": after + 1, "response": response}
         events = sse.named_event(kind, msgspec.json.encode(data))
@@ -52,18 +52,18 @@ async def retrieve_response(service: Service, record: RequestRecord, body: bytes
 
 
 async def cancel_response(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """Cancel a response in the background; the response. One that has ended stays what it is.
+    """Cancel a background response; answer with the response. One that has ended does not change.
 
     Raises:
         ResponseNotFound: if it is not stored here.
-        InvalidRequest: it does not run in the background.
+        InvalidRequest: if it is not a background response.
     """
     stored = await _current(service, record)
     if not msgspec.json.decode(stored.response)["background"]:
         raise InvalidRequest("only responses in the background can be cancelled")
     if stored.until is not None:
         await stopped(service, record.key_id, record.argument)
-        for _ in range(_CANCEL_LOOKS):  # its frontend stores it when it has ended
+        for _ in range(_CANCEL_LOOKS):  # wait until its frontend has ended and stored it
             await asyncio.sleep(_CANCEL_SECONDS / _CANCEL_LOOKS)
             stored = await service.responses.get(record.key_id, record.argument)
             if stored.until is None:
@@ -74,7 +74,7 @@ async def cancel_response(service: Service, record: RequestRecord, body: bytes) 
 
 
 async def _current(service: Service, record: RequestRecord) -> StoredResponse:
-    """The response; if its frontend has died with it, it has failed."""
+    """The stored response; it has failed if the frontend that computed it has died."""
     stored = await service.responses.get(record.key_id, record.argument)
     if not stored.has_died:
         return stored
@@ -99,11 +99,11 @@ async def _ended(
 
 
 async def list_input_items(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """The items of a stored response's own input, a page of them.
+    """A page of the items of a stored response's own input.
 
     Raises:
         ResponseNotFound: if the response is not stored here.
-        InvalidParameter: if the query asks for what is none.
+        InvalidParameter: if the query is not valid.
     """
     limit = number_in(record, "limit", PAGE, 1, MAX_PAGE)
     order = order_in(record)
@@ -123,7 +123,7 @@ async def list_input_items(service: Service, record: RequestRecord, body: bytes)
 
 
 async def delete_response(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """Forget a stored response.
+    """Delete a stored response.
 
     Raises:
         ResponseNotFound: if it is not stored here.
@@ -137,10 +137,10 @@ async def delete_response(service: Service, record: RequestRecord, body: bytes) 
 
 
 def number_in(record: RequestRecord, name: str, default: int, low: int, high: int) -> int:
-    """A number of the query.
+    """A number from the query.
 
     Raises:
-        InvalidParameter: as it says.
+        InvalidParameter: if it is not a number, or out of range.
     """
     given = record.query.get(name)
     if given is None:
@@ -151,10 +151,10 @@ def number_in(record: RequestRecord, name: str, default: int, low: int, high: in
 
 
 def order_in(record: RequestRecord) -> Literal["asc", "desc"]:
-    """The order that a query asks for.
+    """The order that the query asks for.
 
     Raises:
-        InvalidParameter: as it says.
+        InvalidParameter: if it is neither "asc" nor "desc".
     """
     order = record.query.get("order", "desc")
     if order == "asc":
@@ -169,7 +169,7 @@ async def _once(events: bytes) -> AsyncGenerator[bytes, None]:
 
 
 def _events(response: dict[str, Any]) -> list[Event]:
-    """The events of a stream that would have told of this response."""
+    """The events with which a stream would have reported this response."""
     begun = response | {"status": "in_progress", "completed_at": None, "output": [], "usage": None}
     begun["incomplete_details"] = None
     events: list[Event] = [(f"response.{kind}", {"response": begun}) for kind in ("created", "in_progress")]

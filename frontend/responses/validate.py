@@ -1,4 +1,4 @@
-"""Checks of /v1/responses: the same request as a chat's in another dress. See `common.py`."""
+"""Checks of /v1/responses, which are chat requests in another shape. See `common.py`."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,8 +29,8 @@ _INCLUDABLE = frozenset(
         "code_interpreter_call.outputs",
     )
 )
-"""Reasoning always comes in the clear in `content`, and may be sent back so: there is nothing to encrypt. Of what
-tools of the server would tell there is nothing either."""
+"""Accepted values of `include`, most of which have no effect. Reasoning is always in plain text in `content`, and may
+be sent back like that, so nothing is encrypted. There are no server-side tools whose results could be included."""
 
 _TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 
@@ -40,7 +40,7 @@ class ValidResponse:
     """A responses request, checked; not rendered yet."""
 
     chat: ValidChat
-    items: list[Item]  # of the whole conversation so far, instructions excepted, as they are kept
+    items: list[Item]  # of the whole conversation so far without instructions, as they are stored
     num_before: int  # items of earlier responses
     instructions: str | None
     previous_response_id: str | None
@@ -55,7 +55,7 @@ class ValidResponse:
     max_output_tokens: int | None
     max_tool_calls: int | None
     top_logprobs: int
-    truncates: bool  # what does not fit goes, from the conversation's beginning
+    truncates: bool  # drop from the conversation's beginning what does not fit
     safety_identifier: str | None
     prompt_cache_key: str | None
     background: bool
@@ -65,7 +65,7 @@ class ValidResponse:
 def validate_response(
     request: ResponsesRequest, rules: Rules, template: ChatTemplate | None, previous: list[Item], given: list[Item]
 ) -> ValidResponse:
-    """Check a responses request that goes on from `previous` items with those `given` (see `input_items`).
+    """Check a responses request that continues `previous` items with the `given` ones (see `input_items`).
 
     Raises:
         InvalidRequest: one of its kinds (see `errors.py`).
@@ -120,7 +120,7 @@ def validate_response(
     if conversation.images:
         images = tuple(replace(image, field="input") for image in conversation.images)
         conversation = replace(conversation, images=images)
-    # Usage is part of every response.
+    # Every response includes its usage.
     common = replace(common, include_usage=True, grammar=_grammar(request, common, rules), warnings=tuple(warnings))
     return ValidResponse(
         chat=ValidChat(common, conversation, tools, request.include_reasoning is not False),
@@ -148,7 +148,7 @@ def validate_response(
 
 
 def _grammar(request: ResponsesRequest, common: ValidRequest, rules: Rules) -> GrammarSource | None:
-    """What the text must match: said by `text.format`, or as in the other endpoints."""
+    """What the text must match: given by `text.format`, or as in the other endpoints."""
     text_format = request.text.format if request.text is not None else None
     if text_format is None or text_format.type == "text":
         return common.grammar
@@ -168,7 +168,7 @@ def _grammar(request: ResponsesRequest, common: ValidRequest, rules: Rules) -> G
 
 
 def conversation_id(request: ResponsesRequest) -> str | None:
-    """The conversation that a request goes on with, and adds to."""
+    """The conversation that a request continues and adds to."""
     given = request.conversation
     return given if given is None or isinstance(given, str) else given.id
 
@@ -185,7 +185,7 @@ def input_items(given: str | list[Item] | None) -> list[Item]:
 
 
 def _check_options(request: ResponsesRequest, warnings: list[str]) -> None:
-    """Refuse what would change the answer if it were honoured, and tell of what has no effect."""
+    """Refuse options that should change the answer but are not supported; warn about those without effect."""
     if request.prompt_logprobs is not None:
         raise UnsupportedParameter("prompt_logprobs is not supported for responses", param="prompt_logprobs")
     if request.truncation not in (None, "disabled", "auto"):
@@ -193,7 +193,7 @@ def _check_options(request: ResponsesRequest, warnings: list[str]) -> None:
     if request.max_tool_calls is not None and request.max_tool_calls < 1:
         raise InvalidParameter("max_tool_calls must be at least 1", param="max_tool_calls")
     reasoning = request.reasoning or ReasoningOptions()
-    for summary in (reasoning.summary, reasoning.generate_summary):  # reasoning comes whole, there is none of it
+    for summary in (reasoning.summary, reasoning.generate_summary):  # no effect: reasoning is always complete
         if summary not in (None, "auto", "concise", "detailed"):
             raise InvalidParameter(
                 "reasoning.summary must be 'auto', 'concise' or 'detailed'", param="reasoning.summary"
@@ -204,10 +204,10 @@ def _check_options(request: ResponsesRequest, warnings: list[str]) -> None:
 
 
 def _shown_tools(tools: list[dict[str, Any]], warnings: list[str]) -> list[dict[str, Any]]:
-    """The functions among the tools, with the fields that a response shows in any case.
+    """The functions among the tools, with the fields that a response always shows.
 
-    Tools of other types would be run by the server (a search), or are written in another way than a call. Agents
-    offer them along with their functions: the model is not told of them, the client is.
+    Tools of other types would be run by the server (a search), or are not written as calls. Agents offer them along
+    with their functions: they are not offered to the model, and the client gets a warning.
     """
     shown = []
     for index, tool in enumerate(tools):
@@ -223,7 +223,7 @@ def _shown_tools(tools: list[dict[str, Any]], warnings: list[str]) -> list[dict[
 
 
 def _tool_choice(choice: ToolChoice | None, warnings: list[str]) -> ToolChoice | None:
-    """The choice; one of a tool that was left out is the model's own."""
+    """The choice; if it names a tool that was left out, the model may choose."""
     kind = choice.get("type") if isinstance(choice, dict) else "function"
     if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
         warnings.append(f"tool_choice: tools of type {kind[:64]!r} are not supported; 'auto' was taken")
@@ -238,17 +238,17 @@ def _identifier(field: str, value: str | None) -> str | None:
 
 
 def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Responses write a tool flat, chats with the function inside."""
+    """A tool of a response, whose fields are flat, in the shape of chats, with the fields in `function`."""
     names = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in names if tool.get(name) not in (None, False)}
     return {"type": "function", "function": function}
 
 
 def valid_metadata(metadata: dict[str, str] | None) -> dict[str, str]:
-    """Metadata within OpenAI's bounds.
+    """Metadata within OpenAI's limits.
 
     Raises:
-        InvalidParameter: as it says.
+        InvalidParameter: if it exceeds them.
     """
     found = metadata or {}
     if len(found) > MAX_METADATA:
