@@ -1,1 +1,1 @@
-"""Communication between processes: messages, codec, channels, addresses, and what all processes do at their start."""
+"""Communication between processes: messages, codec, channels, addresses; and what every process does at its start."""

@@ -41,7 +41,7 @@ def private_dir(wanted: str = "") -> Iterator[Path]:
 
 
 def addresses_in(text: str) -> list[str]:
-    """The addresses that an option has, separated by commas: one for each engine, by the engines' numbers."""
+    """The comma-separated addresses in an option: one for each engine, in the order of the engines' numbers."""
     return [address.strip() for address in text.split(",")]
 
 
@@ -54,7 +54,7 @@ def ipc_address(folder: Path, name: str) -> str:
     """The address of a socket file in `folder`.
 
     Raises:
-        AddressError: if the path is longer than a Unix socket's may be, or could be taken for two.
+        AddressError: if the path is too long for a Unix socket, or could be taken for two addresses.
     """
     path = folder / f"{name}.sock"
     if "," in str(path):

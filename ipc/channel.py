@@ -1,10 +1,9 @@
 """Typed channels over ZeroMQ: `Router` and `Dealer` for asyncio, `SyncDealer` for a plain loop.
 
-The asyncio ones drain the socket from `loop.add_reader` and pass every message to a callback, which
-costs about 20 us less per message than a future per receive. ZeroMQ's descriptor is edge-triggered:
-it becomes readable when something *changed*, so each event drains the whole socket. Every other call
-on the socket, successful or not, may consume the change unseen. So whoever makes such a call checks
-the socket again afterwards, on every path out.
+The asyncio channels drain the socket from `loop.add_reader` and pass every message to a callback, which costs about
+20 us less per message than a future per receive. ZeroMQ's descriptor is edge-triggered: it becomes readable when
+something *changed*, so each event must drain the whole socket. Any other call on the socket, successful or not, may
+consume the change unseen. So after every such call the socket must be checked again, on every path out.
 """
 
 import asyncio
@@ -23,15 +22,15 @@ In = TypeVar("In")
 PeerId = bytes
 
 _MAX_MESSAGES_PER_DRAIN = 256
-"""A flooding peer must not starve the rest of the event loop: what is left follows in the next turn."""
+"""A flooding peer must not starve the rest of the event loop: further messages follow in the loop's next turn."""
 
 
 _send, _MORE, _LAST = zmq.backend.Socket.send, int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.NOBLOCK)
-"""pyzmq's own call. What is above it checks and converts, which takes twice as long as sending, for every rank."""
+"""pyzmq's inner send. The public one checks and converts, which takes twice as long as sending, for every rank."""
 
 
 class _BrokenConnections:
-    """Tells when a connection of a socket breaks: at once if the process at its other end ends."""
+    """Reports when a connection of a socket breaks: at once if the process at the other end ends."""
 
     def __init__(self, socket: zmq.Socket[bytes], on_broken: Callable[[], object]) -> None:
         self._on_broken = on_broken
@@ -102,7 +101,7 @@ class _AsyncChannel:
             except MalformedMessage:
                 self.num_dropped += 1
                 self._on_dropped()
-            except BaseException:  # raised by the callback; the messages behind this one must still be delivered
+            except BaseException:  # raised by the callback; later messages must still be delivered
                 self._schedule_drain()
                 raise
         self._schedule_drain()
@@ -142,7 +141,7 @@ class Router(_AsyncChannel, Generic[In]):
         keys: ChannelKeys | None = None,
         on_broken: Callable[[], object] | None = None,
     ) -> None:
-        """`on_broken` is called when a peer's connection breaks; soon after, nothing can be sent to it."""
+        """`on_broken` is called when a peer's connection breaks; soon after, sending to that peer fails."""
         self._codec = codec
         self._on_message = on_message
         socket = sockets.router(context, address, peer_timeout, keys)
@@ -189,7 +188,7 @@ class Dealer(_AsyncChannel, Generic[In]):
         on_dropped: Callable[[], object] = lambda: None,
         on_broken: Callable[[], object] | None = None,
     ) -> None:
-        """`on_broken` is called when the connection breaks; the socket connects again by itself."""
+        """`on_broken` is called when the connection breaks; the socket reconnects by itself."""
         self._codec = codec
         self._on_message = on_message
         super().__init__(sockets.dealer(context, address, name, keys), on_dropped, on_broken)
@@ -229,7 +228,7 @@ class SyncDealer(Generic[In]):
 
     def _open(self) -> None:
         self.socket = self._connect()
-        """To poll beside others."""
+        """The socket, for polling it together with others."""
         self._poller = zmq.Poller()
         self._poller.register(self.socket, zmq.POLLIN)
 
@@ -240,7 +239,7 @@ class SyncDealer(Generic[In]):
     def receive(self, timeout_ms: int | None = None) -> In | None:
         """The next valid message; None if none came within `timeout_ms` (None waits for ever, 0 only looks)."""
         while True:
-            try:  # usually the next plan is there already, and polling first costs more than receiving
+            try:  # usually the next plan has come already; polling first would cost more than receiving
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 if timeout_ms == 0 or not self._poller.poll(timeout_ms):
@@ -254,10 +253,10 @@ class SyncDealer(Generic[In]):
             self.num_dropped += 1
 
     def connect_again(self) -> None:
-        """Open a new socket as the same peer; what is queued in the old one is dropped."""
+        """Open a new socket as the same peer; messages queued in the old one are dropped."""
         self.socket.close()
         self._open()
 
     def close(self) -> None:
-        """Close the socket; what is queued is dropped."""
+        """Close the socket; queued messages are dropped."""
         self.socket.close()

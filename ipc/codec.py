@@ -22,7 +22,7 @@ class MalformedMessage(ValueError):
 
 
 class Codec(Generic[In]):
-    """Encodes any `Message`; decodes and validates those of `incoming` (a union of Message types).
+    """Encodes any `Message`; decodes and validates messages of the types in `incoming` (a union).
 
     There is one for each direction of a channel.
     """
@@ -58,7 +58,7 @@ def pack_int32(values: Iterable[int]) -> bytes:
 
 
 def unpack_tokens(buffer: bytes) -> list[int]:
-    """Return int32 values, read as unsigned: a negative number is then larger than any vocabulary.
+    """Return int32 values, read as unsigned, so that a negative number becomes larger than any vocabulary.
 
     Raises:
         TypeError: the length is not a multiple of 4 bytes.

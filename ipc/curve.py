@@ -1,6 +1,6 @@
 """CURVE for tcp:// channels: encrypted, and closed to anyone without the launch's key file.
 
-All processes of a launch share one key pair. It proves the scheduler to its peers, and them to the scheduler.
+All processes of a launch share one key pair. With it the scheduler and its peers authenticate each other.
 """
 
 import os
@@ -42,14 +42,14 @@ def write_key_file(path: Path, keys: ChannelKeys) -> None:
 
 
 def secure_listener(socket: zmq.Socket[bytes], keys: ChannelKeys) -> None:
-    """Call before binding: only peers that the context's `Doorkeeper` knows get in."""
+    """Admit only peers that the context's `Doorkeeper` knows; call before binding."""
     socket.curve_publickey, socket.curve_secretkey = keys
     socket.curve_server = True
     socket.zap_domain = _DOMAIN.encode()
 
 
 def secure_caller(socket: zmq.Socket[bytes], keys: ChannelKeys) -> None:
-    """Call before connecting: speak only with a listener that has the same keys."""
+    """Talk only to a listener that has the same keys; call before connecting."""
     socket.curve_publickey, socket.curve_secretkey = keys
     socket.curve_serverkey = keys.public
 
@@ -64,9 +64,9 @@ class Doorkeeper:
         self._authenticator.configure_curve_callback(_DOMAIN, self)
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """ZeroMQ asks: may the peer with this public key (whose possession it has proved) come in?"""
+        """Called by ZeroMQ: whether to admit a peer that has proved that it owns this public key."""
         return key == self._public
 
     def close(self) -> None:
-        """End the thread; no new peers come in."""
+        """End the thread; no new peers are admitted."""
         self._authenticator.stop()

@@ -1,13 +1,13 @@
-"""Fault points for tests: a process started with faults dies, hangs, fails or waits when it reaches such a point.
+"""Fault points for tests: a process started with faults dies, hangs, fails or waits when it reaches a fault's point.
 
     PENSTOCK_FAULTS="worker.step:kill@17,worker.result:delay=0.5,worker.step:kill@token=777"
 
-    POINT:ACTION[=SECONDS][@WHEN]    WHEN: the number of the call in this process, from 1; or token=ID, where the point
-                                     knows the tokens concerned; without it: each call
+    POINT:ACTION[=SECONDS][@WHEN]    WHEN: the number of the call in this process, from 1; or token=ID, at points that
+                                     know the tokens concerned; without it: each call
     PENSTOCK_FAULTS_ONCE=FOLDER      each fault happens once across all processes that have it: it leaves a file there
 
-Read once, when a process starts, from its environment only, so no request can trigger it. A point without a fault is a
-builtin that does nothing.
+Faults are read once, when a process starts, and only from its environment, so no request can trigger them. A point
+without a fault is a builtin that does nothing.
 """
 
 import os
@@ -22,7 +22,7 @@ FAULTS, ONCE = "PENSTOCK_FAULTS", "PENSTOCK_FAULTS_ONCE"
 POINTS = (
     "worker.load",  # before loading weights
     "worker.step",  # a plan has arrived, nothing is computed yet
-    "worker.computed",  # its tokens are sampled
+    "worker.computed",  # a plan's tokens are sampled
     "worker.disk",  # before a page is written to the disk
     "worker.handover",  # before parts of pages are read from another engine
     "worker.result",  # before the result is sent
@@ -44,7 +44,7 @@ class Fault(NamedTuple):
     point: str
     action: str
     seconds: float = 0.0
-    call: int = 0  # 0: each one
+    call: int = 0  # 0: each call
     token_id: int = -1  # -1: any token
 
     def happen(self) -> None:

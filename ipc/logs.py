@@ -1,10 +1,10 @@
-"""Log lines: from structlog through a queue to a thread that writes them. Logging never waits and never fails.
+"""Passes log lines from structlog through a queue to a thread that writes them. Logging never waits and never fails.
 
     put ──▶ queue (bounded) ──▶ thread ──▶ descriptor
              full: dropped        fails: dropped     both are counted
 
-What is behind stderr is out of our control: a pipe that nobody reads, a full disk, a terminal that is gone. The thread
-may wait there for ever, and the process can still end.
+We do not control what stderr is connected to: a pipe that nobody reads, a full disk, a terminal that is gone. The
+thread may wait there for ever, but the process can still end.
 """
 
 import atexit
@@ -24,22 +24,22 @@ from contextlib import suppress
 import structlog
 
 _MAX_LINES = 4096
-"""Lines waiting to be written. If there are more, nobody reads them, and the oldest tell how it began."""
+"""Limit of lines waiting to be written. With more, nobody is reading; the oldest are kept to show how it began."""
 
 _MAX_LINE_BYTES = 1 << 14
 _MAX_WRITE_BYTES = 1 << 18  # to a file; processes share a pipe, where only writes of at most PIPE_BUF bytes are atomic
 _GATHER_SECONDS = 0.005
-"""Pause after everything is written: under load, lines are written together, and the thread rarely needs the GIL."""
+"""Pause after everything is written, so that under load lines are written together and the GIL is rarely needed."""
 
 _FLUSH_SECONDS = 1.0
-"""Time that an ending process gives its last lines to be written."""
+"""How long a process that ends waits for its last lines to be written."""
 
 
 class LogSink:
     """Writes to a descriptor, in the order of `put`."""
 
     def __init__(self, descriptor: int, on_dropped: Callable[[int], None] = lambda count: None) -> None:
-        """`on_dropped` gets the number of lost lines, once lines can be written again. It may `put` a line."""
+        """`on_dropped` is called with the number of lost lines once lines can be written again. It may `put` a line."""
         self._descriptor = descriptor
         self._on_dropped = on_dropped
         self._max_write_bytes = _MAX_WRITE_BYTES if _is_file(descriptor) else select.PIPE_BUF
@@ -69,7 +69,7 @@ class LogSink:
             self._start()
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all that was put so far is written, for at most `seconds`. Returns whether it is written."""
+        """Wait until everything put so far is written, for at most `seconds`; return whether it is."""
         if self._thread is None:
             return True
         reached = threading.Event()
@@ -84,7 +84,7 @@ class LogSink:
             self._thread = None
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals are for the main thread
         while True:
             lines, reached = self._gather()
             is_written = not lines or self._write(lines)
@@ -96,7 +96,7 @@ class LogSink:
                 time.sleep(_GATHER_SECONDS)
 
     def _gather(self) -> tuple[list[bytes], threading.Event | None]:
-        """Wait for a line, and take the lines already queued behind it, up to the size of one write."""
+        """Wait for a line, and take the lines already queued after it, up to the size of one write."""
         lines: list[bytes] = []
         size = 0
         item: bytes | threading.Event = self._queue.get() if self._held is None else self._held
@@ -146,7 +146,7 @@ def _is_file(descriptor: int) -> bool:
 
 
 class SinkStream(io.TextIOBase):
-    """A text stream in place of `sys.stderr` or `sys.stdout`: what is written to it goes into the sink line by line."""
+    """A text stream in place of `sys.stderr` or `sys.stdout`, which writes to the sink line by line."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -157,7 +157,7 @@ class SinkStream(io.TextIOBase):
         self._rest = ""
 
     def write(self, text: str) -> int:
-        """Take text; whole lines are passed on at once, the rest with `flush`."""
+        """Take text; complete lines are passed on at once, the rest with `flush`."""
         lines, end, rest = (self._rest + text).rpartition("\n")
         self._rest = rest
         if end:
@@ -188,7 +188,7 @@ _is_console = False
 
 
 class _SinkLogger:
-    """What structlog passes a finished line to."""
+    """The logger to which structlog passes finished lines."""
 
     def __init__(self, sink: LogSink) -> None:
         self._sink = sink
@@ -203,7 +203,7 @@ class _SinkLogger:
 def setup_logging(process_name: str, level: str = "auto", log_format: str = "auto") -> None:
     """One line per event to stderr: readable on a terminal, JSON elsewhere (`auto`). `auto` logs info.
 
-    What other code writes to `sys.stderr` (warnings, tracebacks, progress) goes the same way.
+    Whatever else is written to `sys.stderr` (warnings, tracebacks, progress) goes the same way.
     """
     global _sink, _is_console
     if _sink is None:
@@ -237,7 +237,7 @@ def _console_renderer() -> structlog.typing.Processor:
 
 
 def refuse(reason: str) -> None:
-    """Say why this process cannot start: a sentence for a person at a terminal, a log line elsewhere."""
+    """Say why this process cannot start: in a sentence on a terminal, in a log line elsewhere."""
     if _is_console and _sink is not None:
         _sink.put(f"penstock: {reason}\n")
     else:
@@ -250,7 +250,7 @@ def num_dropped_log_lines() -> int:
 
 
 def flush_logs() -> None:
-    """Give waiting lines a moment to be written."""
+    """Wait a moment for queued lines to be written."""
     if _sink is not None:
         with suppress(Exception):  # another logger may be configured by now
             sys.stderr.flush()

@@ -1,14 +1,14 @@
-"""What a page of KV holds, as a short key that is the same in every process and after every restart.
+"""Identifies the content of a KV page by a short key that is the same in every process and after every restart.
 
     root     blake2b(namespace)
     page     blake2b(key of the page before, int32 tokens of the page, marks)
     mark     of each image that has positions in the page: its key, int32 of the page's first position - the image's
 
-Placeholders of images are equal tokens: marks tell apart what stands behind them.
+The placeholders of all images are equal tokens; marks tell the images apart.
 
-Equal keys mean equal tokens and images at equal positions after equal ones, for one model and one page size: whoever
-keeps pages for longer than a worker lives, or compares those of several engines, must keep these apart himself. Engines
-name pages of lower tiers by them, and tell frontends by them what they have cached, which then look up prompts.
+For one model and one page size, equal keys mean equal tokens and images at equal positions after equal ones. Code that
+keeps pages for longer than a worker lives, or compares pages of several engines, must itself separate models and page
+sizes. Engines name pages of lower tiers by keys, and report by keys what they have cached; frontends look up prompts.
 """
 
 import struct
@@ -19,7 +19,7 @@ from typing import Protocol
 KEY_BYTES = 16
 
 SHORT_BYTES = 8
-"""Of a key, as it travels: enough to expect a page, where the engine compares the tokens themselves."""
+"""Length of a key in messages: enough to expect a page there; the engine itself compares the tokens."""
 
 
 class Shown(Protocol):
@@ -49,7 +49,7 @@ def root_key(namespace: Hashable) -> bytes:
 
 
 def page_key(parent: bytes, tokens: bytes) -> bytes:
-    """Return the key of a page: the key before it, and its tokens, int32[page_size], with its marks behind them."""
+    """Return a page's key, from the key before it and its tokens (int32[page_size], followed by the page's marks)."""
     return blake2b(tokens, digest_size=KEY_BYTES, key=parent).digest()
 
 
@@ -70,13 +70,13 @@ def short_keys(
 def namespace_of(
     salt: str, num_prompt_tokens: int, longest_usual_prompt: int, *, is_each_length_special: bool
 ) -> Hashable:
-    """Return whose cached pages a prompt may use: those computed for prompts that understand positions as it does.
+    """Return a prompt's namespace. Prompts that share cached pages have the same salt, and treat positions alike.
 
     Args:
         salt: of the request.
         num_prompt_tokens: of the request.
-        longest_usual_prompt: longer ones are computed in another way; 0: there are none.
-        is_each_length_special: and each of them in its own way.
+        longest_usual_prompt: longer prompts treat positions differently; 0: none do.
+        is_each_length_special: longer prompts of different lengths also differ from each other.
     """
     if not 0 < longest_usual_prompt < num_prompt_tokens:
         return salt

@@ -1,4 +1,4 @@
-"""What a process tells the parent that started it: one word per line, over a pipe (`--parent-fd N`).
+"""What a process reports to the parent that started it: one word per line, over a pipe (`--parent-fd N`).
 
 imported     a spare: it can fork workers
 started PID  a spare: it has forked this worker
@@ -46,7 +46,7 @@ class Parent:
         return cls(None if value is None else int(value))
 
     def tell(self, word: Word, pid: int | None = None) -> None:
-        """Say a word. It is lost if the parent is gone, or has not read for hours."""
+        """Send a word. It is lost if the parent is gone, or has not read for hours."""
         if self._descriptor is not None:
             line = word if pid is None else f"{word} {pid}"
             with suppress(OSError):
@@ -54,7 +54,7 @@ class Parent:
 
     @property
     def listens(self) -> bool:
-        """Whether anyone reads at the other end."""
+        """Whether the pipe still has a reader."""
         if self._descriptor is None:
             return False
         try:
@@ -66,13 +66,13 @@ class Parent:
         return True
 
     async def keep_telling(self, interval: float) -> None:
-        """Say every `interval` seconds that the event loop turns, for as long as it does."""
+        """Report every `interval` seconds that the event loop turns, for as long as it does."""
         while True:
             self.tell(Word.ALIVE)
             await asyncio.sleep(interval)
 
     def keep_telling_in_a_thread(self, interval: float) -> None:
-        """The same for a process without an event loop: it shows that the process lives, not that its work goes on."""
+        """The same for a process without an event loop; shows that the process lives, not that it makes progress."""
 
         def run() -> None:
             while True:

@@ -29,7 +29,7 @@ EXIT_CONFIG = 2
 _PR_SET_PDEATHSIG = 1
 
 _ORPHAN_SECONDS = 5.0
-"""Time to end in its own way that a process gets after its parent has died."""
+"""How long a process may take to shut down by itself after its parent has died."""
 
 
 def begin(process_name: str, level: str = "auto", log_format: str = "auto") -> None:
@@ -41,8 +41,8 @@ def begin(process_name: str, level: str = "auto", log_format: str = "auto") -> N
 
 
 def open_standard_streams() -> None:
-    """Open /dev/null where stdin, stdout or stderr is closed: otherwise the next file or socket gets that number, and
-    with it the output meant for people."""
+    """Open /dev/null if stdin, stdout or stderr is closed. Otherwise the next file or socket would get that number, and
+    the output meant for people."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -51,9 +51,9 @@ def open_standard_streams() -> None:
 
 
 def pass_config(config: msgspec.Struct) -> int:
-    """Put a configuration where a child can inherit it: an anonymous file, readable by nobody else.
+    """Put a configuration into an anonymous file that a child can inherit, and no other process can read.
 
-    Returns the descriptor, to be passed on (`pass_fds`) and named to the child as `--config-fd`.
+    Returns the descriptor, to be passed on (`pass_fds`) and given to the child as `--config-fd`.
     """
     descriptor = os.memfd_create("penstock-config", 0)
     os.write(descriptor, msgspec.json.encode(config))
@@ -68,7 +68,7 @@ def options_of(argv: list[str]) -> dict[str, str]:
 def inherited_config(argv: list[str], config_type: type[T], *, may_say_goodbye: bool = False) -> T:
     """The configuration that the parent passed in `argv`: `--config-fd N [--parent PID]`.
 
-    With `--parent`, this process also ends when that one does: at once, or by SIGTERM if it may say goodbye.
+    With `--parent`, this process also ends when its parent does: at once, or by SIGTERM if it may say goodbye.
     """
     arguments = options_of(argv)
     if "--parent" in arguments:
@@ -83,7 +83,7 @@ def end_with_parent(expected_parent: int, *, may_say_goodbye: bool = False) -> N
     """Let the kernel end this process when the parent dies, so that no orphan stays behind (Linux).
 
     It is killed, because it may be stopped or busy for long. If it may say goodbye, it gets SIGTERM first, and is
-    killed some seconds later if it is still there.
+    killed a few seconds later if it still runs.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM if may_say_goodbye else signal.SIGKILL, 0, 0, 0)
@@ -91,7 +91,7 @@ def end_with_parent(expected_parent: int, *, may_say_goodbye: bool = False) -> N
         parent = os.pidfd_open(expected_parent)
     except ProcessLookupError:
         sys.exit(1)
-    if os.getppid() != expected_parent:  # it died before the call took effect
+    if os.getppid() != expected_parent:  # the parent died before the call took effect
         sys.exit(1)
     if may_say_goodbye:
         threading.Thread(target=_end_after, args=(parent,), name="orphan", daemon=True).start()
@@ -126,7 +126,7 @@ def on_hangup(loop: "asyncio.AbstractEventLoop", reload: Callable[[], None]) -> 
 
 
 def ignore_hangup() -> None:
-    """The same for a process without an event loop, and with nothing to reload."""
+    """Like `on_hangup`, for a process without an event loop and with nothing to reload."""
     terminal_is_gone = _terminal_watch()
 
     def handle(number: int, _frame: FrameType | None) -> None:

@@ -8,8 +8,8 @@ from penstock.ipc.messages import WaitingTenant
 def turns_before(tenant: str, waiting: Iterable[WaitingTenant]) -> int:
     """Return how many sequences get a row before the first one of a new group of `tenant` does.
 
-    Each of its own groups has a turn first. Between two turns of this tenant each other tenant has one, as long as it
-    has something waiting.
+    Each of the tenant's own groups has a turn first. Between two turns of this tenant, each other tenant has one, as
+    long as it has something waiting.
     """
     others = []
     num_own = 0

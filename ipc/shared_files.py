@@ -2,11 +2,11 @@
 
     owner    SharedFiles: a folder of its own, a limit on its bytes; it names files and removes them
     writer   write(name, buffers), in the owner's process or in a child of it
-    reader   read(name, num_bytes): a copy, so that nothing happens to it later
-    anybody  clear_leftovers(): removes the folders of owners that have ended without doing it
+    reader   read(name, num_bytes): a copy, so that later changes do not affect it
+    anybody  clear_leftovers(): removes the folders of owners that have ended without removing them
 
-A folder is locked while its owner lives; the kernel unlocks it however the owner ends, so nobody goes by process ids,
-which containers with common shared memory have twice.
+A folder is locked while its owner lives; the kernel unlocks it however the owner ends. Process ids would not do:
+containers that share this memory may have the same ones.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ _PREFIX = "penstock-shared-"
 _LOCK = "owner"
 _NAME = re.compile(rf"{_PREFIX}[0-9a-f]+/[0-9a-f]+")
 _SECONDS_TO_BEGIN = 60.0
-"""A folder that nobody has locked after this long has lost its owner before it could."""
+"""If a folder is still not locked after this long, its owner has ended before it could lock it."""
 
 Bytes = bytes | bytearray | memoryview
 
@@ -39,7 +39,7 @@ def shared_folder() -> Path:
 
 
 class SharedFiles:
-    """The files of one owner, which must `close`, and whose death removes them, too (`clear_leftovers`)."""
+    """The files of one owner, which must call `close`; after its death, `clear_leftovers` removes them."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -47,7 +47,7 @@ class SharedFiles:
         self._sizes: dict[str, int] = {}
         base = shared_folder()
         self._folder = base / f"{_PREFIX}{token_hex(8)}"
-        new = base / f"{_PREFIX}new-{token_hex(8)}"  # nobody takes it for one without an owner before it is locked
+        new = base / f"{_PREFIX}new-{token_hex(8)}"  # named so that it is not taken for a leftover before it is locked
         new.mkdir(mode=0o700)
         self._lock = os.open(new / _LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -57,10 +57,10 @@ class SharedFiles:
         return len(self._sizes)
 
     def reserve(self, num_bytes: int) -> str:
-        """Return the name for a new file of this size, to be written by whoever is told it.
+        """Return the name for a new file of this size; any process that is given the name may write it.
 
         Raises:
-            NoRoomError: the owner has too much already.
+            NoRoomError: the owner's files would exceed its limit.
         """
         if self.num_bytes + num_bytes > self.max_bytes:
             raise NoRoomError(
@@ -72,17 +72,17 @@ class SharedFiles:
         return name
 
     def settle(self, name: str, num_bytes: int) -> None:
-        """A file has turned out to be smaller than was reserved."""
+        """Reduce a reservation: the file has turned out to be smaller."""
         self.num_bytes -= self._sizes[name] - num_bytes
         self._sizes[name] = num_bytes
 
     def remove(self, name: str) -> None:
-        """Remove a file, written or not. What a reader has read stays his."""
+        """Remove a file, written or not. Readers keep their copies."""
         self.num_bytes -= self._sizes.pop(name, 0)
         _path(name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove all."""
+        """Remove all files."""
         self._sizes.clear()
         self.num_bytes = 0
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -115,7 +115,7 @@ def read(name: str, num_bytes: int) -> bytearray:
 
     Raises:
         FileNotFoundError: it was removed, or its owner has ended.
-        ValueError: it is no name of such a file, or the file has another size.
+        ValueError: it is not the name of a shared file, or the file has another size.
     """
     handle = os.open(_path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(handle, "rb", buffering=0) as file:
@@ -140,7 +140,7 @@ def clear_leftovers() -> int:
             if folder.stat().st_uid == os.geteuid() and _is_left(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 count += 1
-        except FileNotFoundError:  # its owner, or another one who clears, was faster
+        except FileNotFoundError:  # its owner, or another process that clears leftovers, was faster
             continue
     return count
 
@@ -150,7 +150,7 @@ def _is_left(folder: Path) -> bool:
         return time.time() - folder.stat().st_mtime > _SECONDS_TO_BEGIN
     try:
         handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:  # somebody was interrupted while he removed it
+    except FileNotFoundError:  # its removal was interrupted
         return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -38,7 +38,7 @@ def router(
 
 
 def new_identity(name: str) -> bytes:
-    """The name with a random part, so that two processes of one name are two peers."""
+    """The name with a random part, so that two processes with the same name are two peers."""
     return f"{name}.{secrets.token_hex(4)}".encode()
 
 
@@ -51,8 +51,8 @@ def dealer(
 ) -> zmq.Socket[bytes]:
     """A connecting DEALER. It reconnects by itself, under the same identity, for as long as it lives.
 
-    The identity is new and made from the name, or that of an earlier socket, which this one then replaces at the
-    listener. `keys` are needed if the listener at a tcp:// address has them.
+    The identity is made from the name, or that of an earlier socket, which this socket then replaces at the listener.
+    `keys` are needed if the listener at a tcp:// address has them.
     """
     socket = _bounded(context.socket(zmq.DEALER))
     socket.setsockopt(zmq.ROUTING_ID, identity or new_identity(name))

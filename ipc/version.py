@@ -3,7 +3,7 @@
 from importlib import metadata
 
 NAME = "penstock"
-"""Also the `Server` header: it names no versions."""
+"""Also used as the `Server` header, which must not reveal versions."""
 
 
 def _installed_version() -> str:

@@ -4,8 +4,8 @@ Structs are tagged, array-like and frozen; they are validated against these type
 Arrays travel as raw little-endian buffers (`bytes`); the comment beside each field gives dtype and shape.
 New fields are only ever added at the end and with a default; any other change increments `PROTOCOL_VERSION`.
 
-Directions (`frontend.py` and `worker.py`; `base.py` is what both share, `images.py` what is said of images;
-`handover.py` has those between engines):
+Directions (in `frontend.py` and `worker.py`; `base.py` has what both share, `images.py` what concerns images, and
+`handover.py` the messages between engines):
 
     frontend  -> scheduler   FrontendHello, AddRequest, AbortRequest, PauseRequest, ResumeRequest,
                              Heartbeat, Goodbye, ResetPrefixCache, ListRequests, ListCache, DrainEngine,

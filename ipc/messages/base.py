@@ -1,4 +1,4 @@
-"""What the messages of both links share."""
+"""What the messages to and from frontends and workers share."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ ErrorCode = Literal[
     "unattainable",
 ]  # fmt: skip
 PoolingKind = Literal["last", "mean"]
-"""Of the last position, or the mean of all."""
+"""The hidden state of the last position, or the mean over all positions."""
 
 ShortText = Annotated[str, Meta(max_length=256)]
 _Ints = Annotated[tuple[int, ...], Meta(max_length=4096)]
@@ -38,8 +38,8 @@ class Heartbeat(Message, frozen=True):
 class SayHello(Message, frozen=True):
     """The scheduler does not know this peer (it was restarted, or took the peer for dead).
 
-    The peer says hello again and treats everything it had in progress here as lost: a worker forgets it,
-    a frontend resubmits it with the output it has so far.
+    The peer says hello again and treats all its work in progress here as lost: a worker forgets it, a frontend
+    resubmits it with the output that it has so far.
     """
 
     is_broken: bool = False  # to a worker: its group has lost a rank, so the ranks must meet again
@@ -52,7 +52,7 @@ class Refused(Message, frozen=True):
 
 
 class Sampling(Struct, frozen=True, array_like=True, gc=False):
-    """How one sequence's tokens are sampled, as far as the client's own fields say. Validated by the frontend.
+    """How one sequence's tokens are sampled, as given by the client's own fields. Validated by the frontend.
 
     `temperature == 0` is greedy. `top_k == 0` and `top_p == 1.0` mean "off".
     """
@@ -68,21 +68,21 @@ class Sampling(Struct, frozen=True, array_like=True, gc=False):
     min_tokens: Annotated[int, Meta(ge=0, le=_MAX_INT)] = 0
     stop_token_ids: _Ints = ()  # includes the model's EOS ids unless ignore_eos is set
     logit_bias: Annotated[tuple[tuple[int, float], ...], Meta(max_length=4096)] = ()  # (token id, added to its logit)
-    num_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # of each output token and the n best ones; -1: none
-    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # the same for each prompt token but the first
+    num_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # for each output token and the n best ones; -1: none
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = -1  # likewise for each prompt token except the first
     allowed_token_ids: _Ints = ()  # only these are sampled; empty: any
 
 
 class Pooling(Struct, frozen=True, array_like=True, gc=False):
-    """A vector of a sequence's final hidden states, which are those after the last norm, in place of a token."""
+    """Asks for a vector in place of a token, made from the sequence's hidden states after the last norm."""
 
     kind: PoolingKind
-    size: Annotated[int, Meta(ge=0, le=2**24)] = 0  # only its first numbers; 0: all
-    is_normalized: bool = True  # divided by its Euclidean length, after the rest is cut off
+    size: Annotated[int, Meta(ge=0, le=2**24)] = 0  # only its first numbers are returned; 0: all
+    is_normalized: bool = True  # divide it by its Euclidean length, after it is cut to `size`
 
 
 class SamplingParams(Sampling, frozen=True, array_like=True, gc=False, kw_only=True):
-    """`Sampling` plus what is made from prompt, tokenizer or grammar library: how one sequence is computed."""
+    """All of how one sequence is computed: `Sampling`, plus what depends on prompt, tokenizer or grammar library."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=_MAX_INT)]
     bad_words: Annotated[
@@ -90,14 +90,14 @@ class SamplingParams(Sampling, frozen=True, array_like=True, gc=False, kw_only=T
     ] = ()  # sequences of output tokens that must never be completed
     grammar: str = ""  # what the output must match, in llguidance's syntax; checked by the frontend; empty: anything
     grammar_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 0  # memory that the prepared grammar takes
-    max_drafts: Annotated[int, Meta(ge=-1, le=64)] = -1  # tokens guessed in a step at most; -1: as many as pay
-    pooling: Pooling | None = None  # nothing is sampled: the vector comes where the first token would; max_tokens is 1
+    max_drafts: Annotated[int, Meta(ge=-1, le=64)] = -1  # most tokens guessed in a step; -1: as many as pay
+    pooling: Pooling | None = None  # a vector comes in place of the first token, nothing is sampled; max_tokens is 1
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities for k tokens in a row: each token itself first, then the n most likely ones, best first.
 
-    They describe the model's own distribution: before temperature, penalties, biases and filters.
+    They describe the model's own distribution, before temperature, penalties, biases and filters.
     """
 
     token_ids: Buffer  # int32[k, 1 + n]

@@ -1,4 +1,4 @@
-"""Images of prompts: what stands behind placeholders, where its pixels are, and its way through the vision tower."""
+"""Images of prompts: which placeholders stand for them, where their pixels are, and how embeddings are made."""
 
 from typing import Annotated, Literal
 
@@ -20,9 +20,9 @@ PixelType = Literal["float32", "float16", "bfloat16", "int64", "int32", "uint8",
 
 
 class PixelTensor(Struct, frozen=True, array_like=True, gc=False):
-    """One tensor that the vision tower gets, row-major and little-endian."""
+    """One input tensor of the vision tower, row-major and little-endian."""
 
-    name: ShortText  # as the checkpoint's processor calls it: "pixel_values", ...
+    name: ShortText  # the processor's name for it: "pixel_values", ...
     dtype: PixelType
     shape: _Sizes
     offset: Annotated[int, Meta(ge=0, le=2**40)]  # of its first byte
@@ -34,17 +34,17 @@ class PixelRef(Struct, frozen=True, array_like=True, gc=False):
     segment: ShortText  # name of a file (`ipc/shared_files.py`), which the frontend removes at the request's end
     num_bytes: Annotated[int, Meta(ge=0, le=2**40)]
     tensors: Annotated[tuple[PixelTensor, ...], Meta(max_length=16)]
-    inline: bytes = b""  # the bytes themselves, where the engine may be on another machine; `segment` is empty then
+    inline: bytes = b""  # the bytes themselves, if the engine may be on another machine; then `segment` is empty
 
 
 class ImageRef(Struct, frozen=True, array_like=True, gc=False):
-    """An image of a prompt. It takes the positions [start, start + length): placeholders, and what is between them."""
+    """An image of a prompt. It takes positions [start, start + length): placeholders, and the tokens between them."""
 
     key: ImageKey
     start: _Position
     length: _Length
-    num_embeddings: _Length  # of these positions, those with the image token: the embeddings go there, in order
-    grid: _Sizes  # (t, h, w) in patches where positions follow it; other sizes otherwise
+    num_embeddings: _Length  # positions among them with the image token, where the embeddings go, in order
+    grid: _Sizes  # (t, h, w) in patches if position ids depend on it; other sizes otherwise
     pixels: PixelRef
 
 
@@ -56,11 +56,11 @@ class RowImage(Struct, frozen=True, array_like=True, gc=False):
     length: _Length
     num_embeddings: _Length
     grid: _Sizes
-    embedding_id: int  # 0: none of its positions is computed in this row
+    embedding_id: int  # 0: this row computes none of its positions
 
 
 class EncodeImage(Message, frozen=True):
-    """Make the embeddings of an image while steps go on; `ImageEncoded` answers. No row uses them before that.
+    """Make an image's embeddings while steps go on; `ImageEncoded` answers. No row uses them before that.
 
     The worker keeps them until they are dropped, or until it says hello again.
     """
@@ -73,7 +73,7 @@ class EncodeImage(Message, frozen=True):
 
 
 class DropEmbedding(Message, frozen=True):
-    """No row will use these embeddings any more. If they are still being made, that ends, and nothing answers."""
+    """No row will use these embeddings any more. If they are still being made, that stops without an answer."""
 
     embedding_id: int
 
@@ -82,6 +82,6 @@ class ImageEncoded(Message, frozen=True):
     """An image's embeddings are ready for rows, or could not be made."""
 
     embedding_id: int
-    num_us: int = 0  # of the device's time
+    num_us: int = 0  # device time
     error: str = ""  # why not, for the client
-    is_lost: bool = False  # its pixels are gone: whoever made them has ended, or has given the request up
+    is_lost: bool = False  # its pixels are gone: the frontend that made them has ended, or dropped the request

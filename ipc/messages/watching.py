@@ -1,7 +1,7 @@
-"""What a scheduler does, for people who look at it: made only while a frontend has asked, or asks.
+"""What a scheduler does, for people who watch it: collected only while a frontend asks for it.
 
-A frontend that wants to see steps sends `WatchSteps`, and sends it again before its lease is over; `WatchedSteps` come
-some times a second. The other three are questions with one answer each. Times are seconds of the scheduler's clock.
+A frontend that wants to see steps sends `WatchSteps`, and repeats it before its lease is over; `WatchedSteps` come a
+few times a second. The other three are questions with one answer each. Times are seconds of the scheduler's clock.
 """
 
 from typing import Annotated, Literal
@@ -12,24 +12,24 @@ from penstock.ipc.messages.base import Buffer, Message, ShortText
 
 
 class WatchSteps(Message, frozen=True):
-    """Tell me of steps from now on. The next message has a whole picture (`Picture`)."""
+    """Asks for reports of steps from now on. The next message has a complete picture (`Picture`)."""
 
-    lease: Annotated[float, Meta(ge=0, le=60)]  # seconds; 0: no more
+    lease: Annotated[float, Meta(ge=0, le=60)]  # seconds; 0: stop reporting
 
 
 class WatchedStep(Struct, frozen=True, array_like=True, gc=False):
-    """One step that was planned and has returned. Decodes come first in its batch, then chunks of prompts."""
+    """One step that was planned and has returned. Decodes come first in its batch, then prompt chunks."""
 
     step_id: int
-    num_left_out: int  # steps before it, since the last one that is told
+    num_left_out: int  # steps between this one and the last reported one
     sent: float
     returned: float
-    schedule_us: int  # that planning took
+    schedule_us: int  # time that planning took
     forward_us: int
-    idle_us: int  # the device waited before it
+    idle_us: int  # time that the device waited before it
     num_decodes: int
     rows: Buffer  # int32[N]; empty with `is_same`
-    is_same: bool  # `rows` and `num_decodes` are those of the step told before
+    is_same: bool  # `rows` and `num_decodes` are as in the step reported before
     chunks: Buffer = b""  # int32[N - num_decodes]: tokens of each chunk
     returned_tokens: Buffer = b""  # int32[>= num_decodes]: tokens of each decode; empty: one each
     guessed_tokens: Buffer = b""  # int32[>= num_decodes]; empty: none
@@ -56,7 +56,7 @@ EventKind = Literal[
 
 
 class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
-    """Something that has happened to a sequence.
+    """An event in a sequence's life.
 
     kind          tokens                      more                       text
     arrived       of the prompt               sequences
@@ -102,7 +102,7 @@ class Waiting(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Picture(Struct, frozen=True, array_like=True):
-    """All that does not follow from what was told before."""
+    """Everything that cannot be derived from earlier reports."""
 
     num_rows: int
     num_pages: int
@@ -110,13 +110,13 @@ class Picture(Struct, frozen=True, array_like=True):
     num_host_pages: int
     num_disk_places: int
     running: tuple[InRow, ...]
-    num_running: int  # also those that `running` has no room for
+    num_running: int  # including those that `running` has no room for
 
 
 class WatchedSteps(Message, frozen=True):
-    """What has happened since the last such message. Of bounded size, and bounded in bytes a second."""
+    """What has happened since the last such message. Its size, and the bytes sent in a second, are limited."""
 
-    number: int  # one more than that of the last message to the same frontends
+    number: int  # one more than in the last message to the same frontends
     now: float
     unix_time: float  # the same moment
     steps: tuple[WatchedStep, ...]
@@ -131,13 +131,13 @@ class WatchedSteps(Message, frozen=True):
 
 
 class ListPages(Message, frozen=True):
-    """Asks who owns the KV pool's pages; `PageMap` answers."""
+    """Asks which sequences own the KV pool's pages; `PageMap` answers."""
 
     number: int
 
 
 class PageRuns(Struct, frozen=True, array_like=True):
-    """The pages of a tier, in cells of equal size, run-length coded. A cell shows what most of its pages are.
+    """The pages of a tier, in cells of equal size, run-length coded. A cell shows the state of most of its pages.
 
     A code is a state of FREE, CACHED, SHARED, HELD, or OWNED plus the place of an owner in `PageMap.owners`.
     """
@@ -155,7 +155,7 @@ FREE, CACHED, SHARED, HELD, OWNED = 0, 1, 2, 3, 8
 
 
 class PageMap(Message, frozen=True):
-    """Who owns the pages. It is put together between steps: of a large pool, its parts are of different moments."""
+    """Who owns the pages. It is collected between steps, so the parts of a large pool are from different moments."""
 
     number: int
     page_size: int
@@ -175,15 +175,15 @@ class ListPrefixes(Message, frozen=True):
 class PrefixNode(Struct, frozen=True, array_like=True):
     """A run of pages without branches."""
 
-    parent: int  # its place in the list; -1: none
+    parent: int  # index of the parent in the list; -1: none
     num_tokens: int
-    num_tokens_below: int  # of all that continues it
+    num_tokens_below: int  # tokens in all of its continuations
     num_users: int  # running sequences that hold it, or a continuation of it
     num_hits: int  # admissions that found it, or a continuation of it
     last_used: float  # 0: before the scheduler was watched; now, if it has users
-    token_ids: Buffer  # int32[<= 64]: its first ones
-    num_children: int  # also those that the list has no room for
-    namespace: str = ""  # of a root: a salt, or what else keeps prefixes apart
+    token_ids: Buffer  # int32[<= 64]: its first tokens
+    num_children: int  # including those that the list has no room for
+    namespace: str = ""  # of a root: a salt, or whatever else separates prefixes
 
 
 class PrefixTree(Message, frozen=True):
@@ -192,7 +192,7 @@ class PrefixTree(Message, frozen=True):
     number: int
     now: float
     page_size: int
-    num_pages: int  # of all nodes that there are
+    num_pages: int  # of all nodes, including those left out
     num_namespaces: int
     nodes: tuple[PrefixNode, ...]
     is_whole: bool  # nothing was left out
@@ -206,7 +206,7 @@ class ShowLife(Message, frozen=True):
 
 
 class RequestLife(Message, frozen=True):
-    """Events of one request in order: from its arrival, if it was watched then."""
+    """Events of one request in order, from its arrival on if it was already watched then."""
 
     number: int
     now: float
@@ -215,7 +215,7 @@ class RequestLife(Message, frozen=True):
     events: tuple[SequenceEvent, ...]
     num_left_out: int  # in the middle
     is_live: bool
-    is_watched: bool  # from its arrival on; otherwise there is only what its state tells
+    is_watched: bool  # from its arrival on; otherwise only its current state is known
 
 
 Question = ListPages | ListPrefixes | ShowLife

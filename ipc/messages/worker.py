@@ -1,4 +1,4 @@
-"""Between the scheduler and a worker: steps, and what surrounds them."""
+"""Messages between the scheduler and a worker: steps, and what surrounds them."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from penstock.ipc.messages.handover import KVSource
 from penstock.ipc.messages.images import RowImage
 
 Count = Annotated[int, Meta(ge=1, le=2**26)]
-"""A count for which the scheduler keeps a list: bounded well above what any machine has."""
+"""The length of a list that the scheduler keeps; the limit is far above what any machine has."""
 
 
 _MAX_MOVED = 2**16
@@ -24,11 +24,11 @@ PageFlags = Annotated[bytes, Meta(max_length=_MAX_MOVED)]
 """uint8[pages]"""
 
 ON_DEVICE, TO_HOST, FROM_HOST = 0, 1, 2
-"""What a copy's source and target are: pages of the device, or of the device and the host."""
+"""Where a copy's source and target are: both on the device, or one on the host."""
 
 
 class WindowGroup(Struct, frozen=True, array_like=True, gc=False):
-    """Layers that need keys and values in a window only: position p sees those in (p - window, p].
+    """Layers that need keys and values only within a window: position p sees positions in (p - window, p].
 
     Their pages are as large as all others and come from the same pool, but have page tables of their own.
     """
@@ -53,31 +53,31 @@ class WorkerHello(Message, frozen=True):
     max_num_seqs: Count
     max_num_batched_tokens: Count
     pid: int = 0  # on its host; 0: unknown
-    num_ranks: Count = 1  # workers that hold the model together
+    num_ranks: Count = 1  # workers that together hold the model
     window_groups: tuple[WindowGroup, ...] = ()  # page groups 1, 2, ...; group 0 keeps all, in pages of `page_size`
     longest_usual_prompt: Annotated[int, Meta(ge=0)] = 0
-    """In longer prompts positions mean something else: they share no pages with these. 0: there is no difference."""
+    """Longer prompts treat positions differently, so they share no pages with shorter ones. 0: no difference."""
     is_each_length_special: bool = False  # beyond it, pages are shared only by prompts of the same length
     kernels: ShortText = ""  # what computes the model: "native", "native+torch", "torch", "triton", "transformers"
     num_host_pages: Annotated[int, Meta(ge=0, le=2**26)] = 0  # pages of the host tier, numbered from 0
-    page_bytes: Annotated[int, Meta(ge=0)] = 0  # of a page of any group, on the device and on the host; 0: unknown
+    page_bytes: Annotated[int, Meta(ge=0)] = 0  # of any group's page, on the device and on the host; 0: unknown
     host_copy_speed: Annotated[int, Meta(ge=0)] = 0  # bytes per second between device and host; 0: unknown
-    failed_tiers: tuple[ShortText, ...] = ()  # those that are configured and could not be set up: "host", "disk"
+    failed_tiers: tuple[ShortText, ...] = ()  # configured tiers that could not be set up: "host", "disk"
     num_disk_places: Annotated[int, Meta(ge=0, le=2**24)] = 0  # places for pages on the disk; `DiskContents` follow
     weights: ShortText = ""  # a checksum over all bytes of the weights; "dummy" or "none" if there are none
-    arithmetic: ShortText = ""  # programs and processor that compute, as far as another one might round otherwise
-    answers: bool = True  # whether the group's results are this rank's: one of them
-    kv_sources: tuple[KVSource, ...] = ()  # how others read its pages; none without --role. Of a group: of all ranks
+    arithmetic: ShortText = ""  # the software and processor that compute, as far as they affect rounding
+    answers: bool = True  # whether this rank sends the group's results; one rank does
+    kv_sources: tuple[KVSource, ...] = ()  # how others read its pages; empty without --role. For a group: of all ranks
     was_welcomed: bool = False  # the group was complete already, under this or an earlier scheduler
-    is_batch_invariant: bool = False  # a token's bits are the same in any batch, chunk, and when recomputed
+    is_batch_invariant: bool = False  # a token's bits are the same in any batch or chunk, and when recomputed
     placement: ShortText = ""  # a checksum of which ranks hold which experts; empty: experts are not spread
-    num_stages: Count = 1  # of the pipeline that the ranks are
-    max_drafts: Annotated[int, Meta(ge=0, le=64)] = 0  # tokens that its drafter guesses for a row in a step; 0: none
-    drafter: ShortText = ""  # its name; also of one that could not be set up
-    draft_page_bytes: Annotated[int, Meta(ge=0)] = 0  # that it keeps on the device beside each page
-    max_embedding_bytes: Annotated[int, Meta(ge=0)] = 0  # of images at a time; 0: the model sees none
+    num_stages: Count = 1  # stages of the ranks' pipeline
+    max_drafts: Annotated[int, Meta(ge=0, le=64)] = 0  # most tokens that its drafter guesses for a row in a step
+    drafter: ShortText = ""  # the drafter's name, even if it could not be set up
+    draft_page_bytes: Annotated[int, Meta(ge=0)] = 0  # that the drafter keeps on the device for each page
+    max_embedding_bytes: Annotated[int, Meta(ge=0)] = 0  # of all images at a time; 0: the model takes none
     embedding_bytes: Annotated[int, Meta(ge=0)] = 0  # of one position of an image
-    images_are_whole: bool = False  # all positions of an image are computed in one chunk: they see each other
+    images_are_whole: bool = False  # an image's positions are computed in one chunk, because they see each other
     num_snapshots: Annotated[int, Meta(ge=0, le=2**26)] = 0  # places for copies of rows' states, numbered from 0
     state_bytes: Annotated[int, Meta(ge=0)] = 0  # of a row's state over all layers; 0: no layer keeps one
 
@@ -90,10 +90,10 @@ class Welcome(Message, frozen=True):
 
 
 class NewRow(Struct, frozen=True, array_like=True, gc=False):
-    """All that a worker must know about a sequence that enters a row.
+    """Everything that a worker must know about a sequence that enters a row.
 
-    Whatever a row keeps for its whole life is given here, once: an adapter, or the slot of a recurrent state, will be a
-    field at the end, with a default that means none.
+    Whatever a row keeps for its whole life is sent here, once. An adapter, or the slot of a recurrent state, will be a
+    new field at the end, with a default that means none.
     """
 
     row: int
@@ -102,7 +102,7 @@ class NewRow(Struct, frozen=True, array_like=True, gc=False):
     sampling: SamplingParams  # the seed is already the sequence's own
     page_ids: Buffer  # int32[k]: its first pages, enough for all known tokens; those of a prefix hit come first
     grammar_id: int = 0  # a prepared grammar; 0: none. Its text is no longer in `sampling`
-    cache_salt: ShortText = ""  # what is learnt from the sequence is for others with the same salt only
+    cache_salt: ShortText = ""  # what is learnt from the sequence may be used only for others with the same salt
     images: tuple[RowImage, ...] = ()  # of its prompt, by position
 
 
@@ -114,7 +114,7 @@ class PrepareGrammar(Message, frozen=True):
 
     grammar_id: int  # never reused
     grammar: str  # as in `SamplingParams`
-    num_bytes: int = 0  # memory that it takes, about
+    num_bytes: int = 0  # memory that it takes, approximately
 
 
 class DropGrammar(Message, frozen=True):
@@ -126,18 +126,18 @@ class DropGrammar(Message, frozen=True):
 class StepPlan(Message, frozen=True):
     """One forward pass over one ragged batch.
 
-    The worker applies, in this order: freed rows, new rows, new pages, page copies; then it runs the batch
-    rows in the order given. Row `b` computes positions `start[b] .. start[b]+num_new[b]-1`; their
-    token ids are in the row's token buffer, where the worker itself puts each token it samples.
-    If `samples[b]`, the logits of the chunk's last position give the row's next token.
+    The worker applies, in this order: freed rows, new rows, new pages, page copies; then it runs the batch rows in the
+    order given. Row `b` computes positions `start[b] .. start[b]+num_new[b]-1`. Their token ids are in the row's token
+    buffer, where the worker itself puts each token that it samples. If `samples[b]`, the logits of the chunk's last
+    position yield the row's next token.
 
-    Pooling. A row whose parameters have `pooling` gives a vector where another one gives its first token. Its token
-    counts in all columns, and means nothing.
+    Pooling. A row whose parameters have `pooling` yields a vector instead of its first token. It still has a token in
+    all columns, which has no meaning.
 
     Drafts. With k = `num_drafts[b]` > 0, the worker may guess up to k tokens that follow the row's last one. They are
-    the last of the new positions; if it guesses fewer, it computes fewer. Its last token and each guess give a token,
-    sampled as it would be without guesses. The first one counts, and each of the others counts if all guesses before it
-    were right. A worker may return fewer of them, or none at all. Without drafts a row that samples returns one token.
+    the last of the new positions; if it guesses fewer, it computes fewer. The row's last token and each guess yield a
+    token, sampled as it would be without guesses. The first one counts; each of the others counts if all guesses before
+    it were right. A worker may return fewer of them, or none at all. Without drafts, a sampling row returns one token.
 
     Starts. Before the result of a step with drafts, only the worker knows where the row continues: one position after
     those whose tokens it returned. A plan made before the result says so in `start_bounds`; its `start` is an upper
@@ -146,12 +146,12 @@ class StepPlan(Message, frozen=True):
     A row's chunk needs the tokens of the last plan with that row, and of no other plan, so plans without a common row
     may overlap, as in the stages of a pipeline.
 
-    Copies. They count as done one after the other, in the order of the columns: a page may be a target and then a
-    source, or be copied away and then be a target. Those with tiers move whole pages between the device's pool and the
-    host's, of any page group.
+    Copies. They take effect one after the other, in the order of the columns: a page may be a target and then a source,
+    or be copied away and then be a target. Copies between tiers move whole pages, of any page group, between the
+    device's pool and the host's.
 
-    States. In layers that keep a state of each row, a new row has the one before any token. Loads follow: a row's state
-    becomes the snapshot's. After the forward pass a save copies a row's state as the row's last new position leaves it.
+    States. In layers that keep a state of each row, a new row begins with the state before any token. Loads follow: a
+    row's state becomes the snapshot's. After the forward pass, a save copies a row's state after its last new position.
     """
 
     step_id: int
@@ -175,9 +175,9 @@ class StepPlan(Message, frozen=True):
 
 
 class StoreKV(Message, frozen=True):
-    """Write host pages to the disk, beside steps; `KVStored` answers. The steps that filled them have returned.
+    """Write host pages to the disk while steps go on; `KVStored` answers. The steps that filled them have returned.
 
-    What a place holds is overwritten. The scheduler gives neither pages nor places to anybody else before the answer.
+    Places are overwritten. Before the answer the scheduler uses neither the pages nor the places for anything else.
     """
 
     move_id: int  # never reused
@@ -187,7 +187,7 @@ class StoreKV(Message, frozen=True):
 
 
 class LoadKV(Message, frozen=True):
-    """Fill host pages from the disk, beside steps; `KVLoaded` answers. No step in flight has to do with these pages."""
+    """Fill host pages from the disk while steps go on; `KVLoaded` answers. No step in flight uses these pages."""
 
     move_id: int
     keys: PageKeys  # what the places hold
@@ -196,7 +196,7 @@ class LoadKV(Message, frozen=True):
 
 
 class DropStoredKV(Message, frozen=True):
-    """Empty all places, after what was ordered before."""
+    """Empty all places, after all earlier orders are done."""
 
 
 class RowError(Struct, frozen=True, array_like=True, gc=False):
@@ -211,8 +211,8 @@ class StepResult(Message, frozen=True):
     """The tokens of one step, in the order of the plan's sampling rows, and the log-probabilities asked for.
 
     S: sampling rows; A: tokens of rows with `num_logprobs >= 0`; B: positions computed that are followed by a prompt
-    token, over the rows with `prompt_logprobs >= 0`. All in plan order. W is one more than the largest number
-    of best tokens that any of them asks for; a row that asks for n reads the first 1 + n columns.
+    token, over the rows with `prompt_logprobs >= 0`. All are in plan order. W is one more than the largest number of
+    best tokens that any row asks for; a row that asks for n reads the first 1 + n columns.
     """
 
     step_id: int
@@ -228,11 +228,11 @@ class StepResult(Message, frozen=True):
     row_errors: tuple[RowError, ...] = ()  # the tokens of these rows are invalid
     num_tokens: Buffer = b""  # int32[S]: how many tokens each sampling row returns; empty: one each
     num_drafted: Buffer = b""  # int32[S]: how many tokens were guessed for each sampling row; empty: none
-    num_draft_us: int = 0  # what guessing took; it is part of `num_forward_us`
+    num_draft_us: int = 0  # time that guessing took; part of `num_forward_us`
     num_copied_pages: int = 0  # between device and host: copies that have ended since the last result
-    num_copy_us: int = 0  # what these took; it is not part of `num_forward_us`
+    num_copy_us: int = 0  # time that these copies took; not part of `num_forward_us`
     num_forced: Buffer = b""  # int32[S]: how many more tokens a row's grammar forces next, if known; empty: none
-    drafter_error: str = ""  # why the drafter is switched off from now on; told once
+    drafter_error: str = ""  # why the drafter is switched off from now on; sent once
     pooled: Buffer = b""  # fp32[sum(pooled_sizes)]: the vectors of the sampling rows that pool
     pooled_sizes: Buffer = b""  # int32[P]
 
@@ -249,23 +249,23 @@ class KVStored(Message, frozen=True):
 
     move_id: int
     ok: PageFlags  # whether each page is at its place; otherwise the place is empty
-    num_us: int = 0  # that it took, without the time in the queue
-    error: ShortText = ""  # why the first one is not
+    num_us: int = 0  # time that it took, without waiting in the queue
+    error: ShortText = ""  # why the first page that was not written was not
 
 
 class KVLoaded(Message, frozen=True):
     """Host pages were filled from the disk."""
 
     move_id: int
-    ok: PageFlags  # whether each page is what was once stored; otherwise its place is empty
+    ok: PageFlags  # whether each page is what was stored; otherwise its place is now empty
     num_us: int = 0
     error: ShortText = ""
 
 
 class DiskContents(Message, frozen=True):
-    """What the disk holds for this model: sent in pieces after each `Welcome`. Places not named in any are empty."""
+    """What the disk holds for this model, sent in pieces after each `Welcome`. Places that no piece names are empty."""
 
-    places: PageNumbers  # those used longest ago first
+    places: PageNumbers  # least recently used first
     keys: PageKeys
     is_last: bool
     unusable: PageNumbers = b""  # in the last piece: places that must stay empty
@@ -280,9 +280,9 @@ class LayerTokens(Struct, frozen=True, array_like=True, gc=False):
 
 
 class ExpertTokens(Message, frozen=True):
-    """How many tokens the experts that a rank holds have computed since it last told. Sent every few seconds."""
+    """How many tokens a rank's experts have computed since its last report. Sent every few seconds."""
 
-    layers: tuple[LayerTokens, ...]  # those with tokens
+    layers: tuple[LayerTokens, ...]  # layers with tokens
 
 
 class WorkerFailed(Message, frozen=True):
