@@ -1,6 +1,6 @@
 """The private parts of libraries that this package uses: checked when a frontend starts.
 
-The version bounds in pyproject.toml exclude other releases. If one is installed anyway, an error names the part.
+The version bounds in pyproject.toml exclude other releases. If another one is installed, an error names the part.
 """
 
 import inspect
