@@ -1,1 +1,1 @@
-"""The HTTP side: OpenAI-compatible API, text processing, server-sent events. Token ids only go behind it."""
+"""The HTTP side: OpenAI-compatible API, text processing, server-sent events. The engine only gets token ids."""

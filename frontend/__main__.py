@@ -61,7 +61,7 @@ async def _run(config: Config, name: str, listeners: list[socket.socket], argv: 
         loop.add_signal_handler(number, end)
     await server.start(*listeners, on_ready=lambda: parent.tell(Word.READY))
     alive = asyncio.create_task(parent.keep_telling(config.ipc.heartbeat_interval))
-    gc.freeze()  # loaded objects stay: the collector need not scan them between requests
+    gc.freeze()  # loaded objects are permanent: the collector need not scan them between requests
     await server.stopped.wait()
     await server.close()
     alive.cancel()

@@ -1,6 +1,6 @@
-"""What an answer has beside the request's and the model's words: ids and seeds that are drawn, and the time.
+"""The sources of an answer's random ids and seeds, and of its time.
 
-Usually they are the system's. Work that may be done again and must then give the same bytes (`frontend/batches/`) sets
+Usually both are the system's. Work that may be repeated and must then yield the same bytes (`frontend/batches/`) sets
 both for its own context, which the tasks that it starts inherit.
 """
 

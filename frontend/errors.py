@@ -1,7 +1,7 @@
-"""Every way in which a request can fail, as a table of error kinds, and the only place that maps them to HTTP.
+"""Every kind of error with which a request can fail, and the only place that maps them to HTTP.
 
-Before the first byte of an answer an error is a status and a JSON body; after it, the same JSON body
-is a server-sent event (see `sse.py`). Messages name the limit and the value that exceeded it.
+Before the first byte of an answer, an error is a status and a JSON body; after it, the same JSON body is a server-sent
+event (see `sse.py`). Messages name the limit and the value that exceeded it.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ import msgspec
 
 
 class ApiError(Exception):
-    """Base of all kinds, which define what differs; `message` is written for the client."""
+    """Base of all kinds of errors, which define what differs; `message` is written for the client."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
-    may_retry: ClassVar[bool] = True  # as the status suggests; False: clients are told not to
+    may_retry: ClassVar[bool] = True  # if the status suggests it; False: clients are told not to
 
     def __init_subclass__(cls, **facts: str | int | bool) -> None:
         for name, value in facts.items():
@@ -30,7 +30,7 @@ class ApiError(Exception):
         self.param = param
         self.retry_after = retry_after  # seconds
         self.headers: dict[str, str] = {}  # sent with the answer, in addition to those of its kind
-        self.request_id = ""  # of the request that it answers, once that is known
+        self.request_id = ""  # of the request that failed, once known
 
 
 class InvalidRequest(ApiError, status=400, type="invalid_request_error", code="invalid_request"):
@@ -54,11 +54,11 @@ class InvalidParameter(InvalidRequest, code="invalid_value"):
 
 
 class InvalidImage(InvalidRequest, code="invalid_image"):
-    """An image cannot be read, or is not fetched; `param` names it."""
+    """An image cannot be read or fetched; `param` names it."""
 
 
 class UnsupportedParameter(InvalidRequest, code="unsupported_parameter"):
-    """A field that is known but not supported; refused, so that nobody believes that it had an effect."""
+    """A field that is known but not supported; refused, so that no client believes that it had an effect."""
 
 
 class ContextLengthExceeded(InvalidRequest, code="context_length_exceeded"):
@@ -86,7 +86,7 @@ class EngineNotFound(InvalidRequest, status=404, code="engine_not_found"):
 
 
 class SimulationFailed(InvalidRequest, code="simulation_failed"):
-    """A simulation refuses its options or its recording, or takes too much."""
+    """The simulator refuses its options or recording, or takes too much time or memory."""
 
 
 class RequestNotFound(InvalidRequest, status=404, code="request_not_found"):
@@ -98,7 +98,7 @@ class ResponseNotFound(InvalidRequest, status=404, code="response_not_found"):
 
 
 class PreviousResponseNotFound(InvalidRequest, code="previous_response_not_found"):
-    """The response to continue from is not stored, or no longer."""
+    """The response to continue from is not stored, or no longer stored."""
 
 
 class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"):
@@ -126,7 +126,7 @@ class HostNotAllowed(InvalidRequest, status=403, code="host_not_allowed"):
 
 
 class OriginNotAllowed(InvalidRequest, status=403, code="origin_not_allowed"):
-    """A page in a browser sends the request, and its origin is not allowed."""
+    """The request comes from a web page whose origin is not allowed."""
 
 
 class UnsupportedTransfer(InvalidRequest, status=501, code="unsupported_transfer"):
@@ -138,7 +138,7 @@ class Overloaded(ApiError, status=429, type="rate_limit_error", code="queue_full
 
 
 class TargetMissed(ApiError, status=429, type="rate_limit_error", code="slo_missed"):
-    """The request cannot meet its targets under the load of this moment; trying again later helps."""
+    """The request cannot meet its targets under the current load; trying again later helps."""
 
 
 class TargetUnattainable(InvalidRequest, code="slo_unattainable"):
@@ -158,11 +158,11 @@ class EngineFailed(ServerError, code="engine_error"):
 
 
 class InvalidLogits(ServerError, code="invalid_logits", may_retry=False):
-    """No token can be sampled from the model's logits for this text; a retry would end in the same way."""
+    """No token can be sampled from the model's logits for this text; a retry would fail in the same way."""
 
 
 class EndsWorkers(ServerError, code="request_ends_workers", may_retry=False):
-    """Workers crash on this request; a retry would crash another one."""
+    """Workers crash on this request; a retry would crash another worker."""
 
 
 class ClientTooSlow(ServerError, code="client_too_slow"):
@@ -207,7 +207,7 @@ def http_headers(error: ApiError) -> dict[str, str]:
 
 
 def error_body(error: ApiError) -> bytes:
-    """The JSON body: of the answer before the first byte, of an SSE event after it."""
+    """The JSON body of an error: of the answer before its first byte, of an SSE event after it."""
     return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, error.type, error.param, error.code)))
 
 
@@ -215,7 +215,7 @@ def error_body(error: ApiError) -> bytes:
 class ErrorShape:
     """How an API writes its errors."""
 
-    kind: type  # of the body, for the API's description
+    kind: type  # the body's type, for the API's description
     write: Callable[[ApiError], bytes]
     status: Callable[[ApiError], int] = attrgetter("status")
 
@@ -226,8 +226,8 @@ OPENAI = ErrorShape(ErrorBody, error_body)
 def from_exception(error: Exception) -> ApiError:
     """Return what the client is told about any exception; details of unexpected ones stay in the log.
 
-    The frames of the traceback are released: they hold the request's body, and an error kept beside the request would
-    close a reference cycle, which the collector finds late because a body of megabytes may be few objects.
+    The traceback's frames are released. They hold the request's body, and an error kept with its request would close a
+    reference cycle, which the collector finds late because a body of megabytes may be few objects.
     """
     if not isinstance(error, ApiError):
         return ServerError("internal error")

@@ -1,4 +1,4 @@
-"""Where a client's images are: parts of messages, in the forms of the APIs."""
+"""Finds a client's images: the parts of messages that contain them, in the APIs' various forms."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from penstock.frontend.errors import InvalidImage, InvalidParameter, UnsupportedParameter
 
 KINDS = ("image_url", "input_image")
-"""Types of parts that are images: in chats, and in responses."""
+"""Types of image parts: in chats, and in responses."""
 
 _DETAILS = ("auto", "low", "high", "original")
 _DATA = re.compile(r"data:([^;,]{0,128})((?:;[^;,]{0,64}){0,4}),", re.IGNORECASE)
@@ -17,23 +17,23 @@ _BLANKS = re.compile(r"[ \t\r\n]")
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What a request may ask of images."""
+    """Limits for the images of requests."""
 
     max_images: int  # in a request
-    max_bytes: int  # of one, as it is sent
+    max_bytes: int  # of one image, as it is sent
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
     """One image as a client sends it."""
 
-    field: str  # where it stands in the request
+    field: str  # its place in the request
     address: str  # http(s); empty: `data` has it
     data: str  # base64
-    is_low: bool = False  # it is to be shrunk
+    is_low: bool = False  # shrink it
 
     def refused(self, why: str) -> InvalidImage:
-        """The error that says why it is not read."""
+        """The error that says why the image is not read."""
         return InvalidImage(f"{self.field}: the image is not read: {why}", param=self.field)
 
 
@@ -42,8 +42,8 @@ def image_of_part(field: str, part: Mapping[str, Any], limits: ImageLimits) -> I
 
     Raises:
         InvalidParameter: a field of the part has the wrong type.
-        InvalidImage: it is too large, or neither base64 nor an address.
-        UnsupportedParameter: it is an uploaded file.
+        InvalidImage: the image is too large, or neither base64 nor an address.
+        UnsupportedParameter: the image is an uploaded file.
     """
     given, detail = part.get("image_url"), part.get("detail")
     if given is None and part.get("file_id") is not None:
@@ -63,7 +63,7 @@ def image_at(field: str, address: str, limits: ImageLimits, *, is_low: bool = Fa
     """The image at an address, or in a data: URL.
 
     Raises:
-        InvalidImage: it is too large, or not in base64.
+        InvalidImage: the image is too large, or not in base64.
     """
     if address[:5].lower() != "data:":
         return ImageSource(field, address, "", is_low)
@@ -81,7 +81,7 @@ def checked_size(source: ImageSource, limits: ImageLimits) -> ImageSource:
     """The source, if its base64 is not too long.
 
     Raises:
-        InvalidImage: it is.
+        InvalidImage: it is too long.
     """
     if len(source.data) * 3 // 4 > limits.max_bytes:
         raise source.refused(f"it has more than {limits.max_bytes} bytes")
@@ -89,5 +89,5 @@ def checked_size(source: ImageSource, limits: ImageLimits) -> ImageSource:
 
 
 def without_blanks(data: str) -> str:
-    """Base64 without line breaks, which some encoders write."""
+    """Base64 with white space removed: some encoders write line breaks."""
     return _BLANKS.sub("", data) if _BLANKS.search(data) else data

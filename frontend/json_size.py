@@ -1,10 +1,10 @@
-"""How large a JSON text would be as objects, computed without creating them: the number of its values, and its depth.
+"""Measures how large a JSON text would be as objects, without creating them: the number of its values, and its depth.
 
-A body of a few megabytes may hold millions of values. Creating, walking and freeing them as objects takes seconds, in
-which an event loop serves nobody. Here the text is scanned as it arrives, with the interpreter's own loops over bytes
-(about a millisecond per megabyte), and the scan stops at the first value that is too many.
+A body of a few megabytes may have millions of values. Creating, walking and freeing them as objects takes seconds, in
+which an event loop serves no other request. Here the text is scanned as it arrives, with the interpreter's own loops
+over bytes (about a millisecond per megabyte), and the scan stops at the first value beyond a limit.
 
-Invalid JSON is not noticed; a decoder that stops at the first mistake creates no more objects than were counted.
+Invalid JSON is not detected. A decoder that stops at the first mistake creates no more objects than were counted.
 """
 
 from itertools import accumulate
@@ -22,13 +22,13 @@ PIECE_BYTES = 256 << 10
 """Size of the pieces in which a long text should be fed."""
 
 MAX_DIGITS = 128
-"""Consecutive digits: the time to read a number grows with the square of its length."""
+"""Consecutive digits; the time to read a number grows with the square of its length."""
 
 MAX_EXPONENTS = 1024
-"""Numbers such as 1e-300: reading one may take twenty microseconds, a hundred times as long as others."""
+"""Numbers such as 1e-300; reading one may take twenty microseconds, a hundred times as long as others."""
 
 MAX_ESCAPES = 524_288
-"""Backslashes: a string full of escapes takes seven times as long to read as one without."""
+"""Backslashes; a string full of escapes takes seven times as long to read as one without."""
 
 _OPEN, _CLOSE = b"[{", b"]}"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{},"))
@@ -43,7 +43,7 @@ class TooManyValuesError(ValueError):
 
 
 class JsonSize:
-    """Counts one text that arrives in pieces. After `begin` another text is counted in addition."""
+    """Counts one text that arrives in pieces. After `begin`, another text is added to the counts."""
 
     def __init__(self, max_plain_values: int = MAX_PLAIN_VALUES) -> None:
         self._max_plain_values = max_plain_values
@@ -75,7 +75,7 @@ class JsonSize:
         """Feed the next piece of the text; 256 KiB take less than ten milliseconds.
 
         Raises:
-            TooManyValuesError: with this piece, the text is too large.
+            TooManyValuesError: the text is too large, including this piece.
         """
         if self._is_escaped and piece:
             piece = piece[1:]
@@ -101,7 +101,7 @@ class JsonSize:
         self._num_separators += len(outside) - len(brackets)
         self._check()
         if len(brackets) > self._depth + 2 * num_opened:
-            return  # more is closed than was opened: invalid JSON, which will not be decoded
+            return  # more brackets close than were opened: invalid JSON, which will not be decoded
         levels = list(accumulate(map(_STEPS.__getitem__, brackets), initial=self._depth))
         self._depth = levels[-1]
         if max(levels) > MAX_DEPTH:

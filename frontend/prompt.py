@@ -1,4 +1,4 @@
-"""A prompt: its tokens, and the images whose places are among them."""
+"""A prompt: its tokens, and the images that have places among them."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,7 @@ from penstock.ipc.messages import ImageRef
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the engine computes first."""
+    """The tokens and images that the engine computes before any output."""
 
     token_ids: list[int]
     images: tuple[ImageRef, ...] = ()
@@ -18,11 +18,11 @@ class Prompt:
         return len(self.token_ids)
 
     def after(self, token_ids: list[int]) -> "Prompt":
-        """The prompt behind other tokens."""
+        """The prompt preceded by other tokens."""
         return replace(self._moved(len(token_ids)), token_ids=token_ids + self.token_ids)
 
     def without_first(self) -> "Prompt":
-        """The prompt without its first token, which belongs to no image."""
+        """The prompt without its first token, which must not belong to an image."""
         return replace(self._moved(-1), token_ids=self.token_ids[1:])
 
     def _moved(self, by: int) -> "Prompt":

@@ -8,7 +8,7 @@ from math import inf
 from penstock.frontend.errors import InvalidParameter
 
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
-"""As inference gateways name them, such as those of the Gateway API Inference Extension."""
+"""Header names used by inference gateways, such as those of the Gateway API Inference Extension."""
 
 MAX_MS = 1e9
 
@@ -17,17 +17,17 @@ _MILLISECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Milliseconds, inf where there is no target. A first token in 0 ms is due at once: time has run out elsewhere."""
+    """Milliseconds; inf: no target. With 0 ms the first token is due at once: its time was used up elsewhere."""
 
     ttft_ms: float = inf
     tpot_ms: float = inf
 
     def nearer(self, other: "Targets") -> "Targets":
-        """The stricter of each."""
+        """The stricter target of each kind."""
         return Targets(min(self.ttft_ms, other.ttft_ms), min(self.tpot_ms, other.tpot_ms))
 
     def are_met(self, ttft_ms: float, tpot_ms: float) -> bool:
-        """Whether these times are within them."""
+        """Whether these times are within the targets."""
         return ttft_ms <= self.ttft_ms and tpot_ms <= self.tpot_ms
 
 
@@ -38,7 +38,7 @@ def targets_in(headers: Mapping[str, Sequence[str]]) -> Targets:
     """The targets in a request's headers.
 
     Raises:
-        InvalidParameter: naming the header, if one is no number of milliseconds.
+        InvalidParameter: naming the header, if one is not a number of milliseconds.
     """
     return Targets(_in_header(headers, TTFT_HEADER, least=0.0), _in_header(headers, TPOT_HEADER, least=1e-3))
 

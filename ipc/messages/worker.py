@@ -72,7 +72,7 @@ class WorkerHello(Message, frozen=True):
     is_batch_invariant: bool = False  # a token's bits are the same in any batch or chunk, and when recomputed
     placement: ShortText = ""  # a checksum of which ranks hold which experts; empty: experts are not spread
     num_stages: Count = 1  # stages of the ranks' pipeline
-    max_drafts: Annotated[int, Meta(ge=0, le=64)] = 0  # most tokens that its drafter guesses for a row in a step
+    max_drafts: Annotated[int, Meta(ge=0, le=64)] = 0  # most tokens guessed for a row in a step; 0: none
     drafter: ShortText = ""  # the drafter's name, even if it could not be set up
     draft_page_bytes: Annotated[int, Meta(ge=0)] = 0  # that the drafter keeps on the device for each page
     max_embedding_bytes: Annotated[int, Meta(ge=0)] = 0  # of all images at a time; 0: the model takes none
