@@ -1,8 +1,8 @@
-"""A message's content blocks, as the parts of the model's output come, and the events that tell of them.
+"""Builds a message's content blocks from the parts of the model's output, and the events that report them.
 
     content_block_start, content_block_delta ..., content_block_stop
 
-Streams send the events; whole answers use only the blocks.
+Streams send the events; complete answers use only the blocks.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ Event = dict[str, Any]
 """An event with its type."""
 
 INVALID = "INVALID_JSON"
-"""The name under which a call's arguments are told that are no JSON object: clients expect one."""
+"""If a call's arguments are not a JSON object, they are put into one under this key: clients expect an object."""
 
 
 class BlockBuilder:
-    """The blocks of one message. At any time one at most is open."""
+    """The blocks of one message. At most one block is open at any time."""
 
     def __init__(self, *, hides_thinking: bool = False) -> None:
         self.blocks: list[AnswerBlock] = []  # closed ones
@@ -30,7 +30,7 @@ class BlockBuilder:
         self._texts: list[str] = []
 
     def add(self, part: Part) -> list[Event]:
-        """Take a part; the events that tell of it."""
+        """Take a part; return the events that report it."""
         match part:
             case CallStart(_, call_id, name):
                 return [*self.finish(), self._begin(ToolUseBlock(call_id, name, {}))]
@@ -80,7 +80,7 @@ class BlockBuilder:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """A call's arguments; they may be incomplete, or not what they should be."""
+    """A call's arguments as an object; they may be incomplete or invalid."""
     if not arguments.strip():
         return {}
     try:

@@ -6,8 +6,8 @@ image                                -->  a part of the turn, or of the tool mes
 thinking, text, tool_use ...         -->  one assistant message
 system, in the midst of messages     -->  text of the turn beside it
 
-A system message in the midst goes into a user's turn, since many templates refuse it elsewhere. It never moves to the
-front: agents add one in nearly every turn, and the prompt's beginning must stay as it is for the prefix cache.
+A system message between others goes into a user's turn, because many templates refuse it elsewhere. It never moves to
+the front: agents add one in nearly every turn, and the prompt's beginning must not change for the prefix cache.
 """
 
 from collections.abc import Callable
@@ -19,32 +19,32 @@ from penstock.frontend.anthropic.signature import hidden_thinking
 from penstock.frontend.errors import InvalidParameter, UnsupportedParameter
 
 _ATTRIBUTION = "x-anthropic-billing-header"
-"""Begins a system block that says which agent asks. It differs in each request, so no prefix would be found again."""
+"""Start of a system block that names the agent. It differs in each request, so the prefix cache would never hit."""
 
 _ERROR_MARKS = ("error", "<tool_use_error>")
-"""How results begin whose text says already that they are errors."""
+"""Beginnings of results whose text already says that they are errors."""
 
 
 Content = str | list[dict[str, Any]]
-"""A text, or parts of a chat's message: with images."""
+"""A text or, if there are images, the parts of a chat message."""
 
 
 @dataclass(slots=True)
 class Conversation:
     """Chat messages, and for each of them the field that it came from."""
 
-    takes_images: bool  # the model
+    takes_images: bool  # whether the model does
     messages: list[dict[str, Any]] = field(default_factory=list)
     fields: list[str] = field(default_factory=list)
 
     @property
     def is_continued(self) -> bool:
-        """The answer goes on with the last message."""
+        """Whether the answer continues the last message."""
         return bool(self.messages) and self.messages[-1]["role"] == "assistant"
 
     @property
     def last_role(self) -> str:
-        """Of the last message; empty if there is none."""
+        """The last message's role; empty if there is no message."""
         return str(self.messages[-1]["role"]) if self.messages else ""
 
     def add(self, name: str, role: str, content: Content | None, **fields: Any) -> None:
@@ -76,14 +76,14 @@ def conversation_of(request: CountTokensRequest, *, takes_images: bool) -> Conve
 
     Raises:
         InvalidParameter: naming the block and what is wrong with it.
-        UnsupportedParameter: for blocks that no text model can take.
+        UnsupportedParameter: for blocks that a text model cannot take.
     """
     found = Conversation(takes_images)
     if system := _system_text("system", request.system):
         found.add("system", "system", system)
     if not request.messages:
         raise InvalidParameter("messages is required, and must not be empty", param="messages")
-    asides: list[str] = []  # texts of system messages that no turn has taken yet
+    asides: list[str] = []  # texts of system messages that are not in a turn yet
     for index, message in enumerate(request.messages):
         name, role = f"messages[{index}]", message.get("role")
         if role == "user":
@@ -155,7 +155,7 @@ def _add_assistant_turn(found: Conversation, name: str, content: Any) -> None:
             case "thinking":
                 thoughts.append(_string(at, block, "thinking") or hidden_thinking(block.get("signature")))
             case "redacted_thinking":
-                _string(at, block, "data")  # nobody here can read it
+                _string(at, block, "data")  # encrypted: checked, but not used
             case "tool_use":
                 calls.append(_call(at, block))
             case _:
@@ -196,7 +196,7 @@ def _result(found: Conversation, at: str, block: Block) -> Content:
 
 
 def _joined(parts: list[dict[str, Any]]) -> Content:
-    """The text of parts that are texts; with images among them, the parts."""
+    """The joined text of parts; the parts themselves if there are images among them."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
@@ -241,7 +241,7 @@ def _blocks(name: str, content: Any) -> list[Block]:
 
 
 def _text(at: str, block: Block, kinds: tuple[str, ...]) -> str:
-    """The text of a block that may be of these kinds here."""
+    """The text of a block, which must be of one of these kinds."""
     kind = block["type"]
     read = _TEXTS.get(kind) if kind in kinds else None
     if read is not None:
@@ -290,7 +290,7 @@ _TEXTS: dict[str, Callable[[str, Block], str]] = {
     "document": _document,
     "search_result": _search_result,
 }
-"""Types of blocks that are text, and how it is read."""
+"""Types of blocks that contain text, and how it is read."""
 
 
 def _string(at: str, block: Block, name: str) -> str:

@@ -1,9 +1,10 @@
-"""A message from its first event to the last, streamed or whole.
+"""A message from its first event to the last, streamed or not.
 
     message_start, a block's events ..., message_delta, message_stop
 
-`message_start` has the prompt's usage, so it waits for the first news, which tell what was found in the cache; if there
-are none for a second, it comes without that. A `ping` follows the first block's start, and fills silence.
+`message_start` has the prompt's usage, so it waits for the first output, which comes with the number of cached tokens.
+If there is no output for a second, it is sent without that number. A `ping` follows the first block's start, and fills
+silence.
 """
 
 import msgspec
@@ -42,14 +43,14 @@ class MessageCourse:
         self._stop_sequence: str | None = None
 
     async def opening(self) -> bytes:
-        """Nothing if there are news already; else the first event, and a sign that they will take longer."""
+        """Nothing if there is output already; else the first event, and a ping, because output takes longer."""
         if self._run.generation.has_news:
             return b""
         self._has_pinged = True
         return _written([*self._start(), _PING])
 
     def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
-        """The events of what has become certain."""
+        """The events for the output that has become certain."""
         events = [*self._start(), *self.take(event)]
         if not self._has_pinged:
             at = next((i for i, each in enumerate(events, 1) if each["type"] == "content_block_start"), 0)
@@ -72,7 +73,7 @@ class MessageCourse:
         return sse.named_event("error", error_body(error))
 
     def take(self, event: SequenceEvent) -> list[Event]:
-        """Take news of the sequence; what there is to tell of it."""
+        """Take news of the sequence; return the events that report it."""
         self._run.record.num_reasoning_tokens = self._counter.feed(event.token_ids)
         events = self._add(self._parser.feed(event.text))
         if event.finish_reason is None:
@@ -84,7 +85,7 @@ class MessageCourse:
         return events + self._builder.finish()
 
     async def finished(self) -> bytes:
-        """The whole message as JSON."""
+        """The complete message as JSON."""
         return msgspec.json.encode(await self._message())
 
     def _reason_of(self, event: SequenceEvent) -> str:
@@ -92,7 +93,7 @@ class MessageCourse:
             return "tool_use"
         if self._finish_reason == "length":
             ready = self._run.ready
-            is_within = ready.sampling[0].max_tokens == ready.valid.max_tokens  # else the context was the limit
+            is_within = ready.sampling[0].max_tokens == ready.valid.max_tokens  # otherwise the context is the limit
             return "max_tokens" if is_within else "model_context_window_exceeded"
         if isinstance(event.stop_reason, str):
             self._stop_sequence = event.stop_reason

@@ -1,4 +1,4 @@
-"""How the Messages API writes errors, and its own statuses: a full queue is a 529 there, a used-up key a 429."""
+"""How the Messages API writes errors, and its own statuses: 529 for a full queue, 429 for a used-up key."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ _TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-"""By status; of the others, those below 500 and 501 are the client's (`invalid_request_error`)."""
+"""Error types by status; other statuses below 500, and 501, are the client's fault (`invalid_request_error`)."""
 
 
 class AnthropicErrorDetail(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ def status_of(error: ApiError) -> int:
 
 
 def error_body(error: ApiError) -> bytes:
-    """The JSON body: of the answer before the first byte, of an `error` event after it."""
+    """The JSON body of an error: of the answer before its first byte, of an `error` event after it."""
     status = status_of(error)
     other = "api_error" if status >= 500 and status != 501 else "invalid_request_error"
     detail = AnthropicErrorDetail(_TYPES.get(status, other), error.message)

@@ -41,10 +41,10 @@ def model_infos(service: Service) -> list[ModelInfo]:
 
 
 def page(infos: list[ModelInfo], query: Mapping[str, str]) -> Reply:
-    """Those of them that a query asks for.
+    """The models that a query asks for.
 
     Raises:
-        InvalidParameter: if it is not understood.
+        InvalidParameter: if the query is not understood.
     """
     limit = query.get("limit", str(DEFAULT_LISTED))
     if not re.fullmatch("[0-9]{1,4}", limit) or not 1 <= int(limit) <= MAX_LISTED:

@@ -27,7 +27,7 @@ _TOOL = {
 
 Turns = Annotated[list[dict[str, Any]], Meta(extra_json_schema={"items": _MESSAGE})]
 ClientTools = Annotated[list[dict[str, Any]], Meta(extra_json_schema={"items": _TOOL})]
-"""Objects that `conversation.py` and `validate.py` look into."""
+"""Plain objects, which `conversation.py` and `validate.py` check."""
 
 # --- requests -------------------------------------------------------------------------------
 
@@ -64,8 +64,8 @@ class CountTokensRequest(Struct, kw_only=True):
     tool_choice: dict[str, Any] | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormatConfig | None = None  # where older clients have it
-    cache_control: dict[str, Any] | None = None  # prompts are cached without being asked to
+    output_format: OutputFormatConfig | None = None  # where older clients send it
+    cache_control: dict[str, Any] | None = None  # no effect: prompts are always cached
     context_management: dict[str, Any] | None = None
     speed: str | None = None
     mcp_servers: Unsupported = None
@@ -86,7 +86,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     inference_geo: str | None = None
     diagnostics: dict[str, Any] | None = None
     container: Unsupported = None
-    seed: int | None = None  # this one and the following are ours, as in the other APIs
+    seed: int | None = None  # this field and the following ones are ours, as in the other APIs
     min_p: float | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -141,7 +141,7 @@ class MessageAnswer(Struct, frozen=True, tag_field="type", tag="message"):
     stop_sequence: str | None
     usage: MessageUsage
     role: str = "assistant"
-    stop_details: None = None  # of refusals, which there are none of
+    stop_details: None = None  # for refusals, which do not occur
     schema_error: str | UnsetType = UNSET  # where the text does not match a schema that could not be enforced
 
 

@@ -1,8 +1,8 @@
 """The `signature` of a thinking block.
 
-Of thinking that is shown it is a digest. Of thinking that is left out (`display: omitted`) it is the text itself, so
-that a client which hands the block back gives the model its thoughts back. Neither is checked: a template takes any
-reasoning, and blocks of other servers may be handed over here.
+For thinking that is shown, the signature is a digest. For thinking that is left out (`display: omitted`), it is the
+text itself, so that a client that sends the block back returns the model's thoughts. Signatures are not checked: a
+template takes any reasoning, and blocks may come from other servers.
 """
 
 import base64

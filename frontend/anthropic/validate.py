@@ -1,4 +1,4 @@
-"""Checks of Messages requests: the same request as a chat's in another dress. See `frontend/validation/common.py`."""
+"""Checks of Messages requests, which are chat requests in another shape. See `frontend/validation/common.py`."""
 
 import re
 from dataclasses import dataclass, replace
@@ -15,15 +15,15 @@ from penstock.frontend.validation.common import Rules, refuse_unsupported
 from penstock.frontend.validation.tools import check_function
 
 _THINKING_TYPES = {"enabled": True, "adaptive": True, "disabled": False, "between_tools": False}
-"""The types, and whether the model is to think."""
+"""Types of `thinking` -> whether the model should think."""
 
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""The efforts, and what templates call them."""
+"""Efforts -> their names in templates."""
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 _BUDGET = "thinking_budget"
-"""The variable in which templates that know one take the tokens to think for."""
+"""The template variable for the number of tokens to think for, in templates that have one."""
 
 _OUR_WORDS = {
     "stop": "stop_sequences",
@@ -31,7 +31,7 @@ _OUR_WORDS = {
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
 }
-"""Fields of a chat, and what they are called here."""
+"""Fields of a chat -> their names in this API."""
 
 _MESSAGE_FIELD = re.compile(r"messages\[([0-9]+)\]")
 
@@ -41,8 +41,8 @@ class ValidMessages:
     """A Messages request, checked; not rendered yet."""
 
     chat: ValidChat
-    is_prompt_only: bool  # nothing is to be answered: the prompt is to be cached
-    hides_thinking: bool  # the client wants to know that there is some, and not what it says
+    is_prompt_only: bool  # no answer is wanted: the prompt should be cached
+    hides_thinking: bool  # show that there is thinking, but not its text
 
 
 def validate_messages(request: MessagesRequest, rules: Rules, model: TextModel) -> ValidMessages:
@@ -70,13 +70,13 @@ def validate_messages(request: MessagesRequest, rules: Rules, model: TextModel) 
         user=None if request.metadata is None else request.metadata.user_id,
     )
     valid = _validated(request, chat, rules, model)
-    common = replace(valid.common, include_usage=True)  # usage is part of every answer
+    common = replace(valid.common, include_usage=True)  # every answer includes usage
     display = None if request.thinking is None else request.thinking.display
     return ValidMessages(replace(valid, common=common), is_prompt_only, display == "omitted")
 
 
 def validate_prompt(request: CountTokensRequest, rules: Rules, model: TextModel) -> ValidChat:
-    """Check a request whose prompt is to be counted.
+    """Check a request whose prompt tokens are to be counted.
 
     Raises:
         InvalidRequest: as the request with this prompt would.
@@ -85,7 +85,7 @@ def validate_prompt(request: CountTokensRequest, rules: Rules, model: TextModel)
 
 
 def chat_request(request: CountTokensRequest, **fields: Any) -> schema.ChatRequest:
-    """The chat request with what all Messages requests share, and these fields."""
+    """The chat request with the fields that all Messages requests share, and the given ones."""
     tools = None if request.tools is None else [_tool(index, tool) for index, tool in enumerate(request.tools)]
     choice = request.tool_choice
     if choice is not None and choice.get("type") in ("any", "tool") and not tools:
@@ -117,7 +117,7 @@ def _validated(request: CountTokensRequest, chat: schema.ChatRequest, rules: Rul
     except InvalidRequest as error:
         raise _in_our_words(error, found) from None
     common, grammar = valid.common, valid.common.grammar
-    if grammar is not None:  # it is parsed later, and may be refused then
+    if grammar is not None:  # parsed later, when it may still be refused
         grammar = replace(grammar, field="output_config.format.schema")
     if valid.conversation.images:
         images = tuple(replace(image, field=_our_field(image.field, found)) for image in valid.conversation.images)
@@ -126,7 +126,7 @@ def _validated(request: CountTokensRequest, chat: schema.ChatRequest, rules: Rul
 
 
 def _thinks(thinking: ThinkingConfig | None) -> bool:
-    """Whether thinking is wanted: who does not ask for it gets none, as from Anthropic."""
+    """Whether thinking is wanted; not by default, as in Anthropic's API."""
     if thinking is None:
         return False
     if thinking.type not in _THINKING_TYPES:
@@ -147,7 +147,7 @@ def _thinks(thinking: ThinkingConfig | None) -> bool:
 def _variables(
     request: CountTokensRequest, template: ChatTemplate, thinks: bool, warnings: list[str], *, reasons: bool
 ) -> dict[str, Any]:
-    """What the template is told of thinking and effort; what it cannot be told becomes a warning."""
+    """The template's variables for thinking and effort; settings without a variable become warnings."""
     known, switch, thinking = template.extra_variables, thinking_switch(template), request.thinking
     variables: dict[str, Any] = {} if switch is None else {switch: thinks}
     if thinks and not reasons:
@@ -174,10 +174,10 @@ def _variables(
 
 
 def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as chats have it.
+    """A tool in the shape of chats.
 
     Raises:
-        UnsupportedParameter: for tools that a server would run, or that are known to a model of Anthropic's only.
+        UnsupportedParameter: for tools that a server would run, or that only Anthropic's models know.
     """
     at, kind = f"tools[{index}]", tool.get("type")
     if kind not in (None, "custom"):
@@ -244,7 +244,7 @@ def _without_effect(request: CountTokensRequest) -> list[str]:
 
 
 def _in_our_words(error: InvalidRequest, found: Conversation) -> InvalidRequest:
-    """The error with the fields of the request as it was sent."""
+    """The error, with the names of fields in the request as it was sent."""
     param = error.param or ""
     for theirs, ours in _OUR_WORDS.items():
         if param == theirs or param.startswith(f"{theirs}."):
@@ -257,7 +257,7 @@ def _in_our_words(error: InvalidRequest, found: Conversation) -> InvalidRequest:
 
 
 def _our_field(text: str, found: Conversation) -> str:
-    """A text with messages of the request as it was sent, in place of the chat's."""
+    """A text in which the chat's messages are replaced by those of the request as it was sent."""
 
     def field_of(match: re.Match[str]) -> str:
         index = int(match[1])

@@ -1,1 +1,1 @@
-"""Batches: files of requests that are answered within a day, behind everybody who waits: `/v1/batches`."""
+"""Batches (`/v1/batches`): files of requests that are answered within a day, after all that a client waits for."""

@@ -26,12 +26,12 @@ class _Answer(msgspec.Struct):
 
 
 def request_id(batch_id: str, number: int) -> str:
-    """The id of the request in a batch's line: the same whenever and however often it runs."""
+    """The id of the request in a batch's line: the same whenever, and however often, it runs."""
     return f"{batch_id}-{number}"
 
 
 def answered(batch_id: str, number: int, custom_id: str, reply: Reply) -> bytes:
-    """The line of a request that was answered, be it with an error."""
+    """The line of a request that was answered, perhaps with an error."""
     response = _Response(reply.status, request_id(batch_id, number), msgspec.Raw(reply.body))
     return _line(batch_id, number, custom_id, response, None)
 

@@ -1,4 +1,4 @@
-"""One batch from its input file to its results. It begins where the database says that it is, so it can be cut off.
+"""Runs one batch from its input file to its results. It continues from the database's state, so it may be interrupted.
 
 validating ──▶ in_progress ──▶ finalizing ──▶ completed
     │ └──▶ failed    │              └──▶ expired, if the window is over
@@ -26,12 +26,12 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 RETRY_SECONDS = 5.0
-"""When the disk is full."""
+"""Wait before the next try when the disk is full."""
 
 _EXPIRED = "the request was not executed within the completion window"
 
 Start = Callable[[LiveBatch, NumberedLine], Awaitable["asyncio.Task[tuple[bytes, bool]]"]]
-"""Starts a line, once there is room for it; the task brings its answer, and whether that is an error."""
+"""Starts a line once there is room for it; the task returns its answer, and whether that is an error."""
 
 
 class Course:
@@ -46,7 +46,7 @@ class Course:
         self._path = files.path(live.batch.input_file_id)
 
     async def run(self) -> None:
-        """Bring it to its end."""
+        """Run the batch to its end."""
         status, number = self._live.batch.status, self._live.number
         if status == "cancelling":
             await self._end("cancelling", "cancelled")
@@ -56,7 +56,7 @@ class Course:
         if status != "finalizing":
             await self._answer_all()
             if not await self._batches.change(number, ["in_progress"], "finalizing"):
-                return  # it was cancelled
+                return  # the batch was cancelled
         has_all = await self._write_missing()
         await self._end("finalizing", "completed" if has_all else "expired")
 
@@ -73,7 +73,7 @@ class Course:
         return await self._batches.change(live.number, ["validating"], "in_progress", num_lines=num_lines)
 
     async def _answer_all(self) -> None:
-        """Answer the lines without an answer, as many as the window has time for."""
+        """Answer the lines that have no answer yet, as many as the batch's window leaves time for."""
         live = self._live
         try:
             async with asyncio.timeout(max(0.0, live.batch.expires_at - time.time())), asyncio.TaskGroup() as tasks:
@@ -94,7 +94,7 @@ class Course:
                 yield line
 
     async def _write_missing(self) -> bool:
-        """Say of the lines without an answer that they have none; whether there are no such lines."""
+        """Record an error for each line without an answer; return whether there were no such lines."""
         batch, has_all = self._live.batch, True
         async for line in self._missing():
             has_all = False
@@ -103,7 +103,7 @@ class Course:
         return has_all
 
     async def _end(self, before: Status, to: Status) -> None:
-        """Write the files, and make them the owner's in the moment at which the batch ends."""
+        """Write the files, and hand them to the owner in the transaction in which the batch ends."""
         live, new = self._live, dict[str, NewFile]()
         after = live.batch.output_expires_after
         seconds = None if after is None else after.seconds
@@ -143,7 +143,7 @@ class Course:
         return new
 
     async def _stored(self, write: Callable[[], Awaitable[T]]) -> T:
-        """What was computed is not thrown away because the disk is full: it waits until there is room."""
+        """Write something; if the disk is full, wait for room rather than lose what was computed."""
         while True:
             try:
                 return await write()

@@ -32,16 +32,16 @@ def batches_of(service: Service) -> BatchStore:
     """The server's batches.
 
     Raises:
-        NoDataDir: it keeps none.
+        NoDataDir: the server keeps none.
     """
     return BatchStore(database_of(service))
 
 
 async def create_batch(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """Make a batch of an uploaded file; a runner finds it in the database.
+    """Make a batch from an uploaded file; a runner finds it in the database.
 
     Raises:
-        ApiError: it cannot be.
+        ApiError: it cannot be made.
     """
     batches = batches_of(service)
     request = decode(_request, body)
@@ -99,10 +99,10 @@ def _checked_metadata(given: dict[str, Any] | None) -> dict[str, str] | None:
 
 
 async def list_batches(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """The batches of the key's owner, a page of them; the newest first.
+    """A page of the batches of the key's owner, the newest first.
 
     Raises:
-        InvalidParameter: the query asks for what is none.
+        InvalidParameter: the query is not valid.
     """
     limit = page_size(record, _PAGE, MAX_PAGE)
     found, has_more = await batches_of(service).page(record.key_id, record.query.get("after"), limit)
@@ -114,16 +114,16 @@ async def show_batch(service: Service, record: RequestRecord, body: bytes) -> Re
     """A batch as it is now.
 
     Raises:
-        BatchNotFound: it is not there.
+        BatchNotFound: there is no such batch.
     """
     return Reply(msgspec.json.encode(await batches_of(service).get(record.key_id, record.argument)))
 
 
 async def cancel_batch(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """Ask for a batch's end. What has been answered until then will be in its files.
+    """Cancel a batch. Its files will have the lines that were answered by then.
 
     Raises:
-        BatchNotFound: it is not there.
-        BatchIsOver: it has ended.
+        BatchNotFound: there is no such batch.
+        BatchIsOver: the batch has ended.
     """
     return Reply(msgspec.json.encode(await batches_of(service).cancel(record.key_id, record.argument)))

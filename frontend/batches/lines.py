@@ -1,4 +1,4 @@
-"""The lines of an input file: checked all before the first one runs, and read again one by one when they do."""
+"""The lines of an input file: all are checked before the first one runs, and each is read again when it runs."""
 
 from collections.abc import Callable, Collection, Iterator
 from hashlib import sha256
@@ -12,14 +12,14 @@ from penstock.frontend.json_size import JsonSize, TooManyValuesError
 
 MAX_LINES = 50_000
 MAX_ERRORS = 50
-"""Of a file that is told about; more would not help anybody."""
+"""How many errors of a file are reported; more would not help."""
 
 _MAX_CUSTOM_ID = 512  # characters
 _line = msgspec.json.Decoder(Line)
 
 
 class _Body(msgspec.Struct):
-    """What is looked at before a request runs."""
+    """The fields of a body that are checked before the request runs."""
 
     model: str | None = None
     stream: bool | None = None
@@ -31,14 +31,14 @@ _body = msgspec.json.Decoder(_Body)
 class NumberedLine(NamedTuple):
     """A line of a valid file."""
 
-    number: int  # from 1, empty lines counted
+    number: int  # from 1, including empty lines
     custom_id: str
     url: str
     body: bytes
 
 
 def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the text of each line that is not empty; of a longer one than allowed, only a part."""
+    """Yield the number and the text of each non-empty line; only a part of lines that are too long."""
     with path.open("rb") as file:
         number, is_rest = 0, False
         while text := file.readline(max_bytes + 1):
@@ -59,17 +59,17 @@ def valid_lines(path: Path) -> Iterator[NumberedLine]:
 def check_lines(
     path: Path, endpoints: Collection[str], max_bytes: int, is_model: Callable[[str], bool], most: int = MAX_LINES
 ) -> tuple[int, list[BatchError]]:
-    """Check a whole file; it takes long.
+    """Check a whole file, which takes long.
 
     Args:
         path: of the file.
-        endpoints: that its requests may be for.
-        max_bytes: of a line.
-        is_model: tells whether a model is served.
-        most: lines.
+        endpoints: those that requests may be for.
+        max_bytes: limit for a line.
+        is_model: returns whether a model is served.
+        most: limit for the number of lines.
 
     Returns:
-        The number of its requests, and what is wrong: if anything is, none of them may run.
+        The number of requests, and what is wrong with the file. If anything is, none of the requests may run.
     """
     errors: list[BatchError] = []
     num_lines, seen = 0, set[bytes]()

@@ -1,4 +1,4 @@
-"""What a runner counts."""
+"""The metrics of a batch runner."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ class BatchMetrics:
     def __init__(
         self, registry: CollectorRegistry, num_requests: Callable[[], float], num_batches: Callable[[], float]
     ) -> None:
-        """`num_requests` and `num_batches` tell how many are under way."""
+        """`num_requests` and `num_batches` return how many are in progress."""
         self.answered = Counter(
             "penstock_batch_requests", "Requests of batches, by their outcome.", ["outcome"], registry=registry
         )

@@ -7,9 +7,9 @@
      └────────── all have ended: gives it back
 
 Lines go through the same handlers as requests, with the rights, limits and tenant of the key that made the batch. No
-client waits for them: they are the engine's last choice (`AddRequest.is_background`), half of each limit of a key stays
-free for its other requests, and no more wait at the engine than it soon has rows for. What an answer has of chance and
-of time is drawn from the batch and the line, so that it is the same however often the line had to be started again.
+client waits for them, so the engine runs them last (`AddRequest.is_background`), half of each limit of a key stays free
+for its other requests, and no more lines wait at the engine than will soon get rows. Random values and times in an
+answer are derived from the batch and the line, so they are the same however often the line was restarted.
 """
 
 import asyncio
@@ -41,17 +41,17 @@ LEASE_SECONDS = 6.0
 LOOK_SECONDS = 0.5
 SWEEP_SECONDS = 600.0
 FAILURE_SECONDS = 10.0
-"""Before a batch is tried again whose course has broken off."""
+"""Wait before a batch that failed unexpectedly is tried again."""
 
 _ROOM_SECONDS = 0.02
-_START_SECONDS = 0.001  # between two lines: texts of others are to be read, too
+_START_SECONDS = 0.001  # between two lines, so that other requests' texts are read in between
 
 
 class BatchRunner:
     """The runner of one frontend; lives in a running event loop until `close`."""
 
     def __init__(self, service: Service, database: Database, routes: Mapping[str, Route]) -> None:
-        """`routes`: of the endpoints that lines may be for."""
+        """`routes`: the endpoints that lines may be for."""
         self._service = service
         self._database = database
         self._batches = batches_of(service)
@@ -59,16 +59,16 @@ class BatchRunner:
         self._name = secrets.token_hex(8)
         self._courses: dict[int, tuple[asyncio.Task[None], str]] = {}  # by the batch's number; its state at the start
         self._not_before: dict[int, float] = {}
-        self._open: dict[asyncio.Task[Any], int] = {}  # lines under way, and the numbers of their batches
+        self._open: dict[asyncio.Task[Any], int] = {}  # lines in progress -> the numbers of their batches
         self._most_open = service.config.frontend.max_batch_requests
         self._turns = asyncio.Lock()  # batches take turns at starting lines
-        self._held_until = 0.0  # the lease, by `time.monotonic`
+        self._held_until = 0.0  # when the lease ends (`time.monotonic`)
         self._metrics = BatchMetrics(service.metrics.registry, lambda: len(self._open), lambda: len(self._courses))
         self._sender = Sender(service, routes, self._metrics.retries.inc)
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop; another frontend, or the next start, goes on."""
+        """Stop; another frontend continues, or this one after its next start."""
         self._task.cancel()
         await asyncio.wait([self._task])
         await self._stop_all()
@@ -88,13 +88,13 @@ class BatchRunner:
                 log.warning("batches cannot be looked at", reason=error.message)
             except Exception:
                 log.exception("batches cannot be looked at")
-            if self._held_until and time.monotonic() > self._held_until:  # somebody else may have it
+            if self._held_until and time.monotonic() > self._held_until:  # another frontend may have the lease
                 await self._stop_all()
                 self._held_until = 0.0
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> None:
-        """Begin what is to be begun, and stop what is to be stopped."""
+        """Start batches that should run, and stop those that should not."""
         live = await self._batches.live()
         if not live:
             if self._held_until:
@@ -159,7 +159,7 @@ class BatchRunner:
         try:
             return self._service.access.of(owner, "infer").has_spare
         except ApiError:
-            return True  # its lines are refused: the key is gone
+            return True  # the key is gone: let the lines be refused
 
     async def _answer(self, live: LiveBatch, line: NumberedLine) -> tuple[bytes, bool]:
         batch = live.batch

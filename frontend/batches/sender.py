@@ -1,4 +1,4 @@
-"""Sends the lines of batches through the handlers of their endpoints, until each has an answer that stays the same."""
+"""Sends the lines of batches through the handlers of their endpoints, until each has a final answer."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -12,16 +12,16 @@ from penstock.frontend.exchange.exchange import Exchange, Request, Route
 from penstock.frontend.exchange.replies import JSON, Reply
 
 MAX_WAITING = 8
-"""Requests that wait at the engine before no more are sent there."""
+"""If this many requests wait at the engine, no more are sent."""
 
 RETRY_SECONDS = (0.5, 30.0)
-_MAX_TRIES = 3  # of a line that the server fails on
-_NOW_AND_THEN = (429, 503)  # statuses of requests that only came at the wrong time
+_MAX_TRIES = 3  # for a line on which the server fails
+_NOW_AND_THEN = (429, 503)  # statuses of requests that only came at a bad time, and are retried without limit
 _MAY_PASS = (500, 504)
 
 
 def has_room(service: Service, num_open: int, most: int) -> bool:
-    """Whether the engine soon has a row for one more line, if so many are under way, of at most `most`."""
+    """Whether the engine will soon have a row for one more line, if `num_open` of at most `most` are in progress."""
     told = service.engine.queue.stats
     if not told or service.engine.facts is None or service.generations.is_draining:
         return False
@@ -31,10 +31,10 @@ def has_room(service: Service, num_open: int, most: int) -> bool:
 
 
 class Sender:
-    """The lines of one process. Each is sent by a task of its own."""
+    """Sends the lines of one process, each in a task of its own."""
 
     def __init__(self, service: Service, routes: Mapping[str, Route], on_retry: Callable[[], object]) -> None:
-        """`routes`: of the endpoints, by their paths. `on_retry` is called when a line is sent again."""
+        """`routes`: the endpoints, by their paths. `on_retry` is called when a line is sent again."""
         self._exchange = Exchange(service, service.access, service.metrics, 0.0)
         self._routes = routes
         self._on_retry = on_retry
@@ -44,7 +44,7 @@ class Sender:
     ) -> tuple[bytes, bool]:
         """The line's answer, as it is written into a file, and whether it is an error.
 
-        What an answer has of chance and of time follows from `batch_id`, the line's number and `created`.
+        Random values and times in the answer are derived from `batch_id`, the line's number and `created`.
         """
         name, pause, num_tries = request_id(batch_id, line.number), RETRY_SECONDS[0], 0
         while True:

@@ -1,7 +1,7 @@
 """Batches in the database: their facts, their counts, and the answers to their lines until they end.
 
-Whatever is written may be written twice, by a runner that has lost its lease without knowing it yet: an answer counts
-once, and a state changes only from those states from which it may.
+A runner that has lost its lease may not know it yet, so everything may be written twice. Therefore only a line's first
+answer counts, and a state changes only from the states that allow it.
 """
 
 import sqlite3
@@ -17,7 +17,7 @@ from penstock.frontend.errors import InvalidParameter, InvalidRequest
 from penstock.frontend.storage.database import Database
 
 MAX_LIVE = 100
-"""Batches of one owner that are not finished."""
+"""Limit for the unfinished batches of one owner."""
 
 _batch = msgspec.json.Decoder(Batch)
 _FIELDS = "facts, num_lines, num_completed, num_failed"
@@ -33,7 +33,7 @@ class BatchIsOver(InvalidRequest, status=409, code="batch_is_over"):
 
 
 class LiveBatch(NamedTuple):
-    """A batch that is not finished, and whose it is."""
+    """An unfinished batch, and its owner."""
 
     number: int
     owner: str
@@ -84,7 +84,7 @@ class BatchStore:
         return _shown(row)
 
     async def page(self, owner: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
-        """Batches of an owner, the newest first, from behind the batch `after` on; whether there are more.
+        """Batches of an owner, the newest first, after the batch `after`; and whether there are more.
 
         Raises:
             InvalidParameter: there is no batch `after`.
@@ -107,11 +107,11 @@ class BatchStore:
         return [_shown(row) for row in rows[:limit]], len(rows) > limit
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
-        """Ask for a batch's end; one that is ending already stays as it is.
+        """Ask for a batch's end; one that is already ending does not change.
 
         Raises:
-            BatchNotFound: it is not there.
-            BatchIsOver: it has ended.
+            BatchNotFound: there is no such batch.
+            BatchIsOver: the batch has ended.
         """
 
         def work(file: sqlite3.Connection) -> Batch:
@@ -148,9 +148,9 @@ class BatchStore:
         also: Callable[[sqlite3.Connection], dict[str, Any]] = lambda file: {},
         **facts: Any,
     ) -> bool:
-        """Bring a batch from one of the states `before` to another one; False if it is in none of these.
+        """Change a batch's state from one of `before` to `to`; False if it is in none of them.
 
-        `also` is done in the same transaction and returns more facts.
+        `also` is called in the same transaction, and returns more facts.
         """
 
         def work(file: sqlite3.Connection) -> bool:
@@ -184,14 +184,14 @@ class BatchStore:
         await self._database.write(work)
 
     async def answered(self, number: int) -> set[int]:
-        """The lines that have their answer."""
+        """The numbers of the lines that have an answer."""
         rows = await self._database.read(
             lambda file: file.execute("SELECT line FROM answers WHERE batch = ?", (number,)).fetchall()
         )
         return {line for (line,) in rows}
 
     async def answers(self, number: int, after: int, *, are_errors: bool) -> list[tuple[int, bytes]]:
-        """Some answers behind a line, in the order of their lines; none if there are no more."""
+        """Some answers to the lines after `after`, in order; empty if there are no more."""
         return await self._database.read(
             lambda file: file.execute(
                 "SELECT line, content FROM answers WHERE batch = ? AND line > ? AND is_error = ? "
