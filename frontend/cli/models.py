@@ -80,7 +80,7 @@ class Model(msgspec.Struct, kw_only=True):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """List all, or tell about one; returns the exit code (2: there is no such one)."""
+    """List all checkpoints, or describe one; return the exit code (2: there is no such checkpoint)."""
     parser = argparse.ArgumentParser(
         prog="penstock models",
         description="List the demo model and the checkpoints in the local cache of the Hugging Face hub: parameters, "
@@ -125,12 +125,12 @@ def _one(given: str) -> Model:
         raise ConfigError(f"no checkpoint folder at {given!r}")
     if path is None:
         raise ConfigError(f"{given} is not on this machine; `penstock serve {given}` downloads it and serves it")
-    open_checkpoint(path)  # raises where it is none
+    open_checkpoint(path)  # raises if it is not a checkpoint
     return look(path, name or given, revision or _commit(path))
 
 
 def _all() -> Iterator[Model]:
-    with suppress(ConfigError):  # it is not installed
+    with suppress(ConfigError):  # the demo model is not installed
         yield look(model_path(Config()), "penstock-demo")
     for cached in sorted(hub_cache().glob("models--*")):
         snapshots = sorted(path for path in (cached / "snapshots").glob("*") if path.is_dir())
@@ -145,7 +145,7 @@ def _commit(path: Path) -> str | None:
 
 
 def _refs(cached: Path, commit: str) -> list[str]:
-    """The branches and tags that mean a commit."""
+    """The branches and tags that point to a commit."""
     found = []
     for ref in sorted(path for path in (cached / "refs").rglob("*") if path.is_file()):
         try:
@@ -157,7 +157,7 @@ def _refs(cached: Path, commit: str) -> list[str]:
 
 
 def look(path: Path, name: str, revision: str | None = None) -> Model:
-    """What there is to know of the checkpoint at `path`. Faults of it are told, not raised."""
+    """What is known about the checkpoint at `path`. Its faults are reported in the result, not raised."""
     model = Model(name=name, path=str(path), revision=revision)
     try:
         files = part_paths(path) if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
@@ -177,7 +177,7 @@ def _read(path: Path, model: Model) -> None:
     config = None
     try:
         config = parse_model_config(checkpoint.config)
-    finally:  # what can be told of the weights, whatever the architecture
+    finally:  # describe the weights, whatever the architecture
         num_bytes = _weigh(path, model)
     model.max_model_len = config.max_model_len
     if config.quantization is not None:
@@ -211,7 +211,7 @@ def _weigh(path: Path, model: Model) -> int:
     try:
         tensors = open_checkpoint(path).tensors().values()
     except ConfigError:
-        return 0  # the check says so
+        return 0  # the check reports it
     of_types: Counter[str] = Counter()
     for tensor in tensors:
         of_types[tensor.dtype] += tensor.num_elements
@@ -224,7 +224,7 @@ def _weigh(path: Path, model: Model) -> int:
 
 
 def _typed(model: Model) -> str:
-    """What to type for it."""
+    """What to type on the command line for this model."""
     if model.revision is None or "main" in model.revision.split(", "):
         return model.name
     return f"{model.name}@{model.revision.split(', ')[0][:12]}"
@@ -292,7 +292,7 @@ def _print_one(model: Model) -> None:
 
 
 def _phrase(sentence: str) -> str:
-    """The beginning of a reason, for a table."""
+    """The beginning of a reason, short enough for a table."""
     if sentence.startswith("incomplete"):
         return "incomplete"
     phrase = _FOLDERS.sub(r"\1", sentence.split("; ")[0].split(" (")[0].split(", and ")[0])

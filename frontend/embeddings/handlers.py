@@ -1,7 +1,7 @@
 """POST /v1/embeddings
 
-Each input is a request of its own to the engine, with `Pooling` in place of sampling. It passes through what every
-request passes through (`api/run.py`): limits, truncation, deadlines, the bill.
+Each input is a separate request to the engine, with `Pooling` in place of sampling. It takes the same path as every
+other request (`api/run.py`): limits, truncation, deadlines, the bill.
 """
 
 import base64
@@ -28,13 +28,13 @@ from penstock.frontend.exchange.replies import Reply, RequestRecord, StreamReply
 from penstock.frontend.validation.common import Rules
 
 _MAX_FLOATS = 1 << 16
-"""An answer with more of them is written off the event loop."""
+"""An answer with more numbers than this is written off the event loop."""
 
 Vectors = list[bytes]
-"""fp32[k] of each input, little-endian."""
+"""One vector per input: fp32[k], little-endian."""
 
 Write = Callable[[Run, Vectors], Awaitable[bytes]]
-"""Makes an answer's body of the vectors."""
+"""Makes an answer's body from the vectors."""
 
 
 async def embedding_job(
@@ -45,7 +45,7 @@ async def embedding_job(
     *,
     max_model_len: int | None = None,
 ) -> Job:
-    """Return the job of a request in any API's words, once it is an `EmbeddingRequest`; `write` makes the answer.
+    """Return the job of a request of any API, given as an `EmbeddingRequest`; `write` makes the API's answer.
 
     `max_model_len` is a smaller context that the client asks for, in tokens.
 

@@ -11,7 +11,7 @@ from penstock.frontend.validation.completion import valid_prompts
 from penstock.ipc.messages import Pooling, Sampling
 
 MAX_INPUTS = 2048
-"""As OpenAI."""
+"""OpenAI's limit."""
 
 _NOTHING_SAMPLED = Sampling(temperature=0.0)
 

@@ -14,7 +14,7 @@ from penstock.frontend.files.store import FileStore, Limits, NewFile, database_o
 
 MAX_PAGE = 10_000
 MIN_SECONDS, MAX_SECONDS = 3600, 30 * 24 * 3600
-"""Of a file's life, if it is limited."""
+"""Limits for a file's lifetime, if it has one."""
 
 _MAX_FIELD_BYTES = 256
 _MAX_NAME = 255  # characters
@@ -25,7 +25,7 @@ def files_of(service: Service) -> FileStore:
     """The server's files.
 
     Raises:
-        NoDataDir: it keeps none.
+        NoDataDir: the server keeps none.
     """
     return FileStore(database_of(service), Limits.of(service.config.frontend))
 
@@ -64,7 +64,7 @@ async def upload_file(service: Service, record: RequestRecord, upload: Upload) -
 
 
 def _name(given: str | None) -> str:
-    """Only a name to be shown: no path, no control characters."""
+    """A name that is only shown: without path and control characters."""
     name = (given or "upload").replace("\\", "/").rpartition("/")[2]
     return "".join(char for char in name if char.isprintable())[:_MAX_NAME] or "upload"
 
@@ -89,7 +89,7 @@ def checked_lifetime(field: str, seconds: int) -> int:
     """Return the seconds after which a file expires.
 
     Raises:
-        InvalidParameter: that is too soon, or too late.
+        InvalidParameter: the time is too short or too long.
     """
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
         raise InvalidParameter(
@@ -99,10 +99,10 @@ def checked_lifetime(field: str, seconds: int) -> int:
 
 
 async def list_files(service: Service, record: RequestRecord, body: bytes) -> Reply:
-    """The files of the key's owner, a page of them; the newest first.
+    """A page of the files of the key's owner, the newest first.
 
     Raises:
-        InvalidParameter: the query asks for what is none.
+        InvalidParameter: the query is not valid.
     """
     limit = page_size(record, MAX_PAGE, MAX_PAGE)
     order = record.query.get("order", "desc")
@@ -119,7 +119,7 @@ def page_size(record: RequestRecord, default: int, most: int) -> int:
     """The query's `limit`.
 
     Raises:
-        InvalidParameter: it is no number from 1 to `most`.
+        InvalidParameter: it is not a number from 1 to `most`.
     """
     given = record.query.get("limit", str(default))
     if not (_NUMBER.fullmatch(given) and 1 <= int(given) <= most):

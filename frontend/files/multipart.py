@@ -1,4 +1,4 @@
-"""A form (multipart/form-data, RFC 7578), read piece by piece: a file in it is never held as a whole.
+"""Reads a form (multipart/form-data, RFC 7578) piece by piece: a file in it is never held as a whole.
 
 body ──▶ [ delimiter | head | content of a part ] [ delimiter | head | content ] ... [ delimiter -- ]
 """
@@ -16,7 +16,7 @@ _MAX_BOUNDARY = 70  # characters; RFC 2046
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One field of a form; its content is read before the next part is asked for."""
+    """One field of a form; read its content before the next part."""
 
     name: str
     filename: str | None  # None: not a file
@@ -26,7 +26,7 @@ class Part:
         """The content of a short field.
 
         Raises:
-            MalformedBody: it is longer, or not UTF-8.
+            MalformedBody: the content is longer, or not UTF-8.
         """
         content = b""
         async for piece in self.pieces:
@@ -43,32 +43,32 @@ class FormReader:
     """Reads one form."""
 
     def __init__(self, content_type: str, next_piece: Callable[[], Awaitable[bytes]]) -> None:
-        """`next_piece` gives what has come of the body; nothing at its end.
+        """`next_piece` returns the next bytes of the body; empty at its end.
 
         Raises:
-            MalformedBody: the type names no boundary.
+            MalformedBody: the content type names no boundary.
         """
         boundary = _parameter(content_type, "boundary") or ""
         if not 0 < len(boundary) <= _MAX_BOUNDARY or not boundary.isascii():
             raise MalformedBody(f"Content-Type must name a boundary of at most {_MAX_BOUNDARY} characters")
         self._delimiter = b"\r\n--" + boundary.encode()
         self._next_piece = next_piece
-        self._held = bytearray(b"\r\n")  # so that the first delimiter is like all others
-        self._is_content = True  # of a part, or what comes before the first one
+        self._held = bytearray(b"\r\n")  # so that the first delimiter looks like all others
+        self._is_content = True  # the next bytes belong to a part, or come before the first one
 
     async def parts(self) -> AsyncIterator[Part]:
         """All parts, in order.
 
         Raises:
-            MalformedBody: it is not a form, or has too many parts.
+            MalformedBody: the body is not a form, or has too many parts.
         """
         num_parts = 0
         while True:
-            async for _ in self._content():  # what nobody has read
+            async for _ in self._content():  # skip what was not read
                 pass
             ending = await self._take(2)
             if ending == b"--":
-                while await self._more():  # what follows the form has no meaning
+                while await self._more():  # bytes after the form have no meaning
                     self._held.clear()
                 return
             num_parts += 1
@@ -93,7 +93,7 @@ class FormReader:
                 raise MalformedBody("the form ends in the middle")
 
     async def _head(self) -> bytes:
-        """From the end of a delimiter's line to the empty line."""
+        """A part's head: from the end of the delimiter's line to the empty line."""
         while (at := self._held.find(b"\r\n\r\n")) < 0:
             if len(self._held) > _MAX_HEAD_BYTES:
                 raise MalformedBody(f"the head of a part may have at most {_MAX_HEAD_BYTES} bytes")
@@ -116,7 +116,7 @@ class FormReader:
 
 
 def _read_head(head: bytes) -> tuple[str, str | None]:
-    """The name of a part, and that of its file."""
+    """The name of a part, and the name of its file."""
     for line in head.decode("utf-8", "replace").split("\r\n"):
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-disposition":

@@ -1,9 +1,9 @@
 """Files: their names and sizes in the database, their bytes in the folder `files` beside it.
 
-    upload ──▶ files/.<id>.part ──▶ files/<id> ──▶ a row in the database: now it is there
-    delete ──▶ no row any more ──▶ no file
+    upload ──▶ files/.<id>.part ──▶ files/<id> ──▶ a row in the database: now the file exists
+    delete ──▶ the row is removed ──▶ the bytes are removed
 
-So a row always has its file, and whatever a dead process left without a row is removed later (`sweep`).
+So a row always has its file, and files that a dead process left without a row are removed later (`sweep`).
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from penstock.frontend.files.shapes import FileObject
 from penstock.frontend.storage.database import Database, StorageFull, is_disk_full
 
 PIECE_BYTES = 256 << 10
-"""What is read or written at a time."""
+"""How much is read or written at a time."""
 
 _ORPHAN_SECONDS = 3600.0
-"""After which a file without a row belongs to no upload that goes on."""
+"""After this time, a file without a row cannot belong to an upload in progress."""
 
 _FIELDS = "id, num_bytes, created_at, filename, purpose, expires_at"
 
@@ -59,7 +59,7 @@ def database_of(service: Service) -> Database:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an owner may have."""
+    """Limits for one owner's files."""
 
     max_file_bytes: int
     max_files: int
@@ -67,12 +67,12 @@ class Limits:
 
     @classmethod
     def of(cls, options: FrontendOptions) -> "Limits":
-        """Those that the options set."""
+        """The limits that the options set."""
         return cls(options.max_file_bytes, options.max_files, options.max_files_bytes)
 
 
 class NewFile:
-    """A file that is being written; it is there once `FileStore.add` has taken it. Discard it on every other path."""
+    """A file that is being written; it exists once `FileStore.add` has taken it. Discard it on every other path."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.id = f"file-{secrets.token_hex(12)}"
@@ -83,10 +83,10 @@ class NewFile:
         self._file: int | None = None
 
     async def write(self, piece: bytes) -> None:
-        """Add to its end.
+        """Append to the file.
 
         Raises:
-            BodyTooLarge: it becomes too large.
+            BodyTooLarge: the file becomes too large.
             StorageFull: the disk is full.
         """
         self.num_bytes += len(piece)
@@ -119,13 +119,13 @@ class NewFile:
             raise
 
     def close(self) -> None:
-        """No more is written."""
+        """Close the file: nothing more will be written."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def discard(self) -> None:
-        """Remove it. Idempotent; no harm once it was taken."""
+        """Remove the file. Idempotent; harmless once the file was taken."""
         self.close()
         with suppress(FileNotFoundError):
             self.path.unlink()
@@ -140,7 +140,7 @@ class FileStore:
         self._folder = database.folder / "files"
 
     async def begin(self) -> NewFile:
-        """Begin to write a file of a client."""
+        """Begin to write a client's file."""
         await asyncio.to_thread(self._folder.mkdir, mode=0o700, exist_ok=True)
         return NewFile(self._folder, self._limits.max_file_bytes)
 
@@ -150,10 +150,10 @@ class FileStore:
         return NewFile(self._folder, 0)
 
     async def add(self, new: NewFile, owner: str, filename: str, seconds: int | None) -> FileObject:
-        """A client's file has been written: from now on it is there, for so many seconds, or until it is deleted.
+        """Publish a client's file that has been written; it stays for this many seconds, or until it is deleted.
 
         Raises:
-            InvalidRequest: its owner would have too many files, or too many bytes.
+            InvalidRequest: the owner would have too many files, or too many bytes.
         """
         await new.flush()
         limits = self._limits
@@ -176,10 +176,10 @@ class FileStore:
     def take(
         self, file: sqlite3.Connection, new: NewFile, owner: str, filename: str, purpose: str, seconds: int | None
     ) -> FileObject:
-        """In a transaction, make a written file one of the owner's."""
+        """Within a transaction, make a written file one of the owner's."""
         new.close()
         now = int(time.time())
-        if new.path.exists():  # not so if an earlier transaction could not be committed
+        if new.path.exists():  # false if an earlier transaction moved it, but could not be committed
             new.path.rename(self._folder / new.id)
         row = (new.id, new.num_bytes, now, filename, purpose, None if seconds is None else now + seconds)
         file.execute(f"INSERT INTO files ({_FIELDS}, owner) VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, owner))
@@ -204,7 +204,7 @@ class FileStore:
     async def page(
         self, owner: str, purpose: str | None, after: str | None, limit: int, *, newest_first: bool
     ) -> tuple[list[FileObject], bool]:
-        """Files of an owner, by their age, from behind the file `after` on; whether there are more.
+        """Files of an owner, by age, after the file `after`; and whether there are more.
 
         Raises:
             InvalidParameter: there is no file `after`.
@@ -248,11 +248,11 @@ class FileStore:
         await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
 
     def path(self, file_id: str) -> Path:
-        """Where the bytes of a file are that is there."""
+        """The path of an existing file's bytes."""
         return self._folder / file_id
 
     async def content(self, file_id: str) -> AsyncGenerator[bytes, None]:
-        """The bytes of a file that is there, in pieces."""
+        """The bytes of an existing file, in pieces."""
         opened = self.path(file_id).open("rb")
         try:
             while piece := await asyncio.to_thread(opened.read, PIECE_BYTES):
@@ -261,7 +261,7 @@ class FileStore:
             opened.close()
 
     async def sweep(self) -> None:
-        """Remove what has expired, unless a batch still reads it, and what dead processes have left."""
+        """Remove expired files, except those that a batch still reads, and what dead processes have left."""
         now = time.time()
 
         def work(file: sqlite3.Connection) -> tuple[set[str], set[str]]:

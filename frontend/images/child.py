@@ -1,9 +1,9 @@
 """The process that reads images: `python -m penstock.frontend.images.child MODEL MAX_FILE_BYTES PARENT`.
 
-An image is written by a client, for decoders in C: reading it may crash, take for ever, or more memory than there is.
-Hence this process, whose memory and time are bounded (see `child_pool.py`).
-[file, its size, target, max_pixels, is_low, max_bytes] is answered with [kind of error, error, image]: `file` holds the
-image as it was sent, and its pixel values are written to `target`, both in shared memory. The image is told as
+Images come from clients, and decoders are written in C: reading an image may crash, take for ever, or need more memory
+than there is. Hence this process, whose memory and time are limited (see `child_pool.py`).
+[file, its size, target, max_pixels, is_low, max_bytes] is answered with [kind of error, error, image]: `file` has the
+image as it was sent, and its pixel values are written to `target`, both in shared memory. The image is described as
 [key in hex, placeholder, number of bytes, tensors: [name, dtype, shape, offset] each].
 """
 
@@ -20,10 +20,10 @@ from penstock.frontend.text.child_pool import answer, limit_resources
 from penstock.ipc import process, shared_files
 
 _PRIORITY = 5
-"""As `nice`: text comes first."""
+"""The process's niceness: text comes first."""
 
 ALIGNMENT = 64
-"""Tensors begin at multiples of so many bytes."""
+"""Tensors begin at multiples of this many bytes."""
 
 
 def main(argv: list[str]) -> int:
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     limit_resources(int(max_file_bytes))
     os.nice(_PRIORITY)
     sys.modules["torch"] = None  # type: ignore[assignment]  # as if there were none: 80 MB instead of 400, and sooner
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would say that there is no torch
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn that there is no torch
     try:
         try:
             from penstock.frontend.images.decode import ImageRefusedError, decode

@@ -1,8 +1,8 @@
-"""From the bytes of a file to an image, in the process that may crash of it.
+"""Decodes a file's bytes into an image, in a process that may crash.
 
-Whatever can be told from the head of a file is checked before a pixel is decoded. Everything else is as transformers
-loads an image (turned as its EXIF data says, transparent parts on white), but for two things: grey values of 16 bits
-are scaled to 8, where Pillow would cut off all above 255, and animations are refused: a model would see one frame.
+Whatever the head of a file tells is checked before a pixel is decoded. Images are loaded as in transformers (turned as
+the EXIF data says, transparent parts on white), with two exceptions: 16-bit grey values are scaled to 8 bits, while
+Pillow would clip all above 255; and animations are refused, because a model would see only one frame.
 """
 
 import io
@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image, ImageOps
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-"""Those that OpenAI's API takes; each further decoder is one more that could be attacked."""
+"""The formats of OpenAI's API; each further decoder would be one more to attack."""
 
 LOW_DETAIL = 512
-"""With `detail: low` an image is shrunk until neither side is longer."""
+"""With `detail: low`, an image is shrunk until neither side is longer than this."""
 
 _STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF")
 _OTHER_KINDS = (
@@ -25,27 +25,27 @@ _OTHER_KINDS = (
 )  # fmt: skip
 _IN_BOXES = {b"avif": "an AVIF image", b"heic": "a HEIC image", b"heix": "a HEIC image", b"mif1": "a HEIF image"}
 
-Image.MAX_IMAGE_PIXELS = None  # what Pillow would allow by itself is checked here, with the server's own limit
+Image.MAX_IMAGE_PIXELS = None  # checked here instead, with the server's own limit
 
 
 class ImageRefusedError(ValueError):
-    """A file is no image that can be shown to the model; the message says why, for a sentence that begins elsewhere."""
+    """A file is not an image that the model can be shown; the message ends a sentence that begins elsewhere."""
 
 
 def decode(data: bytes, *, max_pixels: int, is_low: bool = False) -> Image.Image:
     """The image in a file, in RGB; `is_low`: shrunk as `detail: low` asks.
 
     Raises:
-        ImageRefusedError: it is none, or too large, or damaged.
+        ImageRefusedError: the file is not an image, or too large, or damaged.
     """
     if not data:
         raise ImageRefusedError("it is empty")
-    _check_size(*_webp_size(data), max_pixels)  # Pillow makes room for its pixels when it opens one
+    _check_size(*_webp_size(data), max_pixels)  # Pillow allocates a WebP's pixels when it opens the file
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except MemoryError:
         raise
-    except Exception as error:  # decoders raise whatever they like
+    except Exception as error:  # decoders raise errors of any type
         if data.startswith(_STARTS):
             raise ImageRefusedError(f"it is damaged: {_said(error)}") from None
         kind = _kind(data) or "not an image"
@@ -86,7 +86,7 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 def _in_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I"):  # 16 bits, whatever the order of their bytes
+    if image.mode.startswith("I"):  # 16 bits, in either byte order
         values = np.asarray(image).astype(np.int64) // 257
         image = Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
     if "A" in image.getbands() or image.info.get("transparency") is not None:
@@ -97,7 +97,7 @@ def _in_rgb(image: Image.Image) -> Image.Image:
 
 
 def _kind(data: bytes) -> str | None:
-    """What a file seems to be, if that is known and no image that is read."""
+    """What a file seems to be, if that is known and not a supported image."""
     head = data[:256].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if data[4:8] == b"ftyp":
         return _IN_BOXES.get(data[8:12].lower(), "a video, or an image of another kind")
@@ -105,7 +105,7 @@ def _kind(data: bytes) -> str | None:
 
 
 def _said(error: Exception) -> str:
-    """A decoder's words, without what is nobody's business."""
+    """A decoder's message, without details that clients should not see."""
     said = str(error).partition("\n")[0]
     if not said or any(sign in said for sign in ("/", "<", "cannot identify")):
         return "its head makes no sense"

@@ -1,8 +1,8 @@
-"""What stands for an image in a prompt, by families, as transformers' processors write it.
+"""The placeholders of images in prompts, by family of models, as transformers' processors write them.
 
 A chat template writes a mark for each image. The processor replaces the mark by a text with many image tokens, whose
-number depends on the image. Here that text has one image token for each run of them, and the lengths of the runs: the
-token stands alone whatever its neighbours are, so runs can be made longer once the text is tokenized.
+number depends on the image. Here that text has a single image token for each run, and the lengths of the runs are kept
+beside it. An image token never joins with its neighbours, so runs can be expanded once the text is tokenized.
 """
 
 import math
@@ -17,13 +17,13 @@ from penstock.core.checkpoint.vision.views import WholeThenTiles
 from penstock.frontend.images.processor_files import ProcessorFiles
 
 Outputs = Mapping[str, np.ndarray]
-"""What an image processor makes of one image, by name."""
+"""The outputs of an image processor for one image, by name."""
 
 
 class Placeholder(NamedTuple):
-    """What stands for one image."""
+    """The placeholder of one image."""
 
-    text: str  # with one image token for each run
+    text: str  # has one image token for each run
     runs: tuple[int, ...]
     grid: tuple[int, ...]  # as the vision tower needs it: patches (time, height, width), or sizes
 
@@ -32,10 +32,10 @@ class Placeholder(NamedTuple):
 class ImageFamily:
     """How images get into the prompts of one model."""
 
-    mark: str  # what its chat template writes for an image
-    token: str  # at whose places the tower's outputs go
+    mark: str  # what the chat template writes for an image
+    token: str  # the image token, which the tower's outputs replace
     processor: str  # the class that makes pixel values
-    settings: Mapping[str, Any]  # of this class, as the checkpoint has them
+    settings: Mapping[str, Any]  # of this class, from the checkpoint
     placeholder: Callable[[Outputs], Placeholder]
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of each call
 
@@ -161,7 +161,7 @@ _PROCESSORS = {
 
 
 def _processor_class(said: ProcessorFiles) -> str:
-    """The checkpoint's, by its own word or by its architecture; empty: it takes no images that we know."""
+    """The processor's class, as the checkpoint names it or by its architecture; empty: none that we know."""
     architecture = next(iter(said.config.get("architectures") or []), "")
     usual = _PROCESSORS.get(architecture, "")
     if usual == "LlavaProcessor" and said.vision.get("model_type") == "pixtral":
@@ -171,10 +171,10 @@ def _processor_class(said: ProcessorFiles) -> str:
 
 
 def image_family_of(checkpoint: Checkpoint) -> ImageFamily | None:
-    """How images get into the prompts of a checkpoint's model; None: it takes none, or none that we know.
+    """How images get into the prompts of a checkpoint's model; None: it takes no images, or in no way that we know.
 
     Raises:
-        ConfigError: a setting of its processor makes no sense.
+        ConfigError: a setting of the processor makes no sense.
     """
     said = ProcessorFiles(checkpoint)
     make = _FAMILIES.get(_processor_class(said))

@@ -1,8 +1,8 @@
-"""Images at http(s) addresses: from named hosts only, and never from a private address.
+"""Fetches images at http(s) addresses: only from allowed hosts, and never from a private address.
 
 A name is resolved once, and the connection goes to one of the addresses that were checked, so a name cannot point
-elsewhere between check and use. A redirect is a new address with the same checks. Address and connection are understood
-by one parser (yarl, which aiohttp uses); what parsers are known to disagree about is refused.
+elsewhere between check and use. A redirect is a new address with the same checks. The same parser (yarl, which aiohttp
+uses) reads the address for the check and for the connection. URLs that parsers are known to disagree about are refused.
 """
 
 import asyncio
@@ -20,24 +20,24 @@ MAX_REDIRECTS = 3
 MAX_ADDRESS = 2048
 _PORTS = {"http": 80, "https": 443}
 _ODD = re.compile(r"[\x00-\x20\\\x7f-\uffff]")
-"""Blanks, backslashes, control characters and what is not ASCII."""
+"""Spaces, backslashes, control characters, and everything outside ASCII."""
 
 _MOVED = frozenset((301, 302, 303, 307, 308))
 _EMBEDDING = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96", "::/96")))
-"""IPv6 networks whose last 32 bits are an IPv4 address, which somebody translates."""
+"""IPv6 networks whose last 32 bits are an IPv4 address, to which a gateway may translate them."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class FetchRefusedError(ValueError):
-    """An image is not fetched, or could not be; the message is one sentence."""
+    """An image may not be fetched, or could not be; the message is one sentence."""
 
 
 class ImageFetcher:
     """Fetches images; lives in a running event loop until `close`."""
 
     def __init__(self, hosts: tuple[str, ...], *, max_bytes: int, seconds: float, max_connections: int = 16) -> None:
-        """`hosts` are names, with a port if it is not the usual one; *.name stands for all below a name."""
+        """`hosts` are names, with a port if it is not the usual one; *.name means all subdomains of a name."""
         self._hosts = tuple(host.lower() for host in hosts)
         self._max_bytes = max_bytes
         self._seconds = seconds
@@ -49,7 +49,7 @@ class ImageFetcher:
         """The address, if images may be fetched from it.
 
         Raises:
-            FetchRefusedError: they may not.
+            FetchRefusedError: images may not be fetched from it.
         """
         if not self._hosts:
             raise FetchRefusedError("images are not fetched from addresses here; send them as data: URLs in base64")
@@ -78,7 +78,7 @@ class ImageFetcher:
         """The bytes at an address.
 
         Raises:
-            FetchRefusedError: they are not fetched, too many, too slow, or there are none.
+            FetchRefusedError: fetching is not allowed, or fails, or there are too many bytes, or they come too slowly.
         """
         self.check(address)
         try:
@@ -110,7 +110,7 @@ class ImageFetcher:
         raise FetchRefusedError(f"the address leads on more than {MAX_REDIRECTS} times")
 
     async def _addresses(self, url: URL) -> list[str]:
-        """Where the host of an address is; all of its addresses are public."""
+        """The IP addresses of a URL's host, all of which are public."""
         host = url.raw_host or ""
         try:
             found = [host] if _is_literal(host) else await self.resolve(host, url.port or 0)
@@ -138,7 +138,7 @@ class ImageFetcher:
 
 
 class _Known(AbstractResolver):
-    """Answers with addresses that are known already."""
+    """A resolver that answers with addresses that were resolved before."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._addresses = addresses
@@ -153,17 +153,17 @@ class _Known(AbstractResolver):
         ]  # fmt: skip
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name."""
+    """The IP addresses of a name."""
     found: list[Any] = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]).partition("%")[0] for *_, address in found))
 
 
 def is_public(address: str) -> bool:
-    """Whether an address belongs to the Internet at large: not to this machine, its networks, or nobody."""
+    """Whether an address is public: not this machine's, not of a private network, and not reserved."""
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)

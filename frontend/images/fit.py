@@ -1,6 +1,6 @@
-"""Whether a checkpoint's processor makes of images what its vision tower takes, as far as their files tell.
+"""Checks that a checkpoint's image processor produces what its vision tower takes, as far as the files tell.
 
-Where they do not fit, every request with an image would fail.
+If they do not fit, every request with an image would fail.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ _WITHOUT_CROPS = ("Gemma3ImageProcessor", "SiglipImageProcessor")
 
 
 class _Pair(NamedTuple):
-    """What a file says, and what the tower needs."""
+    """A value in a file, and the value that the tower needs."""
 
     file: str
     field: str
@@ -30,10 +30,10 @@ class _Pair(NamedTuple):
 
 
 def check_fit(checkpoint: Checkpoint, family: ImageFamily, image_token_id: int, vision: Vision) -> None:
-    """Compare them. `image_token_id`: of the family's token, by the tokenizer.
+    """Compare processor and tower. `image_token_id`: the tokenizer's id of the family's image token.
 
     Raises:
-        ConfigError: they do not fit; it names the file and the field.
+        ConfigError: they do not fit; the message names the file and the field.
     """
     if image_token_id != vision.image_token:
         raise ConfigError(
@@ -87,7 +87,7 @@ def _of_tiles(said: ProcessorFiles, image_class: str, vision: TileVision) -> Ite
 
 
 def _of_plain_tiles(said: ProcessorFiles, vision: TileVision) -> Iterator[_Pair]:
-    """Tiles of which each patch is an embedding."""
+    """Checks for tiles of which each patch becomes an embedding."""
     patch = said.patch_size()
     if not patch or vision.tile // patch != vision.tile // vision.patch:
         yield _Pair(_PROCESSOR_FILE, "patch_size", patch, vision.patch)
@@ -102,7 +102,7 @@ def _of_plain_tiles(said: ProcessorFiles, vision: TileVision) -> Iterator[_Pair]
 
 
 def _size_of_pictures(image: Mapping[str, Any], image_class: str, vision: TileVision) -> tuple[str, list[Any] | None]:
-    """What the processor makes of all pictures, [height, width], and the field that says so; None if they differ."""
+    """The field with the size of all processed pictures, and that size ([height, width]); None if sizes differ."""
     if isinstance(vision.views, TilesThenWhole):
         longest = (image.get("max_image_size") or {"longest_edge": 364}).get("longest_edge")
         return "max_image_size", [longest, longest]

@@ -1,7 +1,7 @@
 """The checkpoint's image processor: transformers' own code over Pillow and numpy, without torch.
 
-Only the process of `child.py` loads this. transformers' processors have a form that needs neither torch nor
-torchvision; that one is used where they are installed, too: what it computes does not depend on what else there is.
+Only the process of `child.py` loads this. transformers' processors have a variant that needs neither torch nor
+torchvision. It is used even if they are installed, so that results do not depend on what is installed.
 """
 
 import hashlib
@@ -30,21 +30,21 @@ _MODULES = {
 
 
 class ProcessedImage(NamedTuple):
-    """What an image is for the engine."""
+    """An image in the form that the engine gets."""
 
-    key: bytes  # 32 bytes: equal for images that the tower cannot tell apart
+    key: bytes  # 32 bytes: equal for images with equal inputs to the tower
     placeholder: Placeholder
-    tensors: dict[str, np.ndarray]  # what the tower gets
+    tensors: dict[str, np.ndarray]  # the tower's inputs
 
 
 class ImageProcessor:
-    """Makes pixel values of images, one at a time."""
+    """Computes the pixel values of images, one at a time."""
 
     def __init__(self, family: ImageFamily) -> None:
         """Load transformers' class.
 
         Raises:
-            ConfigError: the checkpoint's class is not known, or does not take its settings.
+            ConfigError: the checkpoint's class is unknown, or does not accept the checkpoint's settings.
         """
         self._family = family
         name = family.processor
@@ -55,7 +55,7 @@ class ImageProcessor:
             self._process = getattr(module, f"{name}Pil").from_dict(dict(family.settings))
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ConfigError(f"preprocessor_config.json: {name} does not take it: {error}") from None
-        self._is_nested = _MODULES[name] in ("idefics3", "smolvlm")  # it wants the images of each text in a list
+        self._is_nested = _MODULES[name] in ("idefics3", "smolvlm")  # it takes a list of images for each text
 
     def process(self, image: Image.Image) -> ProcessedImage:
         """An image's pixel values and placeholder.
@@ -78,7 +78,7 @@ class ImageProcessor:
 
 
 def _plain(values: np.ndarray) -> np.ndarray:
-    """The values as they travel: fp32 in a row, or numbers as they are."""
+    """The values as they are sent: contiguous, floating-point ones as fp32, others as they are."""
     return np.ascontiguousarray(values, np.float32 if values.dtype.kind == "f" else values.dtype)
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its processor, wherever it is written."""
+"""What a checkpoint's files say about its image processor, wherever they say it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from penstock.core.config import ConfigError
 
 
 class ProcessorFiles:
-    """See above."""
+    """The files' settings, and the questions that are asked about them."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.config = checkpoint.config
@@ -25,7 +25,7 @@ class ProcessorFiles:
         return found if isinstance(found, dict) else {}
 
     def token(self, name: str, usual: str) -> str:
-        """A token's text, under one of the names that files have for it."""
+        """A token's text, from whichever file has it."""
         extra = self.tokens.get("extra_special_tokens")
         named = extra if isinstance(extra, dict) else {}
         for found in (named.get(name), self.tokens.get(name), self.processor.get(name)):
@@ -36,7 +36,7 @@ class ProcessorFiles:
         return usual
 
     def number(self, name: str, usual: Any) -> int:
-        """A count of the processor's; `usual` where it says none."""
+        """A number in the processor's file; `usual` if it has none."""
         found = self.processor.get(name)
         found = usual if found is None else found
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
@@ -47,7 +47,7 @@ class ProcessorFiles:
         return self.number("patch_size", self.vision.get("patch_size"))
 
     def resolutions(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of pixels that are cut into tiles."""
+        """Sizes (rows, columns) in pixels of pictures that are cut into tiles."""
         found = self.image.get("image_grid_pinpoints") or self.config.get("image_grid_pinpoints") or []
         try:
             return tuple((int(rows), int(columns)) for rows, columns in found)
@@ -60,21 +60,21 @@ class ProcessorFiles:
         return (said or "default") == "default"
 
     def merged_patches(self) -> int:
-        """On the side of a square that becomes one token of Pixtral's."""
+        """Pixtral: patches on each side of the square that becomes one token."""
         return self.number("spatial_merge_size", self.config.get("spatial_merge_size") or 1)
 
     def num_more_tokens(self) -> int:
-        """Of a tile of LLaVA's, beside those of its patches."""
+        """LLaVA: tokens of a tile in addition to those of its patches."""
         return self.number("num_additional_image_tokens", 0)
 
     def tokens_of_tile(self) -> int:
-        """Of Idefics3's."""
+        """Idefics3: tokens of a tile."""
         return self.number("image_seq_len", 169)
 
     def tokens_of_gemma(self) -> int:
-        """Of a picture of Gemma 3's."""
+        """Gemma 3: tokens of a picture."""
         return self.number("image_seq_length", self.config.get("mm_tokens_per_image") or 256)
 
     def image_class(self, usual: str) -> str:
-        """The class that makes pixel values."""
+        """The name of the class that computes pixel values."""
         return str(self.image.get("image_processor_type") or usual).removesuffix("Fast").removesuffix("Pil")

@@ -12,14 +12,14 @@ class Span(NamedTuple):
 
     start: int
     length: int
-    num_embeddings: int  # image tokens among these
+    num_embeddings: int  # image tokens among these positions
 
 
 def check_marks(text: str, mark: str, num_images: int) -> None:
     """Check that a chat template has written a mark for each image.
 
     Raises:
-        InvalidRequest: it has not.
+        InvalidRequest: it has written more or fewer.
     """
     if (num_marks := text.count(mark)) != num_images:
         raise InvalidRequest(
@@ -28,7 +28,7 @@ def check_marks(text: str, mark: str, num_images: int) -> None:
 
 
 def with_placeholders(text: str, mark: str, placeholders: Sequence[Placeholder]) -> str:
-    """The text of a chat template, each mark in it replaced by the placeholder of its image."""
+    """A chat template's text in which each mark is replaced by its image's placeholder."""
     parts = text.split(mark)
     filled = [parts[0]]
     for placeholder, part in zip(placeholders, parts[1:], strict=True):
@@ -39,10 +39,10 @@ def with_placeholders(text: str, mark: str, placeholders: Sequence[Placeholder])
 def expanded(
     token_ids: list[int], image_token_id: int, placeholders: Sequence[Placeholder]
 ) -> tuple[list[int], list[Span]]:
-    """The token ids with every image token as often as its run is long, and where each image is then.
+    """The token ids, with every image token repeated to the length of its run, and where each image is then.
 
     Raises:
-        InvalidRequest: there is not one image token for each run.
+        InvalidRequest: the number of image tokens is not the number of runs.
     """
     if token_ids.count(image_token_id) != sum(len(placeholder.runs) for placeholder in placeholders):
         raise InvalidRequest("the messages spell the token that stands for images", param="messages")

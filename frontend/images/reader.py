@@ -1,9 +1,9 @@
-"""Images of requests, read off the event loop, and what is kept of them in shared memory.
+"""Reads the images of requests off the event loop, and keeps their pixel values in shared memory.
 
     source --base64, or fetched--> file --a process that can be killed--> pixel values in a segment --> engine
 
-A segment is held by the requests that use it. Afterwards it is kept until its room is needed: most conversations send
-their images again with each turn. Equal images that are read at the same time are read once.
+A segment is held by the requests that use it. Afterwards it is kept until its space is needed, because most
+conversations send their images again with each turn. Equal images that arrive at the same time are read once.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ from penstock.ipc.shared_files import NoRoomError, SharedFiles
 log = structlog.get_logger()
 
 MAX_READ_SECONDS = 20.0
-"""For decoding one image and making its pixel values; large ones take half a second."""
+"""Time limit for decoding one image and computing its pixel values; large ones take half a second."""
 
 _NUM_PROCESSES = 2
-_NUM_FILES = 8  # images that wait for a process, or are in one; the others wait in their requests
-_PARTS = 8  # of the memory for pixel values: as much as one image may take
-_SLICE = 1 << 18  # base64 is decoded in pieces: other threads wait for each of them
+_NUM_FILES = 8  # images that wait for a process, or are in one; others wait in their requests
+_PARTS = 8  # one image may take this fraction (1/8) of the memory for pixel values
+_SLICE = 1 << 18  # base64 is decoded in pieces of this size, because other threads wait for each piece
 
 
 class Pixels(NamedTuple):
-    """What the tower gets of an image: tensors in a file."""
+    """The tower's inputs for an image: tensors in a file."""
 
     segment: str  # name of a shared file
     num_bytes: int
@@ -48,7 +48,7 @@ class Pixels(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadImage:
-    """An image that the engine can be told of."""
+    """An image that is ready to be sent to the engine."""
 
     key: bytes
     placeholder: Placeholder
@@ -75,13 +75,13 @@ class ImageHold:
         self._is_released = False
 
     def take(self, entry: _Entry) -> None:
-        """Hold one more."""
+        """Hold one more image."""
         if not self._is_released:
             entry.num_holders += 1
             self._entries.append(entry)
 
     def release(self) -> None:
-        """Hold none any more. Idempotent."""
+        """Release all images. Idempotent."""
         self._is_released = True
         for entry in self._entries:
             entry.num_holders -= 1
@@ -107,19 +107,19 @@ class ImageReader:
             options.image_hosts, max_bytes=options.max_image_bytes, seconds=options.image_timeout
         )
         self._files_here = SharedFiles(self._max_total + _NUM_FILES * options.max_image_bytes)
-        self._entries: dict[bytes, _Entry] = {}  # by digest of what was sent; the least recently used first
+        self._entries: dict[bytes, _Entry] = {}  # by the digest of what was sent; least recently used first
         self._num_bytes = 0  # of all segments
-        self._num_reserved = 0  # for those that are being written
+        self._num_reserved = 0  # bytes for segments that are being written
         self._files = asyncio.Semaphore(_NUM_FILES)
         self._processes = asyncio.Semaphore(_NUM_PROCESSES)
 
     @property
     def num_bytes(self) -> int:
-        """Shared memory that pixel values take, or may take soon."""
+        """Bytes of shared memory that pixel values take, or may take soon."""
         return self._num_bytes + self._num_reserved
 
     async def warm(self) -> None:
-        """Start a process before the first image comes."""
+        """Start a process before the first image arrives."""
         if why := await self._children.warm():
             log.warning("images cannot be read", reason=why)
 
@@ -137,9 +137,9 @@ class ImageReader:
         """Read a request's images; `hold` keeps them until it is released.
 
         Raises:
-            InvalidImage: one cannot be read, or is not fetched.
-            UnsupportedParameter: this server has not what it takes to read images.
-            Overloaded, Unavailable: it cannot be read now.
+            InvalidImage: an image cannot be read or fetched.
+            UnsupportedParameter: this server lacks what is needed to read images.
+            Overloaded, Unavailable: images cannot be read now.
         """
         found = await asyncio.gather(*(self._read(source, hold) for source in sources), return_exceptions=True)
         for each in found:
@@ -161,7 +161,7 @@ class ImageReader:
                 hold.take(entry)
                 try:
                     return await asyncio.shield(entry.task)
-                except ApiError as error:  # of another request, perhaps: it names another field
+                except ApiError as error:  # perhaps of another request, whose field it names
                     raise type(error)(
                         error.message.replace("{field}", source.field),
                         param=source.field,
@@ -170,11 +170,11 @@ class ImageReader:
             finally:
                 if entry is None or entry.task.done():
                     self._files_here.remove(file)
-                else:  # its client has left, but the process reads on
+                else:  # its client has left, but the process goes on reading
                     entry.task.add_done_callback(lambda _: self._files_here.remove(file))
 
     async def _received(self, source: ImageSource, file: str) -> tuple[bytes, int]:
-        """Put an image's bytes into a file; return their digest, and how many they are."""
+        """Put an image's bytes into a file; return their digest and number."""
         try:
             data = await self.fetcher.fetch(source.address) if source.address else source.data
             digest, size = await asyncio.to_thread(_stored, data, file)
@@ -188,7 +188,7 @@ class ImageReader:
         return digest + bytes([source.is_low]), size
 
     async def _processed(self, digest: bytes, file: str, size: int, source: ImageSource) -> ReadImage:
-        # The request that asked first may leave, so `{field}` stands for the field of whoever is told of an error.
+        # The request that asked first may leave, so `{field}` stands for the field of whichever request gets the error.
         target = ""
         entry = None
         try:
@@ -230,7 +230,7 @@ class ImageReader:
         return ReadImage(bytes.fromhex(key), placeholder, Pixels(target, num_bytes, tensors))
 
     def _make_room(self) -> None:
-        """Remove segments that nobody holds until one more may be written."""
+        """Remove segments that no request holds, until one more may be written."""
         for digest, entry in list(self._entries.items()):
             if self.num_bytes + self._max_one <= self._max_total:
                 return
@@ -246,7 +246,7 @@ class ImageReader:
 
 
 def _noticed(task: asyncio.Task[ReadImage]) -> None:
-    """Its error is for those who wait; if they have left, for nobody."""
+    """Retrieve a task's error, so that it is not logged if the requests that wait for it have left."""
     if not task.cancelled():
         task.exception()
 
@@ -255,7 +255,7 @@ _Told = tuple[str, Placeholder, int, tuple[PixelTensor, ...]]
 
 
 def _stored(data: str | bytes, file: str) -> tuple[bytes, int]:
-    """Write an image, as it is or from base64, in a thread; return its digest, and its bytes."""
+    """Write an image, as it is or decoded from base64, in a thread; return its digest and number of bytes."""
     digest, size = hashlib.blake2b(digest_size=32), 0
 
     def pieces() -> Iterator[bytes]:
