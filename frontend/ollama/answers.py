@@ -1,4 +1,4 @@
-"""Answers in Ollama's shape: lines of JSON as the text grows, the last with the figures; or one object at the end."""
+"""Answers in Ollama's shape: lines of JSON as the text grows, the last one with figures; or one object at the end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ _encode = msgspec.json.encode
 FRAMING = Framing(
     {"Content-Type": "application/x-ndjson", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, b" "
 )
-"""A space before the next line's object: readers of lines skip it."""
+"""The keep-alive is a space before the next line's object, which readers of lines skip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,15 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Where one route puts what is said."""
+    """Where one route puts the parts of an answer."""
 
     answer: type[OllamaAnswer]
     fields: Callable[[Said], dict[str, Any]]
-    has_context: bool = False  # the tokens so far, which the client may send back
+    has_context: bool = False  # answers include the tokens so far, which the client may send back
 
     @property
     def before_content(self) -> bytes:
-        """The JSON between the time and the text of a piece that is content alone."""
+        """The JSON between the time and the text, in a piece that has only content."""
         return _encode(self.fields(Said("\0"))).partition(b'"\\u0000"')[0].replace(b"{", b",", 1)
 
     @property
@@ -106,7 +106,7 @@ class Lines:
         return b""
 
     def event(self, event: SequenceEvent, usage: schema.Usage | None = None) -> bytes:
-        """The lines of what has become certain."""
+        """The lines for the output that has become certain."""
         if self._is_checked:
             self._text.append(event.text)
         if self._dialect.has_context:
@@ -149,14 +149,14 @@ class Lines:
 
 
 class _Calls:
-    """Joins the pieces of a call: Ollama's clients get it whole."""
+    """Joins the pieces of a call, because Ollama's clients get complete calls."""
 
     def __init__(self) -> None:
         self._open: ParsedCall | None = None
         self._num_told = 0
 
     def take(self, parts: list[Part]) -> list[Said]:
-        """What is to be told of these parts."""
+        """What to send for these parts."""
         said: list[Said] = []
         for part in parts:
             match part:
@@ -173,7 +173,7 @@ class _Calls:
         return said
 
     def finish(self) -> list[Said]:
-        """The call that is open, if it is whole."""
+        """The open call, if it is complete."""
         call, self._open = self._open, None
         told = () if call is None else whole_calls([call], self._num_told)
         self._num_told += len(told)
@@ -181,7 +181,7 @@ class _Calls:
 
 
 def whole_calls(calls: list[ParsedCall], num_before: int = 0) -> tuple[OllamaToolCall, ...]:
-    """Calls with their arguments as objects. One that the end of the text has cut is left out: nobody should run it."""
+    """Calls with their arguments as objects. A call cut off by the end of the text is left out: it must not be run."""
     told: list[OllamaToolCall] = []
     for call in calls:
         try:
@@ -210,18 +210,18 @@ async def whole(dialect: Dialect, output_format: OutputFormat, run: Run) -> byte
 
 
 def loaded(dialect: Dialect, model: str) -> bytes:
-    """The answer to a request for nothing but that the model be loaded."""
+    """The answer to a request that only asks to load the model."""
     fields = dialect.fields(Said())
     return _encode(dialect.answer(model=model, created_at=now(), done=True, done_reason="load", **fields))
 
 
 def now() -> str:
-    """The time as Go writes it."""
+    """The time in Go's format."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 def figures(run: Run) -> OllamaFigures:
-    """Durations as measured by this process: until the request had a row, until its first token, until now."""
+    """Durations measured by this process: until the request had a row, until its first token, until now."""
     record, progress = run.record, run.generation.progress
     begun, first, at = run.moments()
     return OllamaFigures(

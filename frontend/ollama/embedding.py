@@ -24,7 +24,7 @@ from penstock.frontend.validation.common import Rules
 
 
 async def embed(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
-    """Vectors of length 1, one for each text; without any, none."""
+    """One vector of length 1 for each text; none without texts."""
     request = await read(EMBED, body)
     if not request.input:
         name = served_name(request.model, service.model.names)
@@ -33,7 +33,7 @@ async def embed(service: Service, record: RequestRecord, body: bytes) -> Reply |
 
 
 async def embeddings(service: Service, record: RequestRecord, body: bytes) -> Reply | StreamReply:
-    """One text's vector as the model makes it; the older route."""
+    """The vector of one text, not normalized; the older route."""
     request = await read(EMBEDDINGS, body)
     if not request.prompt:
         served_name(request.model, service.model.names)
@@ -65,7 +65,7 @@ async def _embeddings_job(
 def _wanted(
     request: ModelRequest, inputs: list[str | int | list[int]], rules: Rules, *, is_cut: bool
 ) -> EmbeddingRequest:
-    """The request in our own schema; what the context has no room for is cut off, or refused."""
+    """The request in our own schema; texts that exceed the context are cut off, or refused."""
     return EmbeddingRequest(
         model=served_name(request.model, rules.model_names),
         input=inputs,

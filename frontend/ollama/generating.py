@@ -81,7 +81,7 @@ async def _only_loads(
     try:
         said = _SAID.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None  # `run` says what is wrong
+        return None  # `run` reports what is wrong
     if any(bytes(part).strip() not in _NOTHING for part in (said.messages, said.prompt, said.suffix)):
         return None
     decode(decoder, body)
@@ -138,7 +138,7 @@ def _chatting(
     dialect: Dialect,
     context: list[int],
 ) -> Job:
-    """A request that the chat template writes, after the tokens of what was said before."""
+    """A request that is rendered by the chat template, after the tokens of earlier turns."""
     model, name = service.model, request.model or rules.model_names[0]
     refuse_template(request.template)
     options, warnings = read_options(request.options)
@@ -159,7 +159,7 @@ def _chatting(
         record.warnings += valid.conversation.warnings
         prompt = await _prompt(service, valid, rules, record, is_cut=request.truncate is not False)
         if context and prompt.token_ids[0] == model.tokenizer.bos_token_id:
-            prompt = prompt.without_first()  # what begins a text does so once
+            prompt = prompt.without_first()  # the token that begins a text must not come twice
         if context:
             prompt = prompt.after(context)
         made = prepared_chat(service, valid, prompt, partial(Lines, dialect), partial(whole, dialect))
@@ -175,7 +175,7 @@ async def _prompt(service: Service, valid: ValidChat, rules: Rules, record: Requ
 
 
 def _continuing(service: Service, request: OllamaGenerateRequest, rules: Rules) -> Job:
-    """A request whose text is continued as it is, or filled in between prompt and suffix."""
+    """A request whose text is continued without a template, or filled in between prompt and suffix."""
     refuse_template(request.template)
     options, warnings = read_options(request.options)
     completion = CompletionRequest(prompt=request.prompt or "", suffix=request.suffix or None)

@@ -1,4 +1,4 @@
-"""Ollama's messages as those of a chat: names of tools instead of ids, arguments as objects, images beside the text."""
+"""Turns Ollama's messages (tool names instead of ids, arguments as objects, images beside texts) into a chat's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +11,14 @@ Message = dict[str, Any]
 
 
 def chat_messages(messages: Sequence[Message], model: str, limits: ImageLimits | None) -> list[Message]:
-    """The messages for the chat template; `limits` are those of images, if the model takes any.
+    """The messages for the chat template; `limits` are those for images, if the model takes any.
 
-    A result names its tool, if anything; it answers the first call of that tool that has no result yet. Templates that
-    show ids get those of the client, or else made ones.
+    A result may name its tool; it then answers the first call of that tool that has no result yet. Templates that show
+    ids get the client's or, if there are none, generated ones.
 
     Raises:
         InvalidParameter: a field has the wrong type.
-        UnsupportedParameter: there are images, and the model takes none.
+        UnsupportedParameter: there are images, but the model takes none.
     """
     made: list[Message] = []
     waiting: list[tuple[str, str]] = []  # calls without a result: id and name
@@ -47,7 +47,7 @@ def chat_messages(messages: Sequence[Message], model: str, limits: ImageLimits |
 
 
 def _answered(message: Message, waiting: list[tuple[str, str]]) -> Message:
-    """Which call a result is of."""
+    """The fields that say which call a result answers."""
     call_id, name = message.get("tool_call_id"), message.get("tool_name") or message.get("name")
     for at, (other_id, other_name) in enumerate(waiting):
         if call_id == other_id or (not call_id and name in (None, other_name)):

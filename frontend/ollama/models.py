@@ -1,5 +1,5 @@
-"""What there is to tell of the served model: GET /api/tags, /api/ps, /api/version, POST /api/show; and what other
-routes would do with models, which this server does when it starts.
+"""Describes the served model: GET /api/tags, /api/ps, /api/version, POST /api/show. Also answers the routes that would
+manage models, which this server does when it starts.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ from penstock.frontend.ollama.options import served_name, shown_name
 from penstock.ipc.version import VERSION
 
 API_VERSION = "0.13.5"
-"""Of the Ollama whose API this is: clients ask for a least one."""
+"""The version of Ollama whose API this is: clients require a minimum version."""
 
 _UNLOADED_AFTER = timedelta(days=365 * 100)
-"""The model is never unloaded; clients want a time."""
+"""The model is never unloaded, but clients expect a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ async def show(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """POST /api/show
 
     Raises:
-        ModelNotFound: it is not the served one.
+        ModelNotFound: the model is not the served one.
     """
     request = decode(schema.SHOW, body)
     name = served_name(request.asked, service.model.names)
@@ -108,7 +108,7 @@ async def pull(service: Service, record: RequestRecord, body: bytes) -> Reply | 
     """POST /api/pull: the served model is here already.
 
     Raises:
-        ModelNotFound: it is another one.
+        ModelNotFound: the model is not the served one.
     """
     request = decode(schema.PULL, body)
     name = request.asked
@@ -149,13 +149,13 @@ put_blob = partial(_refuse, "files of models cannot be uploaded")
 
 
 async def _facts(service: Service) -> _Facts:
-    """Read once, in a thread: headers of large checkpoints take a moment."""
+    """Read the facts once, in a thread: headers of large checkpoints take a moment."""
     return await service.model.tokenizer.off_loop(lambda: _read_facts(service.config))
 
 
 @cache
 def _read_facts(config: Config) -> _Facts:
-    # All families are imported only if somebody asks: frontends need none of them.
+    # Frontends need no families of models, so these are imported only for a request like this.
     from penstock.core.checkpoint.families.registry import expected_tensors, parse_model_config
 
     checkpoint = open_model(config)
@@ -209,7 +209,7 @@ def _count(number: int) -> str:
 
 
 def _digest(service: Service) -> str:
-    """64 hex digits that stand for weights, tokenizer and template; of the text's part alone until an engine told."""
+    """64 hex digits for weights, tokenizer and template; without the weights until an engine has reported them."""
     told = service.engine.last_facts
     weights = () if told is None else (told.model_fingerprint, told.weights)
     return hashlib.sha256("\n".join((service.model.digest, *weights)).encode()).hexdigest()
@@ -226,13 +226,13 @@ def _capabilities(service: Service) -> list[str]:
         found.append("thinking")
     if service.image_limits is not None:
         found.append("vision")
-    if service.config.parallel.pipeline_parallel_size == 1:  # its stages make no embeddings
+    if service.config.parallel.pipeline_parallel_size == 1:  # pipeline stages make no embeddings
         found.append("embedding")
     return found
 
 
 def _parameters(service: Service) -> str:
-    """Sampling defaults and what ends a text, as in a Modelfile."""
+    """Sampling defaults and stop texts, in the format of a Modelfile."""
     model = service.model
     lines = [f"{name:<30} {value:g}" for name, value in asdict(model.defaults).items()]
     ends = [model.tokenizer.token_text(token_id) for token_id in model.eos_token_ids]

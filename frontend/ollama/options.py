@@ -1,4 +1,4 @@
-"""From Ollama's options, format and levels of thinking to the fields of a chat request."""
+"""Turns Ollama's options, format and levels of thinking into the fields of a chat request."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,9 +23,9 @@ _OF_LOADING = frozenset(
     ("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap",
      "use_mlock", "embedding_only", "num_thread", "num_keep", "draft_num_predict")
 )  # fmt: skip
-"""They say how a model is loaded; here that is said when the server starts."""
+"""Options for loading a model; here that is decided when the server starts."""
 _OF_OFF = frozenset(("mirostat_tau", "mirostat_eta"))
-"""They change nothing while the sampler that they belong to is off."""
+"""Options that have no effect while their sampler is off."""
 
 
 class Options(msgspec.Struct):
@@ -57,7 +57,7 @@ def read_options(given: Mapping[str, Any] | None) -> tuple[Options, list[str]]:
 
     Raises:
         InvalidParameter: one has the wrong type.
-        UnsupportedParameter: one asks for a sampler that there is not.
+        UnsupportedParameter: one asks for a sampler that does not exist here.
     """
     whole = {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
@@ -104,7 +104,7 @@ def set_sampling(request: SamplingRequest, options: Options) -> None:
 def with_options(
     common: ValidRequest, request: OllamaRequest, options: Options, warnings: list[str], rules: Rules
 ) -> ValidRequest:
-    """A checked request with what our own schema has no fields for: the context's length, and the format."""
+    """A checked request with the options that our own schema has no fields for: context length and format."""
     length = context_length(options, warnings, rules)
     if request.shift:
         warnings.append("shift: no effect, a text ends when the context is full")
@@ -122,7 +122,7 @@ def with_options(
 
 
 def context_length(options: Options, warnings: list[str], rules: Rules) -> int:
-    """Tokens of the context: as asked for, and no more than there are."""
+    """Tokens of the context: as many as requested, at most as many as the model has."""
     asked, most = options.num_ctx, rules.max_model_len
     if asked is None:
         return most
@@ -144,10 +144,10 @@ def _format_source(wanted: str | dict[str, Any] | None) -> GrammarSource | None:
 
 
 def thinking_variables(think: bool | str | None, model: TextModel, name: str) -> dict[str, Any]:
-    """What the chat template is told.
+    """The chat template's variables for thinking.
 
     Raises:
-        InvalidParameter: it is no level.
+        InvalidParameter: `think` is not a known level.
         UnsupportedParameter: the model does not think.
     """
     if think is None:
@@ -165,10 +165,10 @@ def thinking_variables(think: bool | str | None, model: TextModel, name: str) ->
 
 
 def served_name(name: str | None, names: tuple[str, ...]) -> str:
-    """The name among those served that a client means, which may add `:latest`, or leave it out.
+    """The served name that a client means; the client may add `:latest`, or leave it out.
 
     Raises:
-        ModelNotFound: it means none of them.
+        ModelNotFound: no served name is meant.
     """
     if not name:
         return names[0]
@@ -179,16 +179,16 @@ def served_name(name: str | None, names: tuple[str, ...]) -> str:
 
 
 def shown_name(served: str) -> str:
-    """The name as Ollama lists it: clients add the tag to names that have none, and look for the result."""
+    """The name as Ollama lists it, with a tag: clients add a tag to names without one, and look for the result."""
     return served if ":" in served else served + LATEST
 
 
 def image_parts(field: str, images: object, name: str, limits: ImageLimits | None) -> list[dict[str, Any]]:
-    """Parts of a chat's message for images, which Ollama's clients send as base64.
+    """The parts of a chat message for images, which Ollama's clients send as base64.
 
     Raises:
-        UnsupportedParameter: the model takes none.
-        InvalidParameter: they are no list of texts.
+        UnsupportedParameter: the model takes no images.
+        InvalidParameter: the images are not a list of texts.
     """
     if not images:
         return []
@@ -200,7 +200,7 @@ def image_parts(field: str, images: object, name: str, limits: ImageLimits | Non
 
 
 def refuse_template(template: str | None) -> None:
-    """Ollama's templates are Go's; here a checkpoint's own is used."""
+    """Refuse a template: Ollama's are written in Go's syntax; here the checkpoint's own is used."""
     if template:
         raise UnsupportedParameter(
             "template is not supported: the checkpoint's own chat template is used; --chat-template gives another one, "

@@ -1,6 +1,7 @@
 """Ollama's requests and answers.
 
-Fields as in its `api/types.go`. Every field may be absent, so that its absence is our own error, in Ollama's shape.
+The fields are those of its `api/types.go`. Every field may be absent, so that we can report a missing one ourselves, in
+Ollama's shape.
 """
 
 from typing import Annotated, Any
@@ -77,7 +78,7 @@ class NamingRequest(Struct, kw_only=True):
     """What requests about a model share."""
 
     model: str | None = None
-    name: str | None = None  # of older clients
+    name: str | None = None  # from older clients
 
     @property
     def asked(self) -> str | None:

@@ -1,7 +1,7 @@
 """Conversations and their items, in the tables that all frontends of a launch share (see `responses.py`).
 
-A conversation belongs to its owner, an API key's id: nobody else can see it. Each owner has its own limits of
-conversations and bytes, beyond which its least recently used ones are dropped.
+A conversation belongs to its owner, an API key's id: no other key can see it. Each owner has limits of its own for
+conversations and bytes, beyond which its least recently used conversations are dropped.
 """
 
 import secrets
@@ -51,7 +51,7 @@ class ConversationStore:
         """Make a conversation.
 
         Raises:
-            InvalidParameter: it is too large, or none are stored here.
+            InvalidParameter: it is too large, or this server stores none.
         """
         made = Conversation(f"conv_{secrets.token_hex(24)}", int(time.time()), metadata)
 
@@ -70,7 +70,7 @@ class ConversationStore:
         """Return a conversation.
 
         Raises:
-            ConversationNotFound: as it says.
+            ConversationNotFound: there is no such conversation.
         """
         return await self._tables.read(lambda file: _get(file, owner, conversation_id))
 
@@ -78,7 +78,7 @@ class ConversationStore:
         """Replace a conversation's metadata.
 
         Raises:
-            ConversationNotFound: as it says.
+            ConversationNotFound: there is no such conversation.
         """
 
         def work(file: sqlite3.Connection) -> Conversation:
@@ -94,7 +94,7 @@ class ConversationStore:
         """Delete a conversation, and its items.
 
         Raises:
-            ConversationNotFound: as it says.
+            ConversationNotFound: there is no such conversation.
         """
 
         def work(file: sqlite3.Connection) -> None:
@@ -104,10 +104,10 @@ class ConversationStore:
         await self._tables.write(work)
 
     async def append(self, owner: str, conversation_id: str, items: list[Item]) -> list[Item]:
-        """Add items at the end; as they are stored: one whose id is taken gets another one.
+        """Add items to the end; return them as stored, where an item whose id is taken has a new one.
 
         Raises:
-            ConversationNotFound: as it says.
+            ConversationNotFound: there is no such conversation.
             InvalidParameter: the conversation would be too large.
         """
 
@@ -126,10 +126,10 @@ class ConversationStore:
         after: str | None = None,
         limit: int = -1,
     ) -> list[Item]:
-        """A conversation's items, those after one with this id in the order; at most `limit`, if that is not -1.
+        """A conversation's items in this order, after the item `after` if given; at most `limit`, unless that is -1.
 
         Raises:
-            ConversationNotFound: as it says.
+            ConversationNotFound: there is no such conversation.
             InvalidParameter: it has no item `after`.
         """
 
@@ -156,7 +156,7 @@ class ConversationStore:
         """One item.
 
         Raises:
-            ConversationNotFound, ItemNotFound: as they say.
+            ConversationNotFound, ItemNotFound: there is no such conversation, or no such item in it.
         """
 
         def work(file: sqlite3.Connection) -> Item:
@@ -166,10 +166,10 @@ class ConversationStore:
         return await self._tables.read(work)
 
     async def delete_item(self, owner: str, conversation_id: str, item_id: str) -> Conversation:
-        """Delete one item; its conversation.
+        """Delete one item; return its conversation.
 
         Raises:
-            ConversationNotFound, ItemNotFound: as they say.
+            ConversationNotFound, ItemNotFound: there is no such conversation, or no such item in it.
         """
 
         def work(file: sqlite3.Connection) -> Conversation:
@@ -219,7 +219,7 @@ class ConversationStore:
 
 
 _NOW = "(SELECT coalesce(max(used), 0) + 1 FROM conversations)"
-"""Later than all others, whatever the clocks say."""
+"""A number later than all others, whatever the clocks say."""
 
 
 def _get(file: sqlite3.Connection, owner: str, conversation_id: str) -> Conversation:
@@ -247,7 +247,7 @@ def _one(file: sqlite3.Connection, owner: str, conversation_id: str, item_id: st
 
 
 def _count(file: sqlite3.Connection, owner: str, conversation_id: str, num_bytes: int) -> int:
-    """Add to a conversation's size, and make it the owner's most recently used one; the new size."""
+    """Add to a conversation's size, and make it the owner's most recently used one; return the new size."""
     [size] = file.execute(
         f"UPDATE conversations SET num_bytes = num_bytes + ?, used = {_NOW} WHERE owner = ? AND id = ? "
         "RETURNING num_bytes",

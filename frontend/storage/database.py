@@ -1,10 +1,10 @@
-"""The SQLite database of `--data-dir`, which all frontends share, also those of other launches on this machine.
+"""The SQLite database of `--data-dir`, shared by all frontends, including those of other launches on this machine.
 
     read, write ──▶ its own thread ──▶ penstock.sqlite (WAL): readers never wait, one process writes at a time
 
-A write that has returned survives the death of every process (`kill -9`): its pages are in the log file, which then is
-the kernel's. So `synchronous` is NORMAL: SQLite waits for the disk only when it moves the log into the database. If
-the machine itself loses its power, the last seconds of writes may be lost, but the database stays consistent; OFF could
+A write that has returned survives the death of every process (`kill -9`): its pages are in the log file, which the
+kernel then has. So `synchronous` is NORMAL: SQLite waits for the disk only when it moves the log into the database. If
+the machine itself loses power, the last seconds of writes may be lost, but the database stays consistent. OFF could
 leave it damaged, and FULL would make each write wait for the disk.
 """
 
@@ -30,13 +30,13 @@ T = TypeVar("T")
 FILE_NAME = "penstock.sqlite"
 
 _LOCK_SECONDS = 10.0
-"""How long a write waits for those of other processes; each takes milliseconds."""
+"""How long a write waits for other processes' writes; each takes milliseconds."""
 
 _LOCKED_SECONDS = 0.02
-"""Between two tries where SQLite does not wait."""
+"""Time between two tries where SQLite itself does not wait."""
 
 _LOG_BYTES = 16 << 20
-"""To which the log file shrinks again after a large write."""
+"""The size to which the log file shrinks again after a large write."""
 
 
 class StorageFull(ServerError, status=507, code="storage_full", may_retry=False):
@@ -44,16 +44,16 @@ class StorageFull(ServerError, status=507, code="storage_full", may_retry=False)
 
 
 class StorageBusy(ServerError, status=503, code="storage_busy"):
-    """Other processes write to the database all the time."""
+    """Other processes keep writing to the database."""
 
 
 class Database:
     """The database of one folder. Its methods may be called in any event loop, until `close`."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Open the database, and bring its tables to this version's.
+        """Open the database, and migrate its tables to this version's.
 
-        A full disk is no reason not to serve: the database is then opened by the first use for which there is room.
+        A full disk does not keep the server from starting: the first use for which there is room opens the database.
 
         Raises:
             ConfigError: the folder or the file cannot be used, or a later version has written it.
@@ -76,23 +76,23 @@ class Database:
         """Return what `work` returns; it runs in the database's thread, and sees one state of the database.
 
         Raises:
-            StorageFull: the disk is so full that the database cannot be opened.
+            StorageFull: the disk is too full to open the database.
         """
         return await self._do(work, "BEGIN")
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The same for work that changes something: all of it is done, or, if it raises an error, nothing.
+        """The same for work that changes something: all of it is done or, if it raises an error, nothing.
 
         Raises:
             StorageFull: the disk is full.
-            StorageBusy: other processes have been writing all the time.
+            StorageBusy: other processes kept writing.
         """
         return await self._do(work, "BEGIN IMMEDIATE")
 
     async def lease(self, name: str, holder: str, seconds: float) -> bool:
-        """Take a lease, or prolong one's own; whether this holder has it now, for so many seconds.
+        """Take a lease, or renew one's own; return whether `holder` has it now, for this many seconds.
 
-        Processes on one machine have one clock. Another holder gets the lease once it has run out, or was returned.
+        Processes on one machine share a clock. Another holder gets the lease once it has expired or was given back.
         """
 
         def work(file: sqlite3.Connection) -> bool:
@@ -101,17 +101,17 @@ class Database:
                 "INSERT INTO leases VALUES (:name, :holder, :until) ON CONFLICT (name) DO UPDATE SET holder = :holder, "
                 "until = :until WHERE holder = :holder OR until < :now OR until > :most",
                 {"name": name, "holder": holder, "until": now + seconds, "now": now, "most": now + 100 * seconds},
-            )  # the last condition: the clock was put back
+            )  # the last condition: the clock was set back
             return taken.rowcount > 0
 
         return await self.write(work)
 
     async def give_back(self, name: str, holder: str) -> None:
-        """Return a lease, if this holder has it."""
+        """Give back a lease, if this holder has it."""
         await self.write(lambda file: file.execute("DELETE FROM leases WHERE name = ? AND holder = ?", (name, holder)))
 
     def close(self) -> None:
-        """Finish what was begun and close the file; the content stays."""
+        """Finish pending work and close the file; its content stays."""
         self._thread.shutdown()
         if self._opened is not None:
             self._opened.close()
@@ -168,9 +168,9 @@ def _open(folder: Path) -> sqlite3.Connection:
 
 
 def keep_log(file: sqlite3.Connection) -> str:
-    """Turn on WAL; the mode that the file then has.
+    """Turn on WAL; return the mode that the file then has.
 
-    SQLite itself does not wait here, whatever its timeout: of processes that open a new file together, one would fail.
+    SQLite itself does not wait here, whatever its timeout: if processes open a new file together, one would fail.
     """
     until = time.monotonic() + _LOCK_SECONDS
     while True:
@@ -183,7 +183,7 @@ def keep_log(file: sqlite3.Connection) -> str:
 
 
 def _migrate(file: sqlite3.Connection, folder: Path) -> None:
-    """Bring the tables to this version's. Processes that start together take turns; a killed one has done nothing."""
+    """Migrate the tables to this version's. Processes that start together take turns; a killed one changes nothing."""
     if _version(file) == len(STEPS):
         return
     file.execute("BEGIN IMMEDIATE")
@@ -214,7 +214,7 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether this is the disk's end, or that of a quota."""
+    """Whether the error means that the disk, or a quota, is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     code = getattr(error, "sqlite_errorcode", 0)

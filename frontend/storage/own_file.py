@@ -1,4 +1,4 @@
-"""A SQLite file for stored responses and conversations alone: --response-store, or one that ends with the launch.
+"""A SQLite file only for stored responses and conversations: --response-store, or one that is removed with the launch.
 
 It has the tables that `schema.CONVERSED` makes, and the methods of `Database` that they need.
 """
@@ -27,7 +27,7 @@ _LOCK_SECONDS = 10.0
 
 
 class Tables(Protocol):
-    """Where the tables are."""
+    """The database that has the tables."""
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return what `work` returns; it runs in a thread."""
@@ -39,7 +39,7 @@ class Tables(Protocol):
 
 
 class OwnFile:
-    """Lives in a running event loop until `close`."""
+    """The file; lives in a running event loop until `close`."""
 
     def __init__(self, path: str) -> None:
         """If the disk is full, a restarted frontend continues with empty tables in memory.
@@ -81,7 +81,7 @@ def _open(path: str) -> sqlite3.Connection:
         Path(path).touch(mode=0o600)
     file = sqlite3.connect(path, timeout=_LOCK_SECONDS, check_same_thread=False)  # another thread closes it
     keep_log(file)
-    file.execute("PRAGMA synchronous = OFF")  # a crash of the machine may lose responses, one of a process does not
+    file.execute("PRAGMA synchronous = OFF")  # a crash of the machine may lose responses; a process's does not
     for statement in CONVERSED:
         file.execute(statement)
     return file

@@ -3,11 +3,11 @@
     put, find, delete ──▶ --data-dir's database, or a file: --response-store, else one in the launch's folder
 
 So it does not matter which frontend answers, and no response is lost when a frontend dies. A response belongs to its
-owner (`RequestRecord.key_id`, an API key's id): nobody else can see it. Each owner has its own limits of responses and
-bytes, beyond which its least recently used ones are dropped.
+owner (`RequestRecord.key_id`, an API key's id): no other key can see it. Each owner has limits of its own for responses
+and bytes, beyond which its least recently used responses are dropped.
 
-A response that runs in the background is there from its beginning. Its frontend says from time to time that it lives
-(`renew`); one of which nobody has said so any more has died with its frontend.
+A background response is stored from its beginning. Its frontend regularly renews its lease (`renew`); if the lease
+expires, the response has died with its frontend.
 """
 
 import sqlite3
@@ -32,7 +32,7 @@ Item = dict[str, Any]
 FILE_NAME = "responses.sqlite"
 
 LEASE_SECONDS = 90.0
-"""After which a response that is not finished, and of which nobody has spoken, has died with its frontend."""
+"""An unfinished response whose lease was not renewed for this long has died with its frontend."""
 
 _items = msgspec.json.Decoder(list[Item])
 
@@ -46,11 +46,11 @@ class StoredResponse:
     num_values: int  # lists, objects and strings in the items
     num_before: int  # items before its own input
     num_inputs: int
-    until: float | None = None  # it is not finished, and lives until then, by the clock
+    until: float | None = None  # unfinished: the end of its lease, in Unix seconds
 
     @property
     def has_died(self) -> bool:
-        """Whether it is not finished, and never will be."""
+        """Whether the response is unfinished, and will stay so."""
         return self.until is not None and self.until < time.time()
 
     def conversation(self) -> list[Item]:
@@ -58,14 +58,14 @@ class StoredResponse:
         return _items.decode(self.items)
 
     def inputs(self) -> list[Item]:
-        """The items of its own input."""
+        """The items of the response's own input."""
         return self.conversation()[self.num_before : self.num_before + self.num_inputs]
 
 
 def store_path(config: Config) -> str:
     """Where this frontend stores responses: --response-store, or else the folder with the launch's sockets.
 
-    A frontend that connects by TCP has no such folder: it stores responses in memory.
+    A frontend that connects over TCP has no such folder: it stores responses in memory.
     """
     if config.frontend.response_store:
         return config.frontend.response_store
@@ -96,9 +96,9 @@ class ResponseStore:
     ) -> bool:
         """Store a response, dropping its owner's least recently used ones if needed. Too large ones are not stored.
 
-        The first `num_before` items are those of earlier responses, then come `num_inputs` of this one's input.
-        `is_running`: it is not finished; `is_known`: it was stored before, and if it has been deleted, it stays so.
-        A full or missing disk is only logged: the answer itself does not depend on it. Returns whether it is stored.
+        The first `num_before` items are of earlier responses; `num_inputs` of this one's input follow. `is_running`:
+        the response is not finished. `is_known`: it was stored before; if it has been deleted, it is not stored again.
+        A full or missing disk is only logged, because the answer does not depend on it. Returns whether it is stored.
         """
         encoded = msgspec.json.encode(items)
         num_bytes = len(response) + len(encoded)
@@ -128,7 +128,7 @@ class ResponseStore:
             return False
 
     async def renew(self, owner: str, response_id: str) -> None:
-        """Say that a response that is not finished lives. A failure is only logged: there is time for another one."""
+        """Renew an unfinished response's lease. A failure is only logged: there is time for another try."""
         until = time.time() + LEASE_SECONDS
         try:
             await self._tables.write(
@@ -178,7 +178,7 @@ class ResponseStore:
 
         try:
             return await self._tables.write(use)
-        except (sqlite3.Error, ServerError) as error:  # the response is found all the same
+        except (sqlite3.Error, ServerError) as error:  # only its time of use is not recorded
             log.warning("a response's use could not be recorded", reason=str(error))
             return await self._tables.read(look)
 
@@ -218,7 +218,7 @@ class ResponseStore:
 
 
 _NOW = "(SELECT coalesce(max(used), 0) + 1 FROM responses)"
-"""Later than all others, whatever the clocks say."""
+"""A number later than all others, whatever the clocks say."""
 
 
 def _drop_oldest(file: sqlite3.Connection, owner: str, max_count: int, max_bytes: int) -> None:

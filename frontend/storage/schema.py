@@ -1,4 +1,4 @@
-"""The tables of the database, as the steps that made them. A step that was released never changes: add another one.
+"""The tables of the database, as the steps that make them. Never change a released step: add another one.
 
 Every row has an `owner`, the id of an API key (empty where there are no keys), or belongs to a row that has one.
 Times are Unix seconds.
@@ -9,7 +9,7 @@ CONVERSED: tuple[str, ...] = (
     "num_bytes INTEGER NOT NULL, num_values INTEGER NOT NULL, num_before INTEGER NOT NULL, "
     "num_inputs INTEGER NOT NULL, response BLOB NOT NULL, items BLOB NOT NULL, PRIMARY KEY (owner, id))",
     "CREATE INDEX IF NOT EXISTS by_use ON responses (owner, used, num_bytes)",
-    # Responses that are not finished, and when their frontend must have said so again.
+    # Responses that are not finished, and when their frontend must have renewed their lease.
     "CREATE TABLE IF NOT EXISTS running_responses (owner TEXT NOT NULL, id TEXT NOT NULL, until REAL NOT NULL, "
     "PRIMARY KEY (owner, id)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS conversations (owner TEXT NOT NULL, id TEXT NOT NULL, used INTEGER NOT NULL, "
@@ -18,11 +18,11 @@ CONVERSED: tuple[str, ...] = (
     "position INTEGER NOT NULL, id TEXT NOT NULL, item BLOB NOT NULL, PRIMARY KEY (owner, conversation, position))",
     "CREATE UNIQUE INDEX IF NOT EXISTS items_by_id ON conversation_items (owner, conversation, id)",
 )
-"""Stored responses and conversations; these may also lie in a file of their own, which has no version."""
+"""Stored responses and conversations; these may also be in a file of their own, which has no version."""
 
 STEPS: tuple[tuple[str, ...], ...] = (
     (
-        # Leases: what only one of the processes that share the database may do at a time.
+        # Leases, for work that only one of the processes that share the database may do at a time.
         "CREATE TABLE leases (name TEXT PRIMARY KEY, holder TEXT NOT NULL, until REAL NOT NULL) WITHOUT ROWID",
     ),
     (
@@ -30,17 +30,17 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "num_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, filename TEXT NOT NULL, purpose TEXT NOT NULL, "
         "expires_at INTEGER)",
         "CREATE INDEX files_of_owner ON files (owner, number)",
-        # `facts` is the batch as the API shows it, but for its counts; `tenant` is who it runs for.
+        # `facts` is the batch as the API shows it, without its counts; `tenant` is the tenant that it runs for.
         "CREATE TABLE batches (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, "
         "tenant TEXT NOT NULL, input_file_id TEXT NOT NULL, is_live INTEGER NOT NULL, facts TEXT NOT NULL, "
         "num_lines INTEGER NOT NULL DEFAULT 0, num_completed INTEGER NOT NULL DEFAULT 0, "
         "num_failed INTEGER NOT NULL DEFAULT 0)",
         "CREATE INDEX batches_of_owner ON batches (owner, number)",
         "CREATE INDEX live_batches ON batches (number) WHERE is_live",
-        # The answer to each line of a batch, until the batch ends: as it will be in one of its two files.
+        # The answer to each line of a batch until the batch ends, in the form in which its two files will have it.
         "CREATE TABLE answers (batch INTEGER NOT NULL REFERENCES batches (number) ON DELETE CASCADE, "
         "line INTEGER NOT NULL, is_error INTEGER NOT NULL, content BLOB NOT NULL, PRIMARY KEY (batch, line))",
     ),
     CONVERSED,
 )
-"""Step n, a tuple of statements, leads from version n to version n + 1 (`PRAGMA user_version`)."""
+"""Step n, a tuple of statements, migrates from version n to version n + 1 (`PRAGMA user_version`)."""

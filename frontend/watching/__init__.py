@@ -1,1 +1,1 @@
-"""What engines do, for people who look at it: steps as they happen, pages, prefixes, requests (docs/watching.md)."""
+"""Shows people what engines do: steps as they happen, pages, prefixes, requests (docs/watching.md)."""

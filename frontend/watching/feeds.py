@@ -1,4 +1,4 @@
-"""The clients that watch engines: each engine is asked once, for as long as anybody looks.
+"""The clients that watch engines. Each engine is asked once for all clients, for as long as there are any.
 
 engine ──WatchedSteps──▶ StepFeed ──one text for all──▶ Watch, Watch, ...
        ◀─WatchSteps, every few seconds─┘                  └ drops its oldest if its client is slow
@@ -19,17 +19,17 @@ from penstock.frontend.watching.told import StepReader
 from penstock.ipc.messages import WatchedSteps, WatchSteps
 
 LEASE, RENEWAL = 10.0, 3.0
-"""Seconds for which an engine goes on without being asked again, and after which it is."""
+"""Seconds for which an engine goes on without being asked again, and after which it is asked again."""
 
 MAX_WATCHES = 64
-"""Of one engine, in one process."""
+"""Limit for the clients of one engine in one process."""
 
 MAX_KEPT = 25
-"""Messages for a client that reads slowly: five seconds."""
+"""Messages kept for a client that reads slowly: five seconds' worth."""
 
 
 class Watch:
-    """One client. Use it as a context manager; it ends what it has begun."""
+    """One client. Use it as a context manager, which ends the watch."""
 
     def __init__(self, feed: "StepFeed") -> None:
         self._feed = feed
@@ -46,12 +46,12 @@ class Watch:
         self._feed.remove(self)
 
     def put(self, event: bytes) -> None:
-        """Something to tell; what is oldest goes if there is too much."""
+        """Queue an event; the oldest one is dropped if there are too many."""
         self._kept.append(event)
         self._has_news.set()
 
     async def next(self, seconds: float) -> bytes:
-        """All that there is to tell, or nothing after so many seconds."""
+        """All queued events; empty if none comes within this many seconds."""
         try:
             async with asyncio.timeout(seconds):
                 await self._has_news.wait()
@@ -64,7 +64,7 @@ class Watch:
 
 
 class StepFeed:
-    """All who watch one engine."""
+    """All clients that watch one engine."""
 
     def __init__(self, link: EngineLink, engine: str) -> None:
         self._link = link
@@ -75,16 +75,16 @@ class StepFeed:
         self._renewal: asyncio.Task[None] | None = None
 
     def check(self) -> None:
-        """Refuse one more if there are too many.
+        """Check that there is room for one more client.
 
         Raises:
-            Unavailable: there are.
+            Unavailable: there are too many.
         """
         if len(self._watches) >= MAX_WATCHES:
             raise Unavailable(f"{MAX_WATCHES} clients watch this engine already", retry_after=5)
 
     def add(self, watch: Watch) -> None:
-        """One more; it soon gets a whole picture."""
+        """Add a client, which soon gets a complete picture."""
         self._watches[watch] = None
         self._link.on_steps = self._on_steps
         self._link.send(WatchSteps(LEASE))
@@ -92,7 +92,7 @@ class StepFeed:
             self._renewal = asyncio.create_task(self._renew())
 
     def remove(self, watch: Watch) -> None:
-        """One less; the last one ends it."""
+        """Remove a client; without clients the feed ends."""
         if self._watches.pop(watch, 0) is None and not self._watches:
             self._link.on_steps = None
             self._link.send(WatchSteps(0))

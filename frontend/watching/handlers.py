@@ -18,7 +18,7 @@ from penstock.ipc.messages import ListPages, ListPrefixes, PageMap, PrefixTree, 
 _ANSWER_SECONDS = 20.0
 _KEEP_ALIVE_SECONDS = 15.0
 _LOOK_SECONDS = 1.0
-"""A stream notices so soon that the server is shutting down."""
+"""How soon a stream notices that the server is shutting down."""
 
 _MAX_ID = 200
 
@@ -28,8 +28,8 @@ async def watch_steps(service: Service, record: RequestRecord, body: bytes) -> S
 
     Raises:
         EngineNotFound: there is none of that name.
-        Unavailable: too many watch it already.
-        InvalidParameter: `seconds` is no number.
+        Unavailable: too many clients watch it already.
+        InvalidParameter: `seconds` is not a number.
     """
     seconds = record.query.get("seconds", "")
     if seconds and not re.fullmatch("[0-9]{1,6}", seconds):
@@ -90,7 +90,7 @@ async def show_life(service: Service, record: RequestRecord, body: bytes) -> Rep
     """GET /debug/requests/{id}: what has happened to a request, and why it waited.
 
     Raises:
-        RequestNotFound: no engine knows it, or none remembers it.
+        RequestNotFound: no engine has, or remembers, the request.
         EngineNotFound, Unavailable: as above.
     """
     engines = [_engine(service, record)]

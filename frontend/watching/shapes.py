@@ -1,4 +1,4 @@
-"""What is told of engines, as JSON. All times are seconds of the scheduler's clock, whose zero means nothing."""
+"""What is reported about engines, as JSON. All times are seconds of the scheduler's clock, whose zero is arbitrary."""
 
 from typing import Annotated, Any
 
@@ -10,12 +10,12 @@ class StepShape(Struct, frozen=True):
     """One step. A row is named by its number; ranges are [first, last]."""
 
     id: int
-    left_out: int  # steps before it that are not told
+    left_out: int  # steps before it that are not reported
     sent: float
     returned: float
     plan_us: int
     forward_us: int
-    idle_us: int  # the device waited before it
+    idle_us: int  # time that the device waited before it
     decodes: list[tuple[int, int]]  # ranges of rows
     chunks: list[tuple[int, int]]  # row, tokens
     guesses: list[tuple[int, int, int]]  # row, tokens guessed, tokens that came
@@ -124,12 +124,12 @@ class PageMapShape(Struct, frozen=True):
 class PrefixShape(Struct, frozen=True):
     """A part of a prefix: what follows `parent`, up to the next branch."""
 
-    parent: int  # its place in the list; -1: none
+    parent: int  # index of the parent in the list; -1: none
     tokens: int
     tokens_below: int
     users: int
     hits: int
-    last_used_seconds: float | None  # ago; null: before anybody watched
+    last_used_seconds: float | None  # ago; null: before the engine was watched
     text: str  # of its first tokens
     children: int
     namespace: str
@@ -181,7 +181,7 @@ class SimulationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Names, and options as on the command line."""
     recording: str = ""  # the text of a recording or a step trace
     picked: str = ""  # or the name of one that the server writes
-    speed: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # requests come so many times as fast
+    speed: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # requests arrive this many times as fast
     ttft_ms: Annotated[float, Meta(ge=0, le=1e9)] = 0.0  # targets of goodput; 0: none
     tpot_ms: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     seed: Annotated[int, Meta(ge=0, le=2**31)] = 0

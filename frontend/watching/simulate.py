@@ -1,7 +1,7 @@
 """POST /debug/simulate: the simulator, in a process that can be killed, over a recording that was sent or picked.
 
-Its time and its memory are bounded, there is one at a time, and it ends when its client leaves. It refuses what it
-refuses on the command line, in the same words; beyond that it writes no files and imports no modules.
+The process's time and memory are limited, there is only one at a time, and it ends when its client leaves. It refuses
+the same things as on the command line, in the same words; in addition it writes no files and imports no modules.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from penstock.frontend.watching.shapes import SIMULATION, RecordingList, Recordi
 
 MAX_SECONDS = 120.0
 MAX_MEMORY = 4 << 30
-"""Bytes of address space."""
+"""Limit for the process's address space, in bytes."""
 
 MAX_RECORDING = 256 << 20
-"""Bytes of a recording that is picked; one that is sent is bounded as all bodies are (--max-body-bytes)."""
+"""Limit for a picked recording, in bytes; one that is sent is limited like all bodies (--max-body-bytes)."""
 
 MAX_ANSWER = 16 << 20
 
@@ -46,9 +46,9 @@ async def simulate(service: Service, record: RequestRecord, body: bytes) -> Repl
     """POST /debug/simulate
 
     Raises:
-        InvalidParameter: the request is not one.
-        SimulationFailed: the simulator refuses it, or it takes too long, or too much memory.
-        Overloaded: another one is running.
+        InvalidParameter: the request is not valid.
+        SimulationFailed: the simulator refuses the request, or takes too long or too much memory.
+        Overloaded: another simulation is running.
     """
     asked = decode(SIMULATION, body)
     for name in asked.configs:
@@ -110,14 +110,14 @@ async def _run(asked: SimulationRequest, path: Path) -> bytes:
             with suppress(ProcessLookupError):
                 process.kill()
             await asyncio.shield(process.wait())
-            await _answer(process)  # its pipes are closed when nothing is left in them
+            await _answer(process)  # its pipes are closed once they are empty
     if code or len(told) > MAX_ANSWER:
         raise SimulationFailed(_why(said.decode(errors="replace"), path))
     return told
 
 
 async def _answer(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
-    """What it writes until it ends: the answer, and what it says beside it."""
+    """What the process writes until it ends: the answer (stdout), and its messages (stderr)."""
     assert process.stdout is not None
     assert process.stderr is not None
     told, said = await asyncio.gather(_read(process.stdout, MAX_ANSWER), _read(process.stderr, 1 << 16))
@@ -125,7 +125,7 @@ async def _answer(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
 
 
 async def _read(stream: asyncio.StreamReader, most: int) -> bytes:
-    """All of it; of what is too long the first part, and a byte more."""
+    """All of a stream; if it is longer than `most` bytes, its first `most` + 1 bytes."""
     kept = b""
     while part := await stream.read(1 << 16):
         kept += part[: most + 1 - len(kept)]

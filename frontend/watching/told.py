@@ -1,4 +1,4 @@
-"""From an engine's messages to what is told of them."""
+"""Turns an engine's messages into the shapes in which they are reported."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -39,7 +39,7 @@ _STATES = {FREE: "free", CACHED: "cached", SHARED: "shared", HELD: "held"}
 
 
 def key_of(wire_id: str) -> str:
-    """A request's name without the frontend's, which is the same for all attempts at it."""
+    """A request's key: its wire id without the frontend's name and the attempt's number."""
     return wire_id.partition(":")[2].partition("#")[0] or wire_id
 
 
@@ -52,11 +52,11 @@ class StepReader:
     """Reads the messages of one engine in their order."""
 
     def __init__(self) -> None:
-        self._rows: list[int] = []  # of the step told last
-        self._ranges: list[tuple[int, int]] = []  # of its decodes
+        self._rows: list[int] = []  # of the step reported last
+        self._ranges: list[tuple[int, int]] = []  # of that step's decodes
 
     def read(self, message: WatchedSteps, engine: str) -> StepsShape:
-        """A message as it is told."""
+        """A message in the form in which it is reported."""
         steps = [self._step(step) for step in message.steps]
         return StepsShape(
             engine=engine,
@@ -142,7 +142,7 @@ def page_map(told: PageMap, engine: str) -> PageMapShape:
 
 
 def prefix_tree(told: PrefixTree, engine: str, tokenizer: TextTokenizer) -> PrefixTreeShape:
-    """The prefix cache, with the text of its prefixes. Takes some milliseconds: not on an event loop."""
+    """The prefix cache, with the text of its prefixes. Takes some milliseconds, so keep it off the event loop."""
     nodes = [
         PrefixShape(
             each.parent,

@@ -1,1 +1,1 @@
-"""The page at `/`: static files, and nothing that only a browser could ask for."""
+"""The page at `/`: static files only; all data comes over the API that all clients use."""

@@ -1,8 +1,9 @@
-"""The page's files, read when they are first asked for, and sent with a policy that lets in nothing else.
+"""The page's files, read when they are first requested, and sent with a policy that allows nothing else.
 
     GET /  (Accept: text/html)  index.html        GET /ui/...  what it refers to
 
-They hold no secret: with API keys, the page asks its reader for one. All else comes over the API that all clients use.
+They contain no secret: if there are API keys, the page asks its user for one. All data comes over the API that all
+clients use.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ _POLICY = {
 }
 HEADERS = {
     "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
-    "Cache-Control": "no-cache",  # asked for each time, and answered with 304 while it has not changed
+    "Cache-Control": "no-cache",  # browsers ask each time, and get a 304 while it has not changed
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -54,7 +55,7 @@ class File(NamedTuple):
 
 @cache
 def files() -> dict[str, File]:
-    """All of them, by their paths within the folder."""
+    """All files, by their paths within the folder."""
     found = {}
     for path in FOLDER.rglob("*"):
         if path.suffix in _TYPES:
@@ -65,7 +66,7 @@ def files() -> dict[str, File]:
 
 
 def is_served(options: FrontendOptions) -> bool:
-    """Whether there is a page: as asked for, or else where only this machine can reach it."""
+    """Whether the page is served: as the options say, else only if no other machine can reach it."""
     return is_loopback(options.host) if options.web_ui == "auto" else options.web_ui == "on"
 
 
