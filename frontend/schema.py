@@ -74,7 +74,7 @@ class SpeculativeOptions(Struct):
 class SamplingRequest(Struct, kw_only=True):
     """The fields that chat completions and completions share."""
 
-    always_has_usage: ClassVar[bool] = False  # also when it is streamed
+    always_has_usage: ClassVar[bool] = False  # even when streamed
 
     model: str | None = None
     n: int | None = None
@@ -190,7 +190,7 @@ class CompletionRequest(SamplingRequest, kw_only=True):
     echo: bool | None = None
     add_special_tokens: bool | None = None
     logprobs: int | None = None
-    suffix: str | None = None  # the text behind a gap
+    suffix: str | None = None  # the text after a gap
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -239,22 +239,22 @@ class SloReport(Struct, frozen=True):
     ttft_ms: float | None
     tpot_ms: float | None
     met: bool
-    demoted: str | UnsetType = UNSET  # why it was served behind others, if it was
+    demoted: str | UnsetType = UNSET  # why it was served after others, if it was
 
 
 class Bill(Struct, frozen=True):
     """What the engine spent on a request, over all its sequences."""
 
-    queue_ms: float | None  # until the first of them had a row
+    queue_ms: float | None  # until the first sequence had a row
     steps: int
-    device_seconds: float  # its parts of the steps' times
-    kv_byte_seconds: float  # bytes of KV pages, over the time for which they were held
-    saved_tokens: int  # of prompts, not computed: prefix cache, or a sibling's prompt
+    device_seconds: float  # its share of the steps' times
+    kv_byte_seconds: float  # bytes of KV pages, times the seconds for which they were held
+    saved_tokens: int  # prompt tokens not computed: prefix cache, or a sibling's prompt
     preemptions: int
     recomputed_tokens: int
-    guessed_tokens: int | UnsetType = UNSET  # ahead of the model, if there were any
-    accepted_tokens: int | UnsetType = UNSET  # those of them that were right
-    cache_miss: str | UnsetType = UNSET  # why its prompt was not found further, where layers keep states
+    guessed_tokens: int | UnsetType = UNSET  # tokens guessed ahead of the model, if any
+    accepted_tokens: int | UnsetType = UNSET  # guessed tokens that were right
+    cache_miss: str | UnsetType = UNSET  # why no more of its prompt was found in the cache, if layers keep states
     price: float | UnsetType = UNSET  # of the device seconds, with --price-per-hour
 
 
@@ -415,12 +415,12 @@ class EngineStatus(Struct, frozen=True):
     id: str
     state: Literal["ready", "draining", "drained", "not ready"]
     reason: str | None  # why it is not ready
-    start_id: str | None  # of its scheduler's process: another one after each start
+    start_id: str | None  # of its scheduler's process: different after each start
     num_ranks: int | None
     running: int
     waiting: int
     paused: int
-    role: Literal["", "both", "prefill", "decode"] = ""  # empty: it serves alone, and cannot get another one
+    role: Literal["", "both", "prefill", "decode"] = ""  # empty: it was started without one, and cannot get one
 
 
 ROLES: tuple[Literal["both", "prefill", "decode"], ...] = ("both", "prefill", "decode")
@@ -430,7 +430,7 @@ ROLES: tuple[Literal["both", "prefill", "decode"], ...] = ("both", "prefill", "d
 class RoleRequest(Struct, frozen=True, kw_only=True):
     """What an engine is to do from now on."""
 
-    # Not a Literal: msgspec quotes the whole of a wrong value, and takes 70 ms for one of eight megabytes.
+    # Not a Literal: msgspec would quote all of a wrong value, which takes 70 ms for one of eight megabytes.
     role: Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
 
 
@@ -470,7 +470,7 @@ class SystemParts(Struct, frozen=True):
     weights: str  # checksum over all bytes of the weights
     text: str  # digest of tokenizer, chat template and sampling defaults
     kernels: str  # what computes the model
-    arithmetic: str  # the programs and the processor that these kernels are of
+    arithmetic: str  # the software and processor behind these kernels, as far as they affect rounding
     dtype: str  # of weights and KV
     ranks: int  # workers that hold the model together
     batch_invariant: bool  # whether the same request gives the same bytes whatever else runs

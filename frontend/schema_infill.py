@@ -19,18 +19,18 @@ class InfillRequest(SamplingRequest, kw_only=True):
     input_prefix: str | None = None
     input_suffix: str | None = None
     input_extra: list[InfillExtra] | None = None
-    prompt: str | None = None  # goes on from the prefix
-    n_predict: int | None = None  # 0: nothing is written, and the prompt's pages are kept
+    prompt: str | None = None  # continues the prefix
+    n_predict: int | None = None  # 0: no output, but the prompt's pages are cached
     repeat_penalty: float | None = None
     response_fields: list[str] | None = None
-    cache_prompt: bool | None = None  # all are
+    cache_prompt: bool | None = None  # no effect: all prompts are cached
     best_of: Unsupported = None
     prompt_logprobs: Unsupported = None
     return_tokens_as_token_ids: Unsupported = None
     return_token_ids: Unsupported = None
     return_timings: Unsupported = None
     return_bill: Unsupported = None
-    truncate_prompt_tokens: Unsupported = None  # what has no room is left out in any case
+    truncate_prompt_tokens: Unsupported = None  # text that does not fit is left out in any case
     truncation_side: Unsupported = None
 
 

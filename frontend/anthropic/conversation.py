@@ -4,7 +4,7 @@ tool_result ...                      -->  tool messages, before the rest of the 
 text, document, search_result        -->  the turn's text
 image                                -->  a part of the turn, or of the tool message
 thinking, text, tool_use ...         -->  one assistant message
-system, in the midst of messages     -->  text of the turn beside it
+system, in the midst of messages     -->  text of a turn next to it
 
 A system message between others goes into a user's turn, because many templates refuse it elsewhere. It never moves to
 the front: agents add one in nearly every turn, and the prompt's beginning must not change for the prefix cache.

@@ -66,7 +66,7 @@ async def show_model(service: Service, record: RequestRecord, body: bytes) -> Re
     """GET /v1/models/{id}
 
     Raises:
-        ModelNotFound: if there is none of that name.
+        ModelNotFound: if there is no model of that name.
     """
     return Reply(msgspec.json.encode(_info(service, asked_model(service, record))))
 

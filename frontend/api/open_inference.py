@@ -65,7 +65,7 @@ async def model_ready(service: Service, record: RequestRecord, body: bytes) -> R
     """GET /v2/models/{id}/ready: as GET /ready, if the model exists.
 
     Raises:
-        ModelNotFound: if there is none of that name.
+        ModelNotFound: if there is no model of that name.
     """
     name = operations.asked_model(service, record)
     await operations.ready(service, record, body)
@@ -76,6 +76,6 @@ async def model(service: Service, record: RequestRecord, body: bytes) -> Reply:
     """GET /v2/models/{id}
 
     Raises:
-        ModelNotFound: if there is none of that name.
+        ModelNotFound: if there is no model of that name.
     """
     return Reply(msgspec.json.encode(ModelMetadata(operations.asked_model(service, record), [], NAME, [], [])))

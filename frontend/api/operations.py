@@ -39,7 +39,7 @@ async def show_model(service: Service, record: RequestRecord, body: bytes) -> Re
     """GET /v1/models/{id}; ids may contain slashes.
 
     Raises:
-        ModelNotFound: if there is none of that name.
+        ModelNotFound: if there is no model of that name.
     """
     return Reply(msgspec.json.encode(_card(service, asked_model(service, record))))
 
@@ -48,7 +48,7 @@ def asked_model(service: Service, record: RequestRecord) -> str:
     """The model that a path names.
 
     Raises:
-        ModelNotFound: if there is none of that name.
+        ModelNotFound: if there is no model of that name.
     """
     if record.argument not in service.model.names:
         raise ModelNotFound(f"the model {record.argument[:256]!r} does not exist", param="model")

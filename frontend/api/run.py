@@ -95,7 +95,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ReadyRequest:
-    """Everything that the engine is told about a request."""
+    """Everything that is sent to the engine about a request."""
 
     valid: ValidRequest
     prompts: list[list[int]]

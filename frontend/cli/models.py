@@ -218,7 +218,7 @@ def _weigh(path: Path, model: Model) -> int:
     if of_types:
         most = of_types.most_common(1)[0][0]
         model.dtype = _TORCH_NAMES.get(most, most)
-        tells = of_types.keys() <= _BYTES.keys() | BLOCK_TYPES.keys()  # other packed ones do not
+        tells = of_types.keys() <= _BYTES.keys() | BLOCK_TYPES.keys()  # other packed types do not tell the number
         model.parameters = of_types.total() if tells else None
     return sum(tensor.num_bytes for tensor in tensors)
 

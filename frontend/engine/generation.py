@@ -156,7 +156,7 @@ class Progress:
     last_token_at: float = 0.0
     submitted_at: float = 0.0
     queue_seconds: float = 0.0  # that the sequence with the first token waited for its row
-    late: str = ""  # why that sequence was served behind others
+    late: str = ""  # why that sequence was served after others
     finish_reasons: list[str] = field(default_factory=list)
 
     def targets_met(self, targets: Targets, arrived: float, num_sequences: int) -> bool:
@@ -252,7 +252,7 @@ class Generation:
 
     @property
     def late(self) -> str:
-        """Why the request is served behind others, as far as known; empty if it is not."""
+        """Why the request is served after others, as far as known; empty if it is not."""
         return self.progress.late or next((delta.late for _, delta in self._buffer if delta.late), "")
 
     @property

@@ -341,7 +341,7 @@ def allowed_seconds(given: Sequence[str], most: float) -> float | None:
     """Seconds that a request may take by its header and `--max-request-timeout` (0: no limit); None: no limit.
 
     Raises:
-        InvalidParameter: if the header is no positive number.
+        InvalidParameter: if the header is not a positive number.
     """
     if not given:
         return most or None

@@ -116,7 +116,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer."""
+    """A complete answer."""
 
     body: bytes
     status: int = 200
@@ -133,7 +133,7 @@ class Background:
 
 
 def _ignore(error: ApiError) -> None:
-    """Nothing runs behind this stream."""
+    """Do nothing: no work runs behind this stream."""
 
 
 @dataclass(frozen=True, slots=True)

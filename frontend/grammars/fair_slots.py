@@ -1,7 +1,7 @@
 """A few slots shared by many clients: the client that has used them least goes first, and none can take them all.
 
     client asks ──▶ a slot is free and it may have it ──▶ it holds the slot; the seconds are added to its account
-                 └▶ it waits; the next free slot goes to the waiting client with the lowest account
+                 └▶ it waits; a free slot goes to the waiting client that holds the fewest, then to the lowest account
 
 Accounts are halved every `HALVING_SECONDS`, so a client that pauses for a while starts afresh. A client whose account
 is above `LIGHT_SECONDS` never gets the last free slot: that one is reserved for clients with little use.

@@ -27,7 +27,7 @@ async def watch_steps(service: Service, record: RequestRecord, body: bytes) -> S
     """GET /debug/steps: what an engine does, as it happens.
 
     Raises:
-        EngineNotFound: there is none of that name.
+        EngineNotFound: there is no engine of that name.
         Unavailable: too many clients watch it already.
         InvalidParameter: `seconds` is not a number.
     """
@@ -59,7 +59,7 @@ async def show_pages(service: Service, record: RequestRecord, body: bytes) -> Re
     """GET /debug/kv: who owns each page.
 
     Raises:
-        EngineNotFound: there is none of that name.
+        EngineNotFound: there is no engine of that name.
         Unavailable: it does not answer.
     """
     label, link = _engine(service, record)

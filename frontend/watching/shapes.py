@@ -32,7 +32,7 @@ class EventShape(Struct, frozen=True):
 
     at: float
     kind: str
-    key: str  # of its request
+    key: str  # of the sequence's request
     index: int
     row: int = -1
     tokens: int = 0

@@ -357,9 +357,9 @@ class ImageStats(Struct, frozen=True, array_like=True, gc=False):
     """Embeddings of images."""
 
     num_embeddings: int  # images that the worker has embedded or will embed
-    num_bytes: int  # of these
+    num_bytes: int  # of these images' embeddings
     max_bytes: int
-    num_under_way: int  # of these, not ready
+    num_under_way: int  # embeddings among them that are not ready
     num_waiting: int  # requests
     num_encoded: int  # from here on: totals since the scheduler's start
     num_found: int  # images that were embedded already, or under way for another request
@@ -418,7 +418,7 @@ class EngineStats(Message, frozen=True):
     num_log_lines_dropped_by_worker: int = 0  # by the current worker
     num_dropped_tokens: int = 0  # total: sampled for sequences that had ended, or left their row, in the meantime
     num_page_slots: int = 0  # token positions in the pages of running sequences
-    num_unfilled_slots: int = 0  # of these, still empty
+    num_unfilled_slots: int = 0  # slots among them that are still empty
     waiting_reasons: dict[str, int] = field(default_factory=dict)  # why sequences wait -> how many
     device_memory_used: int = 0  # bytes, as the current worker last reported
     device_memory_total: int = 0
