@@ -41,8 +41,10 @@ def begin(process_name: str, level: str = "auto", log_format: str = "auto") -> N
 
 
 def open_standard_streams() -> None:
-    """Open /dev/null if stdin, stdout or stderr is closed. Otherwise the next file or socket would get that number, and
-    the output meant for people."""
+    """Open /dev/null if stdin, stdout or stderr is closed.
+
+    Otherwise the next file or socket would get that number, and the output meant for people.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

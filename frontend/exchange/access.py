@@ -1,5 +1,6 @@
-"""Whether a request is allowed, and what each API key may use of this process: requests and tokens per minute, and
-concurrent requests.
+"""Checks API keys and enforces their limits: requests and tokens per minute, and concurrent requests.
+
+The limits are those of this process.
 
 Each sequence of a request (its prompts times `n`) counts as a request: a hundred answers cost the same whether they are
 requested at once or one by one.

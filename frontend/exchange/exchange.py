@@ -92,8 +92,11 @@ class Route:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All paths of the route: also without `/v1`, which some clients' base URLs lack; under `/openai`, where KServe
-        puts an OpenAI API; and each also with a slash at its end."""
+        """All paths of the route.
+
+        It also has them without `/v1`, which some clients' base URLs lack; under `/openai`, where KServe puts an OpenAI
+        API; and each of these with a slash at its end.
+        """
         version, is_versioned, rest = self.path.partition("/v1/")
         others = (f"/{rest}", f"/openai{self.path}") if is_versioned and not version else ()
         named = (self.path, *self.aliases, *others)

@@ -1,5 +1,6 @@
-"""Describes the served model: GET /api/tags, /api/ps, /api/version, POST /api/show. Also answers the routes that would
-manage models, which this server does when it starts.
+"""Describes the served model: GET /api/tags, /api/ps, /api/version, POST /api/show.
+
+Also answers the routes that would manage models, which this server does when it starts.
 """
 
 import hashlib

@@ -66,8 +66,11 @@ class WithdrawKV(Message, frozen=True):
 
 
 class ReceiveKV(Message, frozen=True):
-    """Fill pages from another engine's while steps go on; `KVReceived` answers once. Nothing else uses these pages
-    until then. Before they are first written to, all plans sent earlier have been computed."""
+    """Fill pages from another engine's while steps go on; `KVReceived` answers once.
+
+    Nothing else uses these pages until then. Before they are first written to, all plans sent earlier have been
+    computed.
+    """
 
     handover_id: ShortText
     sources: tuple[KVSource, ...]  # of each rank

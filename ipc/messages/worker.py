@@ -150,8 +150,9 @@ class StepPlan(Message, frozen=True):
     or be copied away and then be a target. Copies between tiers move whole pages, of any page group, between the
     device's pool and the host's.
 
-    States. In layers that keep a state of each row, a new row begins with the state before any token. Loads follow: a
-    row's state becomes the snapshot's. After the forward pass, a save copies a row's state after its last new position.
+    States. In layers that keep a state of each row, saves come first: each copies a row's state, as earlier plans left
+    it, to a snapshot. Then new rows get the state before any token. Loads follow: a row's state becomes the snapshot's.
+    All of this happens before the forward pass.
     """
 
     step_id: int

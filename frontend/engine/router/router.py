@@ -29,8 +29,10 @@ class EngineRouter:
     def __init__(
         self, policy: str, limits: SchedulerOptions, registry: CollectorRegistry, seed: int | None = None
     ) -> None:
-        """`policy`: a name in the registry of policies; `limits`: for the queues of engines that report none;
-        `registry`: for the router's counters."""
+        """`policy` is a name in the registry of policies.
+
+        `limits`: for the queues of engines that report none. `registry`: for the router's counters.
+        """
         self._limits = limits
         self._policy = POLICIES[policy](Random(seed))
         self._metrics = RouterMetrics(registry)
