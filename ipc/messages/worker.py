@@ -92,8 +92,8 @@ class Welcome(Message, frozen=True):
 class NewRow(Struct, frozen=True, array_like=True, gc=False):
     """Everything that a worker must know about a sequence that enters a row.
 
-    Whatever a row keeps for its whole life is sent here, once. An adapter, or the slot of a recurrent state, will be a
-    new field at the end, with a default that means none.
+    Whatever a row keeps for its whole life is sent here, once. Anything else of that kind, such as an adapter, would be
+    a new field at the end, with a default that means none.
     """
 
     row: int
@@ -251,7 +251,7 @@ class KVStored(Message, frozen=True):
     move_id: int
     ok: PageFlags  # whether each page is at its place; otherwise the place is empty
     num_us: int = 0  # time that it took, without waiting in the queue
-    error: ShortText = ""  # why the first page that was not written was not
+    error: ShortText = ""  # why the first page that failed could not be written
 
 
 class KVLoaded(Message, frozen=True):
